@@ -1,0 +1,42 @@
+# `make train` and `make test` are all that a newcomer needs; both set up what is missing first.
+PYTHON ?= python3
+CONFIG ?=
+ARGS ?=
+
+VENV := $(CURDIR)/.venv/bin
+export PATH := $(VENV):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-full lint clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  Variables: CONFIG=config/NAME.yaml (train), ARGS='...' (train, test), PYTHON=python3.12 (setup)"
+
+setup: ## Make .venv from the pinned versions; a second call does nothing
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "ERROR: set-up: $(PYTHON) was not found."; \
+	  echo "  Hint: \`apt-get install python3 python3-venv python3-dev\`, or name one: \`make PYTHON=python3.12 setup\`"; \
+	  exit 2; }
+	@$(PYTHON) $(CURDIR)/envs/setup.py
+
+train: setup ## Train the built-in example, or CONFIG=config/NAME.yaml
+	@snakemake --cores all $(if $(CONFIG),--configfile $(CONFIG)) $(ARGS) train
+
+test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generated files)
+	@pytest $(ARGS)
+
+# Exit code 5 says that ARGS selected none of them.
+test-full: setup ## Run the tests that take minutes each
+	@pytest -m slow $(ARGS) || [ $$? -eq 5 ]
+
+lint: setup ## Check style and types
+	@ruff check
+	@ruff format --check
+	@snakefmt --check Snakefile rules
+	@mypy
+	@snakemake --lint
+
+clean: ## Remove the environment and caches; results/ stays
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache workflow/*.egg-info
+	@find workflow tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,34 @@
+"""zerotrain: images and captions in, exported weights out; DeepSpeed may change at every phase.
+
+`snakemake --cores all train` runs config/config.yaml, `--configfile FILE` another run. Each rule calls
+one command of the package in workflow/zerotrain; `zerotrain --help` lists them.
+"""
+
+from snakemake.utils import min_version
+
+min_version("9.27.1")
+
+
+include: "rules/config.smk"
+include: "rules/inputs.smk"
+include: "rules/targets.smk"
+include: "rules/prepare_dataset.smk"
+include: "rules/build_base.smk"
+include: "rules/cache_latents.smk"
+include: "rules/render_launch.smk"
+include: "rules/train_phase.smk"
+include: "rules/export_weights.smk"
+include: "rules/evaluate.smk"
+include: "rules/report.smk"
+
+
+localrules:
+    all,
+
+
+# It stands here because Snakemake forgets a default target that an included file names.
+rule all:
+    """Everything of the run; what `snakemake` makes without a target."""
+    default_target: True
+    input:
+        rules.train.input,

@@ -1,0 +1,288 @@
+"""Set-up of .venv: environment, packages, DeepSpeed's compiled ops. Run by make before all else.
+
+Standard library only, and it parses under Python 3.6, so that an old interpreter gets a sentence
+and no SyntaxError. Whatever is missing is one sentence and the command that mends it, exit code 2.
+The stamp is written last, so the call after an interrupted one goes on where that one stopped.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Iterator, NoReturn  # noqa: UP035 (of Python 3.6)
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+BIN = VENV / "bin" / "python"
+LOG = VENV / "setup.log"
+STAMP = VENV / "setup.json"
+CONSTRAINTS = ROOT / "envs" / "constraints.txt"
+INPUTS = (CONSTRAINTS, ROOT / "pyproject.toml")
+
+OLDEST = (3, 11)
+COMPILERS = ("c++", "g++", "clang++")
+FREE_GB = 5
+"""With torch's CPU build the environment takes 2 GB and its downloads 1 GB; the rest: results."""
+FREE_GB_CUDA = 20
+"""torch's CUDA build brings about 8 GB of libraries, and their downloads half of that again."""
+
+BUILD_NEEDS = ("torch", "setuptools", "packaging", "psutil", "py-cpuinfo", "ninja", "numpy")
+"""Installed first: deepspeed ships as source, and its build asks for torch and these."""
+
+AGAIN = "then run make again: set-up goes on where it stopped"
+PIP_FAILURES = (
+    (
+        ("No space left on device",),
+        "the disk is full",
+        f"free some; torch's CUDA build needs {FREE_GB_CUDA} GB in all, {AGAIN}",
+    ),
+    (
+        ("NewConnectionError", "name resolution", "timed out", "ProxyError", "ConnectTimeout"),
+        "the package index cannot be reached",
+        f"check the network, behind a proxy `export HTTPS_PROXY=...`, {AGAIN}",
+    ),
+    (
+        ("SSLError", "CERTIFICATE_VERIFY_FAILED"),
+        "the package index shows a certificate that is not trusted here",
+        f"`export PIP_CERT=FILE` with your network's certificates, {AGAIN}",
+    ),
+    (
+        ("No matching distribution found",),
+        "a pinned version has no build for this Python or machine",
+        "try `make PYTHON=python3.11 setup`",
+    ),
+)
+
+
+def stop(what: str, mend: str) -> NoReturn:
+    """End set-up with one sentence and the command that mends it."""
+    print(f"\nERROR: set-up: {what}.\n  Hint: {mend}", file=sys.stderr)
+    sys.exit(2)
+
+
+def digest() -> str:
+    """Of all that decides what is installed, and where: an environment cannot be moved."""
+    content = [str(VENV).encode()] + [path.read_bytes() for path in INPUTS]
+    return hashlib.sha256(b"\0".join(content)).hexdigest()
+
+
+def is_done() -> bool:
+    """Whether a set-up with these inputs ended well and its Python is still there."""
+    try:
+        return json.loads(STAMP.read_text())["digest"] == digest() and os.access(str(BIN), os.X_OK)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def check_machine() -> None:
+    """Stop at the first thing that is missing, before anything is written."""
+    if sys.version_info[:2] < OLDEST:
+        newer = ("python3.11", "python3.12", "python3.13", "python3.14")
+        found = next((name for name in newer if _runs(name)), None)
+        stop(
+            "Python {}.{} is too old, 3.11 or newer is needed".format(*sys.version_info[:2]),
+            f"run `make PYTHON={found} setup`"
+            if found
+            else "`apt-get install python3.11 python3.11-venv python3.11-dev`, "
+            "then `make PYTHON=python3.11 setup`",
+        )
+    python = "python{}.{}".format(*sys.version_info[:2])
+    if not _has_ensurepip():
+        stop(f"{python} has no venv and ensurepip", f"`apt-get install {python}-venv`")
+    compilers = (os.environ.get("CXX", ""), *COMPILERS)
+    if not any(shutil.which(name.split()[0]) for name in compilers if name):
+        stop(
+            "no C++ compiler found (c++, g++, clang++ or $CXX)",
+            "`apt-get install g++` on Debian or Ubuntu, `dnf install gcc-c++` on Fedora",
+        )
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        stop(f"{python} has no header files (Python.h)", f"`apt-get install {python}-dev`")
+    if any(character.isspace() for character in str(ROOT)):
+        stop(f"the compilers cannot work in a path with spaces: {ROOT}", f'`mv "{ROOT}" /a/path`')
+    _check_disk()
+
+
+def _runs(python: str) -> bool:
+    """Whether a command of that name starts; a version manager's stub may only say it cannot."""
+    quiet = subprocess.DEVNULL
+    return bool(shutil.which(python)) and not subprocess.call(
+        [python, "-c", ""], stdout=quiet, stderr=quiet
+    )
+
+
+def _has_ensurepip() -> bool:
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _check_disk() -> None:
+    if STAMP.exists():  # only the difference to the last set-up is installed
+        return
+    need = FREE_GB_CUDA if shutil.which("nvidia-smi") else FREE_GB
+    free = shutil.disk_usage(str(ROOT)).free / 1e9
+    if free < need:
+        stop(
+            f"{free:.1f} GB are free at {ROOT}, {need} GB are needed",
+            f"free some (`du -sh {ROOT}/*` shows where it went), {AGAIN}",
+        )
+
+
+@contextlib.contextmanager
+def only_one() -> Iterator[None]:
+    """Hold the set-up lock; the kernel frees a killed holder's."""
+    VENV.mkdir(exist_ok=True)
+    with (VENV / ".setup-lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another set-up is at work in .venv; waiting for it", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def make_environment() -> None:
+    """Make .venv, or mend what an interrupted or moved one left."""
+    shutil.rmtree(str(VENV / "tmp"), ignore_errors=True)
+    if not _is_healthy():
+        for path in VENV.iterdir():
+            if path.name not in (".setup-lock", LOG.name):
+                shutil.rmtree(
+                    str(path)
+                ) if path.is_dir() and not path.is_symlink() else path.unlink()
+        python = getattr(sys, "_base_executable", sys.executable)
+        run(
+            "environment .venv, Python {}.{}.{}".format(*sys.version_info),
+            python,
+            "-m",
+            "venv",
+            VENV,
+        )
+    for packages in VENV.glob("lib/python3*/site-packages"):
+        for path in packages.iterdir():
+            # pip writes RECORD last and renames what it removes to ~name: signs of a killed pip.
+            unfinished = path.name.endswith(".dist-info") and not (path / "RECORD").exists()
+            if unfinished or path.name.startswith("~"):
+                shutil.rmtree(str(path), ignore_errors=True)
+
+
+def _is_healthy() -> bool:
+    """Whether .venv has a Python and a pip of its own that run, and lies where it was made."""
+    check = "import sys, pip; print(sys.prefix)"
+    try:
+        found = subprocess.run([str(BIN), "-c", check], capture_output=True, text=True, check=True)
+        moved = str(VENV) not in (VENV / "bin" / "activate").read_text()
+    except (OSError, subprocess.CalledProcessError):
+        return False
+    return Path(found.stdout.strip()) == VENV and not moved
+
+
+def install() -> None:
+    """Install the pinned packages: torch before those that are built against it, then the rest."""
+    pip = [BIN, "-m", "pip", "install", "--no-input", "--no-build-isolation", "-c", CONSTRAINTS]
+    pins = [
+        line for line in CONSTRAINTS.read_text().splitlines() if "==" in line and line[0] != "#"
+    ]
+    torch = next(line for line in pins if line.startswith("torch=="))
+    run(torch.replace("==", " "), *pip, *BUILD_NEEDS, explain=PIP_FAILURES)
+    run(f"{len(pins)} packages", *pip, "-e", f"{ROOT}[dev]", explain=PIP_FAILURES)
+
+
+def build_ops() -> None:
+    """Compile DeepSpeed's ops; a GPU machine without nvcc goes on, it can train without offload."""
+    label = "DeepSpeed's compiled ops"
+    if not shutil.which("nvidia-smi"):
+        run(label, BIN, "-m", "zerotrain.compiled_ops")
+        return
+    try:
+        run(label, BIN, "-m", "zerotrain.compiled_ops")
+    except SystemExit:
+        print("  Going on without them: launch presets with offload refuse to start.", flush=True)
+
+
+def run(label: str, *command: object, explain: tuple = ()) -> None:  # type: ignore[type-arg]
+    """Run a step of set-up: its output goes to the log, its label and its seconds to the screen."""
+    start = time.monotonic()
+    env = {key: value for key, value in os.environ.items() if key not in UNWANTED}
+    env["TMPDIR"] = str(VENV / "tmp")  # one disk to check, and /tmp may be small
+    Path(env["TMPDIR"]).mkdir(exist_ok=True)
+    with LOG.open("a") as log:
+        print(f"\n$ {' '.join(map(str, command))}", file=log, flush=True)
+        written = log.tell()
+        child = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, env=env)
+        try:
+            while child.poll() is None:
+                show(label, start, "\r" if sys.stdout.isatty() else "")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(1)
+        except BaseException:
+            child.terminate()
+            child.wait()
+            raise
+    show(label, start, "\n" if child.returncode == 0 else " failed\n")
+    if child.returncode:
+        with LOG.open(errors="replace") as log:
+            log.seek(written)
+            fail(label, log.read(), explain)
+
+
+UNWANTED = {"PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "VIRTUAL_ENV"}
+"""Settings that would send packages elsewhere than into .venv."""
+
+
+def show(label: str, start: float, end: str) -> None:
+    """One line per step; while it runs only where a terminal can overwrite it."""
+    if end:
+        print(f"  {label:<40} {time.monotonic() - start:4.0f} s", end=end, flush=True)
+
+
+def fail(label: str, output: str, explain: tuple) -> NoReturn:  # type: ignore[type-arg]
+    """Stop with the cause where it is known, else with the last lines of the step's output."""
+    if "ERROR: " in output and "  Hint: " in output:  # a sentence of our own
+        print(output[output.rindex("ERROR: ") :].rstrip(), file=sys.stderr)
+        sys.exit(2)
+    for marks, what, mend in explain:
+        if any(mark in output for mark in marks):
+            stop(what, f"{mend} (log: {LOG})")
+    tail = "".join(f"\n    {line}" for line in output.strip().splitlines()[-8:])
+    stop(f"the step '{label}' failed, its last lines are{tail}", f"read {LOG}, {AGAIN}")
+
+
+def main() -> None:
+    """Set up what is missing; silent and quick when nothing is."""
+    if is_done():
+        return
+    check_machine()
+    start = time.monotonic()
+    with only_one():
+        if is_done():
+            return
+        print("set-up of .venv, once; a few minutes (log: .venv/setup.log)", flush=True)
+        make_environment()
+        install()
+        build_ops()
+        shutil.rmtree(str(VENV / "tmp"), ignore_errors=True)
+        new = STAMP.with_suffix(".new")
+        new.write_text(json.dumps({"digest": digest()}) + "\n")
+        new.replace(STAMP)
+    print(f"set-up done in {time.monotonic() - start:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("\nset-up interrupted; the next make goes on where it stopped", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        stop(f"{error}", f"free the disk or mend the permissions of {VENV}, {AGAIN}")

@@ -1,0 +1,41 @@
+"""This part of the workflow measures what a phase has learned.
+
+OUTPUTS: results/<run>/<phase>/evaluation/manifest.json (grid.png, loss.csv, loss.png),
+results/<run>/<phase>/metrics.json
+"""
+
+
+rule evaluate:
+    """Sampling a grid from the weights of phase {wildcards.phase} and measuring them."""
+    input:
+        dataset=f"{DATA}/manifest.json",
+        cache=phase_cache,
+        weights=f"{RESULTS}/{{phase}}/weights/manifest.json",
+        state=f"{RESULTS}/{{phase}}/state/manifest.json",
+        code=code("evaluate", FAMILY),
+    output:
+        manifest=f"{RESULTS}/{{phase}}/evaluation/manifest.json",
+        metrics=f"{RESULTS}/{{phase}}/metrics.json",
+    log:
+        f"{RESULTS}/logs/evaluate.{{phase}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/evaluate.{{phase}}.tsv"
+    conda:
+        "../envs/zerotrain.yaml"
+    threads: phase_threads
+    params:
+        config_file=CONFIG,
+        evaluate=RUN.evaluate.model_dump(mode="json"),
+        seed=RUN.seed,
+    shell:
+        """
+        zerotrain --log {log:q} evaluate \
+            --config {params.config_file:q} \
+            --phase {wildcards.phase:q} \
+            --dataset {input.dataset:q} \
+            --cache {input.cache:q} \
+            --weights {input.weights:q} \
+            --state {input.state:q} \
+            --output {output.manifest:q} \
+            --metrics {output.metrics:q}
+        """

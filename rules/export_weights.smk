@@ -1,0 +1,33 @@
+"""This part of the workflow is the door between phases, and out of the pipeline.
+
+OUTPUTS: results/<run>/<phase>/{weights,state}/manifest.json
+"""
+
+
+rule export_weights:
+    """Turning the checkpoint of phase {wildcards.phase} into weights and an engine-neutral state."""
+    input:
+        checkpoint=f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
+        base=f"{RESULTS}/base/manifest.json",
+        code=code("export_weights", FAMILY),
+    output:
+        weights=f"{RESULTS}/{{phase}}/weights/manifest.json",
+        state=f"{RESULTS}/{{phase}}/state/manifest.json",
+    log:
+        f"{RESULTS}/logs/export_weights.{{phase}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/export_weights.{{phase}}.tsv"
+    conda:
+        "../envs/zerotrain.yaml"
+    params:
+        config_file=CONFIG,
+        export=RUN.export.model_dump(mode="json"),
+    shell:
+        """
+        zerotrain --log {log:q} export_weights \
+            --config {params.config_file:q} \
+            --checkpoint {input.checkpoint:q} \
+            --base {input.base:q} \
+            --weights {output.weights:q} \
+            --state {output.state:q}
+        """

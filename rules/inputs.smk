@@ -1,0 +1,58 @@
+"""This part of the workflow says what a phase's rules take in.
+
+OUTPUTS: none; functions for the other parts.
+"""
+
+from zerotrain.data.source import source_files as data_files
+from zerotrain.sources import source_files
+
+FAMILY = f"zerotrain.families.{RUN.family}"
+
+
+def code(stage, *chosen):
+    """The sources that a stage's numbers depend on."""
+    return source_files(f"zerotrain.stages.{stage}", *chosen)
+
+
+def images():
+    """Every file of the dataset; empty for the built-in example."""
+    return checked(data_files, RUN.data)
+
+
+def base_dataset():
+    """A preset is built for its dataset; a real model is not."""
+    return f"{DATA}/manifest.json" if RUN.base == "nano" else []
+
+
+def base_files():
+    """The files of a base model that lies in a folder of the user's."""
+    return sorted(str(path) for path in Path(RUN.base).rglob("*") if path.is_file())
+
+
+def phase_cache(wildcards):
+    """The cache at the phase's resolution."""
+    return f"{DATA}/cache/{RUN.phase(wildcards.phase).train.resolution}/manifest.json"
+
+
+def phase_preset(wildcards):
+    """The launch preset of the phase."""
+    return f"config/launch/{RUN.phase(wildcards.phase).launch.preset}.yaml"
+
+
+def phase_start(wildcards):
+    """The state that the phase continues; none for the first."""
+    before = RUN.phase_before(wildcards.phase)
+    return [f"{RESULTS}/{before.name}/state/manifest.json"] if before else []
+
+
+def phase_threads(wildcards):
+    """CPU threads of the phase's processes."""
+    return (
+        RUN.phase(wildcards.phase).launch.num_cpu_threads_per_process or os.cpu_count()
+    )
+
+
+def phases_so_far(wildcards):
+    """All that is set for the phase and those before it; what comes later does not change it."""
+    upto = RUN.phases.index(RUN.phase(wildcards.phase)) + 1
+    return [phase.model_dump(mode="json") for phase in RUN.phases[:upto]]

@@ -1,0 +1,34 @@
+"""This part of the workflow resolves how a phase is launched.
+
+OUTPUTS: results/<run>/<phase>/launch/manifest.json (accelerate.yaml, deepspeed.json, run.yaml)
+"""
+
+
+rule render_launch:
+    """Resolving every value of phase {wildcards.phase} into its launch files."""
+    input:
+        dataset=f"{DATA}/manifest.json",
+        preset=phase_preset,
+        code=code("render_launch"),
+    output:
+        manifest=f"{RESULTS}/{{phase}}/launch/manifest.json",
+    log:
+        f"{RESULTS}/logs/render_launch.{{phase}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/render_launch.{{phase}}.tsv"
+    conda:
+        "../envs/zerotrain.yaml"
+    params:
+        config_file=CONFIG,
+        seed=RUN.seed,
+        family=RUN.family,
+        phases=phases_so_far,
+    shell:
+        """
+        zerotrain --log {log:q} render_launch \
+            --config {params.config_file:q} \
+            --phase {wildcards.phase:q} \
+            --dataset {input.dataset:q} \
+            --preset {input.preset:q} \
+            --output {output.manifest:q}
+        """

@@ -1,0 +1,37 @@
+"""This part of the workflow trains.
+
+OUTPUTS: results/<run>/<phase>/checkpoint/manifest.json
+The rolling checkpoints in progress/ are declared by no rule: they outlive a failure. All that is set
+for a phase reaches it through launch/.
+"""
+
+
+rule train_phase:
+    """Training phase {wildcards.phase}, from the state of the phase before it."""
+    input:
+        launch=f"{RESULTS}/{{phase}}/launch/manifest.json",
+        base=f"{RESULTS}/base/manifest.json",
+        cache=phase_cache,
+        start=phase_start,
+        code=code("train_phase", "zerotrain.training.rank", FAMILY),
+    output:
+        manifest=f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
+    log:
+        f"{RESULTS}/logs/train_phase.{{phase}}.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/train_phase.{{phase}}.tsv"
+    conda:
+        "../envs/zerotrain.yaml"
+    threads: phase_threads
+    params:
+        start=lambda wildcards, input: f"--start {input.start}" if input.start else "",
+        progress=f"{RESULTS}/{{phase}}/progress",
+    shell:
+        """
+        zerotrain --log {log:q} train_phase \
+            --launch {input.launch:q} \
+            --base {input.base:q} \
+            --cache {input.cache:q} \
+            --progress {params.progress:q} \
+            --output {output.manifest:q} {params.start}
+        """

@@ -1,0 +1,146 @@
+"""Shards: deterministic, bounded, reused where intact."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from zerotrain.cache.layout import (
+    LATENTS,
+    TEXT,
+    Index,
+    key_of,
+    shard_number,
+    write_index,
+)
+from zerotrain.cache.writer import Stored, Tensors, Written, place, write_series
+from zerotrain.errors import PipelineError
+
+KEYS = [hashlib.sha256(bytes([n])).hexdigest() for n in range(60)]
+
+
+def make(keys: Sequence[str]) -> Iterator[Tensors]:
+    """Tensors that follow from the key."""
+    for key in keys:
+        value = torch.full((4, 3, 2), float(int(key[:4], 16)))
+        yield {"embeds": value, "pooled": value[0, 0].clone()}
+
+
+def refuse(keys: Sequence[str]) -> Iterator[Tensors]:
+    """Encodes nothing."""
+    yield from make(keys[:0])
+
+
+def write(
+    folder: Path, keys: Sequence[str] = KEYS, *, encode=make, stored=None, shard_size=4096
+) -> Written:
+    """Write a series into a folder."""
+    known = stored or Stored(folder)
+    return write_series(TEXT, keys, encode, known, folder=folder, shard_size=shard_size)
+
+
+def publish(written: Written, folder: Path) -> dict[str, bytes]:
+    """Name the shards and list them in an index; returns their bytes."""
+    folder.mkdir(exist_ok=True)
+    place(written, folder)
+    none = type(written.series)(1, (), ())
+    write_index(folder, Index(8, "fp32", 1, (), KEYS[0], none, written.series))
+    return {file: (folder / file).read_bytes() for file in written.paths}
+
+
+def test_shards_hold_their_key_range_within_the_size(tmp_path):
+    written = write(tmp_path)
+    count = written.series.count
+    assert count in (16, 32)
+    assert (written.total, written.encoded) == (60, 60)
+    files = publish(written, tmp_path)
+    seen = []
+    for file, data in files.items():
+        assert len(data) <= 4096
+        number = int(file.split("-")[1])
+        assert file == f"text-{number:05d}-of-{count:05d}.safetensors"
+        with safe_open(tmp_path / file, framework="pt") as shard:
+            keys = {key_of(name) for name in shard.keys()}  # noqa: SIM118
+        assert {shard_number(key, count) for key in keys} == {number}
+        seen += keys
+    assert sorted(seen) == sorted(KEYS)
+    assert [shard.sha256 for shard in written.series.shards] == [
+        hashlib.sha256(data).hexdigest() for data in files.values()
+    ]
+
+
+def test_one_shard_where_it_is_large_enough(tmp_path):
+    assert [s.file for s in write(tmp_path, shard_size=2**20).series.shards] == [
+        "text-00000-of-00001.safetensors"
+    ]
+
+
+def test_bytes_depend_on_keys_alone_not_on_order_or_on_what_was_stored(tmp_path):
+    scratch = publish(write(tmp_path / "scratch"), tmp_path / "scratch")
+    some = KEYS[5:35]
+    publish(write(tmp_path / "grown", some), tmp_path / "grown")
+    grown = write(tmp_path / "grown", KEYS[::-1] + KEYS[:3])
+    assert grown.encoded == 30
+    assert publish(grown, tmp_path / "grown2") == scratch
+    shrunk = write(tmp_path / "scratch", some, encode=refuse)
+    assert shrunk.encoded == 0
+    assert publish(shrunk, tmp_path / "shrunk") == publish(
+        write(tmp_path / "some", some), tmp_path / "some"
+    )
+
+
+def test_a_shard_that_stays_the_same_is_not_written_again(tmp_path):
+    publish(write(tmp_path), tmp_path)
+    inodes = {file.stat().st_ino for file in tmp_path.glob("text-*")}
+    again = write(tmp_path, encode=refuse)
+    assert {path.stat().st_ino for path in again.paths.values()} == inodes
+
+
+def test_a_killed_run_keeps_its_finished_shards(tmp_path):
+    whole = publish(write(tmp_path / "whole"), tmp_path / "whole")
+
+    def killed(keys: Sequence[str]) -> Iterator[Tensors]:
+        yield from make(keys[:40])
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "cache"
+    publish(write(tmp_path / "before", KEYS[:1]), folder)
+    with pytest.raises(KeyboardInterrupt):
+        write(folder, encode=killed)
+    rest = write(folder)
+    assert 20 <= rest.encoded < 30
+    assert publish(rest, tmp_path / "cache") == whole
+
+
+def test_a_damaged_shard_is_named_and_encoded_again(tmp_path):
+    whole = publish(write(tmp_path), tmp_path)
+    damaged = sorted(tmp_path.glob("text-*"))[0]
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.unlink()
+    damaged.write_bytes(data)
+    for file in (tmp_path / "partial").iterdir():
+        file.unlink()
+    stored = Stored(tmp_path)
+    assert stored.damaged == [damaged]
+    again = write(tmp_path, stored=stored)
+    assert 0 < again.encoded < 60
+    assert publish(again, tmp_path / "again") == whole
+
+
+def test_a_broken_index_is_no_obstacle(tmp_path):
+    (tmp_path / "index.json").write_text("{")
+    assert write(tmp_path).encoded == 60
+
+
+def test_a_shard_size_below_one_sample_is_refused(tmp_path):
+    with pytest.raises(PipelineError) as caught:
+        write_series(LATENTS, KEYS, make, Stored(tmp_path), folder=tmp_path, shard_size=500)
+    assert caught.value.what == (
+        "cache.shard_size: 500 bytes cannot hold one sample's latents, 616 bytes"
+    )

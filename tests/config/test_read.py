@@ -1,0 +1,207 @@
+"""Wrong configurations are refused with file, key, value and what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerotrain.config import RunConfig, parse_config, read_config
+from zerotrain.errors import PipelineError
+
+
+def raw(**changes: Any) -> dict[str, Any]:
+    """The smallest configuration, with changes; None removes a key."""
+    found: dict[str, Any] = {
+        "run": "flowers",
+        "base": "nano",
+        "data": {"images": "photos"},
+        "phases": [{"name": "plain", "until": 300}],
+    }
+    found |= changes
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def parse(**changes: Any) -> RunConfig:
+    return parse_config(raw(**changes), "config/flowers.yaml")
+
+
+def refusal(**changes: Any) -> str:
+    with pytest.raises(PipelineError) as caught:
+        parse(**changes)
+    text = str(caught.value)
+    assert text.startswith("ERROR: config/flowers.yaml: ")
+    assert "Value error" not in text
+    return text
+
+
+def test_unknown_key_names_the_one_that_was_meant() -> None:
+    """A mistyped key is named with its value and the nearest known key."""
+    text = refusal(train={"learning_rat": 1e-4})
+    assert "train.learning_rat: unknown key (found 0.0001)" in text
+    assert "did you mean learning_rate?" in text
+
+
+def test_unknown_key_without_a_near_one_lists_the_known() -> None:
+    """Where nothing is near, the keys of that section are listed."""
+    text = refusal(cache={"xyz": 1})
+    assert "cache.xyz: unknown key (found 1)" in text
+    assert "known keys here: shard_size, " in text
+
+
+def test_unknown_key_of_a_phase_is_named_as_the_file_has_it() -> None:
+    """A phase is flat in the file, and so it is in the message."""
+    text = refusal(phases=[{"name": "plain", "until": 300, "learning_rte": 1}])
+    assert "phases.0.learning_rte: unknown key (found 1)" in text
+    assert "did you mean learning_rate?" in text
+
+
+def test_missing_key_is_named() -> None:
+    """What a file has to hold is named with the line to add."""
+    text = refusal(base=None)
+    assert "base: missing" in text
+    assert "add `base:` to the file" in text
+
+
+def test_every_mistake_is_listed_at_once() -> None:
+    """Nobody mends one line to be told of the next."""
+    text = refusal(base=None, train={"resolution": "big"}, seed=-1)
+    assert all(key in text for key in ("base: ", "train.resolution: ", "seed: "))
+    assert "(found 'big')" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1e-4", 1e-4), ("0.5", 0.5), ("1e-05", 1e-5), (1, 1.0)]
+)
+def test_number_like_text_is_a_number(text: str, number: float) -> None:
+    """YAML 1.1 readers and command lines leave 1e-4 as text."""
+    assert parse(train={"learning_rate": text}).train.learning_rate == number
+
+
+@pytest.mark.parametrize("text", ["1e3", "1000", 1000.0, "1000.0"])
+def test_number_like_text_is_a_whole_number(text: str | float) -> None:
+    """Whole numbers too, and only where they are whole."""
+    assert parse(train={"save_every": text}).train.save_every == 1000
+    assert "train.save_every" in refusal(train={"save_every": "1000.5"})
+
+
+@pytest.mark.parametrize(
+    ("until", "meant"),
+    [
+        (300, "300 steps"),
+        ("300", "300 steps"),
+        ("1e3", "1000 steps"),
+        ("1 step", "1 steps"),
+        ("3 epochs", "3 epochs"),
+        ("1 epoch", "1 epochs"),
+        ("0.5 epochs", "0.5 epochs"),
+        ("5000 samples", "5000 samples"),
+    ],
+)
+def test_until_takes_steps_epochs_and_samples(until: str | int, meant: str) -> None:
+    """However it is written, it comes to one spelling."""
+    assert parse(phases=[{"name": "plain", "until": until}]).phases[0].until == meant
+
+
+@pytest.mark.parametrize("until", [0, -1, "0 epochs", "3 weeks", "1.5", "", None, True])
+def test_until_refuses_what_ends_nowhere(until: object) -> None:
+    """The message shows the three ways to write it."""
+    text = refusal(phases=[{"name": "plain", "until": until}])
+    assert 'phases.0.until: must be a step (300), "3 epochs" or "5000 samples"' in text
+
+
+def test_launch_is_a_name_or_a_mapping() -> None:
+    """Both spellings give one launch, on top of the run's own."""
+    for launch in ("zero2_offload", {"preset": "zero2_offload"}):
+        config = parse(
+            launch={"mixed_precision": "bf16"},
+            phases=[{"name": "plain", "until": 1, "launch": launch}],
+        )
+        assert config.phases[0].launch.preset == "zero2_offload"
+        assert config.phases[0].launch.mixed_precision == "bf16"
+
+
+def test_mixed_precision_no_is_not_false() -> None:
+    """YAML 1.1 reads a bare no as false."""
+    assert parse(launch={"mixed_precision": False}).launch.mixed_precision == "no"
+
+
+def test_unknown_preset_lists_the_known() -> None:
+    """A preset that does not exist is named beside those that do."""
+    text = refusal(phases=[{"name": "plain", "until": 1, "launch": "zero9"}])
+    assert "phases.0.launch.preset: " in text
+    assert "'torch'" in text
+    assert "(found 'zero9')" in text
+
+
+def test_phase_inherits_and_changes_training_values() -> None:
+    """A phase names only what it changes."""
+    config = parse(
+        train={"learning_rate": 1e-3, "global_batch_size": 32},
+        phases=[
+            {"name": "plain", "until": 1},
+            {"name": "large", "until": 2, "global_batch_size": 64},
+        ],
+    )
+    assert [phase.train.global_batch_size for phase in config.phases] == [32, 64]
+    assert [phase.train.learning_rate for phase in config.phases] == [1e-3, 1e-3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"phases": [{"name": "a", "until": 1}] * 2}, "the name 'a' stands twice"),
+        ({"phases": [{"name": "base", "until": 1}]}, "'base' is a folder of the run"),
+        ({"phases": []}, "phases: "),
+        ({"phases": "plain"}, "phases: "),
+        ({"phases": ["plain"]}, "phases.0: "),
+        ({"run": "data"}, "'data' is the folder of the datasets"),
+        ({"run": "../up"}, "run: "),
+        ({"data": {}}, "data: source: folder needs `images`"),
+        ({"data": {"source": "digits", "images": "x"}}, "digits brings its own images"),
+        ({"data": {"images": "x", "holdout": 1}}, "data.holdout: "),
+        ({"train": {"lr_warmup_steps": 5, "lr_warmup_ratio": 0.1}}, "not both"),
+        ({"train": {"global_batch_size": 3, "gradient_accumulation_steps": 2}}, "no multiple of"),
+        ({"train": {"learning_rate": "nan"}}, "train.learning_rate: "),
+        ({"evaluate": {"judge": "nearest_neighbour"}}, "set data.holdout"),
+        ({"data": {"images": "x", "max_pixels": 4096}}, "resolution 1024 needs 1048576 pixels"),
+    ],
+)
+def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Values that cannot work, alone or together, are refused before anything runs."""
+    assert message in refusal(**changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run: [", "not valid YAML"),
+        ("run: a\nrun: b\n", "not valid YAML"),
+        ("run: a\n\tbase: b\n", "not valid YAML"),
+        ("", "holds NoneType, not keys with values"),
+        ("- run\n", "holds list, not keys with values"),
+    ],
+)
+def test_broken_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    """No traceback of a YAML reader, and a doubled key is no silent choice."""
+    path = tmp_path / "flowers.yaml"
+    path.write_text(text)
+    with pytest.raises(PipelineError) as caught:
+        read_config(path)
+    assert f"{path}: {message}" in str(caught.value)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    """A configuration that is not there is named, with the way to make one."""
+    with pytest.raises(PipelineError, match=r"nowhere\.yaml: no such configuration file") as caught:
+        read_config(tmp_path / "nowhere.yaml")
+    assert "zerotrain new" in caught.value.hint
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """An encoding that is not UTF-8 is a sentence, not a traceback."""
+    path = tmp_path / "flowers.yaml"
+    path.write_bytes("run: blüte\n".encode("latin-1"))
+    with pytest.raises(PipelineError, match="not valid YAML"):
+        read_config(path)

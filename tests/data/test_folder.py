@@ -1,0 +1,179 @@
+"""A folder of images with caption files: what is found, and each mistake's words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from zerotrain.config import DataConfig
+from zerotrain.data.folder import folder_files
+from zerotrain.data.source import open_source
+from zerotrain.errors import PipelineError
+
+
+def files_of(folder: Path, **options: object) -> list[str]:
+    """The rule inputs of a folder, relative to it."""
+    data = DataConfig.model_validate({"images": str(folder), **options})
+    return [os.path.relpath(file, folder) for file in folder_files(data)]
+
+
+def test_captions_are_the_stripped_text_beside_each_image(images, found):
+    folder = images(b="  a red house \n", a="\ufeffa tree")
+    (folder / "sub").mkdir()
+    (folder / "a.png").rename(folder / "sub/C.PNG")
+    (folder / "a.txt").rename(folder / "sub/C.TXT")
+    entries = found(folder)
+    assert {name: entry.caption for name, entry in entries.items()} == {
+        "b.png": "a red house",
+        "sub/C.PNG": "a tree",
+    }
+    assert all(entry.reason is None for entry in entries.values())
+
+
+def test_order_does_not_depend_on_the_file_system(images, monkeypatch):
+    folder = images(c="3", a="1", b="2")
+    data = DataConfig(images=str(folder))
+    in_order, files = open_source(data).found(), folder_files(data)
+    assert [entry.file for entry in in_order] == ["a.png", "b.png", "c.png"]
+    real = os.scandir
+
+    class Backwards:
+        def __init__(self, path):
+            with real(path) as entries:
+                self.entries = sorted(entries, key=lambda entry: entry.name, reverse=True)
+
+        def __enter__(self):
+            return iter(self.entries)
+
+        def __exit__(self, *_):
+            return None
+
+    monkeypatch.setattr(os, "scandir", Backwards)
+    assert open_source(data).found() == in_order
+    assert folder_files(data) == files
+
+
+def test_caption_mistakes_name_the_caption_file(images, found):
+    folder = images(none=None, empty=" \n", latin="x", good="a house")
+    (folder / "latin.txt").write_bytes("café".encode("latin1"))
+    (folder / "lonely.txt").write_text("a caption")
+    reasons = {name: entry.reason for name, entry in found(folder).items()}
+    assert reasons == {
+        "none.png": "no caption: no none.txt beside it",
+        "empty.png": "caption empty.txt is empty",
+        "latin.png": "caption latin.txt is not UTF-8 (byte 0xe9 at position 3)",
+        "lonely.txt": "a caption file with no image beside it",
+        "good.png": None,
+    }
+
+
+def test_caption_extension_is_the_configured_one(images, found):
+    folder = images(a="text")
+    (folder / "a.caption").write_text("caption")
+    assert found(folder, caption_extension=".caption")["a.png"].caption == "caption"
+    assert files_of(folder, caption_extension=".caption") == ["a.caption", "a.png"]
+
+
+def test_hidden_files_are_no_samples(images, found):
+    folder = images(a="text")
+    (folder / "._a.png").write_bytes(b"resource fork")
+    (folder / ".thumbnails").mkdir()
+    (folder / ".thumbnails/a.png").write_bytes(b"")
+    assert list(found(folder)) == ["a.png"]
+
+
+def test_links_that_lead_out_are_refused_unless_asked_for(images, found, tmp_path):
+    folder = images(a="text", b="other")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (folder / "b.png").rename(outside / "b.png")
+    (folder / "b.png").symlink_to(outside / "b.png")
+    (folder / "album").symlink_to(outside)
+    (folder / "same.png").symlink_to("a.png")
+    (folder / "same.txt").write_text("a link that stays inside")
+    entries = found(folder)
+    assert entries["b.png"].reason == (
+        f"a link that leads out of the folder, to {outside}/b.png "
+        "(data.follow_symlinks: true would take it)"
+    )
+    assert entries["album"].reason == (
+        f"a link to a folder, to {outside} (data.follow_symlinks: true would take it)"
+    )
+    assert entries["same.png"].reason is None
+    followed = found(folder, follow_symlinks=True)
+    assert followed["b.png"].reason is None
+    assert followed["album/b.png"].reason == "no caption: no album/b.txt beside it"
+
+
+def test_links_in_a_circle_end(images, found):
+    folder = images(a="text")
+    (folder / "again").symlink_to(folder)
+    assert list(found(folder, follow_symlinks=True)) == ["a.png"]
+
+
+def test_file_names_that_no_rule_can_take_are_reported(images, found):
+    folder = images(a="text", **{"{b}": "braces"})
+    assert found(folder)["{b}.png"].reason == (
+        "its name holds a brace, which Snakemake takes for a wildcard"
+    )
+    for file in folder.glob("{b}*"):
+        file.unlink()
+    with open(os.fsencode(folder) + b"/caf\xe9.png", "wb"):
+        pass
+    assert found(folder)["caf\\udce9.png"].reason == "its name is not UTF-8"
+    assert files_of(folder) == ["a.png", "a.txt"]
+    renamed = folder.rename(folder.parent / "{images}")
+    with pytest.raises(PipelineError, match=r"\{images\}: its name holds a brace"):
+        files_of(renamed)
+
+
+@pytest.mark.parametrize("act", [files_of, lambda folder: open_source(
+    DataConfig(images=str(folder))).found()], ids=["source_files", "found"])  # fmt: skip
+def test_a_folder_that_cannot_be_used(act, tmp_path):
+    missing = tmp_path / "missing"
+    with pytest.raises(PipelineError) as caught:
+        act(missing)
+    assert caught.value.what == f"data.images: {missing}: no such folder"
+    assert "relative paths count from where snakemake runs" in caught.value.hint
+
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(PipelineError, match=f"data.images: {file}: a file, not a folder"):
+        act(file)
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(PipelineError) as caught:
+        act(empty)
+    assert caught.value.what == f"data.images: {empty}: no image in it or its subfolders"
+
+    (empty / "a.txt").write_text("a caption")
+    (empty / "movie.mp4").write_text("")
+    with pytest.raises(PipelineError, match="subfolders; it holds 2 other files, such as a"):
+        act(empty)
+
+
+def test_rule_inputs_are_all_that_the_dataset_reads(images):
+    folder = images(b="2", a="1", c=None)
+    (folder / "notes.md").write_text("not a sample")
+    assert files_of(folder) == ["a.png", "a.txt", "b.png", "b.txt", "c.png"]
+    (folder / "metadata.csv").write_text("file_name,text\na.png,one\n")
+    assert files_of(folder) == ["a.png", "b.png", "c.png", "metadata.csv"]
+
+
+def test_an_image_can_be_opened_and_must_be_the_one_that_was_listed(images):
+    folder = images(a="text")
+    source = open_source(DataConfig(images=str(folder)))
+    sha256 = source.sha256("a.png")
+    assert source.image_of("a.png", sha256).getpixel((0, 0)) == (0, 100, 50)
+    (folder / "a.png").write_bytes((folder / "a.png").read_bytes() + b" ")
+    assert source.image("a.png").size == (12, 10)
+    with pytest.raises(PipelineError) as caught:
+        source.image_of("a.png", sha256)
+    assert caught.value.what == f"{folder}: a.png changed since prepare_dataset"
+    assert "run snakemake again" in caught.value.hint
+    (folder / "a.png").unlink()
+    with pytest.raises(PipelineError, match=r"a\.png: No such file or directory"):
+        source.image("a.png")

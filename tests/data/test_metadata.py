@@ -1,0 +1,168 @@
+"""Tables of captions: both column pairs, both formats, and each mistake's words."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from zerotrain.config import DataConfig
+from zerotrain.data.source import open_source
+from zerotrain.errors import PipelineError
+
+
+@pytest.mark.parametrize("columns", [("file_name", "text"), ("image", "prompt")])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_both_formats_take_both_column_pairs(images, found, tmp_path, columns, suffix):
+    folder = images(a=None, b=None)
+    rows = [("./b.png", ' a "red" house, old '), ("a.png", "ein Haus am Fluß\u2028zwei")]
+    table = tmp_path / f"elsewhere{suffix}"
+    if suffix == ".csv":
+        quoted = [f'{file}, "{text.replace(chr(34), chr(34) * 2)}",9' for file, text in rows]
+        head = f"{columns[0]},{columns[1]},score"
+        table.write_bytes(("\ufeff" + "\r\n".join([head, *quoted])).encode())
+    else:
+        lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
+        table.write_text("\n\n".join(lines) + "\n")
+    entries = found(folder, metadata=str(table))
+    assert {name: (entry.caption, entry.reason) for name, entry in entries.items()} == {
+        "a.png": ("ein Haus am Fluß\u2028zwei", None),
+        "b.png": ('a "red" house, old', None),
+    }
+
+
+def test_a_table_in_the_folder_is_used_and_unread_caption_files_are_mentioned(images):
+    folder = images(a="beside", b=None)
+    (folder / "metadata.jsonl").write_text(
+        '{"file_name": "a.png", "text": "in the table"}\n{"file_name": "b.png", "text": "b"}'
+    )
+    source = open_source(DataConfig(images=str(folder)))
+    assert [entry.caption for entry in source.found()] == ["in the table", "b"]
+    assert source.notes == [
+        f"captions come from {folder}/metadata.jsonl; 1 *.txt files in {folder} are not read"
+    ]
+    (folder / "metadata.csv").write_text("file_name,text\n")
+    with pytest.raises(PipelineError, match=r"holds metadata\.csv and metadata\.jsonl"):
+        source.found()
+
+
+def test_each_bad_row_is_reported_with_its_line(images, found, tmp_path):
+    folder = images(good=None, twice=None, blank=None, comma=None, unnamed=None)
+    (folder / "notes.md").write_text("")
+    (folder / "sub").mkdir()
+    (tmp_path / "secret.png").write_bytes(b"")
+    (folder / "out").symlink_to(tmp_path)
+    long_name = "a caption in the wrong column " * 10 + ".png"
+    rows = [
+        "good.png,a house",
+        "twice.png,first",
+        "sub/../twice.png,second",
+        "missing.png,x",
+        "../secret.png,x",
+        "/etc/passwd.png,x",
+        r"C:\photos\a.png,x",
+        "out/secret.png,x",
+        "blank.png,  ",
+        ",x",
+        "comma.png,a house, old",
+        "notes.md,x",
+        "sub,x",
+        f"{long_name},x",
+    ]
+    table = tmp_path / "metadata.csv"
+    table.write_text("\n".join(["file_name,text", *rows]))
+    data = DataConfig(images=str(folder), metadata=str(table))
+    entries = [entry for entry in open_source(data).found() if entry.file != "out"]
+    assert {(entry.file, entry.reason) for entry in entries} == {
+        ("good.png", None),
+        ("twice.png", None),
+        ("twice.png", "metadata.csv line 4: names the image again, after line 3"),
+        ("missing.png", f"metadata.csv line 5: no such file in {folder}"),
+        ("../secret.png", f"metadata.csv line 6: leaves {folder}"),
+        (
+            "/etc/passwd.png",
+            f"metadata.csv line 7: absolute path; name files relative to {folder}",
+        ),
+        (
+            r"C:\photos\a.png",
+            f"metadata.csv line 8: absolute path; name files relative to {folder}",
+        ),
+        (
+            "out/secret.png",
+            f"metadata.csv line 9: leaves {folder} by a symbolic link "
+            "(data.follow_symlinks: true would take it)",
+        ),
+        ("blank.png", "metadata.csv line 10: empty text"),
+        ("metadata.csv line 11", "no file_name"),
+        (
+            "comma.png",
+            "metadata.csv line 12: more cells than columns; put captions that hold a comma in "
+            "double quotes",
+        ),
+        ("notes.md", "metadata.csv line 13: its extension is none of an image"),
+        ("sub", "metadata.csv line 14: a folder, not an image"),
+        (long_name, f"metadata.csv line 15: no such file in {folder}"),
+        ("unnamed.png", "no row of metadata.csv names it"),
+    }
+
+
+def test_a_row_naming_a_refused_link_counts_once(images, found, tmp_path):
+    folder = images(a=None)
+    (folder / "a.png").rename(tmp_path / "a.png")
+    (folder / "a.png").symlink_to(tmp_path / "a.png")
+    (folder / "metadata.csv").write_text("file_name,text\na.png,a house\n")
+    entries = open_source(DataConfig(images=str(folder))).found()
+    assert [entry.file for entry in entries] == ["a.png"]
+    assert "leads out of the folder" in entries[0].reason
+
+
+def test_values_that_are_no_text_are_reported(images, found, tmp_path):
+    folder = images(a=None, b=None, c=None)
+    rows = [
+        {"file_name": "a.png", "text": ["one", "two"]},
+        {"file_name": "b.png", "text": None},
+        {"file_name": "c.png", "text": "\ud800"},
+        {"file_name": 7, "text": "x"},
+    ]
+    table = tmp_path / "t.jsonl"
+    table.write_text("\n".join(json.dumps(row) for row in rows))
+    entries = found(folder, metadata=str(table))
+    assert {name: entry.reason for name, entry in entries.items()} == {
+        "a.png": "t.jsonl line 1: text is list, not text",
+        "b.png": "t.jsonl line 2: no text",
+        "c.png": "t.jsonl line 3: text is not valid Unicode",
+        "t.jsonl line 4": "no file_name",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", b"name,caption\na.png,x\n", "has the columns name,caption; file_name,text or"),
+        (
+            "t.csv",
+            b"file_name;text\na.png;x\n",
+            "has the columns file_name;text; file_name,text or",
+        ),
+        ("t.csv", b"file_name,text\n", "holds no rows"),
+        ("t.csv", b"", "holds no rows"),
+        ("t.csv", b'file_name,text\na.png,"open\nb.png,x\n', "line 2: not valid CSV"),
+        ("t.csv", b"file_name,text\na.png,caf\xe9\n", "not UTF-8 (byte 0xe9 at position 24)"),
+        ("t.jsonl", b'{"a": 1}\n', "has the columns a; file_name,text or image,prompt are needed"),
+        ("t.jsonl", b'{"image": "a.png", "prompt": "x"}\n{"image"\n', "line 2: not valid JSON"),
+        ("t.jsonl", b'["a.png", "x"]\n', "line 1: holds list, not an object"),
+        ("t.tsv", b"", "the extension is .tsv"),
+    ],
+)
+def test_a_table_that_cannot_be_read(images, found, tmp_path, name, content, message):
+    table = tmp_path / name
+    table.write_bytes(content)
+    with pytest.raises(PipelineError) as caught:
+        found(images(a=None), metadata=str(table))
+    assert str(table) in caught.value.what
+    assert message in caught.value.what
+
+
+def test_a_table_that_is_missing(images, found, tmp_path):
+    with pytest.raises(PipelineError, match=r"data\.metadata: .*/none\.csv: no such file"):
+        found(images(a=None), metadata=str(tmp_path / "none.csv"))

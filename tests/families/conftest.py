@@ -1,0 +1,34 @@
+"""A small SDXL for the tests of families."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from zerotrain.families import sdxl_nano
+
+CAPTIONS = ("a red house", "a blue house", "a green boat")
+
+
+def pictures(side: int, count: int = 8) -> list[Image.Image]:
+    """Images of random colours, two to an image."""
+    draw = np.random.default_rng(0)
+    made = []
+    for _ in range(count):
+        pixels = np.empty((side, side, 3), dtype=np.uint8)
+        pixels[: side // 2], pixels[side // 2 :] = draw.integers(0, 256, (2, 3), dtype=np.uint8)
+        made.append(Image.fromarray(pixels))
+    return made
+
+
+@pytest.fixture(scope="session")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A nano model for 16 px images whose autoencoder is fitted for a few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sdxl_nano, "VAE_STEPS", 3)
+        folder = tmp_path_factory.mktemp("nano") / "base"
+        sdxl_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
+    return folder

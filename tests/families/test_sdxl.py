@@ -1,0 +1,179 @@
+"""The SDXL family against the pipeline that its users load the weights with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, StableDiffusionXLPipeline, UNet2DConditionModel
+
+from zerotrain.config import EvaluateConfig
+from zerotrain.errors import PipelineError
+from zerotrain.families import Batch, load_family, sdxl
+from zerotrain.families.sdxl import FAMILY
+
+
+def pipeline_of(folder: Path) -> StableDiffusionXLPipeline:
+    """The pipeline as a user loads it."""
+    return StableDiffusionXLPipeline.from_pretrained(folder, add_watermarker=False)
+
+
+def changed(base: Path, folder: Path, file: str, **values: object) -> Path:
+    """A copy of a base model with other values in one JSON file."""
+    shutil.copytree(base, folder)
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+def test_the_name_in_the_configuration_finds_the_family():
+    assert load_family("sdxl") is FAMILY
+
+
+def test_captions_are_encoded_as_the_pipeline_encodes_prompts(nano):
+    captions = ["a red house", "a blue house"]
+    found = FAMILY.load_encoders(nano, "cpu").encode_prompts(captions)
+    embeds, _, pooled, _ = pipeline_of(nano).encode_prompt(captions)
+    assert torch.equal(found["prompt_embeds"], embeds)
+    assert torch.equal(found["pooled_prompt_embeds"], pooled)
+    assert not torch.equal(embeds[0], embeds[1])
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_dropped_caption_is_what_guidance_compares_with(nano, tmp_path, zeros):
+    """The empty caption is the pipeline's default negative prompt, whatever the base says of it."""
+    base = changed(nano, tmp_path / "base", "model_index.json", force_zeros_for_empty_prompt=zeros)
+    found = FAMILY.load_encoders(base, "cpu").encode_prompts(["a red house", ""])
+    _, negative, _, negative_pooled = pipeline_of(base).encode_prompt(["a red house"])
+    torch.testing.assert_close(found["prompt_embeds"][1:], negative)
+    torch.testing.assert_close(found["pooled_prompt_embeds"][1:], negative_pooled)
+    assert bool((found["prompt_embeds"][1] == 0).all()) == zeros
+    assert found["prompt_embeds"][0].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    "statistics", [{}, {"latents_mean": [0.5, -1, 0, 2], "latents_std": [1, 2, 3, 0.5]}]
+)
+def test_latents_are_scaled_as_the_pipeline_expects_them(nano, tmp_path, statistics):
+    """Decoding cached latents as the pipeline does gives the autoencoder's own reconstruction."""
+    base = changed(nano, tmp_path / "base", "vae/config.json", **statistics)
+    pixels = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    latents = FAMILY.load_encoders(base, "cpu").encode_images(pixels)
+    vae = AutoencoderKL.from_pretrained(base, subfolder="vae")
+    with torch.inference_mode():
+        mode = vae.encode(pixels).latent_dist.mode()
+    unscaled = latents / vae.config.scaling_factor
+    if statistics:
+        std, mean = (
+            torch.tensor(statistics[k]).view(1, 4, 1, 1) for k in ("latents_std", "latents_mean")
+        )
+        unscaled = latents * std / vae.config.scaling_factor + mean
+    assert latents.dtype == torch.float32
+    torch.testing.assert_close(unscaled, mode)
+
+
+def test_sizes_reach_the_unet_in_the_pipelines_order(nano):
+    """Heights before widths: original size, crop, target size."""
+    asked = {}
+
+    class Denoiser(torch.nn.Linear):
+        def forward(self, noisy, timesteps, *, encoder_hidden_states, added_cond_kwargs, **rest):
+            asked.update(added_cond_kwargs, hidden=encoder_hidden_states)
+            return (torch.zeros_like(noisy),)
+
+    def pair(first: int, second: int) -> torch.Tensor:
+        return torch.tensor([[first, second]])
+
+    text = {"prompt_embeds": torch.ones(1, 5, 6), "pooled_prompt_embeds": torch.ones(1, 7)}
+    zeros = torch.zeros(1, 4, 2, 2)
+    batch = Batch(
+        zeros, text, pair(30, 40), pair(1, 2), pair(16, 16), zeros, torch.zeros(1).double()
+    )
+    FAMILY.objective(nano).loss(Denoiser(1, 1), batch, snr_gamma=None)
+    pipeline = pipeline_of(nano)
+    expected = pipeline._get_add_time_ids(
+        (30, 40), (1, 2), (16, 16), torch.float32, pipeline.text_encoder_2.config.projection_dim
+    )
+    assert torch.equal(asked["time_ids"], expected)
+    assert torch.equal(asked["text_embeds"], text["pooled_prompt_embeds"])
+    assert torch.equal(asked["hidden"], text["prompt_embeds"])
+
+
+def test_the_objective_is_the_one_of_the_bases_scheduler(nano, tmp_path):
+    base = changed(
+        nano, tmp_path / "base", "scheduler/scheduler_config.json", prediction_type="epsilon"
+    )
+    assert FAMILY.objective(base).schedule.prediction_type == "epsilon"
+
+
+@pytest.mark.parametrize("shard", ["10GB", "4MB"])
+def test_saved_weights_load_and_keep_the_configuration(nano, tmp_path, monkeypatch, shard):
+    """from_pretrained gives back every tensor, from one file or several."""
+    monkeypatch.setattr(sdxl, "MAX_SHARD_SIZE", shard)
+    tensors = {
+        name: torch.rand_like(tensor)
+        for name, tensor in FAMILY.load_denoiser(nano).state_dict().items()
+    }
+    FAMILY.save_denoiser(nano, tensors, tmp_path)
+    loaded = UNet2DConditionModel.from_pretrained(tmp_path / "unet").state_dict()
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    config = Path("unet", "config.json")
+    assert (tmp_path / config).read_bytes() == (nano / config).read_bytes()
+    files = list((tmp_path / "unet").glob("*.safetensors"))
+    assert len(files) == 1 if shard == "10GB" else len(files) > 1
+
+
+def test_weights_of_another_shape_are_refused(nano, tmp_path):
+    tensors = FAMILY.load_denoiser(nano).state_dict()
+    tensors["conv_in.weight"] = tensors["conv_in.weight"][:, :2]
+    with pytest.raises(PipelineError, match=r"conv_in\.weight: \(\d+, 2, 3, 3\) in the trained"):
+        FAMILY.save_denoiser(nano, tensors, tmp_path)
+    del tensors["conv_in.weight"]
+    with pytest.raises(PipelineError, match=r"conv_in\.weight: absent in the trained tensors"):
+        FAMILY.save_denoiser(nano, tensors, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def sample(folder: Path, prompts: list[str], seeds: list[int], **changes: object) -> list[bytes]:
+    """Pixels of sampled 16 px images."""
+    config = EvaluateConfig.model_validate({"num_inference_steps": 2, **changes})
+    images = FAMILY.sample(folder, prompts, seeds, config, resolution=16, device="cpu")
+    assert {image.size for image in images} == {(16, 16)}
+    return [image.tobytes() for image in images]
+
+
+def test_samples_follow_from_their_seeds(nano):
+    """Equal seeds give equal images, also from batches of another order; other seeds others."""
+    first, second = sample(nano, ["a red house"] * 2, [1, 2])
+    assert first != second
+    assert sample(nano, ["a red house"] * 2, [2, 1]) == [second, first]
+
+
+def test_samples_are_the_pipelines_own(nano):
+    """A user who calls the pipeline with the same seed sees the same image."""
+    pipeline = pipeline_of(nano)
+    image = pipeline(
+        "a red house",
+        height=16,
+        width=16,
+        num_inference_steps=2,
+        guidance_scale=3.0,
+        generator=torch.Generator().manual_seed(7),
+    ).images[0]
+    assert sample(nano, ["a red house"], [7], guidance_scale=3.0) == [image.tobytes()]
+
+
+def test_the_configuration_chooses_the_sampler(nano):
+    prompts, seeds = ["a red house"], [0]
+    default = sample(nano, prompts, seeds)
+    assert sample(nano, prompts, seeds, scheduler="ddim") == default
+    assert sample(nano, prompts, seeds, scheduler="euler") != default
+
+
+def test_an_unknown_preset_is_refused(nano, tmp_path):
+    with pytest.raises(PipelineError, match="no preset 'tiny'"):
+        FAMILY.build_preset("tiny", None, [], 0, tmp_path)

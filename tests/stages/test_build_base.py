@@ -1,0 +1,166 @@
+"""build_base: presets, folders and hub ids, and what a user is told where one is wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from diffusers import StableDiffusionXLPipeline
+from huggingface_hub import HfApi
+from PIL import Image
+
+from zerotrain import artifact
+from zerotrain.artifact import Artifact
+from zerotrain.config import RunConfig, parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.families import sdxl_nano
+from zerotrain.stages.build_base import build_base
+from zerotrain.stages.prepare_dataset import prepare_dataset
+
+PARTS = {
+    *("model_index.json", "scheduler", "text_encoder", "text_encoder_2"),
+    *("tokenizer", "tokenizer_2", "unet", "vae"),
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two images that are no squares."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "images").mkdir()
+    for name in ("red", "blue"):
+        Image.new("RGB", (40, 24), name).save(folder / "images" / f"{name}.png")
+        (folder / "images" / f"{name}.txt").write_text(f"a {name} house")
+    prepare_dataset(config_of(folder / "dataset").data, folder / "dataset")
+    return folder / "dataset"
+
+
+def config_of(dataset: Path, **changes: object) -> RunConfig:
+    """A run on the images beside the dataset."""
+    raw = {
+        "run": "houses",
+        "base": "nano",
+        "data": {"images": str(dataset.parent / "images"), "num_workers": 0},
+        "train": {"resolution": 16},
+        "phases": [{"name": "only", "until": 1}],
+        **changes,
+    }
+    return parse_config(raw, "test.yaml")
+
+
+def build(dataset: Path, output: Path, **changes: object) -> Artifact:
+    """Build a base and read it back, verified."""
+    build_base(config_of(dataset, **changes), dataset, output)
+    return artifact.read(output, "base")
+
+
+@pytest.fixture(scope="module")
+def nano(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The preset."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sdxl_nano, "VAE_STEPS", 2)
+        return build(dataset, tmp_path_factory.mktemp("nano") / "base")
+
+
+@pytest.fixture
+def model(nano: Artifact, tmp_path: Path) -> Path:
+    """A folder of one's own in diffusers' layout."""
+    return Path(shutil.copytree(nano.folder, tmp_path / "model"))
+
+
+def refusal(dataset: Path, output: Path, **changes: object) -> str:
+    """What a user is told; nothing may be published."""
+    with pytest.raises(PipelineError) as caught:
+        build_base(config_of(dataset, **changes), dataset, output)
+    assert not output.exists()
+    return str(caught.value)
+
+
+def test_a_preset_is_a_whole_base(nano):
+    assert set(nano.content["parts"]) == PARTS
+    assert nano.content["family"] == "sdxl"
+    assert (nano.content["base"], nano.content["commit"]) == ("nano", None)
+    assert list(nano.parents) == ["dataset"]
+
+
+def test_a_folder_is_linked_not_copied(nano, model, dataset, tmp_path):
+    """Its files are hashed and listed like any other, and the pipeline loads through the links."""
+    (model / "unet" / "notes.bin").write_bytes(b"0")
+    found = build(dataset, tmp_path / "base", base=str(model))
+    assert set(found.content["parts"]) == PARTS
+    assert found.parents == {}
+    weights = "unet/diffusion_pytorch_model.safetensors"
+    assert found.path(weights).is_symlink()
+    assert found.files[weights] == nano.files[weights]
+    assert "unet/notes.bin" not in found.files
+    assert "manifest.json" not in found.files
+    for part in PARTS - {"model_index.json"}:
+        assert found.content["parts"][part] == nano.content["parts"][part]
+    StableDiffusionXLPipeline.from_pretrained(found.folder, add_watermarker=False)
+
+
+def test_a_changed_weight_changes_its_parts_digest_alone(model, dataset, tmp_path):
+    """The digest is what caches depend on: the autoencoder's does not move with the U-Net's."""
+    before = build(dataset, tmp_path / "base", base=str(model)).content["parts"]
+    config = model / "unet" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    after = build(dataset, tmp_path / "base", base=str(model)).content["parts"]
+    assert {part for part in PARTS if before[part] != after[part]} == {"unet"}
+
+
+def test_a_missing_folder_is_named(dataset, tmp_path):
+    text = refusal(dataset, tmp_path / "base", base="/no/such/model")
+    assert "base: there is no folder /no/such/model" in text
+    assert "a preset: nano" in text
+
+
+def test_a_single_file_checkpoint_is_named(dataset, tmp_path):
+    file = tmp_path / "sdxl.safetensors"
+    file.write_bytes(b"")
+    text = refusal(dataset, tmp_path / "base", base=str(file))
+    assert f"base: {file} is a file, not a folder" in text
+    assert "from_single_file" in text
+
+
+def test_a_missing_part_is_named(model, dataset, tmp_path):
+    shutil.rmtree(model / "vae")
+    text = refusal(dataset, tmp_path / "base", base=str(model))
+    assert f"{model}: the part vae is missing" in text
+
+
+def test_a_revision_of_no_hub_model_is_refused(model, dataset, tmp_path):
+    for base in ("nano", str(model)):
+        text = refusal(dataset, tmp_path / "base", base=base, revision="main")
+        assert f"revision: 'main' is set, but base {base!r} is no hub id" in text
+
+
+def test_an_unreachable_hub_is_named(dataset, tmp_path, monkeypatch):
+    """No network and nothing in the hub's cache: one sentence, and what to do."""
+
+    def unreachable(*arguments: object, **options: object) -> None:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(HfApi, "model_info", unreachable)
+    text = refusal(dataset, tmp_path / "base", base="owner/model-that-is-not-cached")
+    assert "the hub cannot be reached (no route to host)" in text
+    assert "HF_ENDPOINT" in text
+
+
+def test_a_hub_model_in_the_local_cache_needs_no_network(model, dataset, tmp_path, monkeypatch):
+    """Its commit is known from the cache."""
+    commit = "0123456789abcdef0123456789abcdef01234567"
+
+    def unreachable(*arguments: object, **options: object) -> None:
+        raise ConnectionError("no route to host")
+
+    def cached(base: str, *, revision: str | None, local_files_only: bool) -> str:
+        assert (base, revision, local_files_only) == ("owner/model", None, True)
+        return os.fspath(shutil.move(model, tmp_path / commit))
+
+    monkeypatch.setattr(HfApi, "model_info", unreachable)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", cached)
+    found = build(dataset, tmp_path / "base", base="owner/model")
+    assert found.content["commit"] == commit
+    assert set(found.content["parts"]) == PARTS

@@ -1,0 +1,337 @@
+"""cache_latents with encoders that count what they are asked, and once with real ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from zerotrain import artifact
+from zerotrain.cache import encoding, read_cache
+from zerotrain.config import RunConfig, parse_config
+from zerotrain.data.dataset import read_dataset
+from zerotrain.data.source import open_source
+from zerotrain.errors import PipelineError
+from zerotrain.families import sdxl_nano
+from zerotrain.families.sdxl import FAMILY as SDXL
+from zerotrain.stages import cache_latents as stage
+from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.prepare_dataset import prepare_dataset
+
+SIDE = 16
+
+
+class FakeFamily:
+    """A family whose encoders are arithmetic; it counts what it encodes and in which batches."""
+
+    image_parts = ("vae",)
+    text_parts = ("text_encoder",)
+
+    def __init__(self) -> None:
+        self.image_batches: list[int] = []
+        self.prompt_batches: list[list[str]] = []
+        self.loads = 0
+        self.scale = 1.0
+
+    def load_encoders(self, base: Path, device: str) -> FakeFamily:
+        self.loads += 1
+        return self
+
+    def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
+        self.image_batches.append(len(pixels))
+        return torch.nn.functional.avg_pool2d(pixels, 4) * self.scale
+
+    def encode_prompts(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
+        self.prompt_batches.append(list(prompts))
+        rows = [list(hashlib.sha256(prompt.encode()).digest()) for prompt in prompts]
+        embeds = torch.tensor(rows, dtype=torch.float32)
+        return {"prompt_embeds": embeds.view(-1, 4, 8), "pooled": embeds[:, :4]}
+
+
+@pytest.fixture
+def family(monkeypatch) -> FakeFamily:
+    """The family that the stage loads."""
+    fake = FakeFamily()
+    monkeypatch.setattr(stage, "load_family", lambda name: fake)
+    return fake
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """The stage sets torch's number of threads; the tests after it get theirs back."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+class Run:
+    """A folder of images and all that the stage needs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.shard_size = 2048
+        self.images = folder / "images"
+        self.images.mkdir()
+        draw = np.random.default_rng(0)
+        for number in range(20):
+            pixels = draw.integers(0, 256, (30, 24 + number, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(self.images / f"{number:02d}.png")
+            (self.images / f"{number:02d}.txt").write_text(f"house {number % 3}")
+        self.base(vae="1", text_encoder="1")
+
+    def base(self, **parts: str) -> None:
+        """Publish a base model with these digests."""
+        with artifact.publish(self.folder / "base", "base") as draft:
+            draft.content = {"parts": parts}
+
+    def config(self, data: dict[str, object], **cache: object) -> RunConfig:
+        """The configuration with changes."""
+        raw = {
+            "run": "r",
+            "base": "nano",
+            "data": {"images": str(self.images), "num_workers": 0, "holdout": 0.3, **data},
+            "cache": {"shard_size": self.shard_size, **cache},
+            "train": {"resolution": SIDE},
+            "launch": {"num_cpu_threads_per_process": 1},
+            "phases": [{"name": "p", "until": 1}],
+        }
+        return parse_config(raw, "test")
+
+    def cache(self, name: str = "cache", data: dict[str, object] | None = None, **cache) -> Path:
+        """Prepare the dataset and run the stage."""
+        config = self.config(data or {}, **cache)
+        prepare_dataset(config.data, self.folder / "dataset")
+        output = self.folder / name
+        dataset, base = self.folder / "dataset", self.folder / "base"
+        cache_latents(config, SIDE, dataset, base, output)
+        return output
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run with twenty images."""
+    return Run(tmp_path)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder."""
+    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*.*")}
+
+
+def test_the_reader_gives_what_the_encoders_gave(run, family):
+    cache = read_cache(run.cache())
+    dataset = read_dataset(run.folder / "dataset")
+    source = open_source(run.config({}).data)
+    assert [entry.file for entry in cache.entries] == [s.file for s in dataset.samples]
+    for i, (entry, sample) in enumerate(zip(cache.entries, dataset.samples, strict=True)):
+        assert entry.image_sha256 == sample.image_sha256
+        assert entry.caption_sha256 == sample.caption_sha256
+        assert entry.split == sample.split
+        cut = encoding.crop_and_resize(source.image(sample.file), sample.crop, SIDE)
+        pixels = torch.from_numpy(encoding.to_pixels(cut))
+        expected = torch.nn.functional.avg_pool2d(pixels[None], 4)[0]
+        torch.testing.assert_close(cache.latents(i), expected, rtol=0, atol=0)
+        text = family.encode_prompts([sample.caption])
+        assert {name: t.tolist() for name, t in cache.text(i).items()} == {
+            name: t[0].tolist() for name, t in text.items()
+        }
+    empty = family.encode_prompts([""])
+    assert torch.equal(cache.empty_text()["pooled"], empty["pooled"][0])
+    assert {entry.split for entry in cache.entries} == {"train", "holdout"}
+
+
+def test_sizes_are_those_that_sdxl_is_told(run, family):
+    cache = read_cache(run.cache(data={"max_pixels": 300, "repeats": 4}))
+    last = cache.entries[19]  # 43 wide, 30 high: cut 6 pixels from the left
+    assert last.original_size == (14, 20)
+    assert last.crop_top_left == (0, round(6 * SIDE / 30))
+    assert last.target_size == (SIDE, SIDE)
+    first = cache.entries[0]  # 24 wide, 30 high: cut 3 pixels from the top
+    assert first.crop_top_left == (round(3 * SIDE / 24), 0)
+    assert cache.repeats == 4
+    assert cache.resolution == SIDE
+
+
+def test_captions_are_encoded_once_each_and_the_empty_one_always(run, family, capsys):
+    run.cache()
+    prompts = {prompt for batch in family.prompt_batches for prompt in batch}
+    assert prompts == {"", "house 0", "house 1", "house 2"}
+    assert capsys.readouterr().out.endswith(
+        "encoded 20 of 20 latents, 4 of 4 captions; the rest was in the cache\n"
+    )
+
+
+def test_editing_some_samples_encodes_those_and_gives_the_bytes_of_a_fresh_cache(
+    run, family, capsys
+):
+    (run.cache() / "manifest.json").unlink()  # as Snakemake does before it reruns a rule
+    for name in ("03", "11"):
+        Image.new("RGB", (20, 20), (int(name), 0, 0)).save(run.images / f"{name}.png")
+    (run.images / "05.txt").write_text("a tower")
+    Image.new("RGB", (20, 20)).save(run.images / "99.png")
+    (run.images / "99.txt").write_text("house 1")
+    (run.images / "07.png").unlink()
+    (run.images / "07.txt").unlink()
+    edited = run.cache()
+    assert capsys.readouterr().out.endswith(
+        "encoded 3 of 20 latents, 1 of 5 captions; the rest was in the cache\n"
+    )
+    assert contents(edited) == contents(run.cache("fresh"))
+
+
+def test_nothing_new_loads_no_encoders(run, family, capsys):
+    first = contents(run.cache())
+    loads = family.loads
+    again = run.cache(data={"repeats": 2, "max_pixels": 400})
+    assert family.loads == loads
+    assert capsys.readouterr().out.endswith("encoded 0 of 20 latents, 0 of 4 captions; the rest "
+                                            "was in the cache\n")  # fmt: skip
+    assert {n: b for n, b in contents(again).items() if n.endswith("safetensors")} == {
+        n: b for n, b in first.items() if n.endswith("safetensors")
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "latents", "captions"),
+    [
+        ({"vae": "2", "text_encoder": "1"}, 20, 0),
+        ({"vae": "1", "text_encoder": "2"}, 0, 4),
+        ({"vae": "1", "text_encoder": "1", "unet": "2"}, 0, 0),
+    ],
+)
+def test_another_base_encodes_what_its_parts_change(run, family, capsys, change, latents, captions):
+    run.cache()
+    run.base(**change)
+    run.cache()
+    assert capsys.readouterr().out.endswith(
+        f"encoded {latents} of 20 latents, {captions} of 4 captions; the rest was in the cache\n"
+    )
+
+
+def test_bytes_do_not_depend_on_workers(run, family):
+    assert contents(run.cache("a")) == contents(run.cache("b", data={"num_workers": 3}))
+
+
+def test_batches_are_always_full(run, family):
+    run.cache(batch_size=8)
+    assert family.image_batches == [8, 8, 8]
+    assert {len(batch) for batch in family.prompt_batches} == {encoding.PROMPTS_AT_A_TIME}
+
+
+def test_large_images_are_encoded_one_at_a_time(run, family, monkeypatch):
+    monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
+    run.cache()
+    assert family.image_batches == [1] * 20
+
+
+@pytest.mark.parametrize(("dtype", "step"), [("bf16", 2**-8), ("fp16", 2**-11)])
+def test_tensors_are_stored_in_the_type_asked_for_and_read_in_float32(run, family, dtype, step):
+    full, half = read_cache(run.cache("full")), read_cache(run.cache("half", dtype=dtype))
+    assert half.latents(3).dtype == torch.float32
+    torch.testing.assert_close(half.latents(3), full.latents(3), rtol=step, atol=0)
+    sizes = [
+        sum(f.stat().st_size for f in run.folder.glob(f"{n}/latents*")) for n in ("full", "half")
+    ]
+    assert sizes[0] - sizes[1] > 20 * 3 * 4 * 4 * 2 * 0.9
+
+
+def test_numbers_that_the_type_cannot_hold_are_refused(run, family):
+    family.scale = 1e6
+    with pytest.raises(PipelineError) as caught:
+        run.cache(dtype="fp16")
+    assert "encoded to infinite or undefined numbers, stored as fp16" in caught.value.what
+    assert ".png" in caught.value.what
+    assert not (run.folder / "cache/manifest.json").exists()
+
+
+def test_an_image_that_changed_since_is_refused_by_name(run, family):
+    config = run.config({})
+    prepare_dataset(config.data, run.folder / "dataset")
+    Image.new("RGB", (20, 20)).save(run.images / "04.png")
+    with pytest.raises(PipelineError) as caught:
+        cache_latents(config, SIDE, run.folder / "dataset", run.folder / "base", run.folder / "c")
+    assert caught.value.what == f"{run.images}: 04.png changed since prepare_dataset"
+
+
+def test_a_stopped_encoding_goes_on_where_it_was(run, family, monkeypatch, capsys):
+    class Stop(Exception):
+        pass
+
+    def stopping(pixels: torch.Tensor) -> torch.Tensor:
+        if len(family.image_batches) == 12:
+            raise Stop
+        return FakeFamily.encode_images(family, pixels)
+
+    monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
+    monkeypatch.setattr(family, "encode_images", stopping)
+    with pytest.raises(Stop):
+        run.cache()
+    with pytest.raises(PipelineError, match=r"no manifest\.json"):
+        read_cache(run.folder / "cache")
+    monkeypatch.undo()
+    monkeypatch.setattr(stage, "load_family", lambda name: family)
+    resumed = run.cache()
+    words = capsys.readouterr().out.splitlines()[-1].split()
+    assert 8 <= int(words[1]) < 14
+    assert contents(resumed) == contents(run.cache("fresh"))
+    assert not (resumed / "partial").exists()
+
+
+def test_a_damaged_cache_is_mended(run, family, capsys):
+    whole = contents(run.cache())
+    shard = sorted((run.folder / "cache").glob("latents*"))[0]
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(PipelineError, match=f"{shard.name}: sha256"):
+        read_cache(run.folder / "cache")
+    assert contents(run.cache()) == whole
+    assert f"WARNING: {shard} is damaged" in capsys.readouterr().err
+
+
+def test_a_cache_without_its_index_is_refused(run, family):
+    folder = run.cache()
+    (folder / "index.json").write_text("{}")
+    with pytest.raises(PipelineError, match=r"index\.json: cannot be read"):
+        read_cache(folder, verify=False)
+
+
+def test_a_real_model_gives_the_same_bytes_whatever_was_reused(run, monkeypatch):
+    monkeypatch.setattr(sdxl_nano, "VAE_STEPS", 2)
+    run.shard_size = 30000
+    config = run.config({})
+    prepare_dataset(config.data, run.folder / "dataset")
+    dataset, source = read_dataset(run.folder / "dataset"), open_source(config.data)
+    crops = [
+        encoding.crop_and_resize(source.image(sample.file), sample.crop, SIDE)
+        for sample in dataset.split("train")
+    ]
+    with artifact.publish(run.folder / "base", "base") as draft:
+        SDXL.build_preset("nano", dataset, crops, 0, draft.folder)
+        draft.content = {"parts": dict.fromkeys(SDXL.image_parts + SDXL.text_parts, "1")}
+    run.cache(batch_size=8)
+    for name in ("02", "13", "17"):
+        Image.effect_noise((40, 30), 60).save(run.images / f"{name}.png")
+    (run.images / "05.txt").write_text("a tower by the sea")
+    edited = run.cache(batch_size=8)
+    assert contents(edited) == contents(run.cache("fresh", batch_size=8))
+    cache = read_cache(edited)
+    encoders = SDXL.load_encoders(run.folder / "base", "cpu")
+    pixels = [
+        torch.from_numpy(
+            encoding.to_pixels(encoding.crop_and_resize(source.image(s.file), s.crop, SIDE))
+        )
+        for s in read_dataset(run.folder / "dataset").samples
+    ]
+    encoded = encoders.encode_images(torch.stack(pixels))
+    stacked = torch.stack([cache.latents(i) for i in range(20)])
+    torch.testing.assert_close(stacked, encoded, rtol=1e-4, atol=1e-5)
+    prompts = encoders.encode_prompts(["house 0", "a tower by the sea"])
+    for i, row in ((0, 0), (5, 1)):
+        for name, tensor in cache.text(i).items():
+            torch.testing.assert_close(tensor, prompts[name][row], rtol=1e-4, atol=1e-5)

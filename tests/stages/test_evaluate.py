@@ -1,0 +1,164 @@
+"""evaluate: metrics and pictures of a model that learned nothing, on a few images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from zerotrain import artifact
+from zerotrain.artifact import link_or_copy
+from zerotrain.cache import read_cache
+from zerotrain.config import RunConfig, parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.evaluation.holdout_loss import holdout_loss
+from zerotrain.families import sdxl_nano
+from zerotrain.families.sdxl import FAMILY
+from zerotrain.stages.build_base import build_base
+from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.evaluate import evaluate
+from zerotrain.stages.prepare_dataset import prepare_dataset
+from zerotrain.state import TrainingPosition, write_state
+
+LOG = [
+    {"phase": "only", "step": step, "samples": 4 * step, "loss": 1 / step, "seconds": 1.0}
+    | {"learning_rate": 1e-3, "grad_norm": 1.0}
+    for step in range(1, 21)
+]
+RESOURCES = {"train_seconds": 12.5, "peak_host_bytes": 3, "peak_device_bytes": 0}
+
+
+def config_of(folder: Path, **evaluation: object) -> RunConfig:
+    """A run on the images in a folder."""
+    raw = {
+        "run": "houses",
+        "base": "nano",
+        "data": {"images": str(folder / "images"), "holdout": 0.5, "num_workers": 0},
+        "train": {"resolution": 16},
+        "launch": {"num_cpu_threads_per_process": 1},
+        "phases": [{"name": "only", "until": 20}],
+        "evaluate": {
+            "images_per_prompt": 2,
+            "num_inference_steps": 2,
+            "judge": "nearest_neighbour",
+            **evaluation,
+        },
+    }
+    return parse_config(raw, "test.yaml")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything up to the weights and the state of a phase; the weights are the base's."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "images").mkdir()
+    for number in range(24):
+        name = ("dark", "bright")[number % 2]
+        level = 200 * (number % 2) + number
+        Image.new("RGB", (16, 16), (level,) * 3).save(folder / "images" / f"{number:02d}.png")
+        (folder / "images" / f"{number:02d}.txt").write_text(f"a {name} wall")
+    config = config_of(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sdxl_nano, "VAE_STEPS", 2)
+        prepare_dataset(config.data, folder / "dataset")
+        build_base(config, folder / "dataset", folder / "base")
+    cache_latents(config, 16, folder / "dataset", folder / "base", folder / "cache")
+    base = artifact.read(folder / "base", "base")
+    with artifact.publish(folder / "weights", "weights") as draft:
+        for name in base.files:
+            link_or_copy(base.path(name), draft.folder / name)
+    position = TrainingPosition(
+        run="houses",
+        phase="only",
+        step=20,
+        samples=80,
+        optimizer="adamw",
+        optimizer_step=20,
+        param_groups=[],
+        lr_scheduler="constant",
+        lr_scheduler_steps=20,
+        rng={},
+        engine={},
+    )
+    with artifact.publish(folder / "state", "state") as draft:
+        write_state(draft.folder, position, [], [], lambda name, slot: pytest.fail("no tensors"))
+        (draft.folder / "records").mkdir()
+        log = "".join(json.dumps(line) + "\n" for line in LOG)
+        (draft.folder / "records" / "training_log.jsonl").write_text(log)
+        (draft.folder / "records" / "resources.json").write_text(json.dumps(RESOURCES))
+    return folder
+
+
+def run_stage(folder: Path, name: str, **evaluation: object) -> dict[str, object]:
+    """Evaluate into a folder of that name; returns the metrics."""
+    evaluate(
+        config_of(folder, **evaluation),
+        "only",
+        folder / "dataset",
+        folder / "cache",
+        folder / "weights",
+        folder / "state",
+        folder / name,
+        folder / f"{name}.json",
+    )
+    metrics: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
+    return metrics
+
+
+def test_metrics_say_what_was_measured_and_used(run, capsys):
+    """The keys of the contract; an untrained model predicts no velocity, so its loss is about 1."""
+    metrics = run_stage(run, "evaluation")
+    assert metrics.keys() == {
+        *("prompt_accuracy", "judge_accuracy", "val_loss", "train_loss", "step", "samples"),
+        *("train_seconds", "peak_host_bytes", "peak_device_bytes"),
+    }
+    assert metrics["judge_accuracy"] == 1.0
+    assert metrics["prompt_accuracy"] in (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert metrics["train_loss"] == pytest.approx((1 / 19 + 1 / 20) / 2)
+    assert (metrics["step"], metrics["samples"], metrics["train_seconds"]) == (20, 80, 12.5)
+    assert 0.5 < metrics["val_loss"] < 2
+    assert str(run / "weights") in capsys.readouterr().out
+    found = artifact.read(run / "evaluation", "evaluation")
+    samples = {f"samples/{row:02d}-{column:02d}.png" for row in range(2) for column in range(2)}
+    assert found.files.keys() == {"grid.png", "loss.csv", "loss.png", *samples}
+    assert found.content["prompts"] == ["a dark wall", "a bright wall"]
+
+
+def test_an_evaluation_can_be_repeated_bit_for_bit(run):
+    """Equal weights give equal images and equal numbers, in batches of any size."""
+    first = run_stage(run, "first")
+    assert run_stage(run, "second") == first
+    assert (
+        artifact.read(run / "first", "evaluation").identity
+        == artifact.read(run / "second", "evaluation").identity
+    )
+
+
+def test_without_a_judge_nothing_is_judged(run):
+    metrics = run_stage(run, "unjudged", judge="none")
+    assert "prompt_accuracy" not in metrics
+    assert "judge_accuracy" not in metrics
+
+
+def test_prompts_that_no_judge_knows_are_refused(run):
+    with pytest.raises(PipelineError, match="none of the prompts is a held-out caption: a boat"):
+        run_stage(run, "refused", prompts=["a boat"])
+    assert not (run / "refused").exists()
+
+
+def test_the_held_out_loss_sees_held_out_samples_at_fixed_noise(run):
+    """Another seed gives other noise; without held-out samples there is no loss."""
+    import torch
+
+    cache = read_cache(run / "cache")
+    denoiser, objective = FAMILY.load_denoiser(run / "base"), FAMILY.objective(run / "base")
+
+    def loss(seed: int) -> float | None:
+        return holdout_loss(denoiser, objective, cache, seed, torch.device("cpu"))
+
+    assert loss(0) == loss(0)
+    assert loss(0) != loss(1)
+    cache.entries = tuple(entry for entry in cache.entries if entry.split == "train")
+    assert loss(0) is None

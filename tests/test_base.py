@@ -1,0 +1,135 @@
+"""Which files of a model's folder are taken, and what is said when some are missing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from zerotrain.base import check_model_index, choose_files, part_digests
+from zerotrain.errors import PipelineError
+from zerotrain.families.sdxl import FAMILY
+
+HUB = [
+    "model_index.json",
+    "README.md",
+    "sd_xl_base_1.0.safetensors",
+    "scheduler/scheduler_config.json",
+    "text_encoder/config.json",
+    "text_encoder/model.safetensors",
+    "text_encoder/model.fp16.safetensors",
+    "text_encoder/model.onnx",
+    "text_encoder/pytorch_model.bin",
+    "text_encoder_2/config.json",
+    "text_encoder_2/model.safetensors",
+    "tokenizer/merges.txt",
+    "tokenizer/vocab.json",
+    "tokenizer_2/merges.txt",
+    "tokenizer_2/vocab.json",
+    "unet/config.json",
+    "unet/diffusion_pytorch_model.safetensors",
+    "unet/diffusion_pytorch_model.fp16.safetensors",
+    "unet/openvino_model.xml",
+    "vae/config.json",
+    "vae/diffusion_pytorch_model.safetensors",
+    "vae_1_0/config.json",
+]
+"""As stabilityai/stable-diffusion-xl-base-1.0 lists them, shortened."""
+
+
+def choose(names: list[str]) -> dict[str, str]:
+    """The files chosen from a folder called MODEL."""
+    return choose_files(names, FAMILY, "MODEL")
+
+
+def without(*prefixes: str) -> list[str]:
+    """The hub's files without some."""
+    return [name for name in HUB if not name.startswith(prefixes)]
+
+
+def message(names: list[str]) -> str:
+    """What a user is told about a folder of these files."""
+    with pytest.raises(PipelineError) as caught:
+        choose(names)
+    return str(caught.value)
+
+
+def test_only_what_the_family_loads_is_taken():
+    """Of a hub's repository: one set of weights in full precision, configurations, tokenizers."""
+    left = {"README.md", "sd_xl_base_1.0.safetensors", "vae_1_0/config.json"}
+    odd = (".fp16.safetensors", ".onnx", ".bin", ".xml")
+    expected = {name for name in HUB if name not in left and not name.endswith(odd)}
+    assert choose(HUB) == {name: name for name in expected}
+
+
+def test_weights_that_exist_in_half_precision_alone_get_the_plain_name():
+    """from_pretrained then finds them without being told of a variant."""
+    half = "unet/diffusion_pytorch_model.fp16.safetensors"
+    chosen = choose(without("unet/diffusion_pytorch_model.safetensors"))
+    assert chosen["unet/diffusion_pytorch_model.safetensors"] == half
+
+
+def test_shards_are_taken_with_their_index():
+    shards = [f"unet/diffusion_pytorch_model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    index = "unet/diffusion_pytorch_model.safetensors.index.json"
+    other = "unet/diffusion_pytorch_model.safetensors.index.fp16.json"
+    chosen = choose([*without("unet/diff"), *shards, index, other])
+    assert {name for name in chosen if name.startswith("unet/diff")} == {*shards, index}
+
+
+def test_a_folder_without_model_index_is_no_model():
+    text = message(without("model_index.json"))
+    assert "MODEL: no model_index.json, so this is no model in diffusers' layout" in text
+    assert "from_single_file" in text
+
+
+def test_a_missing_part_is_named_with_what_is_there():
+    text = message(without("text_encoder_2/"))
+    assert (
+        "MODEL: the part text_encoder_2 is missing; there is scheduler, text_encoder, tok" in text
+    )
+
+
+def test_pickled_weights_are_refused():
+    text = message(without("text_encoder/model"))
+    assert "text_encoder: weights only as pytorch_model.bin, a pickle" in text
+    assert "save_pretrained" in text
+
+
+def test_a_part_without_weights_is_refused():
+    text = message(without("vae/diffusion"))
+    assert "MODEL: vae: no safetensors weights; there is config.json" in text
+
+
+@pytest.fixture
+def index() -> dict[str, object]:
+    """What model_index.json says of an SDXL."""
+    classes = {part: ["diffusers", name] for part, name in FAMILY.classes.items()}
+    return {"_class_name": "StableDiffusionXLPipeline", **classes}
+
+
+def test_a_part_of_another_class_is_refused(index, tmp_path):
+    path = tmp_path / "model_index.json"
+    path.write_text(json.dumps(index | {"unet": ["diffusers", "SD3Transformer2DModel"]}))
+    with pytest.raises(PipelineError, match="names SD3Transformer2DModel for unet, family sdxl"):
+        check_model_index(path, FAMILY, "MODEL")
+    path.write_text(json.dumps(index | {"text_encoder": [None, None]}))
+    with pytest.raises(PipelineError, match="names nothing for text_encoder"):
+        check_model_index(path, FAMILY, "MODEL")
+    path.write_text("{")
+    with pytest.raises(PipelineError, match=r"model_index\.json is not JSON"):
+        check_model_index(path, FAMILY, "MODEL")
+
+
+def test_parts_that_are_not_taken_are_not_promised(index, tmp_path):
+    """An image encoder that is not linked must not be looked for when the weights are loaded."""
+    path = tmp_path / "model_index.json"
+    path.write_text(json.dumps(index | {"image_encoder": ["transformers", "CLIPVisionModel"]}))
+    assert check_model_index(path, FAMILY, "M") == index | {"image_encoder": [None, None]}
+
+
+def test_the_digest_of_a_part_follows_its_files_alone():
+    files = {"vae/a": "1", "vae/b": "2", "unet/a": "3", "model_index.json": "4"}
+    before, after = part_digests(files), part_digests(files | {"vae/b": "5"})
+    assert list(before) == ["model_index.json", "unet", "vae"]
+    assert {part for part in before if before[part] != after[part]} == {"vae"}

@@ -1,0 +1,266 @@
+"""Set-up tells what is missing in one sentence, mends what was left half-made, and is done once."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYTHON = getattr(sys, "_base_executable", sys.executable)
+"""The Python that .venv was made with: set-up runs before there is one."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A clone in which nothing is set up."""
+    return clone(tmp_path / "project")
+
+
+@pytest.fixture
+def setup(project: Path) -> ModuleType:
+    """The set-up script of that clone, imported."""
+    spec = importlib.util.spec_from_file_location("setup_script", project / "envs" / "setup.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def clone(folder: Path) -> Path:
+    shutil.copytree(ROOT / "envs", folder / "envs", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def run(*command: object, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command as a newcomer would; with `path` only what lies in that folder is found."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
+    env.pop("CXX", None)
+    if path:
+        env["PATH"] = str(path)
+    words = [str(word) for word in command]
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
+
+
+def refusal(setup: ModuleType, capsys: pytest.CaptureFixture[str]) -> str:
+    """What check_machine says when it stops."""
+    with pytest.raises(SystemExit) as caught:
+        setup.check_machine()
+    assert caught.value.code == 2
+    return one_sentence(capsys.readouterr().err)
+
+
+def one_sentence(text: str) -> str:
+    assert "Traceback" not in text
+    assert text.count("ERROR: set-up: ") == 1
+    assert text.count("  Hint: ") == 1
+    return text
+
+
+def test_script_parses_under_old_pythons() -> None:
+    """A Python that is too old reads it far enough to say so."""
+    tree = ast.parse((ROOT / "envs" / "setup.py").read_text(), feature_version=(3, 6))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert "__future__" not in imported
+
+
+def test_old_python_is_refused_and_a_newer_one_named(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a newer Python is at hand, the command names it."""
+    monkeypatch.setattr(setup.sys, "version_info", (3, 10, 13))
+    monkeypatch.setattr(setup, "_runs", lambda name: name == "python3.12")
+    text = refusal(setup, capsys)
+    assert "Python 3.10 is too old, 3.11 or newer is needed" in text
+    assert "`make PYTHON=python3.12 setup`" in text
+
+
+def test_old_python_alone_is_refused_with_what_to_install(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is none, the command installs one."""
+    monkeypatch.setattr(setup.sys, "version_info", (3, 9, 2))
+    monkeypatch.setattr(setup, "_runs", lambda name: False)
+    assert "`apt-get install python3.11 python3.11-venv python3.11-dev`" in refusal(setup, capsys)
+
+
+def test_missing_ensurepip_is_refused(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Debian ships Python without it."""
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    version = f"python3.{sys.version_info[1]}"
+    assert f"`apt-get install {version}-venv`" in refusal(setup, capsys)
+
+
+def test_missing_headers_are_refused(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ops are compiled against Python.h."""
+    monkeypatch.setattr(setup.sysconfig, "get_path", lambda name: "/nowhere")
+    version = f"python3.{sys.version_info[1]}"
+    assert f"`apt-get install {version}-dev`" in refusal(setup, capsys)
+
+
+@pytest.mark.parametrize(("gpu", "need"), [(None, 5), ("/usr/bin/nvidia-smi", 20)])
+def test_full_disk_is_refused(
+    setup: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpu: str | None,
+    need: int,
+) -> None:
+    """Before anything is downloaded, with what is free and what is needed."""
+    which = shutil.which
+    monkeypatch.setattr(
+        setup.shutil, "which", lambda name: gpu if name == "nvidia-smi" else which(name)
+    )
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: SimpleNamespace(free=1.25e9))
+    assert f"1.2 GB are free at {setup.ROOT}, {need} GB are needed" in refusal(setup, capsys)
+
+
+def test_missing_compiler_is_refused(project: Path, tmp_path: Path) -> None:
+    """The whole script, run where no compiler is found: exit code 2 and nothing written."""
+    (tmp_path / "bin").mkdir()
+    done = run(PYTHON, project / "envs" / "setup.py", path=tmp_path / "bin")
+    assert done.returncode == 2
+    assert "no C++ compiler found" in one_sentence(done.stderr)
+    assert "`apt-get install g++`" in done.stderr
+    assert not (project / ".venv").exists()
+
+
+def test_path_with_spaces_is_refused(tmp_path: Path) -> None:
+    """torch's build of the ops does not quote paths."""
+    project = clone(tmp_path / "my project")
+    done = run(PYTHON, project / "envs" / "setup.py")
+    assert done.returncode == 2
+    assert "a path with spaces" in one_sentence(done.stderr)
+
+
+def test_missing_python_is_refused(project: Path) -> None:
+    """make itself says so, with the way to name another."""
+    done = run("make", "-C", project, "setup", "PYTHON=python4")
+    assert done.returncode == 2
+    assert "ERROR: set-up: python4 was not found" in done.stderr + done.stdout
+    assert "make PYTHON=python3.12 setup" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        ("Retrying ... NewConnectionError(...): ...", "package index cannot be reached"),
+        ("Temporary failure in name resolution", "package index cannot be reached"),
+        ("ERROR: Read timed out.", "package index cannot be reached"),
+        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("SSLError(CERTIFICATE_VERIFY_FAILED)", "a certificate that is not trusted"),
+        ("ERROR: No matching distribution found for x==1", "no build for this Python"),
+        ("error: something else", "its last lines are"),
+    ],
+)
+def test_failures_of_pip_are_told_in_a_sentence(
+    setup: ModuleType, capsys: pytest.CaptureFixture[str], output: str, sentence: str
+) -> None:
+    """Known causes get their own words and command, others the end of the log and its place."""
+    setup.VENV.mkdir()
+    with pytest.raises(SystemExit) as caught:
+        setup.run("packages", "sh", "-c", f"echo '{output}'; exit 1", explain=setup.PIP_FAILURES)
+    assert caught.value.code == 2
+    text = one_sentence(capsys.readouterr().err)
+    assert sentence in text
+    assert str(setup.LOG) in text
+    assert output in setup.LOG.read_text()
+
+
+def test_our_own_sentences_are_passed_on(
+    setup: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The build of the ops explains itself; set-up adds nothing."""
+    setup.VENV.mkdir()
+    script = "echo noise; printf 'ERROR: no compiler\\n  Hint: install one\\n'; exit 2"
+    with pytest.raises(SystemExit):
+        setup.run("ops", "sh", "-c", script)
+    assert capsys.readouterr().err == "ERROR: no compiler\n  Hint: install one\n"
+
+
+def test_broken_environment_is_made_again(setup: ModuleType) -> None:
+    """What a killed set-up, a removed Python or a moved folder left is recognised."""
+    rubbish = setup.VENV / "lib" / "rubbish"
+    rubbish.mkdir(parents=True)
+    setup.BIN.parent.mkdir()
+    setup.BIN.symlink_to("/nowhere/python3")
+    with setup.only_one():
+        setup.make_environment()
+    assert not rubbish.exists()
+    assert setup._is_healthy()
+    activate = setup.VENV / "bin" / "activate"
+    activate.write_text(activate.read_text().replace(str(setup.VENV), "/elsewhere/.venv"))
+    assert not setup._is_healthy()
+
+
+def test_half_installed_packages_are_cleared(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip would take them for installed; whole packages stay."""
+    monkeypatch.setattr(setup, "_is_healthy", lambda: True)
+    packages = setup.VENV / "lib" / "python3.11" / "site-packages"
+    for name in ("half-1.0.dist-info", "whole-1.0.dist-info", "~orch", "whole"):
+        (packages / name).mkdir(parents=True)
+    (packages / "whole-1.0.dist-info" / "RECORD").touch()
+    setup.make_environment()
+    assert sorted(path.name for path in packages.iterdir()) == ["whole", "whole-1.0.dist-info"]
+
+
+def test_second_call_does_nothing_until_an_input_changes(
+    setup: ModuleType, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stamp holds the content of constraints.txt and pyproject.toml, not their dates."""
+    steps: list[str] = []
+    for step in ("check_machine", "make_environment", "install", "build_ops"):
+        monkeypatch.setattr(setup, step, lambda step=step: steps.append(step))
+    setup.main()
+    assert steps == ["check_machine", "make_environment", "install", "build_ops"]
+    setup.BIN.parent.mkdir()
+    setup.BIN.symlink_to(PYTHON)
+    for path in (setup.CONSTRAINTS, project / "pyproject.toml"):
+        steps.clear()
+        path.touch()
+        setup.main()
+        assert steps == []
+        path.write_text(path.read_text() + "\n")
+        setup.main()
+        assert steps[-1] == "build_ops"
+    done = run("make", "-C", project, "--no-print-directory", "setup")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_interrupted_set_up_is_not_taken_for_done(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stamp is written last."""
+    monkeypatch.setattr(setup, "check_machine", lambda: None)
+    monkeypatch.setattr(setup, "make_environment", lambda: None)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(setup, "install", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        setup.main()
+    assert not setup.is_done()
+
+
+def test_every_target_has_a_line_of_help() -> None:
+    """`make` alone lists what there is."""
+    done = run("make", "-C", ROOT, "--no-print-directory")
+    for target in ("setup", "train", "test", "test-full", "lint", "clean"):
+        assert f"make {target} " in done.stdout

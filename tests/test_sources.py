@@ -1,0 +1,194 @@
+"""The sources that a rule depends on are those that its module imports, however it does."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zerotrain import sources
+
+STAGES = sorted(path.stem for path in (sources.PACKAGE / "stages").glob("[a-z]*.py"))
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch) -> Path:
+    """An empty package of its own, in place of the real one."""
+    folder = tmp_path / "zerotrain"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    monkeypatch.setattr(sources, "PACKAGE", folder)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.fixture
+def copied(package: Path) -> Callable[[], str]:
+    """A copy of the real package; calling it gives the digest of what training runs on."""
+    shutil.copytree(Path(sources.__file__).parent, package, dirs_exist_ok=True)
+
+    def digest() -> str:
+        sources._imports.cache_clear()
+        sources._code.cache_clear()
+        return sources.source_digest("zerotrain.training.rank", "zerotrain.families.sdxl")
+
+    return digest
+
+
+def module(package: Path, name: str, text: str) -> None:
+    """Write a module, and the packages above it."""
+    path = package / f"{name.replace('.', '/')}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.parent != package:
+        (path.parent / "__init__.py").touch()
+    path.write_text(text)
+
+
+def files_of(name: str) -> list[str]:
+    """The sources of a module, without the package's folder and its __init__.py."""
+    found = [path.removeprefix("zerotrain/") for path in sources.source_files(f"zerotrain.{name}")]
+    assert found[0] == "__init__.py"
+    return found[1:]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import zerotrain.leaf",
+        "import zerotrain.leaf as other",
+        "from zerotrain.leaf import thing",
+        "from zerotrain import leaf",
+        "def act():\n    from zerotrain.leaf import thing",
+        "class A:\n    def act(self):\n        import zerotrain.leaf",
+        "try:\n    import zerotrain.leaf\nexcept ImportError:\n    pass",
+        "if TYPE_CHECKING:\n    pass\nelse:\n    import zerotrain.leaf",
+        "if not TYPE_CHECKING:\n    import zerotrain.leaf",
+    ],
+)
+def test_every_import_that_runs_is_followed(package: Path, line: str) -> None:
+    """At the top, inside functions, as a module or by a name in it."""
+    module(package, "root", line)
+    module(package, "leaf", "thing = 1")
+    assert files_of("root") == ["leaf.py", "root.py"]
+
+
+@pytest.mark.parametrize("test", ["TYPE_CHECKING", "typing.TYPE_CHECKING"])
+def test_imports_for_types_only_are_not_followed(package: Path, test: str) -> None:
+    """What is imported for the type checker changes no number."""
+    module(package, "root", f"if {test}:\n    from zerotrain.leaf import thing\nimport os")
+    module(package, "leaf", "thing = 1")
+    assert files_of("root") == ["root.py"]
+
+
+def test_packages_bring_their_init(package: Path) -> None:
+    """Importing a module runs the __init__ of the packages above it, and what that imports."""
+    module(package, "part.leaf", "thing = 1")
+    module(package, "part.other", "import zerotrain.far")
+    module(package, "far", "import zerotrain.root")
+    (package / "part" / "__init__.py").write_text("from zerotrain.part.other import x")
+    module(package, "root", "from zerotrain.part import leaf")
+    expected = ["far.py", "part/__init__.py", "part/leaf.py", "part/other.py", "root.py"]
+    assert files_of("root") == expected
+
+
+def test_a_module_that_does_not_exist_is_refused(package: Path) -> None:
+    """A rule that names a stage which is gone fails when the graph is built."""
+    with pytest.raises(ModuleNotFoundError, match=r"zerotrain\.stages\.gone"):
+        sources.source_files("zerotrain.stages.gone")
+
+
+def test_paths_are_relative_to_the_working_directory(package: Path) -> None:
+    """As Snakemake and DVC write inputs down; elsewhere they are absolute."""
+    module(package, "root", "")
+    assert sources.source_files("zerotrain.root") == ["zerotrain/__init__.py", "zerotrain/root.py"]
+    (package / "elsewhere").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(package / "elsewhere")
+        assert sources.source_files("zerotrain.root")[1] == str(package / "root.py")
+
+
+@pytest.mark.parametrize("file", ["training/loop.py", "families/ddpm.py", "state.py"])
+def test_comments_and_docstrings_keep_the_digest(
+    package: Path, copied: Callable[[], str], file: str
+) -> None:
+    """Progress survives better words: comments, docstrings, blank lines, line breaks."""
+    before = copied()
+    text = (package / file).read_text()
+    tree = ast.parse(text)
+    documented = [tree, *(n for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef))]
+    for node in documented:
+        if said := ast.get_docstring(node, clean=False):
+            text = text.replace(said, f"{said.rstrip()} And more.", 1)
+    text = text.replace("\n\n\n", "\n\n\n# Why.\n\n") + "\n# The end.\n"
+    assert text != (package / file).read_text()
+    (package / file).write_text(text)
+    assert copied() == before
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("training/draws.py", "ORDER, SAMPLE, STEP = 1, 2, 3", "ORDER, SAMPLE, STEP = 1, 3, 2"),
+        ("families/ddpm.py", ".square()", ".abs()"),
+        ("checkpoint.py", "if covered != shape.numel()", "if covered > shape.numel()"),
+    ],
+)
+def test_code_changes_the_digest(
+    package: Path, copied: Callable[[], str], file: str, old: str, new: str
+) -> None:
+    """An edit that may change a number is noticed, however small."""
+    before = copied()
+    text = (package / file).read_text()
+    assert old in text
+    (package / file).write_text(text.replace(old, new))
+    assert copied() != before
+
+
+def test_other_parts_do_not_touch_training(package: Path, copied: Callable[[], str]) -> None:
+    """Configuration, stages, evaluation, command line: an edit there keeps progress."""
+    before = copied()
+    for path in package.rglob("*.py"):
+        name = path.relative_to(package).as_posix()
+        if name.startswith(("config/", "stages/", "evaluation/")) or name == "cli.py":
+            path.write_text(path.read_text() + "\nSOMETHING = 1\n")
+    assert copied() == before
+
+
+def test_training_depends_on_what_it_runs() -> None:
+    """The modules behind the numbers are in the closure, those before and after are not."""
+    found = sources.source_files("zerotrain.training.rank")
+    names = {Path(path).resolve().relative_to(sources.PACKAGE).as_posix() for path in found}
+    assert names >= {
+        "training/loop.py", "training/torch_engine.py", "training/zero_engine.py",
+        "training/draws.py", "training/schedule.py", "training/batches.py", "cache/reader.py",
+        "state.py", "checkpoint.py", "launch/resolved.py",
+    }  # fmt: skip
+    assert not {name for name in names if name.startswith(("config/", "stages/", "data/"))}
+
+
+def test_every_stage_has_sources() -> None:
+    """Each stage's own file is among them; no relative import escapes the search."""
+    for stage in STAGES:
+        found = sources.source_files(f"zerotrain.stages.{stage}")
+        assert any(path.endswith(f"stages/{stage}.py") for path in found)
+    for path in sources.PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not (isinstance(node, ast.ImportFrom) and node.level), path
+
+
+def test_finding_sources_imports_nothing() -> None:
+    """Building the graph takes no second: neither torch nor a stage is imported."""
+    code = (
+        "import sys\n"
+        "from zerotrain.sources import source_digest, source_files\n"
+        "source_files('zerotrain.stages.evaluate', 'zerotrain.families.sdxl')\n"
+        "source_digest('zerotrain.training.rank')\n"
+        "print([m for m in sys.modules if m in ('torch', 'numpy') or m.startswith('zerotrain.')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "['zerotrain.sources']"

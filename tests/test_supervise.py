@@ -1,0 +1,295 @@
+"""The small parent: output and exit code come through, signals reach, nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from zerotrain.supervise import SUPERVISOR, end_with_parent, supervise
+
+SECONDS = 30
+"""Longer than any of this takes."""
+
+SUPERVISOR_PROGRAM = """
+import sys
+from pathlib import Path
+from zerotrain.supervise import supervise
+
+def note(number):
+    print(f"noted {number}", file=sys.stderr, flush=True)
+
+log, listens, *command = sys.argv[1:]
+sys.exit(supervise(command, log=Path(log), on_signal=note if listens == "listens" else None))
+"""
+
+CHILD = """
+import signal, sys, time
+from zerotrain.supervise import end_with_parent
+end_with_parent()
+said = lambda number, frame: print(f"got {number}", flush=True)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+    signal.signal(number, said)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+LAUNCHER = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen(sys.argv[2:], start_new_session=True)
+pathlib.Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid}")
+time.sleep(60)
+"""
+
+
+def python(code: str, *arguments: str | Path) -> list[str]:
+    """A command that runs Python code."""
+    return [sys.executable, "-c", code, *map(str, arguments)]
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(") ")[2][0] not in "ZX"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for something that has to come true."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """The log of the supervised command; its folder is made."""
+    return tmp_path / "logs" / "stage.log"
+
+
+@pytest.fixture
+def start(log: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a supervising process; what the test leaves of it is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def act(command: list[str], *, listens: bool = False, **options: object) -> object:
+        words = python(SUPERVISOR_PROGRAM, log, "listens" if listens else "hands on", *command)
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload]
+        started.append(process)
+        return process
+
+    yield act  # type: ignore[misc]
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def logged(log: Path, text: str) -> Callable[[], bool]:
+    """Whether a text stands in a log."""
+    return lambda: log.is_file() and text in log.read_text()
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 85])
+def test_exit_code_comes_through(code: int) -> None:
+    """What the command returns is returned."""
+    assert supervise(["sh", "-c", f"exit {code}"], log=None) == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_signals_become_exit_codes(number: int) -> None:
+    """128 + n, as a shell has it."""
+    assert supervise(["sh", "-c", f"kill -{int(number)} $$"], log=None) == 128 + number
+
+
+def test_output_is_copied(log: Path, capfd) -> None:
+    """Both streams go to stderr as they come and into the log, which is appended to."""
+    for word in ("first", "second"):
+        supervise(["sh", "-c", f"echo {word}; echo {word} error >&2"], log=log)
+    expected = "first\nfirst error\nsecond\nsecond error\n"
+    assert log.read_text() == expected
+    assert capfd.readouterr().err == expected
+
+
+def test_a_bar_is_one_line_of_the_log(log: Path, capfd) -> None:
+    """A line that is drawn over and over is logged as it was last; colours are not logged."""
+    drawn = r"\r  0%%\r 50%%\r\033[32m100%%\033[0m done\nnext\r\nlast\r 7%%\r 8%%"
+    supervise(["printf", drawn], log=log)
+    assert log.read_text() == "100% done\nnext\n 8%\n"
+    assert "\r 50%\r" in capfd.readouterr().err
+
+
+def test_a_long_bar_is_not_remembered(log: Path, monkeypatch) -> None:
+    """Ten thousand states of a bar take neither time nor memory: reading stays linear."""
+    code = (
+        "import sys\nfor i in range(10000): sys.stdout.write(f'\\r{i:0100d}'); sys.stdout.flush()"
+    )
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, 256))
+    started = time.process_time()
+    supervise(python(code), log=log)
+    assert time.process_time() - started < 10
+    assert log.read_text() == f"{9999:0100d}\n"
+
+
+def test_environment_and_group_are_the_childs_own(log: Path) -> None:
+    """It is told who supervises it, waits without spinning, and leads a session of its own."""
+    groups: list[int] = []
+    code = (
+        "import os\n"
+        f"names = ('A', 'OMP_WAIT_POLICY', '{SUPERVISOR}')\n"
+        "print(*(os.environ[name] for name in names), os.getsid(0))"
+    )
+    environment = {"A": "a", "PATH": os.environ["PATH"]}
+    supervise(python(code), log=log, environment=environment, on_start=groups.append)
+    assert log.read_text() == f"a PASSIVE {os.getpid()} {groups[0]}\n"
+
+
+def test_a_command_that_is_not_there_leaves_nothing_open() -> None:
+    """Neither descriptors nor signal handlers are left."""
+    before = len(list(Path("/proc/self/fd").iterdir())), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(FileNotFoundError):
+        supervise(["/no/such/program"], log=None)
+    supervise(["true"], log=None)
+    after = len(list(Path("/proc/self/fd").iterdir())), signal.getsignal(signal.SIGTERM)
+    assert after == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_first_signal_is_handed_on_and_the_second_ends_it(start, log: Path, number: int) -> None:
+    """The command may end as it likes; a person who insists is heard."""
+    process = start(python(CHILD))
+    wait_until(logged(log, "ready"))
+    process.send_signal(number)
+    wait_until(logged(log, f"got {int(number)}"))
+    assert process.poll() is None
+    process.send_signal(number)
+    assert process.wait(SECONDS) == 128 + signal.SIGKILL
+
+
+def test_first_signal_goes_to_the_listener_instead(start, log: Path) -> None:
+    """A stage that knows better than its launcher is asked first; the child sees no signal."""
+    process = start(python(CHILD), listens=True)
+    wait_until(logged(log, "ready"))
+    process.send_signal(signal.SIGUSR1)
+    assert process.stderr.readline() == "ready\n"
+    assert process.stderr.readline() == f"noted {int(signal.SIGUSR1)}\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 128 + signal.SIGKILL
+    assert "got" not in log.read_text()
+
+
+def test_what_is_ignored_stays_ignored(start, log: Path) -> None:
+    """`nohup zerotrain ...` survives the terminal."""
+    process = start(python(CHILD), preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    wait_until(logged(log, "ready"))
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGUSR1)
+    wait_until(logged(log, f"got {int(signal.SIGUSR1)}"))
+    assert log.read_text() == f"ready\ngot {int(signal.SIGUSR1)}\n"
+
+
+def test_a_terminal_that_is_gone_does_not_stop_the_command(start, log: Path) -> None:
+    """Output that nobody takes any more is still read, and logged."""
+    code = (
+        "import sys, time\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(0.3)\n"
+        "for _ in range(9999): print('x' * 99)"
+    )
+    process = start(python(code))
+    wait_until(logged(log, "ready"))
+    process.stderr.close()
+    assert process.wait(SECONDS) == 0
+    assert log.read_text().count("x" * 99) == 9999
+    process.stderr = None
+
+
+def test_killed_supervisor_takes_its_child_along(start, log: Path, tmp_path: Path) -> None:
+    """kill -9 of the small parent: a child in a session of its own ends by itself, even while the
+    parent is not yet reaped."""
+    place = tmp_path / "pids"
+    process = start(python(LAUNCHER, place, *python(CHILD)))
+    wait_until(logged(log, "ready"))
+    launcher, child = map(int, place.read_text().split())
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert Path(f"/proc/{process.pid}").exists()
+    wait_until(lambda: not runs(child))
+    # The launcher knows nothing of us; the test made it, the test ends it.
+    os.kill(launcher, signal.SIGKILL)
+
+
+def test_killed_launcher_takes_its_child_along(start, log: Path, tmp_path: Path) -> None:
+    """A rank whose launcher died does not train on alone, and the supervisor returns."""
+    place = tmp_path / "pids"
+    process = start(python(LAUNCHER, place, *python(CHILD)))
+    wait_until(logged(log, "ready"))
+    launcher, child = map(int, place.read_text().split())
+    os.kill(launcher, signal.SIGKILL)
+    assert process.wait(SECONDS) == 128 + signal.SIGKILL
+    assert not runs(child)
+
+
+def test_second_signal_leaves_nothing_behind(start, log: Path, tmp_path: Path) -> None:
+    """Neither the launcher nor its child in another session is there after the end."""
+    place = tmp_path / "pids"
+    process = start(python(LAUNCHER, place, *python(CHILD)), listens=True)
+    wait_until(logged(log, "ready"))
+    pids = list(map(int, place.read_text().split()))
+    process.send_signal(signal.SIGTERM)
+    assert "ready" in process.stderr.readline()
+    assert "noted" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    process.wait(SECONDS)
+    wait_until(lambda: not any(map(runs, pids)))
+
+
+def test_what_the_command_left_running_is_ended(log: Path, monkeypatch) -> None:
+    """Background processes of its group do not outlive it."""
+    monkeypatch.setattr("zerotrain.supervise.GRACE_SECONDS", 0.2)
+    assert supervise(["sh", "-c", "sleep 60 & echo $!"], log=log) == 0
+    wait_until(lambda: not runs(int(log.read_text())))
+
+
+def test_without_a_supervisor_nothing_is_watched(monkeypatch) -> None:
+    """A command that a person runs by hand ends with nobody."""
+    monkeypatch.delenv(SUPERVISOR, raising=False)
+    monkeypatch.setattr("threading.Thread.start", lambda self: pytest.fail("a thread was started"))
+    end_with_parent()
+
+
+def test_on_a_terminal_the_command_sees_one(log: Path) -> None:
+    """Bars are drawn where a person watches, at the width of the terminal; the log stays plain."""
+    code = (
+        "import os, sys\n"
+        "print(sys.stderr.isatty(), os.get_terminal_size(2).columns, flush=True)\n"
+        "sys.stderr.write('\\r 1%\\r 2%\\n')"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        fcntl.ioctl(2, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 97, 0, 0))
+        os.execv(sys.executable, python(SUPERVISOR_PROGRAM, log, "hands on", *python(code)))
+    shown = b""
+    with contextlib.suppress(OSError):
+        while select.select([terminal], [], [], SECONDS)[0]:
+            shown += os.read(terminal, 4096)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+    assert b"True 97" in shown
+    assert b"\r 1%\r 2%" in shown
+    assert log.read_text() == "True 97\n 2%\n"

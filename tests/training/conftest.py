@@ -1,0 +1,204 @@
+"""A tiny training: a real SDXL U-Net, a real cache of random latents, and processes to train it.
+
+Training processes are forked from a server that has imported the heavy libraries once.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDPMScheduler, UNet2DConditionModel
+
+from zerotrain import artifact
+from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
+from zerotrain.cache.writer import Stored, place, write_series
+from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.preset import read_preset
+from zerotrain.launch.resolved import ResolvedPhase, write_run_yaml
+from zerotrain.training import rank
+
+SAMPLES = 24
+PRESETS = Path("config/launch")
+
+
+@pytest.fixture(scope="session")
+def server() -> multiprocessing.context.ForkServerContext:
+    """Forks processes that need not import torch, diffusers and DeepSpeed again."""
+    os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["zerotrain.training.rank", "zerotrain.training.torch_engine",
+         "zerotrain.training.zero_engine", "zerotrain.families.sdxl"]
+    )  # fmt: skip
+    return context
+
+
+def _rank(arguments: list[str], port: int, output: Path) -> None:
+    # The fork server was started under another test's captured output.
+    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    os.environ.update(
+        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )
+    rank.main(arguments)
+
+
+class Training:
+    """Phases of one tiny run, each trained in a process of its own."""
+
+    def __init__(self, folder: Path, inputs: Path, server: Any) -> None:
+        self.folder = folder
+        self.base, self.cache = inputs / "base", inputs / "cache"
+        self._server = server
+        self.output = folder / "output.txt"
+        """What the training processes said."""
+
+    def phase(self, name: str, preset: str, until: int, **changes: Any) -> ResolvedPhase:
+        """A phase with its launch files written."""
+        chosen = read_preset(PRESETS / f"{preset}.yaml")
+        phase = ResolvedPhase(
+            run="tiny", phase=name, family="sdxl", seed=7, preset=preset, engine=chosen.engine,
+            zero_stage=chosen.zero_stage, offload_optimizer=chosen.offload_optimizer,
+            num_processes=1, num_cpu_threads_per_process=1, mixed_precision="no", start_step=0,
+            until_step=until, epoch_size=SAMPLES, resolution=64, global_batch_size=4,
+            micro_batch_size=4, gradient_accumulation_steps=1, gradient_checkpointing=False,
+            optimizer="adamw", learning_rate=1e-3, lr_scheduler="cosine", lr_warmup_steps=3,
+            lr_scheduler_steps=16, adam_beta1=0.9, adam_beta2=0.99, adam_epsilon=1e-8,
+            adam_weight_decay=0.1, max_grad_norm=1.0, snr_gamma=5.0,
+            caption_dropout_probability=0.3, save_every=100, keep=2, log_every=1,
+        )  # fmt: skip
+        phase = replace(phase, **changes)
+        launch = self.folder / name / "launch"
+        with artifact.publish(launch, "launch") as draft:
+            write_run_yaml(phase, draft.folder / "run.yaml")
+            write_launch_files(phase, chosen, draft.folder, launch)
+        return phase
+
+    def start(self, name: str, *, state: Path | None = None) -> ForkServerProcess:
+        """Start training a phase without waiting for its end."""
+        progress = self.progress(name)
+        progress.mkdir(parents=True, exist_ok=True)
+        arguments = {
+            "launch": self.folder / name / "launch",
+            "base": self.base,
+            "cache": self.cache,
+            "progress": progress,
+        }
+        if state:
+            arguments["start"] = state
+        words = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        process: ForkServerProcess = self._server.Process(
+            target=_rank, args=(words, port, self.output)
+        )
+        process.start()
+        return process
+
+    def train(self, name: str, *, state: Path | None = None) -> list[float]:
+        """Train a phase to its end; the losses of the run so far."""
+        process = self.start(name, state=state)
+        process.join(120)
+        assert process.exitcode == 0, self.output.read_text()
+        return self.losses(name)
+
+    def run(self, name: str, preset: str, until: int, **changes: Any) -> list[float]:
+        """Write a phase's launch files and train it."""
+        state = changes.pop("state", None)
+        self.phase(name, preset, until, **changes)
+        return self.train(name, state=state)
+
+    def progress(self, name: str) -> Path:
+        """The folder of a phase's progress."""
+        return self.folder / name / "progress"
+
+    def log(self, name: str) -> list[dict[str, Any]]:
+        """The training log of the run so far."""
+        lines = (self.progress(name) / "training_log.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def losses(self, name: str) -> list[float]:
+        """The loss of every step of the run so far."""
+        return [line["loss"] for line in self.log(name)]
+
+    def hashes(self, name: str, step: int) -> dict[str, str]:
+        """sha256 of the tensors of a rolling checkpoint."""
+        found = artifact.read(self.progress(name) / f"step-{step:08d}", "checkpoint")
+        return {n: f["sha256"] for n, f in found.files.items() if n.endswith(".safetensors")}
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model and a cache, small enough to train a step in some ten milliseconds."""
+    folder = tmp_path_factory.mktemp("inputs")
+    torch.manual_seed(0)
+    unet = UNet2DConditionModel(
+        sample_size=8, in_channels=4, out_channels=4, block_out_channels=(8, 16),
+        layers_per_block=1, norm_num_groups=4, cross_attention_dim=16, attention_head_dim=4,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        addition_embed_type="text_time", addition_time_embed_dim=4,
+        projection_class_embeddings_input_dim=6 * 4 + 6,
+    )  # fmt: skip
+    with artifact.publish(folder / "base", "base") as draft:
+        unet.save_pretrained(draft.folder / "unet")
+        DDPMScheduler(prediction_type="v_prediction").save_pretrained(draft.folder / "scheduler")
+        draft.content = {"parts": {"unet": "made by hand"}}
+    _write_cache(folder / "cache")
+    return folder
+
+
+def _write_cache(folder: Path) -> None:
+    def key(number: int) -> str:
+        return artifact.digest(number)
+
+    def latents(keys: Any) -> Iterator[dict[str, torch.Tensor]]:
+        for name in keys:
+            source = torch.Generator().manual_seed(int(name[:8], 16))
+            yield {LATENTS: torch.randn(4, 8, 8, generator=source)}
+
+    def text(keys: Any) -> Iterator[dict[str, torch.Tensor]]:
+        for name in keys:
+            source = torch.Generator().manual_seed(int(name[:8], 16))
+            yield {
+                "prompt_embeds": torch.randn(5, 16, generator=source),
+                "pooled_prompt_embeds": torch.randn(6, generator=source),
+            }
+
+    entries = tuple(
+        Entry(f"{i}.png", key(i), key(i % 3), key(i), key(100 + i % 3), (64, 64), (0, 0), (64, 64),
+              "train" if i < SAMPLES else "holdout")
+        for i in range(SAMPLES + 4)
+    )  # fmt: skip
+    stored = Stored(folder)
+    size = 2**20
+    written = [
+        write_series(name, keys, encode, stored, folder=folder, shard_size=size)
+        for name, keys, encode in (
+            (LATENTS, [e.latents for e in entries], latents),
+            (TEXT, [key(99), *(e.text for e in entries)], text),
+        )
+    ]
+    with artifact.publish(folder, "cache") as draft:
+        for one in written:
+            draft.known |= place(one, draft.folder)
+        index = Index(64, "fp32", 1, entries, key(99), written[0].series, written[1].series)
+        write_index(draft.folder, index)
+
+
+@pytest.fixture
+def training(tmp_path: Path, inputs: Path, server: Any) -> Training:
+    """A run of its own over the shared inputs."""
+    return Training(tmp_path, inputs, server)

@@ -1,0 +1,222 @@
+"""One writer per progress folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import multiprocessing
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from zerotrain.errors import PipelineError
+from zerotrain.training import lock
+from zerotrain.training.lock import Holder, hold_writer, holder_of, take
+
+TAKERS, ROUNDS = 8, 20
+SECONDS = 60
+"""Longer than any of this takes."""
+
+HOLD_WRITER = """
+import pathlib, sys, time
+from zerotrain.training.lock import hold_writer
+stream = hold_writer(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def held_by(folder: Path, **changes: Any) -> Holder:
+    """Write a lock as another holder would have left it; by default of a running process, us."""
+    values = {"host": socket.gethostname(), "pid": os.getpid(), "job": ""}
+    values["started"] = psutil.Process().create_time()
+    holder = Holder(**{**values, **changes})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / lock.LOCK).write_text(json.dumps(asdict(holder)))
+    return holder
+
+
+def refusal(folder: Path) -> str:
+    """The message with which the lock is refused."""
+    with pytest.raises(PipelineError) as caught:
+        take(folder)
+    return str(caught.value)
+
+
+@pytest.fixture
+def sleeper():
+    """A process that runs."""
+    child = subprocess.Popen(["sleep", "60"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+def test_lock_is_taken_and_given_back(tmp_path: Path) -> None:
+    """The folder is made; the holder is written down; after the release nobody holds it."""
+    folder = tmp_path / "run" / "plain" / "progress"
+    held = take(folder)
+    holder = holder_of(folder)
+    assert holder is not None
+    assert (holder.host, holder.pid, holder.job) == (socket.gethostname(), os.getpid(), "")
+    assert holder.lives()
+    held.release()
+    assert holder_of(folder) is None
+    take(folder).release()
+
+
+def test_second_start_is_refused_naming_the_holder(tmp_path: Path, sleeper, monkeypatch) -> None:
+    """Pid, host, job and since when; how to stop it; and the lock stays the holder's."""
+    started = psutil.Process(sleeper.pid).create_time()
+    holder = held_by(tmp_path, pid=sleeper.pid, started=started, job="4711")
+    text = refusal(tmp_path)
+    assert f"pid {sleeper.pid} on {socket.gethostname()}, job 4711, since 20" in text
+    assert f"`touch {tmp_path}/stop`" in text
+    assert holder_of(tmp_path) == holder
+    assert not list(tmp_path.glob("lock.new-*"))
+
+
+def test_job_of_the_cluster_is_noted(tmp_path: Path, monkeypatch) -> None:
+    """A person can look the job up."""
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    take(tmp_path)
+    assert "job 12" in refusal(tmp_path)
+
+
+def test_dead_holder_is_taken_over(tmp_path: Path) -> None:
+    """A killed training locks nobody out."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    held_by(tmp_path, pid=child.pid)
+    take(tmp_path)
+    holder = holder_of(tmp_path)
+    assert holder is not None
+    assert holder.pid == os.getpid()
+
+
+def test_holder_that_waits_to_be_reaped_is_dead(tmp_path: Path) -> None:
+    """A killed process whose parent does not look is still listed; it trains no more."""
+    child = subprocess.Popen(["sleep", "60"])
+    held_by(tmp_path, pid=child.pid, started=psutil.Process(child.pid).create_time())
+    assert "is running here already" in refusal(tmp_path)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+    take(tmp_path)
+    child.wait()
+
+
+def test_another_process_of_the_same_pid_is_taken_over(tmp_path: Path, sleeper) -> None:
+    """The pid runs, but what has it now started at another time than the holder."""
+    started = psutil.Process(sleeper.pid).create_time()
+    held_by(tmp_path, pid=sleeper.pid, started=started - 100)
+    take(tmp_path)
+
+
+def test_other_host_is_never_taken_over(tmp_path: Path) -> None:
+    """Whether it lives cannot be seen from here: the message says what to do if not."""
+    held_by(tmp_path, host="elsewhere", pid=1, started=0.0)
+    text = refusal(tmp_path)
+    assert "pid 1 on elsewhere" in text
+    assert f"if that host is gone for good, remove {tmp_path}/lock" in text
+
+
+def test_lock_that_a_power_cut_emptied_is_taken_over(tmp_path: Path) -> None:
+    """It names nobody, and a living holder's lock is always whole."""
+    for text in ("", "[]", "{}"):
+        (tmp_path / lock.LOCK).write_text(text)
+        take(tmp_path).release()
+
+
+def test_release_leaves_another_holders_lock(tmp_path: Path) -> None:
+    """Whose lock a person removed does not remove the lock of the next one."""
+    first = take(tmp_path)
+    second = held_by(tmp_path, host="elsewhere")
+    first.release()
+    assert holder_of(tmp_path) == second
+
+
+def test_file_systems_without_links_or_locks(tmp_path: Path, monkeypatch) -> None:
+    """The lock is as good as the file system lets it be, and never a traceback."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError("not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    take(tmp_path)
+    assert "is running here already" in refusal(tmp_path)
+    hold_writer(tmp_path).close()
+
+
+def _take_often(folder: Path, barrier: Barrier, results: Any) -> None:
+    for number in range(ROUNDS):
+        place = folder / str(number)
+        barrier.wait(SECONDS)
+        try:
+            take(place)
+            results.put((number, "won"))
+        except PipelineError as error:
+            found = re.search(r"pid (\d+) on", error.what)
+            results.put((number, int(found[1]) if found else str(error)))
+        except BaseException as error:
+            results.put((number, repr(error)))
+        barrier.wait(SECONDS)  # the winner lives until all have tried
+
+
+def test_of_many_takers_exactly_one_wins(tmp_path: Path) -> None:
+    """Eight processes at once on the lock of a dead holder: one wins, the others name it."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    for number in range(ROUNDS):
+        held_by(tmp_path / str(number), pid=child.pid)
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(TAKERS), context.Queue()
+    takers = [
+        context.Process(target=_take_often, args=(tmp_path, barrier, results))
+        for _ in range(TAKERS)
+    ]
+    for taker in takers:
+        taker.start()
+    found = [results.get(timeout=SECONDS) for _ in range(TAKERS * ROUNDS)]
+    for taker in takers:
+        taker.join(SECONDS)
+    for number in range(ROUNDS):
+        outcomes = [outcome for place, outcome in found if place == number]
+        assert outcomes.count("won") == 1
+        holder = holder_of(tmp_path / str(number))
+        assert holder is not None
+        assert {outcome for outcome in outcomes if outcome != "won"} == {holder.pid}
+
+
+def test_writer_waits_for_the_one_before_then_refuses(tmp_path: Path, monkeypatch) -> None:
+    """What a dead holder's training may still write ends first; if it does not, it is said."""
+    monkeypatch.setattr(lock, "GRACE_SECONDS", 0.3)
+    first = hold_writer(tmp_path)
+    with pytest.raises(PipelineError) as caught:
+        hold_writer(tmp_path)
+    assert f"{tmp_path}: a training process of an earlier start still runs" in str(caught.value)
+    assert f"`fuser {tmp_path / 'lock.writer'}`" in str(caught.value)
+    first.close()
+    hold_writer(tmp_path).close()
+
+
+def test_writer_goes_on_as_soon_as_the_one_before_ends(tmp_path: Path, monkeypatch) -> None:
+    """A kill -9 ends the kernel's lock with its process."""
+    command = [sys.executable, "-c", HOLD_WRITER, str(tmp_path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: (holder.kill(), holder.wait()))
+    hold_writer(tmp_path).close()
+    assert holder.returncode == -9
+    holder.stdout.close()

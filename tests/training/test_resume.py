@@ -1,0 +1,141 @@
+"""Resuming: a training that was killed or stopped ends in the bits of one that was not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from zerotrain import artifact
+from zerotrain.training import progress_folder
+
+STEPS = 30
+PRESETS = ("torch", "zero2_offload")
+
+
+@pytest.fixture(params=PRESETS)
+def preset(request) -> str:
+    """Every launch preset."""
+    return request.param
+
+
+def wait_for_step(training, name: str, step: int) -> None:
+    """Wait until a running training has logged a step."""
+    log = training.progress(name) / progress_folder.LOG
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if log.is_file() and len(log.read_text().splitlines()) >= step:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"step {step} was not reached")
+
+
+def test_resume_same_seed_gives_the_same_bits(training, preset):
+    """Two runs from one seed end in identical tensors and losses."""
+    first = training.run("a", preset, 8)
+    second = training.run("b", preset, 8)
+    assert first == second
+    assert training.hashes("a", 8) == training.hashes("b", 8)
+
+
+def test_resume_after_kill_ends_in_the_same_weights(training, preset):
+    """kill -9 at random steps, then a start: it goes on from the newest complete checkpoint, and
+    the last checkpoint equals that of a run that was never killed."""
+    whole = training.run("whole", preset, STEPS)
+    training.phase("killed", preset, STEPS, save_every=3)
+    places = random.Random(preset).sample(range(4, STEPS - 3), 2)
+    for place in sorted(places):
+        process = training.start("killed")
+        wait_for_step(training, "killed", place)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        saved = progress_folder.saved_steps(training.progress("killed"))
+        assert saved
+        assert saved[-1] >= place - place % 3
+    losses = training.train("killed")
+    assert losses == whole
+    assert training.hashes("killed", STEPS) == training.hashes("whole", STEPS)
+
+
+@pytest.mark.parametrize("how", ["stop file", "SIGTERM", "SIGUSR1", "SIGINT"])
+def test_resume_after_a_request_to_stop(training, how):
+    """A request to stop writes a checkpoint after the step at hand and leaves code 85 behind; the
+    next start ends in the bits of an undisturbed run."""
+    whole = training.run("whole", "torch", STEPS)
+    training.phase("stopped", "torch", STEPS)
+    process = training.start("stopped")
+    wait_for_step(training, "stopped", 5)
+    if how == "stop file":
+        (training.progress("stopped") / progress_folder.STOP).touch()
+    else:
+        os.kill(process.pid, getattr(signal, how))
+    process.join(60)
+    assert process.exitcode == 0
+    left = json.loads((training.progress("stopped") / progress_folder.EXIT).read_text())
+    assert left["code"] == 85
+    stopped_at = progress_folder.saved_steps(training.progress("stopped"))
+    assert len(stopped_at) == 1
+    assert 5 <= stopped_at[0] < STEPS
+    assert training.log("stopped")[-1]["step"] == stopped_at[0]
+    (training.progress("stopped") / progress_folder.STOP).unlink(missing_ok=True)
+    assert training.train("stopped") == whole
+    assert training.hashes("stopped", STEPS) == training.hashes("whole", STEPS)
+
+
+def test_resume_takes_the_checkpoint_before_a_damaged_one(training):
+    """A damaged checkpoint is recognised by its hash and said; the one before it is taken."""
+    whole = training.run("damaged", "torch", 12, save_every=5)
+    expected = training.hashes("damaged", 12)
+    folder = training.progress("damaged") / "step-00000012"
+    victim = folder / "rank-00000-00000.safetensors"
+    victim.write_bytes(victim.read_bytes()[:-1] + b"\0")
+    assert training.train("damaged") == whole
+    assert training.hashes("damaged", 12) == expected
+    assert "the checkpoint before it is taken" in training.output.read_text()
+
+
+def test_resume_with_a_later_end_trains_the_new_steps_only(training, preset):
+    """Raising `until` goes on from the last checkpoint; every step is trained once, and the end is
+    that of a run that was meant to be so long."""
+    whole = training.run("whole", preset, 12)
+    training.run("raised", preset, 8)
+    kept = [line["seconds"] for line in training.log("raised")]
+    assert training.run("raised", preset, 12) == whole
+    assert [line["seconds"] for line in training.log("raised")][:8] == kept
+    assert training.hashes("raised", 12) == training.hashes("whole", 12)
+
+
+def test_resume_keeps_the_schedule_that_training_began_with(training):
+    """A horizon that follows from `until` stays when `until` is raised, and this is said; the
+    user's own value wins."""
+    training.run("a", "torch", 4, lr_scheduler_steps=16)
+    derived = {"lr_scheduler_steps": ("derived", "")}
+    training.run("a", "torch", 6, lr_scheduler_steps=40, sources=derived)
+    assert "keeps its horizon of 16 steps" in training.output.read_text()
+    kept = training.log("a")[-1]["learning_rate"]
+    training.run("b", "torch", 6, lr_scheduler_steps=16)
+    assert kept == training.log("b")[-1]["learning_rate"]
+    user = {"lr_scheduler_steps": ("user", "")}
+    training.run("a", "torch", 8, lr_scheduler_steps=40, sources=user)
+    training.run("c", "torch", 8, lr_scheduler_steps=40)
+    assert training.log("a")[-1]["learning_rate"] == training.log("c")[-1]["learning_rate"] > kept
+
+
+def test_resume_accumulation_equals_the_whole_batch(training, preset):
+    """Two micro batches of two give the losses of one batch of four."""
+    whole = training.run("whole", preset, 6)
+    parts = training.run("parts", preset, 6, micro_batch_size=2, gradient_accumulation_steps=2)
+    assert parts == pytest.approx(whole, rel=2e-6)
+
+
+def test_resume_rolling_checkpoints_are_pruned(training):
+    """`keep` newest checkpoints stay, each complete."""
+    training.run("kept", "torch", 11, save_every=2, keep=3)
+    progress = training.progress("kept")
+    assert progress_folder.saved_steps(progress) == [8, 10, 11]
+    for step in (8, 10, 11):
+        artifact.read(progress_folder.step_folder(progress, step), "checkpoint")

@@ -1,0 +1,200 @@
+"""Copies of the project in which a fake stands in for the zerotrain command.
+
+Snakemake, DVC, the rules, the configuration and the package that the Snakefile reads are the real
+ones; only the stages do not run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COPIED = ("Snakefile", "rules", "config", "profiles", "envs", "workflow/zerotrain")
+FAKE = Path(__file__).with_name("fake_zerotrain.py")
+ENVIRONMENT_BIN = Path(sys.executable).parent
+
+CONFIG = """\
+# Two phases over a folder of images.
+run: tiny
+seed: 1
+base: {base}
+
+data:
+  images: photos
+  num_workers: 1
+
+train:
+  resolution: 64
+  learning_rate: 1.0e-3
+
+launch:
+  num_cpu_threads_per_process: 1
+
+phases:
+  - name: plain
+    until: 300
+    launch: torch
+  - name: offload
+    until: 700
+    launch: zero2_offload
+
+export:
+  dtype: fp32
+
+evaluate:
+  guidance_scale: 3.0
+"""
+
+Jobs = dict[str, int]
+
+
+class Project:
+    """A copy of the project with a run of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not _leads_away(name)},
+            "PATH": os.pathsep.join([str(folder / "bin"), str(ENVIRONMENT_BIN), os.defpath]),
+            "PYTHONPATH": str(folder / "workflow"),
+            # A source edited twice within a second must not be read from its first compilation.
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def command(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the project; stdout and stderr come together as `stdout`."""
+        return subprocess.run(
+            words,
+            cwd=self.folder,
+            env=self.environment | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+        )
+
+    def snakemake(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run `snakemake`, whether or not it ends well."""
+        return self.command("snakemake", *words, **environment)
+
+    def build(self, *words: str) -> None:
+        """Make everything, or what is asked for."""
+        done = self.snakemake("--cores", "2", *words)
+        assert done.returncode == 0, done.stdout
+
+    def planned(self, *words: str) -> Jobs:
+        """The jobs that `snakemake -n` lists, by rule; target rules do nothing and are left out."""
+        dry = self.snakemake("-n", *words)
+        assert dry.returncode == 0, dry.stdout
+        return jobs_of(dry.stdout)
+
+    def calls(self) -> list[str]:
+        """The stages that ran since the last question."""
+        path = self.folder / "calls.txt"
+        found = path.read_text().splitlines() if path.is_file() else []
+        path.unlink(missing_ok=True)
+        return found
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        """Replace a text that stands once in a file."""
+        path = self.folder / name
+        text = path.read_text()
+        assert text.count(old) == 1, f"{name}: {old!r} stands {text.count(old)} times"
+        path.write_text(text.replace(old, new))
+
+    def append(self, name: str, text: str) -> None:
+        """Add a text to the end of a file."""
+        with (self.folder / name).open("a") as stream:
+            stream.write(text)
+
+    def copy_to(self, folder: Path) -> Project:
+        """The same project elsewhere: contents, times and Snakemake's records."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return Project(folder)
+
+
+def _leads_away(name: str) -> bool:
+    return name.startswith(("SNAKEMAKE_", "DVC_")) or name in ("VIRTUAL_ENV", "FAIL")
+
+
+def jobs_of(output: str) -> Jobs:
+    """The table of jobs in Snakemake's output; empty if it says that there is nothing to do."""
+    if "Nothing to be done" in output:
+        return {}
+    table = output.partition("Job stats:\n")[2].partition("\n\n")[0]
+    counts = {rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", table, re.M)}
+    assert counts, output
+    assert counts.pop("total") == sum(counts.values())
+    targets = {"all", "train", "dataset", "base", "cache", "launch", "checkpoints", "weights",
+               "evaluation"}  # fmt: skip
+    return {rule: count for rule, count in counts.items() if rule not in targets}
+
+
+def _create(folder: Path, base: str) -> Project:
+    folder.mkdir()
+    for name in COPIED:
+        source = ROOT / name
+        target = folder / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, target)
+    (folder / "config" / "config.yaml").write_text(CONFIG.format(base=base))
+    for name in ("cat", "dog"):
+        photo = folder / "photos" / f"{name}.png"
+        photo.parent.mkdir(exist_ok=True)
+        photo.write_bytes(f"pixels of a {name}".encode())
+        photo.with_suffix(".txt").write_text(f"a {name}\n")
+    for name in ("model_index.json", "unet/config.json"):
+        path = folder / "sdxl" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}\n")
+    command = folder / "bin" / "zerotrain"
+    command.parent.mkdir()
+    # -I and -S: a fake needs nothing but the standard library, and starts the sooner.
+    command.write_text(f"#!{sys.executable} -IS\n{FAKE.read_text()}")
+    command.chmod(0o755)
+    return Project(folder)
+
+
+@pytest.fixture(scope="session")
+def _built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Project]:
+    """One built project for each kind of base, made when first asked for."""
+    made: dict[str, Project] = {}
+
+    def get(base: str) -> Project:
+        if base not in made:
+            project = _create(tmp_path_factory.mktemp("built") / "project", base)
+            project.build("train")
+            project.calls()
+            made[base] = project
+        return made[base]
+
+    return get
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A copy of the project in which nothing has been made; base: nano."""
+    return _create(tmp_path / "project", "nano")
+
+
+@pytest.fixture
+def built(tmp_path: Path, _built: Callable[[str], Project]) -> Project:
+    """A copy in which everything has been made; base: nano."""
+    return _built("nano").copy_to(tmp_path / "project")
+
+
+@pytest.fixture
+def built_on_folder(tmp_path: Path, _built: Callable[[str], Project]) -> Project:
+    """A copy in which everything has been made; the base model lies in the folder sdxl."""
+    return _built("sdxl").copy_to(tmp_path / "project")

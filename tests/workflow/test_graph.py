@@ -1,0 +1,297 @@
+"""The graph: what is asked for is made once, and an edit reruns exactly what depends on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zerotrain.errors import EXIT_USER_ERROR
+
+EVERYTHING = {
+    "prepare_dataset": 1,
+    "build_base": 1,
+    "cache_latents": 1,
+    "render_launch": 2,
+    "train_phase": 2,
+    "export_weights": 2,
+    "evaluate": 2,
+    "report": 1,
+}
+NOTHING: dict[str, int] = {}
+FROM_LAUNCH = {
+    name: EVERYTHING[name]
+    for name in ("render_launch", "train_phase", "export_weights", "evaluate", "report")
+}
+FROM_TRAINING = {name: count for name, count in FROM_LAUNCH.items() if name != "render_launch"}
+ONE_PHASE = dict.fromkeys(FROM_LAUNCH, 1)
+EVALUATIONS = {"evaluate": 2, "report": 1}
+CONFIG = "config/config.yaml"
+
+TARGETS = {
+    "all": EVERYTHING,
+    "train": EVERYTHING,
+    "report": EVERYTHING,
+    "dataset": {"prepare_dataset": 1},
+    "prepare_dataset": {"prepare_dataset": 1},
+    "base": {"prepare_dataset": 1, "build_base": 1},
+    "build_base": {"prepare_dataset": 1, "build_base": 1},
+    "cache": {"prepare_dataset": 1, "build_base": 1, "cache_latents": 1},
+    "launch": {"prepare_dataset": 1, "render_launch": 2},
+    # The second phase starts from the exported state of the first.
+    "checkpoints": EVERYTHING | {"export_weights": 1, "evaluate": 0, "report": 0},
+    "weights": EVERYTHING | {"evaluate": 0, "report": 0},
+    "evaluation": EVERYTHING | {"report": 0},
+}
+
+
+def without_zeros(jobs):
+    """Jobs that run at least once."""
+    return {name: count for name, count in jobs.items() if count}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_graph_target_makes_exactly_what_it_needs(project, target):
+    """From nothing, each target asks for what it needs, once, and for nothing beside it."""
+    assert project.planned(target) == without_zeros(TARGETS[target])
+
+
+def test_graph_default_target_is_everything_and_a_second_run_does_nothing(project):
+    """`snakemake` without a target makes everything, once; after that, no target has work left."""
+    assert project.planned() == EVERYTHING
+    project.build()
+    ran = project.calls()
+    assert {name: ran.count(name) for name in ran} == EVERYTHING
+    assert project.planned() == NOTHING
+    assert project.planned("train") == NOTHING
+    again = project.snakemake("--cores", "2", "train")
+    assert "Nothing to be done" in again.stdout
+    assert project.calls() == []
+
+
+def config(old: str, new: str) -> Callable:
+    """An edit of the configuration."""
+    return lambda project: project.edit(CONFIG, old, new)
+
+
+def source(module: str) -> Callable:
+    """An edit of a source file that changes what it does."""
+    return lambda project: project.append(f"workflow/zerotrain/{module}", "\nEDITED = 1\n")
+
+
+def rewrite(name: str, text: str) -> Callable:
+    """New content for a file, there or not."""
+    return lambda project: (project.folder / name).write_text(text)
+
+
+def remove(name: str) -> Callable:
+    """A file is gone."""
+    return lambda project: (project.folder / name).unlink()
+
+
+APPENDED = "launch: zero2_offload\n  - {name: third, until: 900, launch: torch}\n"
+EDITS = {
+    "a caption": (rewrite("photos/cat.txt", "a cat that sleeps\n"), EVERYTHING),
+    "an image": (rewrite("photos/cat.png", "other pixels"), EVERYTHING),
+    "an added image": (rewrite("photos/cow.png", "pixels of a cow"), EVERYTHING),
+    "a removed caption": (remove("photos/cat.txt"), EVERYTHING),
+    "data.repeats": (config("num_workers: 1", "num_workers: 1\n  repeats: 2"), EVERYTHING),
+    "seed": (config("seed: 1", "seed: 2"), EVERYTHING | {"prepare_dataset": 0, "cache_latents": 1}),
+    "train.learning_rate": (config("1.0e-3", "2.0e-3"), FROM_LAUNCH),
+    # The second phase starts from the first one's state.
+    "train.learning_rate of the first phase": (
+        config("until: 300", "until: 300\n    learning_rate: 2.0e-3"),
+        FROM_LAUNCH,
+    ),
+    "train.learning_rate of the last phase": (
+        config("until: 700", "until: 700\n    learning_rate: 2.0e-3"),
+        ONE_PHASE,
+    ),
+    "until of the last phase": (config("until: 700", "until: 800"), ONE_PHASE),
+    "until of the first phase": (config("until: 300", "until: 400"), FROM_LAUNCH),
+    "an appended phase": (config("launch: zero2_offload\n", APPENDED), ONE_PHASE),
+    "resolution of the last phase": (
+        config("until: 700", "until: 700\n    resolution: 128"),
+        ONE_PHASE | {"cache_latents": 1},
+    ),
+    "launch of the last phase": (config("launch: zero2_offload", "launch: torch"), ONE_PHASE),
+    "a preset that one phase names": (
+        lambda project: project.edit("config/launch/zero2_offload.yaml", "pin_memory: true",
+                                     "pin_memory: false"),
+        ONE_PHASE,
+    ),  # fmt: skip
+    "a preset that no phase names": (rewrite("config/launch/zero3.yaml", "engine: x"), NOTHING),
+    "cache.dtype": (
+        config("export:", "cache: {dtype: bf16}\nexport:"),
+        FROM_TRAINING | {"cache_latents": 1},
+    ),
+    # The first phase's state lies beside its weights, so the second phase is looked at again.
+    "export.dtype": (
+        config("dtype: fp32", "dtype: bf16"),
+        {"export_weights": 2, "train_phase": 1, "evaluate": 2, "report": 1},
+    ),
+    "evaluate.guidance_scale": (config("guidance_scale: 3.0", "guidance_scale: 2.0"), EVALUATIONS),
+    "data.num_workers": (config("num_workers: 1", "num_workers: 3"), NOTHING),
+    "a comment in the config": (config("# Two phases", "# Twice"), NOTHING),
+    "a value written otherwise": (config("1.0e-3", "0.001"), NOTHING),
+    "a default written out": (config("seed: 1", "seed: 1\nfamily: sdxl"), NOTHING),
+    "stages/prepare_dataset.py": (source("stages/prepare_dataset.py"), EVERYTHING),
+    "stages/render_launch.py": (source("stages/render_launch.py"), FROM_LAUNCH),
+    "stages/evaluate.py": (source("stages/evaluate.py"), EVALUATIONS),
+    "stages/report.py": (source("stages/report.py"), {"report": 1}),
+    "training/loop.py": (source("training/loop.py"), FROM_TRAINING),
+    "training/zero_engine.py": (source("training/zero_engine.py"), FROM_TRAINING),
+    "families/sdxl.py": (
+        source("families/sdxl.py"),
+        FROM_TRAINING | {"build_base": 1, "cache_latents": 1},
+    ),
+    "artifact.py": (source("artifact.py"), EVERYTHING),
+    "cli.py": (source("cli.py"), NOTHING),
+    "new.py": (source("new.py"), NOTHING),
+    "dvc.py": (source("dvc.py"), NOTHING),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_graph_edit_reruns_exactly_what_depends_on_it(built, edit):
+    """After an edit, the jobs that depend on it are listed, and no others."""
+    change, expected = EDITS[edit]
+    change(built)
+    assert built.planned("train") == without_zeros(expected)
+
+
+@pytest.mark.parametrize("edit", ["a caption", "an added image"])
+def test_graph_dataset_edit_leaves_a_base_from_a_folder_alone(built_on_folder, edit):
+    """A real base model does not depend on the dataset: it is not taken in again."""
+    EDITS[edit][0](built_on_folder)
+    assert built_on_folder.planned("train") == without_zeros(EVERYTHING | {"build_base": 0})
+
+
+def test_graph_base_folder_edit_reruns_all_but_the_dataset(built_on_folder):
+    """A file of the base model's folder is an input of the run."""
+    (built_on_folder.folder / "sdxl" / "unet" / "config.json").write_text('{"sample_size": 8}\n')
+    expected = EVERYTHING | {"prepare_dataset": 0, "render_launch": 0}
+    assert built_on_folder.planned("train") == without_zeros(expected)
+
+
+def test_graph_touched_files_rerun_nothing(built_on_folder):
+    """New times on inputs of equal content (a checkout, a copy) make no work."""
+    for folder in ("photos", "sdxl", "config", "rules", "workflow"):
+        for path in (built_on_folder.folder / folder).rglob("*"):
+            path.touch()
+    assert built_on_folder.planned("train") == NOTHING
+
+
+def test_graph_undone_edit_reruns_nothing(built):
+    """An edit that was taken back before a run makes no work."""
+    built.edit(CONFIG, "until: 700", "until: 800")
+    assert built.planned("train") == ONE_PHASE
+    built.edit(CONFIG, "until: 800", "until: 700")
+    assert built.planned("train") == NOTHING
+
+
+@pytest.mark.parametrize("failing", ["prepare_dataset", "export_weights", "evaluate"])
+def test_graph_failed_job_is_listed_again(built, failing):
+    """After a job in the middle failed on new inputs, the next run makes it and what follows; what
+    lay there from before does not pass for its result."""
+    built.edit("photos/cat.txt", "a cat", "a cat that sleeps")
+    failed = built.snakemake("--cores", "2", "train", FAIL=failing)
+    assert failed.returncode == 1
+    assert failing in built.calls()
+    listed = built.planned("train")
+    assert failing in listed
+    assert "report" in listed
+    built.build("train")
+    assert "report" in built.calls()
+    assert built.planned("train") == NOTHING
+
+
+def test_graph_is_clean_to_snakemakes_own_linter(project):
+    """`snakemake --lint` finds nothing."""
+    linted = project.snakemake("--lint")
+    assert linted.returncode == 0, linted.stdout
+    assert "Congratulations" in linted.stdout
+
+
+SHIPPED = sorted(Path("config").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("name", [path.name for path in SHIPPED])
+def test_graph_shipped_configuration_plans(project, name):
+    """Every configuration that is shipped can be planned as it is, one training per phase."""
+    shipped = (Path("config") / name).read_text()
+    (project.folder / "config" / name).write_text(shipped)
+    planned = project.planned("--configfile", f"config/{name}", "train")
+    assert planned["train_phase"] == planned["evaluate"] == shipped.count("- name:")
+    assert planned["report"] == 1
+
+
+def test_graph_other_configuration_file_is_another_run(built):
+    """--configfile names another run, which does not disturb the first."""
+    text = (built.folder / CONFIG).read_text()
+    (built.folder / "other.yaml").write_text(text.replace("run: tiny", "run: other"))
+    assert built.planned("--configfile", "other.yaml", "train") == EVERYTHING
+    assert built.planned("train") == NOTHING
+
+
+def test_graph_runs_of_one_data_name_share_dataset_and_cache(built):
+    """A second run over the same data name makes neither dataset nor cache again."""
+    text = (built.folder / CONFIG).read_text().replace("images: photos", "images: photos\n  name: d")
+    (built.folder / CONFIG).write_text(text)
+    built.build("train")
+    (built.folder / "other.yaml").write_text(text.replace("run: tiny", "run: other"))
+    planned = built.planned("--configfile", "other.yaml", "train")
+    assert "prepare_dataset" not in planned
+    assert planned["train_phase"] == 2
+
+
+def refused(done) -> str:
+    """What a refused command said, held to one ERROR with its hint."""
+    assert done.returncode == EXIT_USER_ERROR, done.stdout
+    assert "Traceback" not in done.stdout
+    assert done.stdout.count("ERROR: ") == 1
+    assert done.stdout.count("Hint: ") == 1
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [("--config", "seed=7"), ("--configfile", CONFIG, "other.yaml")], ids=["value", "file"]
+)
+def test_graph_values_that_stages_would_not_see_are_refused(project, words):
+    """The stages read one file; values from elsewhere are refused, not ignored."""
+    (project.folder / "other.yaml").write_text("seed: 7\n")
+    said = refused(project.snakemake("-n", *words))
+    assert "the stages read one file and would not see them" in said
+    assert "--configfile" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message", "hint"),
+    [
+        ("learning_rate", "learning_rat", "train.learning_rat: unknown key", "learning_rate?"),
+        ("images: photos", "images: fotos", "data.images: fotos: no such folder", "give a folder"),
+        ("run: tiny", "run: [", "not valid YAML", "indentation"),
+        ("run: tiny", "run: a/b", "run: string should match pattern", "change run"),
+    ],
+)
+def test_graph_mistake_in_the_configuration_is_one_sentence(project, old, new, message, hint):
+    """A mistake in the configuration is an ERROR and a hint, with no traceback of Snakemake's."""
+    project.edit(CONFIG, old, new)
+    said = refused(project.snakemake("-n"))
+    assert message in said
+    assert hint in said
+
+
+def test_graph_works_without_an_activated_environment(project):
+    """Called by its path, snakemake finds the zerotrain that lies beside it."""
+    from PIL import Image
+
+    for photo in (project.folder / "photos").glob("*.png"):
+        Image.new("RGB", (64, 64)).save(photo)
+    snakemake = project.environment["PATH"].split(os.pathsep)[1] + "/snakemake"
+    done = project.command(snakemake, "--cores", "1", "dataset", PATH=os.defpath)
+    assert done.returncode == 0, done.stdout
+    assert '"kind": "dataset"' in (project.folder / "results/data/tiny/manifest.json").read_text()
+    assert project.calls() == []

@@ -1,0 +1,5 @@
+"""python -m zerotrain: the command line."""
+
+from zerotrain.cli import main
+
+main()

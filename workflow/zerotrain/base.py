@@ -1,0 +1,137 @@
+"""The base model's folder: which files of a folder or hub repository a family needs.
+
+Whatever else lies there (other precisions, ONNX, pickles) is neither downloaded nor linked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zerotrain.artifact import digest
+from zerotrain.errors import PipelineError
+from zerotrain.families import Family
+
+KIND = "base"
+MODEL_INDEX = "model_index.json"
+TEXT_FILES = (".json", ".txt")
+WEIGHTS = re.compile(
+    r"(?P<stem>model|diffusion_pytorch_model)"
+    r"(?P<variant>\.[a-z0-9]+)??(?P<shard>-\d{5}-of-\d{5})?\.safetensors"
+)
+VARIANT_INDEX = re.compile(r".*\.safetensors\.index\.\w+\.json|.*\.bin\.index.*\.json")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def choose_files(names: Iterable[str], family: Family, source: str) -> dict[str, str]:
+    """Choose the files that the family loads.
+
+    Args:
+        names: All files, with forward slashes, relative to the model's folder.
+        family: The model family.
+        source: What messages call the folder or repository.
+
+    Returns:
+        The file to take for each name in the base folder. They differ only where weights exist in
+        a variant (fp16) alone: the base folder then has them under the plain name.
+
+    Raises:
+        PipelineError: a part or its weights are missing.
+    """
+    names = sorted(names)
+    if MODEL_INDEX not in names:
+        raise PipelineError(
+            f"{source}: no {MODEL_INDEX}, so this is no model in diffusers' layout; "
+            f"there is {_some(names)}",
+            hint=f"name the folder that holds {MODEL_INDEX}; a single-file checkpoint becomes one "
+            "with diffusers' StableDiffusionXLPipeline.from_single_file(FILE).save_pretrained(DIR)",
+        )
+    chosen = {MODEL_INDEX: MODEL_INDEX}
+    for part in family.parts:
+        inside = [n.removeprefix(f"{part}/") for n in names if re.fullmatch(f"{part}/[^/]+", n)]
+        if not inside:
+            there = sorted({n.split("/")[0] for n in names if "/" in n})
+            raise PipelineError(
+                f"{source}: the part {part} is missing; there is {_some(there)}",
+                hint=f"family {family.name} needs {', '.join(family.parts)}; check `base` and "
+                "`family`, or complete the folder",
+            )
+        files = {n: n for n in inside if n.endswith(TEXT_FILES) and not VARIANT_INDEX.fullmatch(n)}
+        if part in family.classes:
+            files |= _weights(inside, f"{source}: {part}")
+        chosen |= {f"{part}/{name}": f"{part}/{file}" for name, file in files.items()}
+    return chosen
+
+
+def _weights(inside: list[str], where: str) -> dict[str, str]:
+    """The safetensors files of one part: full precision if there is one, else a single variant."""
+    matches = [match for name in inside if (match := WEIGHTS.fullmatch(name))]
+    plain = [match[0] for match in matches if not match["variant"]]
+    single = [match[0] for match in matches if not match["variant"] and not match["shard"]]
+    if plain:
+        return {name: name for name in single or plain}
+    variants = [match for match in matches if not match["shard"]]
+    if variants:
+        return {f"{variants[0]['stem']}.safetensors": variants[0][0]}
+    pickles = [name for name in inside if name.endswith(PICKLES)]
+    if pickles:
+        raise PipelineError(
+            f"{where}: weights only as {pickles[0]}, a pickle, which can run code when it is read",
+            hint="convert them once, where you trust them: load the pipeline with diffusers and "
+            "call save_pretrained(DIR, safe_serialization=True); then set `base` to DIR",
+        )
+    raise PipelineError(
+        f"{where}: no safetensors weights; there is {_some(inside)}",
+        hint="complete the folder, or download the model again",
+    )
+
+
+def check_model_index(path: Path, family: Family, source: str) -> dict[str, Any]:
+    """Check that model_index.json names the family's classes.
+
+    Returns:
+        The index without parts that the family does not use, which would be looked for on loading.
+
+    Raises:
+        PipelineError: it is no JSON, or names another class.
+    """
+    try:
+        index = json.loads(path.read_text())
+    except ValueError as error:
+        raise PipelineError(
+            f"{source}: {MODEL_INDEX} is not JSON ({error})", hint="download the model again"
+        ) from error
+    for part, expected in family.classes.items():
+        entry = index.get(part)
+        found = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+        if found != expected:
+            raise PipelineError(
+                f"{source}: {MODEL_INDEX} names {found or 'nothing'} for {part}, "
+                f"family {family.name} needs {expected}",
+                hint=f"choose a base model of the family {family.name}, or change `family`",
+            )
+    return {
+        key: [None, None] if _is_part(value) and key not in family.parts else value
+        for key, value in index.items()
+    }
+
+
+def part_digests(files: Mapping[str, str]) -> dict[str, str]:
+    """Digest of each part from the sha256 of each file; a file at the top is a part of its own."""
+    parts: dict[str, dict[str, str]] = {}
+    for name, sha256 in files.items():
+        parts.setdefault(name.split("/")[0], {})[name] = sha256
+    return {part: digest(inside) for part, inside in sorted(parts.items())}
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[1], str)
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    if not names:
+        return "nothing"
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

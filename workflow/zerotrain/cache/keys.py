@@ -1,0 +1,56 @@
+"""Keys of cached tensors: digests of everything that their numbers depend on."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+from collections.abc import Mapping
+from types import ModuleType
+
+from zerotrain.artifact import digest
+from zerotrain.cache.layout import FORMAT
+
+
+def latents_key(
+    image_sha256: str,
+    crop: tuple[int, int, int],
+    resolution: int,
+    *,
+    parts: Mapping[str, str],
+    dtype: str,
+    code: str,
+) -> str:
+    """Key of an image's latents.
+
+    Args:
+        image_sha256: Digest of the image.
+        crop: Left, top and side of the square that is encoded.
+        resolution: Side in pixels that the square is scaled to.
+        parts: Digests of the model's parts that encode images.
+        dtype: Type of the stored tensor.
+        code: Digest of the code that decodes, crops and encodes.
+    """
+    return digest(["latents", FORMAT, image_sha256, crop, resolution, dict(parts), dtype, code])
+
+
+def text_key(caption_sha256: str, *, parts: Mapping[str, str], dtype: str, code: str) -> str:
+    """Key of a caption's embeddings; `parts` are those that encode text."""
+    return digest(["text", FORMAT, caption_sha256, dict(parts), dtype, code])
+
+
+def code_digest(*modules: ModuleType) -> str:
+    """Digest of what modules do: their syntax trees, without comments, docstrings and layout."""
+    total = hashlib.sha256()
+    for module in modules:
+        tree = ast.parse(inspect.getsource(module))
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [item for item in body if not _is_text(item)]  # type: ignore[attr-defined]
+        total.update(ast.dump(tree).encode())
+    return total.hexdigest()
+
+
+def _is_text(item: ast.AST) -> bool:
+    return isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)

@@ -1,0 +1,81 @@
+"""Reading a cache: tensors of a sample by its position, straight from the mapped files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from zerotrain import artifact
+from zerotrain.artifact import Artifact
+from zerotrain.cache.layout import (
+    INDEX,
+    KIND,
+    LATENTS,
+    TEXT,
+    Entry,
+    Series,
+    read_index,
+    shard_file,
+    shard_number,
+    tensor_name,
+)
+from zerotrain.errors import PipelineError
+
+
+class Cache:
+    """A published cache, open for reading. Pages are read when they are first touched."""
+
+    def __init__(self, found: Artifact) -> None:
+        try:
+            self._index = read_index(found.folder)
+        except (OSError, ValueError) as error:
+            raise PipelineError(
+                f"{found.folder / INDEX}: cannot be read ({error})",
+                hint=f"remove {found.folder} and run snakemake again",
+            ) from error
+        self.artifact = found
+        self.entries: tuple[Entry, ...] = self._index.entries
+        """Samples of both splits, in the dataset's order."""
+        self.resolution = self._index.resolution
+        self.repeats = self._index.repeats
+        """How often an epoch sees each sample of the train split."""
+        self._open: dict[str, Any] = {}
+
+    def latents(self, i: int) -> torch.Tensor:
+        """Latents of sample `i`, float32 [C, h, w], scaled as the denoiser expects them."""
+        tensors = self._tensors(LATENTS, self._index.latents, self.entries[i].latents)
+        return tensors[LATENTS]
+
+    def text(self, i: int) -> dict[str, torch.Tensor]:
+        """Text embeddings of sample `i`'s caption, float32, by the names its family gave them."""
+        return self._tensors(TEXT, self._index.text, self.entries[i].text)
+
+    def empty_text(self) -> dict[str, torch.Tensor]:
+        """Text embeddings of the empty caption, which stands in for dropped captions."""
+        return self._tensors(TEXT, self._index.text, self._index.empty_text)
+
+    def _tensors(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
+        file = shard_file(name, shard_number(key, series.count), series.count)
+        shard = self._open.get(file)
+        if shard is None:
+            shard = safe_open(self.artifact.path(file), framework="pt")
+            self._open[file] = shard
+        return {
+            tensor: shard.get_tensor(tensor_name(key, tensor)).float() for tensor in series.tensors
+        }
+
+
+def read_cache(folder: Path, *, verify: bool = True) -> Cache:
+    """Open a cache folder.
+
+    Args:
+        folder: The cache, as cache_latents published it.
+        verify: Whether to compare every file with its sha256 first.
+
+    Raises:
+        PipelineError: it is missing, unfinished, of another format, or a file differs.
+    """
+    return Cache(artifact.read(folder, KIND, verify=verify))

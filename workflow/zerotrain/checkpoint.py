@@ -1,0 +1,126 @@
+"""Checkpoints: what an engine's processes hold, as flat fragments of named float32 tensors.
+
+One format for every engine, so that reading one never needs the engine. A checkpoint folder (kind
+"checkpoint", format 1) holds
+    checkpoint.json               a TrainingPosition; plus "parameters": {name: shape},
+                                  "slots": [...] and "fragments": {rank: {name: [start, numel]}}
+    rank-00000-00000.safetensors  tensors "<parameter>|<slot>": the part [start, start + numel) of
+                                  the flattened parameter that the rank holds
+    records/                      the log and the resources of the run so far
+A switch never reads it: export_weights makes a state of it first. A resume of the same phase does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from zerotrain import artifact
+from zerotrain.artifact import Artifact
+from zerotrain.errors import PipelineError
+from zerotrain.state import MASTER, Shards, TrainingPosition, read_position, write_tensors
+
+KIND = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A contiguous part of one parameter's flattened slots, as one rank holds it."""
+
+    name: str
+    start: int
+    slots: dict[str, torch.Tensor]
+    """Flat float32 tensors of equal length by slot, ``master`` among them."""
+
+
+def write_rank(folder: Path, rank: int, fragments: Iterable[Fragment]) -> dict[str, list[int]]:
+    """Write one rank's fragments into a draft folder.
+
+    Returns:
+        Start and length of each parameter's fragment.
+    """
+    spans: dict[str, list[int]] = {}
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for fragment in fragments:
+            spans[fragment.name] = [fragment.start, fragment.slots[MASTER].numel()]
+            for slot, tensor in fragment.slots.items():
+                # A copy: fragments are views into one flat buffer, and engines go on writing it.
+                flat = tensor.detach().to("cpu", torch.float32, copy=True).flatten()
+                yield f"{fragment.name}|{slot}", flat
+
+    write_tensors(folder, f"rank-{rank:05d}", tensors())
+    return spans
+
+
+def write_position(
+    folder: Path,
+    position: TrainingPosition,
+    shapes: dict[str, list[int]],
+    slots: list[str],
+    spans: list[dict[str, list[int]]],
+) -> None:
+    """Write checkpoint.json; `spans` are those that write_rank gave, rank by rank."""
+    artifact.write_json(
+        folder / "checkpoint.json",
+        {
+            **asdict(position),
+            "parameters": shapes,
+            "slots": slots,
+            "fragments": {f"rank-{rank:05d}": span for rank, span in enumerate(spans)},
+        },
+    )
+
+
+class Checkpoint:
+    """A complete checkpoint, read tensor by tensor, whatever engine wrote it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.artifact: Artifact = artifact.read(folder, KIND)
+        document = json.loads(self.artifact.path("checkpoint.json").read_text())
+        self.position = read_position(self.artifact, "checkpoint.json")
+        self.shapes: dict[str, list[int]] = document["parameters"]
+        self.slots: list[str] = document["slots"]
+        self._spans: dict[str, dict[str, list[int]]] = document["fragments"]
+        self._shards = Shards()
+        self._files: dict[str, dict[str, Path]] = {}
+        for rank in self._spans:
+            self._files[rank] = {}
+            for file in sorted(self.artifact.files):
+                if file.startswith(f"{rank}-"):
+                    path = self.artifact.path(file)
+                    self._files[rank].update(dict.fromkeys(self._shards.open(path).keys(), path))
+
+    @property
+    def names(self) -> list[str]:
+        """The trained parameters, sorted."""
+        return list(self.shapes)
+
+    def tensor(self, name: str, slot: str) -> torch.Tensor:
+        """The full float32 tensor of one parameter in one slot, put together from its fragments.
+
+        Raises:
+            PipelineError: a part of it lies in no rank's file.
+        """
+        shape = torch.Size(self.shapes[name])
+        whole = torch.empty(shape.numel())
+        covered = 0
+        for rank, spans in self._spans.items():
+            key = f"{name}|{slot}"
+            if name not in spans or key not in self._files[rank]:
+                continue
+            start, length = spans[name]
+            shard = self._shards.open(self._files[rank][key])
+            whole[start : start + length] = shard.get_tensor(key)
+            covered += length
+        if covered != shape.numel():
+            raise PipelineError(
+                f"{self.artifact.folder}: {name} ({slot}) has {covered} of {shape.numel()} "
+                "elements",
+                hint="a rank's file is missing; use an older checkpoint of the phase's progress",
+            )
+        return whole.reshape(shape)

@@ -1,0 +1,217 @@
+"""DeepSpeed's compiled ops, built once into a folder of the environment's own.
+
+Left alone, DeepSpeed compiles them at the first training step, into a folder that environments
+share, and a killed build leaves a lock on which every later process waits without a word. Here they
+are built at set-up: by a first load in a child process, with a time-out, under a lock of our own
+that dies with its holder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+
+OPS = {"cpu_adam": "CPUAdamBuilder", "deepspeed_shm_comm": "ShareMemCommBuilder"}
+"""Folder and builder of each op: the optimizer of the offload presets, and gloo's shared memory."""
+
+BUILT = "built.json"
+"""Written last: every op in the folder has been compiled and loaded."""
+
+
+def ops_folder() -> Path:
+    """The folder of the ops for this torch, this DeepSpeed and this processor.
+
+    The ops are compiled for the very processor (-march=native), so another one has another folder.
+    """
+    name = f"torch-{version('torch')}-deepspeed-{version('deepspeed')}-{_processor()[:12]}"
+    return Path(sys.prefix) / "zerotrain-ops" / name
+
+
+def environment() -> dict[str, str]:
+    """Variables under which a training process finds the built ops and compiles nothing."""
+    scripts = sysconfig.get_path("scripts")  # ninja lies there; torch looks for it on PATH
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return {
+        "TORCH_EXTENSIONS_DIR": str(ops_folder()),
+        "PATH": os.pathsep.join([scripts, *(entry for entry in path if entry != scripts)]),
+        "CXX": _built_with() or _compiler() or "c++",
+    }
+
+
+def build(timeout_s: float = 1800) -> None:
+    """Compile and load every op that this machine uses; returns at once when that is done.
+
+    Raises:
+        PipelineError: no compiler, a compiler's error, or no end within timeout_s.
+    """
+    folder = ops_folder()
+    if _built_with():
+        return
+    if not _compiler():
+        raise PipelineError(
+            "no C++ compiler found (c++, g++ or clang++), DeepSpeed's ops cannot be built",
+            hint="install one, on Debian or Ubuntu `apt-get install g++`, or set CXX",
+        )
+    deadline = time.monotonic() + timeout_s
+    with _build_lock(folder, deadline):
+        if _built_with():
+            return
+        enough_cores = len(os.sched_getaffinity(0)) >= 4  # each op is two sources, built at once
+        for ops in [list(OPS)] if enough_cores else [[op] for op in OPS]:
+            _build_together(ops, deadline)
+        new = folder / f".{BUILT}.new"
+        new.write_text(json.dumps({"cxx": _compiler()}) + "\n")
+        new.replace(folder / BUILT)
+
+
+def build_ops() -> None:
+    """The command `zerotrain build_ops`: build what is missing and say where it lies."""
+    start = time.monotonic()
+    build()
+    print(f"DeepSpeed's compiled ops: {ops_folder()} ({time.monotonic() - start:.0f} s)")
+
+
+def _processor() -> str:
+    """Digest of what -march=native looks at."""
+    lines = [platform.machine()]
+    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+        lines += [line for line in text.splitlines() if line.split("\t")[0].strip() in wanted]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _compiler() -> str | None:
+    names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
+    return next((name for name in names if name and shutil.which(name.split()[0])), None)
+
+
+def _built_with() -> str | None:
+    """The compiler that built the ops, or None. Another would make torch build them again."""
+    try:
+        return str(json.loads((ops_folder() / BUILT).read_text())["cxx"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+@contextlib.contextmanager
+def _build_lock(folder: Path, deadline: float) -> Iterator[None]:
+    """Only one process builds; a killed one's lock is free at once, since the kernel holds it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stream = (folder / ".build-lock").open("a")
+    except OSError as error:
+        raise PipelineError(
+            f"{folder}: cannot be written ({error.strerror}), DeepSpeed's ops have no place",
+            hint="let the owner of the environment run `zerotrain build_ops` on this machine",
+        ) from error
+    with stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise PipelineError(
+                        f"{folder}: another process has been building the ops all the time",
+                        hint="wait for it, or end it and run `zerotrain build_ops`",
+                    ) from None
+                time.sleep(0.2)
+        yield
+
+
+def _build_together(ops: list[str], deadline: float) -> None:
+    """Load each op in a child process of its own, which compiles it."""
+    children = {op: _start(op) for op in ops}
+    try:
+        for op, child in children.items():
+            log = ops_folder() / f"{op}.log"
+            try:
+                code = child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise PipelineError(
+                    f"DeepSpeed's {op} was not built in time; its output so far: {log}",
+                    hint="run `zerotrain build_ops` again when the machine is less busy",
+                ) from None
+            if code:
+                raise PipelineError(
+                    f"DeepSpeed's {op} did not build: {_cause(log.read_text(errors='replace'))}",
+                    hint=f"read {log}, mend the cause and run `zerotrain build_ops`",
+                )
+    finally:
+        for child in children.values():
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+def _start(op: str) -> subprocess.Popen[bytes]:
+    folder = ops_folder()
+    _remove_dead_lock(folder / op / "lock")
+    with (folder / f"{op}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "zerotrain.compiled_ops", "--load", op],
+            env=os.environ | environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that a time-out ends the compilers too
+        )
+
+
+def _remove_dead_lock(lock: Path) -> None:
+    """Remove torch's lock, on which a build waits forever, unless a process still has it open."""
+    if lock.exists() and not _is_open_somewhere(lock):
+        lock.unlink()
+
+
+def _is_open_somewhere(path: Path) -> bool:
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if link.readlink() == path.resolve():
+                return True
+    return False
+
+
+def _cause(log: str) -> str:
+    """The line of a failed build that says why: the compiler's first error, else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if "error:" in line or "fatal" in line.lower()]
+    return (errors or lines[-1:] or ["it printed nothing"])[0]
+
+
+def _load(op: str) -> None:
+    """In the child: load the op, which compiles it where it is missing."""
+    from deepspeed.accelerator import get_accelerator
+
+    builder = get_accelerator().create_op_builder(OPS[op])
+    if builder is None:
+        print(f"{op}: not used with this accelerator")
+    else:
+        builder.load(verbose=True)
+
+
+if __name__ == "__main__":
+    try:
+        if sys.argv[1:2] == ["--load"]:
+            _load(sys.argv[2])
+        else:
+            build_ops()
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)

@@ -1,0 +1,303 @@
+"""The sections of a run's configuration file, one model each.
+
+Names are those that users of diffusers, accelerate, SimpleTuner and kohya know. Unknown keys are
+refused; number-like strings ("1e-4", as command lines and YAML 1.1 leave them) count as numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from zerotrain.errors import PipelineError
+
+
+def _whole_number(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+        return int(number) if number.is_integer() else number
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole_number)]
+"""An integer; "1e3" and "1000" are taken as 1000."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+"""A folder name: letters, digits, - and _, starting with a letter or digit."""
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """Where images and captions come from. A data name is shared by runs: it is encoded once."""
+
+    name: Name | None = Field(
+        None, description="Folder under results/data; default: the run's name."
+    )
+    source: Literal["digits", "folder"] = Field(
+        "folder",
+        description="`folder` reads images from `images`; `digits` is the built-in example.",
+    )
+    images: str | None = Field(None, description="Folder of images, searched with its subfolders.")
+    follow_symlinks: bool = Field(
+        False, description="Take links in `images` that lead out of it, as DVC and hub caches make."
+    )
+    metadata: str | None = Field(
+        None,
+        description="metadata.csv or .jsonl with file_name,text or image,prompt; it may lie "
+        "anywhere. Default: one in the image folder, else a caption file beside each image.",
+    )
+    caption_extension: str = Field(
+        ".txt", pattern=r"^\.", description="Extension of the caption files beside the images."
+    )
+    repeats: Whole = Field(1, ge=1, description="How often an epoch sees each image.")
+    max_pixels: Whole | None = Field(
+        None, ge=64, description="Larger images count as scaled down to this area, aspect kept."
+    )
+    holdout: float = Field(
+        0.0, ge=0, lt=1, description="Share of images kept from training, chosen by content hash."
+    )
+    max_bad_samples: Whole = Field(
+        0, ge=0, description="More unreadable images or missing captions than this stop the run."
+    )
+    num_workers: Whole = Field(2, ge=0, description="Threads that read and decode images.")
+
+    @model_validator(mode="after")
+    def _folder_needs_images(self) -> DataConfig:
+        if self.source == "folder" and not self.images:
+            raise ValueError("source: folder needs `images`, the folder that holds them")
+        if self.source == "digits" and (self.images or self.metadata):
+            raise ValueError("source: digits brings its own images; remove `images` and `metadata`")
+        return self
+
+
+class CacheConfig(Section):
+    """How latents and text embeddings are stored."""
+
+    shard_size: Whole = Field(
+        256 * 1024**2, ge=1024, description="Largest size of a safetensors shard, in bytes."
+    )
+    batch_size: Whole | None = Field(
+        None,
+        ge=1,
+        description="Images encoded at a time; other sizes give other last bits. Default: as many "
+        "as 1024 x 1024 pixels hold, at most 32.",
+    )
+    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Type of stored tensors.")
+
+
+class TrainConfig(Section):
+    """What a training step is. A phase may change any of these from its first step on."""
+
+    resolution: Whole = Field(1024, ge=8, description="Side of the square that images are cut to.")
+    global_batch_size: Whole = Field(
+        1, ge=1, description="Samples per optimizer step over all processes and accumulations."
+    )
+    gradient_accumulation_steps: Whole = Field(
+        1, ge=1, description="Forward passes per optimizer step."
+    )
+    gradient_checkpointing: bool = Field(False, description="Recompute activations to save memory.")
+    optimizer: Literal["adamw"] = Field("adamw", description="AdamW, fused or on CPU as launched.")
+    learning_rate: float = Field(1e-5, gt=0, description="Peak of the schedule.")
+    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="Shape after warm-up; a function of the global step alone."
+    )
+    lr_warmup_steps: Whole = Field(0, ge=0, description="Steps of linear warm-up.")
+    lr_warmup_ratio: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Warm-up as a share of the schedule; not with lr_warmup_steps.",
+    )
+    lr_scheduler_steps: Whole | None = Field(
+        None,
+        ge=1,
+        description="Horizon of the schedule in steps; default: the last `until` when training "
+        "starts, kept when `until` is raised later.",
+    )
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
+    adam_epsilon: float = Field(1e-8, gt=0, description="Keeps the update's divisor from zero.")
+    adam_weight_decay: float = Field(1e-2, ge=0, description="Decoupled, as AdamW has it.")
+    max_grad_norm: float = Field(1.0, ge=0, description="Gradient clipping by norm; 0 is none.")
+    snr_gamma: float | None = Field(
+        None, gt=0, description="Min-SNR loss weighting (5.0 is usual)."
+    )
+    caption_dropout_probability: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Share of samples trained with the empty caption (for guidance).",
+    )
+    save_every: Whole = Field(500, ge=1, description="Steps between rolling checkpoints.")
+    keep: Whole = Field(2, ge=1, description="Rolling checkpoints kept.")
+    log_every: Whole = Field(10, ge=1, description="Steps between lines of the log.")
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> TrainConfig:
+        if self.lr_warmup_ratio is not None and self.lr_warmup_steps:
+            raise ValueError("give lr_warmup_steps or lr_warmup_ratio, not both")
+        if self.global_batch_size % self.gradient_accumulation_steps:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} is no multiple of "
+                f"gradient_accumulation_steps {self.gradient_accumulation_steps}"
+            )
+        return self
+
+
+class LaunchConfig(Section):
+    """How a phase is launched: a preset and what overrides it."""
+
+    preset: Literal["torch", "zero2_offload"] = Field(
+        "torch", description="A file of config/launch: plain PyTorch, or a ZeRO stage with offload."
+    )
+    mixed_precision: Literal["no", "bf16"] = Field(
+        "no", description="Type of forward and backward passes; `no` is fp32."
+    )
+    num_cpu_threads_per_process: Whole | None = Field(
+        None,
+        ge=1,
+        description="Part of the numbers: other counts give other bits. Default: all cores.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _yaml_no(cls, value: Any) -> Any:
+        # `mixed_precision: no` is a boolean to YAML 1.1 readers.
+        if isinstance(value, dict) and value.get("mixed_precision") is False:
+            return {**value, "mixed_precision": "no"}
+        return value
+
+
+def _until(value: Any) -> str:
+    """A step count, "N epochs" or "N samples", normalised to a string "N unit"."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(steps?|epochs?|samples?)?\s*", str(value))
+    number = float(match[1]) if match and match[1].count(".") < 2 else 0.0
+    unit = ((match and match[2]) or "steps").rstrip("s") + "s"
+    if not match or number <= 0 or (unit != "epochs" and not number.is_integer()):
+        raise ValueError('must be a step (300), "3 epochs" or "5000 samples"')
+    return f"{number:g} {unit}" if unit == "epochs" else f"{int(number)} {unit}"
+
+
+class Phase(Section):
+    """A stretch of training under one launch.
+
+    In a file its training values stand beside name, until and launch, and only where they change;
+    here they are merged with the run's `train` and `launch` (see read.expand_phases).
+    """
+
+    name: Name = Field(description="Its folder under results/<run>/.")
+    until: Annotated[str, BeforeValidator(_until)] = Field(
+        description='Where the phase ends: a global step (300), "3 epochs" or "5000 samples".'
+    )
+    launch: LaunchConfig = Field(
+        LaunchConfig(), description="A preset's name, or a mapping with `preset` and overrides."
+    )
+    train: TrainConfig = TrainConfig()
+
+
+class ExportConfig(Section):
+    """What exported weights are."""
+
+    dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32", description="Type of the exported weights; the training state is always fp32."
+    )
+
+
+class EvaluateConfig(Section):
+    """What is measured after each phase."""
+
+    prompts: list[str] = Field(
+        [], description="Prompts of the grid; default: the first distinct captions."
+    )
+    images_per_prompt: Whole = Field(4, ge=1, description="Images made of each prompt.")
+    num_inference_steps: Whole = Field(30, ge=1, description="Denoising steps of an image.")
+    guidance_scale: float = Field(
+        5.0, ge=0, description="How strongly images follow the prompt; 1 and less: no guidance."
+    )
+    scheduler: Literal["default", "ddim", "euler"] = Field(
+        "default", description="Sampler; `default` is the one the base model names."
+    )
+    batch_size: Whole = Field(8, ge=1, description="Images generated at a time.")
+    judge: Literal["none", "nearest_neighbour"] = Field(
+        "none",
+        description="nearest_neighbour: classify generated images by the held-out ones, where "
+        "captions are classes; needs data.holdout.",
+    )
+
+
+class RunConfig(Section):
+    """A run: data, a base model, and the phases that train it."""
+
+    run: Name = Field(description="Name of the folder under results/.")
+    seed: Whole = Field(
+        0, ge=0, lt=2**32, description="Decides every draw: order, noise, timesteps, a nano base."
+    )
+    family: Literal["sdxl"] = Field("sdxl", description="The model's family.")
+    base: str = Field(
+        description="`nano` builds a small model from the seed; else a folder or hub id "
+        "in diffusers layout."
+    )
+    revision: str | None = Field(None, description="Commit or tag of the hub id.")
+    data: DataConfig
+    cache: CacheConfig = CacheConfig()
+    train: TrainConfig = TrainConfig()
+    launch: LaunchConfig = LaunchConfig()
+    phases: list[Phase] = Field(
+        min_length=1, description="Stretches of training; each goes on where the one before ends."
+    )
+    export: ExportConfig = ExportConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
+    @model_validator(mode="after")
+    def _whole_makes_sense(self) -> RunConfig:
+        names = [phase.name for phase in self.phases]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"phases: the name {name!r} stands twice; names are folders")
+            if name in ("base", "report", "benchmarks", "logs"):
+                raise ValueError(f"phases: {name!r} is a folder of the run; choose another name")
+        if self.run == "data":
+            raise ValueError("run: 'data' is the folder of the datasets; choose another name")
+        if self.evaluate.judge != "none" and not self.data.holdout:
+            raise ValueError("evaluate.judge needs held-out images: set data.holdout, say 0.5")
+        if self.data.max_pixels:
+            for phase in self.phases:
+                if phase.train.resolution**2 > self.data.max_pixels:
+                    raise ValueError(
+                        f"phase {phase.name}: resolution {phase.train.resolution} needs "
+                        f"{phase.train.resolution**2} pixels, data.max_pixels is "
+                        f"{self.data.max_pixels}; lower one or raise the other"
+                    )
+        return self
+
+    @property
+    def data_name(self) -> str:
+        """The folder of the dataset and its caches under results/data."""
+        return self.data.name or self.run
+
+    def phase(self, name: str) -> Phase:
+        """The phase of that name.
+
+        Raises:
+            PipelineError: no phase has it.
+        """
+        for phase in self.phases:
+            if phase.name == name:
+                return phase
+        names = ", ".join(phase.name for phase in self.phases)
+        raise PipelineError(f"the run {self.run} has no phase {name!r}", hint=f"phases: {names}")
+
+    def phase_before(self, name: str) -> Phase | None:
+        """The phase that the named one continues, or None for the first."""
+        index = self.phases.index(self.phase(name))
+        return self.phases[index - 1] if index else None

@@ -1,0 +1,128 @@
+"""Reading a configuration file into a RunConfig, with messages that a user can act on."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from zerotrain.config.models import Phase, RunConfig, TrainConfig
+from zerotrain.errors import PipelineError
+
+PHASE_KEYS = ("name", "until", "launch")
+"""The keys of a phase that are not training values."""
+
+
+def read_config(path: Path) -> RunConfig:
+    """Read and validate a configuration file.
+
+    Raises:
+        PipelineError: the file is missing, is no YAML mapping, or a value is wrong; the message
+            names file, key and value.
+    """
+    try:
+        raw = YAML(typ="safe").load(path.read_text())
+    except FileNotFoundError as error:
+        raise PipelineError(
+            f"{path}: no such configuration file",
+            hint="name one with CONFIG=FILE or --configfile, or write one with `zerotrain new`",
+        ) from error
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise PipelineError(
+            f"{path}: not valid YAML: {' '.join(str(error).split())}",
+            hint="check indentation, quotes and doubled keys near that line",
+        ) from error
+    return parse_config(raw, str(path))
+
+
+def parse_config(raw: Any, source: str) -> RunConfig:
+    """Validate a configuration that has been read already; `source` names it in messages.
+
+    Raises:
+        PipelineError: listing every wrong key with its value and what would be right.
+    """
+    if not isinstance(raw, dict):
+        raise PipelineError(
+            f"{source}: holds {type(raw).__name__}, not keys with values",
+            hint="start from config/config.yaml or `zerotrain new`",
+        )
+    try:
+        return RunConfig.model_validate(expand_phases(raw))
+    except ValidationError as error:
+        lines = [_explain(detail) for detail in error.errors()]
+        raise PipelineError(
+            f"{source}: " + "\n       ".join(line for line, _ in lines),
+            hint="; ".join(dict.fromkeys(hint for _, hint in lines)),
+        ) from error
+
+
+def expand_phases(raw: dict[str, Any]) -> dict[str, Any]:
+    """Merge the run's `train` and `launch` into each phase, whose own values win."""
+    if not isinstance(raw.get("phases"), list):
+        return raw
+    phases: list[Any] = []
+    for phase in raw["phases"]:
+        if not isinstance(phase, dict):
+            phases.append(phase)
+            continue
+        own = {key: phase[key] for key in PHASE_KEYS if key in phase}
+        changes = {key: value for key, value in phase.items() if key not in PHASE_KEYS}
+        own["train"] = {**_mapping(raw.get("train")), **changes}
+        launch = own.get("launch", {})
+        if isinstance(launch, str):
+            launch = {"preset": launch}
+        if isinstance(launch, dict):
+            own["launch"] = {**_mapping(raw.get("launch")), **launch}
+        phases.append(own)
+    return {**raw, "phases": phases}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _explain(detail: Any) -> tuple[str, str]:
+    """One line and one hint for one of pydantic's errors."""
+    location = [part for part in detail["loc"]]
+    if location[:1] == ["phases"] and len(location) > 3 and location[2] == "train":
+        location.pop(2)
+    key = ".".join(str(part) for part in location)
+    value = detail["input"]
+    shown = "" if isinstance(value, dict | list | BaseModel) else f" (found {value!r})"
+    if detail["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(location[-1]), _keys_beside(detail["loc"]), n=1)
+        hint = f"did you mean {near[0]}?" if near else _known_keys(detail["loc"])
+        return f"{key}: unknown key{shown}", hint
+    if detail["type"] == "missing":
+        return f"{key}: missing", f"add `{location[-1]}:` to the file"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if not key:
+        return message, "mend the keys named above"
+    return f"{key}: {message}{shown}", f"change {key}"
+
+
+def _known_keys(location: tuple[Any, ...]) -> str:
+    return "known keys here: " + ", ".join(_keys_beside(location))
+
+
+def _keys_beside(location: tuple[Any, ...]) -> list[str]:
+    """The keys that the section at a location takes."""
+    model: Any = RunConfig
+    for part in location[:-1]:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        model = next((a for a in get_args(annotation) if _is_model(a)), annotation)
+    keys = list(model.model_fields)
+    if model is Phase or (location[0] == "phases" and model is TrainConfig):
+        keys = [*PHASE_KEYS, *TrainConfig.model_fields]
+    return keys
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

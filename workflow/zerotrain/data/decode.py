@@ -1,0 +1,61 @@
+"""From an image file's bytes to the RGB pixels that a person sees."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from zerotrain.data.source import BadImage
+
+# Pillow warns above this many pixels and refuses above twice as many; a large scan is no bomb, and
+# the refusal is reported as a bad sample, so the warning says nothing more.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def decode(data: bytes) -> Image.Image:
+    """Decode a whole image to RGB: upright by its EXIF orientation, over white where transparent.
+
+    Of an animation the first frame is taken. 16-bit greys are scaled to 8 bits.
+
+    Raises:
+        BadImage: the bytes are no image, are truncated, or would fill memory.
+    """
+    if not data:
+        raise BadImage("empty file (0 bytes)")
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+            return _to_rgb(ImageOps.exif_transpose(image))
+    except BadImage:
+        raise
+    except UnidentifiedImageError as error:
+        raise BadImage("not an image that Pillow can read") from error
+    except Image.DecompressionBombError as error:
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise BadImage(f"more than {limit:,} pixels, a possible decompression bomb") from error
+    except Exception as error:  # Pillow's plugins raise what they like on broken files.
+        raise BadImage(f"unreadable image ({error or type(error).__name__})") from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise BadImage("floating-point pixels, whose range is not known")
+    if image.mode.startswith("I"):
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey of 16 bits to 8; Pillow's own conversion would cut everything above 255 to white."""
+    import numpy as np
+
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise BadImage("32-bit pixels, whose range is not known")
+    return Image.fromarray(np.round(values / 257).astype(np.uint8))

@@ -1,0 +1,169 @@
+"""Tables of captions: metadata.csv or metadata.jsonl, a row for each image.
+
+Columns are `file_name,text` (as Hugging Face's imagefolder has them) or `image,prompt` (as
+DiffSynth-Studio has them); others are left alone. Files are named relative to the image folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import posixpath
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zerotrain.data.source import Found
+from zerotrain.errors import PipelineError
+
+NAMES = ("metadata.csv", "metadata.jsonl")
+COLUMNS = (("file_name", "text"), ("image", "prompt"))
+EXPECTED = "file_name,text or image,prompt"
+
+
+def read_metadata(path: Path, root: Path, images: Collection[str]) -> list[Found]:
+    """The images that a table names, and what is wrong with its rows.
+
+    Args:
+        path: A .csv or .jsonl file in UTF-8.
+        root: The image folder.
+        images: The files in it, as names relative to it.
+
+    Returns:
+        One entry for each row, in no promised order.
+
+    Raises:
+        PipelineError: the table as a whole cannot be read, or lacks the columns.
+    """
+    rows = list(_reader(path)(path))
+    if not rows:
+        raise PipelineError(
+            f"{path}: holds no rows",
+            hint=f"give it the columns {EXPECTED} and a row for each image",
+        )
+    file_column, text_column = _columns(path, rows[0][1])
+    found: list[Found] = []
+    first_line: dict[str, int] = {}
+    for line, row in rows:
+        where = f"{path.name} line {line}"
+        file, caption = row.get(file_column), row.get(text_column)
+        if not isinstance(file, str) or not file.strip():
+            found.append(Found(where, reason=f"no {file_column}"))
+            continue
+        name = posixpath.normpath(file.strip())
+        reason = _wrong_place(name, root, images) or _wrong_caption(row, caption, text_column)
+        if not reason and name in first_line:
+            reason = f"names the image again, after line {first_line[name]}"
+        first_line.setdefault(name, line)
+        if reason:
+            found.append(Found(printable(name), reason=f"{where}: {reason}"))
+        else:
+            found.append(Found(name, str(caption).strip()))
+    return found
+
+
+def printable(name: str) -> str:
+    r"""A file name that UTF-8 can hold; bytes that are none are shown as \udcXX."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def _wrong_place(name: str, root: Path, images: Collection[str]) -> str | None:
+    if name in images:
+        return None
+    if name.startswith("/") or re.match(r"[A-Za-z]:[\\/]", name):
+        return f"absolute path; name files relative to {root}"
+    if name == ".." or name.startswith("../"):
+        return f"leaves {root}"
+    if not os.path.exists(root / name):
+        return f"no such file in {root}"
+    if not (root / name).resolve().is_relative_to(root.resolve()):
+        return f"leaves {root} by a symbolic link (data.follow_symlinks: true would take it)"
+    if (root / name).is_dir():
+        return "a folder, not an image"
+    return "its extension is none of an image"
+
+
+def _wrong_caption(row: Mapping[Any, Any], caption: Any, column: str) -> str | None:
+    if row.get(None):
+        return "more cells than columns; put captions that hold a comma in double quotes"
+    if caption is None:
+        return f"no {column}"
+    if not isinstance(caption, str):
+        return f"{column} is {type(caption).__name__}, not text"
+    if not caption.strip():
+        return f"empty {column}"
+    return None if printable(caption) == caption else f"{column} is not valid Unicode"
+
+
+def _reader(path: Path) -> Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]:
+    readers = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
+    if path.suffix.lower() not in readers:
+        raise PipelineError(
+            f"data.metadata: {path}: the extension is {path.suffix or 'none'}",
+            hint="give a .csv with a header line or a .jsonl with one object on each line",
+        )
+    return readers[path.suffix.lower()]
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
+    text = io.StringIO(_text(path), newline="")
+    reader = csv.DictReader(text, strict=True, skipinitialspace=True)
+    line = 0
+    try:
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        line = reader.line_num
+        for row in reader:
+            line = reader.line_num
+            yield line, row
+    except csv.Error as error:
+        raise PipelineError(
+            f"{path}, row that begins on line {line + 1}: not valid CSV ({error})",
+            hint="check the double quotes from there on; write a quote inside a caption as two",
+        ) from error
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
+    for line, text in enumerate(_text(path).split("\n"), 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except ValueError as error:
+            raise PipelineError(
+                f"{path}, line {line}: not valid JSON ({error})",
+                hint='each line is one object, as {"file_name": "a.png", "text": "a red house"}',
+            ) from error
+        if not isinstance(row, dict):
+            raise PipelineError(
+                f"{path}, line {line}: holds {type(row).__name__}, not an object",
+                hint='each line is one object, as {"file_name": "a.png", "text": "a red house"}',
+            )
+        yield line, row
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PipelineError(
+            f"{path}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start})",
+            hint=f"save it as UTF-8, say with: iconv -f latin1 -t utf-8 {path} > new{path.suffix}",
+        ) from error
+    except OSError as error:
+        raise PipelineError(
+            f"{path}: {os.strerror(error.errno or 0)}", hint="make it readable for you"
+        ) from error
+
+
+def _columns(path: Path, row: Mapping[Any, Any]) -> tuple[str, str]:
+    for pair in COLUMNS:
+        if all(column in row for column in pair):
+            return pair
+    columns = ",".join(str(column) for column in row if column is not None)
+    raise PipelineError(
+        f"{path}: has the columns {columns}; {EXPECTED} are needed",
+        hint=f"rename the columns of file names and captions to {EXPECTED}",
+    )

@@ -1,0 +1,24 @@
+"""Errors that a user can mend, and the exit codes of the command line."""
+
+EXIT_USER_ERROR = 2
+"""Something the user can mend: configuration, input data, a folder that is missing or in use."""
+
+EXIT_UNFINISHED = 85
+"""Training stopped on request; a checkpoint was written and the next start goes on from it."""
+
+
+class PipelineError(Exception):
+    """A mistake a user can mend; printed as one ERROR and one Hint, without a traceback.
+
+    Args:
+        what: What is wrong, with the value found and where (file, key or sample).
+        hint: What to do next.
+    """
+
+    def __init__(self, what: str, *, hint: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"ERROR: {self.what}\n  Hint: {self.hint}"

@@ -1,0 +1,72 @@
+"""The loss curve of a run so far, as CSV and as a picture."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+COLUMNS = ("phase", "step", "samples", "loss", "learning_rate", "grad_norm")
+SMOOTHING = 0.6
+"""Share of the running mean that each line of the log keeps."""
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of training_log.jsonl."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_csv(log: list[dict[str, Any]], path: Path) -> None:
+    """Write the log as CSV, without the times, so that equal trainings give equal files."""
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(log)
+
+
+def draw_curve(log: list[dict[str, Any]], path: Path) -> None:
+    """Draw loss over steps, with its running mean and a line where a phase hands over."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.6), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    steps = [line["step"] for line in log]
+    losses = [line["loss"] for line in log]
+    axes.plot(steps, losses, color="#9db4d0", linewidth=1, label="logged")
+    axes.plot(steps, running_mean(losses), color="#1f4e8c", linewidth=2, label="running mean")
+    top = axes.get_ylim()[1]
+    for phase, first, last in phase_spans(log):
+        if first:
+            axes.axvline(first, color="#888888", linewidth=1, linestyle="--")
+        axes.text((first + last) / 2, top, phase, ha="center", va="bottom", color="#555555")
+    axes.set_xlabel("step")
+    axes.set_ylabel("training loss")
+    axes.set_xlim(left=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def running_mean(values: list[float]) -> list[float]:
+    """Exponential running mean; its start is corrected as Adam corrects its moments."""
+    means: list[float] = []
+    total = weight = 0.0
+    for value in values:
+        total = SMOOTHING * total + (1 - SMOOTHING) * value
+        weight = SMOOTHING * weight + (1 - SMOOTHING)
+        means.append(total / weight)
+    return means
+
+
+def phase_spans(log: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    """Name of each phase with the steps that it begins after and ends at."""
+    spans: list[tuple[str, int, int]] = []
+    for line in log:
+        if spans and spans[-1][0] == line["phase"]:
+            spans[-1] = (line["phase"], spans[-1][1], line["step"])
+        else:
+            spans.append((line["phase"], spans[-1][2] if spans else 0, line["step"]))
+    return spans

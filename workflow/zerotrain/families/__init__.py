@@ -1,0 +1,126 @@
+"""Model families: what the pipeline needs to know of a kind of model. One family, one module.
+
+The stages and the training loop know only the protocols below. A family's module is named by
+`family:` in the configuration and offers `FAMILY`, an object of class Family.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+
+    from zerotrain.config import EvaluateConfig
+    from zerotrain.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one forward pass learns from; B samples on the training device.
+
+    Attributes:
+        latents: float32 [B, C, h, w], scaled as the denoiser expects them.
+        text: what Encoders.encode_prompts gave, each with leading dimension B.
+        original_size: int64 [B, 2], height and width of the image file.
+        crop_top_left: int64 [B, 2], top and left of the crop.
+        target_size: int64 [B, 2], height and width after crop and resize.
+        noise: float32, shape of latents, standard normal.
+        uniform: float64 [B] in [0, 1), from which the family derives the timestep.
+    """
+
+    latents: torch.Tensor
+    text: dict[str, torch.Tensor]
+    original_size: torch.Tensor
+    crop_top_left: torch.Tensor
+    target_size: torch.Tensor
+    noise: torch.Tensor
+    uniform: torch.Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        moved: dict[str, Any] = {
+            name: {key: item.to(device) for key, item in value.items()}
+            if isinstance(value, dict)
+            else value.to(device)
+            for name, value in vars(self).items()
+        }
+        return Batch(**moved)
+
+
+class Encoders(Protocol):
+    """The parts of a model that the cache stage loads and training never does."""
+
+    def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Float32 [B, 3, H, W] in [-1, 1] to float32 latents [B, C, h, w]; the posterior's mode."""
+
+    def encode_prompts(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """B prompts to float32 tensors with leading dimension B, by name."""
+
+
+class Family(Protocol):
+    """One kind of model."""
+
+    name: str
+    parts: tuple[str, ...]
+    """Sub-folders of the base model, in diffusers' layout."""
+    image_parts: tuple[str, ...]
+    """Parts that latents depend on."""
+    text_parts: tuple[str, ...]
+    """Parts that text embeddings depend on."""
+    classes: Mapping[str, str]
+    """The class that model_index.json must name, for each part that holds weights."""
+    denoiser_part: str
+    """The part that training changes."""
+
+    def build_preset(
+        self, preset: str, dataset: Dataset, images: Sequence[Image], seed: int, out: Path
+    ) -> None:
+        """Build a small base model of the real classes from a seed, into the folder `out`.
+
+        `images` are the train split's crops, in order.
+        """
+
+    def load_encoders(self, base: Path, device: str) -> Encoders:
+        """Load VAE and text encoders, in float32, for encoding."""
+
+    def load_denoiser(self, base: Path) -> torch.nn.Module:
+        """Load the trainable part in float32 on CPU."""
+
+    def objective(self, base: Path) -> Objective:
+        """The training objective, as the base model's noise scheduler defines it."""
+
+    def save_denoiser(self, base: Path, tensors: dict[str, torch.Tensor], out: Path) -> None:
+        """Write the trainable part in the library's own format into `out`/<denoiser_part>."""
+
+    def sample(
+        self,
+        weights: Path,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        config: EvaluateConfig,
+        *,
+        resolution: int,
+        device: str,
+    ) -> list[Image]:
+        """One image per prompt, each from its own seed, with classifier-free guidance."""
+
+
+class Objective(Protocol):
+    """What a denoiser is trained to do."""
+
+    def loss(
+        self, denoiser: torch.nn.Module, batch: Batch, *, snr_gamma: float | None
+    ) -> torch.Tensor:
+        """Loss of each sample, float32 [B]."""
+
+
+def load_family(name: str) -> Family:
+    """The family of that name (validated by the configuration)."""
+    family: Any = importlib.import_module(f"zerotrain.families.{name}").FAMILY
+    return family  # type: ignore[no-any-return]

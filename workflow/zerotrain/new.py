@@ -1,0 +1,184 @@
+"""`zerotrain new`: a commented configuration for a folder of one's own images."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+
+from zerotrain.config import DataConfig, RunConfig, TrainConfig, parse_config
+from zerotrain.data.source import Found, open_source
+from zerotrain.errors import PipelineError
+
+SAMPLES_TO_SEE = 4000
+"""What the first phase aims at: a usual length for fine-tuning on a small set of images."""
+
+
+def new(name: str, images: Path, base: str, folder: Path = Path("config")) -> Path:
+    """Write folder/NAME.yaml, made for these images and this model; nothing is overwritten.
+
+    Raises:
+        PipelineError: a bad name, no usable images or captions, no such model, or a file in place.
+    """
+    path = folder / f"{name}.yaml"
+    _check_name(name, path)
+    _check_base(base)
+    samples = _captioned(images)
+    usable = sum(sample.reason is None for sample in samples)
+    nano = base == "nano"
+    resolution = 32 if nano else _native_resolution(base)
+    batch = min(32, usable) if nano else 1
+    epochs = max(1, min(100, round(SAMPLES_TO_SEE / usable)))
+    chosen: dict[str, dict[str, Any]] = {
+        "data": {"source": "folder", "images": str(images)},
+        "train": {
+            "resolution": resolution,
+            "global_batch_size": batch,
+            "gradient_checkpointing": not nano,
+            "learning_rate": 1e-3 if nano else 1e-5,
+        },
+        "launch": {"mixed_precision": "no" if nano else "bf16"},
+        "cache": {"dtype": "fp32"},
+        "export": {"dtype": "fp32"},
+        "evaluate": {"images_per_prompt": 4},
+    }
+    steps = -(-usable * epochs // batch)
+    lines = [
+        "# yaml-language-server: $schema=schema.json",
+        f"# Trains {base} on {usable} captioned images of {images}. To run it:",
+        f"#     make train CONFIG={path}",
+        "# A line that starts with #key: shows a default; take the # away to change it.",
+        "# All keys with their values: docs/configuration.md",
+        *_unusable(samples),
+        "",
+        *_fields(RunConfig, {"run": name, "family": "sdxl", "base": base}),
+    ]
+    for section, field in RunConfig.model_fields.items():
+        if section == "phases":
+            lines += ["", *_phases(epochs, usable, steps)]
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            about = (field.annotation.__doc__ or "").partition("\n\n")[0]
+            body = _fields(field.annotation, chosen.get(section, {}))
+            lines += ["", f"# {about}", f"{section}:", *(f"  {line}" for line in body)]
+    text = "\n".join(lines) + "\n"
+    parse_config(YAML(typ="safe").load(text), str(path))
+    folder.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def _check_name(name: str, path: Path) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or name == "data":
+        raise PipelineError(
+            f"{name!r} cannot name a run",
+            hint="use letters, digits, - and _, starting with a letter or digit, and not `data`",
+        )
+    if path.exists():
+        raise PipelineError(f"{path} exists already", hint="choose another name, or remove it")
+
+
+def _check_base(base: str) -> None:
+    """A hub id is taken as it is; what can only be a folder has to be one of a known family."""
+    folder = Path(base).expanduser()
+    hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not base.startswith(".")
+    if base == "nano" or (hub_id and not folder.exists()):
+        return
+    hint = "give a folder in diffusers layout, a hub id as owner/name, or nano for a small model"
+    if folder.is_file():
+        raise PipelineError(f"--base {base}: a single file, not a folder", hint=hint)
+    if not folder.is_dir():
+        raise PipelineError(f"--base {base}: no such folder, and no hub id", hint=hint)
+    index = folder / "model_index.json"
+    if not index.is_file():
+        raise PipelineError(f"--base {base}: holds no model_index.json", hint=hint)
+    kind = _json(index).get("_class_name")
+    if not str(kind).startswith("StableDiffusionXL"):
+        raise PipelineError(
+            f"--base {base}: a {kind}, and the only family so far is sdxl",
+            hint="give an SDXL model (StableDiffusionXLPipeline)",
+        )
+
+
+def _captioned(images: Path) -> list[Found]:
+    """Every image and every complaint of the folder, at least one image with a caption."""
+    found = open_source(DataConfig(source="folder", images=str(images))).found()
+    if all(sample.reason for sample in found):
+        raise PipelineError(
+            f"--images {images}: none of its {len(found)} images has a caption "
+            f"({found[0].file}: {found[0].reason})",
+            hint="put NAME.txt beside each NAME.png, or a metadata.csv with the columns "
+            "file_name,text into the folder",
+        )
+    return found
+
+
+def _unusable(samples: list[Found]) -> list[str]:
+    bad = [sample for sample in samples if sample.reason]
+    if not bad:
+        return []
+    return [
+        f"# {len(bad)} of {len(samples)} entries cannot be used, first {bad[0].file}:",
+        f"# {bad[0].reason}. Mend them, or let data.max_bad_samples pass over that many.",
+    ]
+
+
+def _native_resolution(base: str) -> int:
+    """The side of the images that the model was made for."""
+    folder = Path(base).expanduser()
+    unet, vae = folder / "unet" / "config.json", folder / "vae" / "config.json"
+    if not (unet.is_file() and vae.is_file()):
+        return int(TrainConfig.model_fields["resolution"].default)
+    scale: int = 2 ** (len(_json(vae).get("block_out_channels", [0] * 4)) - 1)
+    latents = _json(unet).get("sample_size")
+    return (latents if isinstance(latents, int) else 128) * scale
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise PipelineError(f"{path}: not JSON ({error})", hint="download it again") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _fields(model: type[BaseModel], chosen: dict[str, Any]) -> Iterator[str]:
+    """Each key with its meaning: chosen values as they are, defaults behind a #."""
+    for key, field in model.model_fields.items():
+        if field.description is None or key == "phases":  # a section of its own
+            continue
+        yield from textwrap.wrap(field.description, 96, initial_indent="# ", subsequent_indent="# ")
+        value = chosen.get(key, field.default)
+        yield f"{'' if key in chosen else '#'}{key}: {_yaml(value)}"
+
+
+def _yaml(value: Any) -> str:
+    """A value as one line of YAML; JSON is YAML, and a float keeps its point in both."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", value):
+        return value if value not in ("no", "yes", "on", "off", "true", "false") else f'"{value}"'
+    if isinstance(value, float) and "e" in repr(value):
+        return f"{value:.1e}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _phases(epochs: int, usable: int, steps: int) -> list[str]:
+    return [
+        "# Stretches of training, each with its own launch; the next goes on where one ends. To",
+        "# train longer raise `until`, or append a phase: only the new steps are trained.",
+        "phases:",
+        "  - name: plain",
+        f"    # {epochs} times through {usable} images are {steps} steps.",
+        f"    until: {epochs} epochs",
+        "    # torch is plain PyTorch; zero2_offload keeps the optimizer in the host's memory.",
+        "    launch: torch",
+        "  # Then the same model under DeepSpeed; a phase may change any key of `train`:",
+        "  #- name: offload",
+        f"  #  until: {2 * epochs} epochs",
+        "  #  launch: zero2_offload",
+        "  #  learning_rate: 5.0e-6",
+    ]

@@ -1,0 +1,109 @@
+"""Which source files a module depends on, found by reading its imports, without importing it.
+
+Snakemake takes these files as inputs of a rule, so that an edit reruns what depends on it; training
+puts their digest into its fingerprint. No list is kept by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+TYPES_ONLY = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def source_files(*modules: str) -> list[str]:
+    """The files of the named zerotrain modules and of all they import, sorted.
+
+    Args:
+        modules: Dotted names such as ``zerotrain.stages.evaluate``. A module that is chosen at run
+            time (a model family) is named here beside the one that chooses it.
+
+    Returns:
+        Paths relative to the working directory where possible, as Snakemake records inputs.
+    """
+    return [_shown(path) for path in sorted(_closure(modules))]
+
+
+def source_digest(*modules: str) -> str:
+    """Digest of the code of these modules and of all they import; comments and docstrings aside."""
+    total = hashlib.sha256()
+    for path in sorted(_closure(modules)):
+        total.update(path.relative_to(PACKAGE).as_posix().encode())
+        total.update(_code(path).encode())
+    return total.hexdigest()
+
+
+def _closure(modules: Iterable[str]) -> set[Path]:
+    found: set[Path] = set()
+    waiting = [path for name in modules for path in _files_of(name, must_exist=True)]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting.extend(_imports(path))
+    return found
+
+
+def _files_of(name: str, *, must_exist: bool = False) -> list[Path]:
+    """A module's file and the __init__ files of the packages above it."""
+    parts = name.split(".")[1:]
+    files = [
+        init
+        for depth in range(len(parts) + 1)
+        if (init := PACKAGE.joinpath(*parts[:depth], "__init__.py")).is_file()
+    ]
+    module = PACKAGE.joinpath(*parts).with_suffix(".py") if parts else PACKAGE / "__init__.py"
+    if module.is_file():
+        files.append(module)
+    elif must_exist and not PACKAGE.joinpath(*parts, "__init__.py").is_file():
+        raise ModuleNotFoundError(name)
+    return files
+
+
+@cache
+def _imports(path: Path) -> tuple[Path, ...]:
+    names: set[str] = set()
+    for node in _walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    ours = (name for name in names if name == "zerotrain" or name.startswith("zerotrain."))
+    return tuple(file for name in ours for file in _files_of(name))
+
+
+def _walk(node: ast.AST) -> Iterable[ast.AST]:
+    """All nodes that run: an `if TYPE_CHECKING` block does not."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) in TYPES_ONLY:
+            child = ast.Module(child.orelse, [])
+        yield child
+        yield from _walk(child)
+
+
+@cache
+def _code(path: Path) -> str:
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        node.body = [  # type: ignore[attr-defined]
+            item
+            for item in body
+            if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))
+        ]
+    return ast.dump(tree)
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,76 @@
+"""cache_latents: a dataset's images and captions to latents and embeddings at one resolution."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from zerotrain import artifact
+from zerotrain.cache.encoding import Encoding
+from zerotrain.cache.layout import KIND, LATENTS, TEXT, Index, write_index
+from zerotrain.cache.writer import Stored, place, write_series
+from zerotrain.config import RunConfig
+from zerotrain.data.dataset import read_dataset
+from zerotrain.families import load_family
+
+
+def cache_latents(config: RunConfig, pixels: int, dataset: Path, base: Path, output: Path) -> None:
+    """Encode what the cache in `output` does not hold yet, and publish the cache anew.
+
+    The bytes of the result do not depend on what was reused, nor on data.num_workers.
+
+    Args:
+        config: The run's configuration.
+        pixels: Side of the square images.
+        dataset: Folder of the dataset.
+        base: Folder of the base model.
+        output: Folder of the cache. What it holds is reused, whether or not it was finished.
+
+    Raises:
+        PipelineError: an image changed since prepare_dataset, a result is no finite number, or
+            a shard cannot hold one.
+    """
+    samples = read_dataset(dataset)
+    model = artifact.read(base, "base")
+    encoding = Encoding(config, pixels, load_family(config.family), model)
+    entries = tuple(encoding.entry(sample) for sample in samples.samples)
+    empty_text = encoding.text_key("")
+    artifact.mend(output)
+    stored = Stored(output)
+    for path in stored.damaged:
+        print(f"WARNING: {path} is damaged; what it held is encoded again", file=sys.stderr)
+    latents, text = (
+        write_series(name, keys, encode, stored, folder=output, shard_size=config.cache.shard_size)
+        for name, keys, encode in (
+            (LATENTS, [entry.latents for entry in entries], encoding.latents),
+            (TEXT, [empty_text, *(entry.text for entry in entries)], encoding.text),
+        )
+    )
+    with artifact.publish(
+        output,
+        KIND,
+        parents={"dataset": samples.artifact, "base": model},
+        made_by={"stage": "cache_latents"},
+    ) as draft:
+        draft.known = place(latents, draft.folder) | place(text, draft.folder)
+        write_index(
+            draft.folder,
+            Index(
+                resolution=pixels,
+                dtype=config.cache.dtype,
+                repeats=samples.repeats,
+                entries=entries,
+                empty_text=empty_text,
+                latents=latents.series,
+                text=text.series,
+            ),
+        )
+        draft.content = {
+            "resolution": pixels,
+            "dtype": config.cache.dtype,
+            "count": {"samples": len(entries), "latents": latents.total, "captions": text.total},
+        }
+    print(
+        f"encoded {latents.encoded} of {latents.total} latents, "
+        f"{text.encoded} of {text.total} captions; the rest was in the cache"
+    )

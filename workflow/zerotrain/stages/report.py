@@ -1,0 +1,94 @@
+"""report: a run on one self-contained page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from zerotrain import artifact
+from zerotrain.config import RunConfig
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import read_run_yaml
+from zerotrain.page import PhaseFacts, render_page
+
+KIND = "report"
+LAUNCH_FACTS = (
+    *("preset", "engine", "zero_stage", "offload_optimizer", "num_processes"),
+    *("num_cpu_threads_per_process", "mixed_precision", "start_step", "until_step"),
+    *("resolution", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
+    *("optimizer", "learning_rate", "lr_scheduler", "snr_gamma", "caption_dropout_probability"),
+)
+
+
+def report(config: RunConfig, folders: list[Path], output: Path) -> None:
+    """Publish index.html: grid, loss curve, metrics and launch of each phase.
+
+    Args:
+        config: The run's configuration.
+        folders: Folders of the phases, in order.
+        output: Folder to publish.
+
+    Raises:
+        PipelineError: a phase has not been evaluated.
+    """
+    facts = [_phase(folder) for folder in folders]
+    parents = {
+        folder.name: artifact.read(folder / "evaluation", "evaluation", verify=False)
+        for folder in folders
+    }
+    with artifact.publish(output, KIND, parents=parents) as draft:
+        page = render_page(config.run, _summary(config), facts)
+        (draft.folder / "index.html").write_text(page, encoding="utf-8")
+        draft.content = {"run": config.run, "phases": [folder.name for folder in folders]}
+    last = facts[-1]
+    print(
+        f"report   {output / 'index.html'}\n"
+        f"weights  {last.weights}\n"
+        f"grid     {folders[-1] / 'evaluation' / 'grid.png'}\n"
+        f"metrics  {folders[-1] / 'metrics.json'}"
+    )
+
+
+def _phase(folder: Path) -> PhaseFacts:
+    evaluation = artifact.read(folder / "evaluation", "evaluation")
+    metrics = folder / "metrics.json"
+    if not metrics.is_file():
+        raise PipelineError(
+            f"{metrics}: missing, so phase {folder.name} has not been evaluated",
+            hint="run `snakemake --cores all report`, which evaluates every phase first",
+        )
+    return PhaseFacts(
+        name=folder.name,
+        metrics=json.loads(metrics.read_text()),
+        grid=evaluation.path("grid.png").read_bytes(),
+        curve=evaluation.path("loss.png").read_bytes(),
+        launch=_launch(folder / "launch" / "run.yaml"),
+        weights=folder / "weights",
+    )
+
+
+def _launch(path: Path) -> list[tuple[str, str, str]]:
+    """Name, value and source of each launch fact; none if the phase was launched by hand."""
+    if not path.is_file():
+        return []
+    phase = read_run_yaml(path)
+    facts = []
+    for name in LAUNCH_FACTS:
+        source, reason = phase.sources.get(name, ("default", ""))
+        facts.append((name, str(getattr(phase, name)), f"{source}: {reason}" if reason else source))
+    return facts
+
+
+def _summary(config: RunConfig) -> list[tuple[str, str]]:
+    evaluate = config.evaluate
+    return [
+        ("family", config.family),
+        ("base", config.base + (f" at {config.revision}" if config.revision else "")),
+        ("data", config.data.images or config.data.source),
+        ("seed", str(config.seed)),
+        (
+            "sampling",
+            f"{evaluate.num_inference_steps} steps, guidance {evaluate.guidance_scale:g}, "
+            f"scheduler {evaluate.scheduler}",
+        ),
+    ]

@@ -1,0 +1,168 @@
+"""train_phase: train one phase to its end, and publish the newest checkpoint as the phase's.
+
+The training itself runs in processes that `accelerate launch` starts (zerotrain.training.rank).
+This process holds the lock, hands a signal on as a request to stop, and returns the exit code that
+launchers lose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from zerotrain import artifact
+from zerotrain.artifact import Artifact
+from zerotrain.compiled_ops import environment as ops_environment
+from zerotrain.errors import EXIT_UNFINISHED, PipelineError
+from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml
+from zerotrain.sources import source_digest
+from zerotrain.supervise import supervise
+from zerotrain.training import lock, progress_folder
+
+RANK = "zerotrain.training.rank"
+
+
+def train_phase(
+    launch: Path,
+    base: Path,
+    cache: Path,
+    start: Path | None,
+    progress: Path,
+    output: Path,
+) -> int:
+    """Train a phase, or go on with it, and publish its checkpoint.
+
+    Args:
+        launch: Folder of the launch files.
+        base: Folder of the base model.
+        cache: Folder of the cached latents and text embeddings.
+        start: Folder of the state that the phase continues; None for the first phase.
+        progress: Folder of the rolling checkpoints, declared by no rule.
+        output: Folder to publish the phase's checkpoint at.
+
+    Returns:
+        0; 85 if the training was stopped and is unfinished; else the training's own exit code.
+
+    Raises:
+        PipelineError: an input is not whole, or another process trains here.
+    """
+    parents = {
+        "launch": artifact.read(launch, "launch"),
+        "base": artifact.read(base, "base"),
+        "cache": artifact.read(cache, "cache"),
+    }
+    if start is not None:
+        parents["start"] = artifact.read(start, "state")
+    phase = read_run_yaml(parents["launch"].path("run.yaml"))
+    held = lock.take(progress)
+    try:
+        said = progress_folder.settle(progress, fingerprint(phase, parents))
+        if said:
+            print(said, file=sys.stderr, flush=True)
+        for leftover in (progress_folder.STOP, progress_folder.EXIT):
+            (progress / leftover).unlink(missing_ok=True)
+        if progress_folder.newest_step(progress, phase.until_step) != phase.until_step:
+            code = _launch(phase, launch, base, cache, start, progress)
+            if code != 0:
+                return code
+        _publish(progress, phase, parents, output)
+        return 0
+    finally:
+        held.release()
+
+
+def fingerprint(phase: ResolvedPhase, parents: dict[str, Artifact]) -> dict[str, Any]:
+    """What the numbers of a phase depend on, whatever it is called and wherever it ends."""
+    return {
+        **phase.numbers(),
+        "base": artifact.digest(parents["base"].content["parts"]),
+        "cache": parents["cache"].identity,
+        "start": parents["start"].identity if "start" in parents else None,
+        "code": source_digest(RANK, f"zerotrain.families.{phase.family}"),
+    }
+
+
+def _launch(
+    phase: ResolvedPhase,
+    launch: Path,
+    base: Path,
+    cache: Path,
+    start: Path | None,
+    progress: Path,
+) -> int:
+    command = [
+        *(sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"),
+        *("--config_file", str(launch / "accelerate.yaml")),
+        *("--main_process_port", str(_free_port())),
+        *("--module", RANK),
+        *("--launch", str(launch), "--base", str(base), "--cache", str(cache)),
+        *("--progress", str(progress)),
+    ]
+    if start is not None:
+        command += ["--start", str(start)]
+
+    def ask_to_stop(number: int) -> None:
+        (progress / progress_folder.STOP).touch()
+        with contextlib.suppress(OSError):  # the terminal may be what is gone
+            print(
+                f"signal {number}: training stops after this step with a checkpoint; "
+                "a second signal ends it at once",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    threads = str(phase.num_cpu_threads_per_process)
+    code = supervise(
+        command,
+        log=None,
+        environment={
+            **os.environ,
+            **ops_environment(),
+            # Threads are part of the numbers; a launcher or Snakemake must not choose them.
+            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads),
+            "TOKENIZERS_PARALLELISM": "false",
+        },
+        on_signal=ask_to_stop,
+    )
+    left = progress / progress_folder.EXIT
+    if left.is_file():
+        ending = json.loads(left.read_text())
+        if ending["code"] == EXIT_UNFINISHED:
+            print(
+                f"{phase.phase}: unfinished: {ending['reason']} at step "
+                f"{progress_folder.newest_step(progress, phase.until_step)} of "
+                f"{phase.until_step}; run the same command to go on",
+                file=sys.stderr,
+                flush=True,
+            )
+        return int(ending["code"])
+    return code
+
+
+def _publish(
+    progress: Path, phase: ResolvedPhase, parents: dict[str, Artifact], output: Path
+) -> None:
+    """Give the newest rolling checkpoint its second name; it stays in progress for extending."""
+    newest = progress_folder.newest_step(progress, phase.until_step)
+    if newest != phase.until_step:
+        raise PipelineError(
+            f"{progress}: training ended without a checkpoint of step {phase.until_step}",
+            hint="look at the log of train_phase",
+        )
+    rolling = artifact.read(progress_folder.step_folder(progress, newest), "checkpoint")
+    with artifact.publish(output, "checkpoint", parents=parents) as draft:
+        for name, entry in rolling.files.items():
+            artifact.link_or_copy(rolling.path(name), draft.folder / name)
+            draft.known[name] = entry["sha256"]
+
+
+def _free_port() -> int:
+    """A port for the launcher's rendezvous, so that two runs on one machine do not meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,184 @@
+"""A small parent for long commands: it copies their output, hands signals on, and leaves nothing.
+
+The command runs in a process group of its own. Its output goes to our terminal as it comes (through
+a pseudo-terminal where we have one, so that progress bars work) and into a log file. Launchers lose
+signals and exit codes on the way to their children; this parent stands in for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
+
+SUPERVISOR = "ZEROTRAIN_SUPERVISOR"
+"""Environment variable with the pid of the supervising process."""
+GRACE_SECONDS = 5.0
+"""How long what a command left running may live on after it."""
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+_CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def supervise(
+    command: Sequence[str],
+    *,
+    log: Path | None,
+    environment: Mapping[str, str] | None = None,
+    on_start: Callable[[int], None] = lambda group: None,
+    on_signal: Callable[[int], None] | None = None,
+) -> int:
+    """Run a command to its end.
+
+    Args:
+        command: Program and arguments.
+        log: File for a copy of its output; appended to.
+        environment: Its environment; default: ours.
+        on_start: Called with its process group.
+        on_signal: Called at the first signal instead of handing it on to the process group; the
+            second signal ends the group at once.
+
+    Returns:
+        The command's exit code; 128 + n where signal n ended it.
+    """
+    with contextlib.ExitStack() as stack:
+        reading, writing = _output_channel()
+        stack.callback(os.close, reading)
+        sink = None
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            sink = stack.enter_context(log.open("ab"))
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                env={
+                    # Threads that spin while they wait make a busy machine many times slower.
+                    "OMP_WAIT_POLICY": "PASSIVE",
+                    **(environment or os.environ),
+                    SUPERVISOR: str(os.getpid()),
+                },
+                start_new_session=True,
+            )
+        finally:
+            os.close(writing)
+        stack.callback(_signal_group, child.pid, signal.SIGKILL)
+        stack.enter_context(_signals(child.pid, on_signal))
+        on_start(child.pid)
+        copier = threading.Thread(target=_copy, args=(reading, sink), daemon=True)
+        copier.start()
+        code = child.wait()
+        # Whatever the command left running keeps its output open: end it, then read to the end.
+        copier.join(timeout=GRACE_SECONDS)
+        _signal_group(child.pid, signal.SIGKILL)
+        copier.join(timeout=GRACE_SECONDS)
+    return 128 - code if code < 0 else code
+
+
+def end_with_parent() -> None:
+    """End this process group when the process that started us, or the supervisor, is gone.
+
+    Called by every supervised process. Launchers put their children into sessions of their own,
+    where no signal to a group reaches them; a thread that looks twice a second does.
+    """
+    supervisor = int(os.environ.get(SUPERVISOR, "0"))
+    if not supervisor:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent and _runs(supervisor):
+            time.sleep(0.5)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _output_channel() -> tuple[int, int]:
+    """A pair to read from and to write to: a pseudo-terminal where our own stderr is one."""
+    if not sys.stderr.isatty():
+        return os.pipe()
+    reading, writing = pty.openpty()
+    size = fcntl.ioctl(sys.stderr.fileno(), termios.TIOCGWINSZ, b"\0" * 8)
+    fcntl.ioctl(writing, termios.TIOCSWINSZ, size)
+    return reading, writing
+
+
+def _copy(reading: int, log: BinaryIO | None) -> None:
+    line = b""
+    while True:
+        try:
+            data = os.read(reading, 65536)
+        except OSError:
+            # A pseudo-terminal whose last writer has gone answers so.
+            break
+        if not data:
+            break
+        # A terminal that is gone must not stop the command by an output that nobody takes away.
+        with contextlib.suppress(OSError):
+            os.write(sys.stderr.fileno(), data)
+        if log is not None:
+            *whole, line = (line + data).split(b"\n")
+            for item in whole:
+                log.write(_last_state(item) + b"\n")
+            log.flush()
+            # A bar is one line for hours: what has been drawn over is not kept.
+            line = line[max(0, line.rfind(b"\r", 0, -1)) :]
+    if log is not None and line:
+        log.write(_last_state(line) + b"\n")
+
+
+def _last_state(line: bytes) -> bytes:
+    """Of a line that was drawn over and over, what is seen at the end."""
+    return _CONTROL.sub(b"", line.rstrip(b"\r").rpartition(b"\r")[2])
+
+
+@contextlib.contextmanager
+def _signals(group: int, on_signal: Callable[[int], None] | None) -> Iterator[None]:
+    seen = 0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 1:
+            _signal_group(group, signal.SIGKILL)
+        elif on_signal is not None:
+            on_signal(number)
+        else:
+            _signal_group(group, number)
+
+    # What nohup or a shell's background job ignores stays ignored.
+    heard = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be reaped does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1]
+    except OSError:
+        return False
+    return state not in b"ZX"
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)

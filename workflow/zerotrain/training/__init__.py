@@ -1,0 +1,1 @@
+"""Training: the engines, the loop, its draws and schedule, and the folder of its progress."""

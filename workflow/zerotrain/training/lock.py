@@ -1,0 +1,153 @@
+"""One writer per progress folder: a lock file that names its holder.
+
+Two locks stand behind each other. The first names its holder, the small process that starts a
+training; a dead holder's is taken over. The second is the kernel's, held by the process that writes
+checkpoints, and ends with it: it covers the moment in which a killed holder's training still ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from zerotrain.errors import PipelineError
+
+LOCK = "lock"
+TAKING = "lock.taking"
+WRITER = "lock.writer"
+GRACE_SECONDS = 15.0
+"""How long the training of a dead holder may take to notice that it is alone, and end."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who trains: a process, told from a later one of the same pid by its start time."""
+
+    host: str
+    pid: int
+    started: float
+    """Start of the process, seconds since the epoch."""
+    job: str
+    """Slurm job id, or empty."""
+
+    def lives(self) -> bool:
+        """Whether the holder runs. Of another host nothing is known: it counts as alive."""
+        return self.host != socket.gethostname() or _same_process(self.pid, self.started)
+
+
+class Lock:
+    """A held lock. Use `take`, then `release`."""
+
+    def __init__(self, folder: Path, holder: Holder) -> None:
+        self._path = folder / LOCK
+        self._holder = holder
+
+    def release(self) -> None:
+        """Give the lock back, unless somebody removed it and another took it since."""
+        if holder_of(self._path.parent) == self._holder:
+            self._path.unlink(missing_ok=True)
+
+
+def take(folder: Path) -> Lock:
+    """Take the lock of a progress folder.
+
+    Raises:
+        PipelineError: another process holds it; the message names host, pid and since when.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    me = Holder(
+        socket.gethostname(),
+        os.getpid(),
+        psutil.Process().create_time(),
+        os.environ.get("SLURM_JOB_ID", ""),
+    )
+    # A new file each time: an old one of this name may be the lock itself under its first name.
+    draft = folder / f"{LOCK}.new-{me.host}-{me.pid}"
+    draft.unlink(missing_ok=True)
+    draft.write_text(json.dumps(asdict(me)))
+    try:
+        # Takers go one by one, else a second could clear away what the first has just taken over.
+        with (folder / TAKING).open("w") as turn:
+            with contextlib.suppress(OSError):  # a file system without this lock
+                fcntl.flock(turn, fcntl.LOCK_EX)
+            while True:
+                _clear_if_dead(folder)
+                try:
+                    # A hard link appears with its content and fails where one exists: no moment
+                    # between the two.
+                    os.link(draft, folder / LOCK)
+                except FileExistsError:
+                    continue
+                except OSError:  # a file system without hard links
+                    draft.replace(folder / LOCK)
+                return Lock(folder, me)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Who holds the lock of a progress folder, alive or not; None if nobody does."""
+    try:
+        return Holder(**json.loads((folder / LOCK).read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        return None  # a lock appears whole: what is not came out of a power cut
+
+
+def _clear_if_dead(folder: Path) -> None:
+    holder = holder_of(folder)
+    if holder is None or not holder.lives():
+        (folder / LOCK).unlink(missing_ok=True)
+        return
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.started))
+    job = f", job {holder.job}" if holder.job else ""
+    raise PipelineError(
+        f"{folder}: a training is running here already: pid {holder.pid} on {holder.host}"
+        f"{job}, since {since}",
+        hint=f"wait for it, or stop it with `touch {folder}/stop`; if that host is gone for "
+        f"good, remove {folder}/{LOCK}",
+    )
+
+
+def hold_writer(folder: Path) -> IO[str]:
+    """Take the kernel's lock of the writing process; it lasts while the returned file is open.
+
+    Raises:
+        PipelineError: the writer of an earlier start does not end.
+    """
+    stream = (folder / WRITER).open("w")
+    deadline = time.monotonic() + GRACE_SECONDS
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return stream
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                stream.close()
+                raise PipelineError(
+                    f"{folder}: a training process of an earlier start still runs",
+                    hint=f"find it with `fuser {folder / WRITER}`, end it, and start again",
+                ) from error
+            time.sleep(0.1)
+        except OSError:
+            return stream  # a file system without this lock: the first one has to do
+
+
+def _same_process(pid: int, started: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        # Boot time is read in whole seconds, so a start time may move by one.
+        same = abs(process.create_time() - started) < 2
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,128 @@
+"""What training tells: a bar or plain lines, training_log.jsonl, and TensorBoard files."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.training.progress_folder import LOG, RESOURCES
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class TrainingLog:
+    """The log of one phase, which goes on from the log of the run so far.
+
+    A line of training_log.jsonl is {"phase", "step", "samples", "loss", "learning_rate",
+    "grad_norm", "seconds"}: loss and grad_norm are means over the steps since the line before,
+    seconds is the training time of the run up to here.
+    """
+
+    def __init__(self, progress: Path, phase: ResolvedPhase, records: Path | None, step: int):
+        """Start from `records`, the folder of a checkpoint's or a state's records, if any."""
+        self._phase = phase
+        self._progress = progress
+        before = _read(records / LOG) if records else []
+        self._seconds_before = 0.0
+        if records:
+            self._seconds_before = json.loads((records / RESOURCES).read_text())["train_seconds"]
+        (progress / LOG).write_text("".join(json.dumps(line) + "\n" for line in before))
+        self._stream = (progress / LOG).open("a")
+        self._board = SummaryWriter(str(progress / "tensorboard"), purge_step=step + 1)
+        self._began = time.monotonic()
+        self._last_line = 0.0
+        self._first_step = step
+        self._waiting: list[tuple[float, float]] = []
+        self._bar = (
+            tqdm(initial=step, total=phase.until_step, desc=phase.phase, unit="it", smoothing=0.1)
+            if sys.stderr.isatty()
+            else None
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Training time of the run so far, without the time between starts."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    def step(self, step: int, samples: int, loss: float, grad_norm: float, lr: float) -> None:
+        """Note one finished step."""
+        self._waiting.append((loss, grad_norm))
+        if step % self._phase.log_every == 0 or step == self._phase.until_step:
+            self._write(step, samples, lr)
+        self._show(step, loss, lr)
+
+    def _write(self, step: int, samples: int, lr: float) -> None:
+        losses, norms = zip(*self._waiting, strict=True)
+        line: dict[str, Any] = {
+            "phase": self._phase.phase,
+            "step": step,
+            "samples": samples,
+            "loss": sum(losses) / len(losses),
+            "grad_norm": sum(norms) / len(norms),
+            "learning_rate": lr,
+            "seconds": round(self.seconds, 3),
+        }
+        self._waiting = []
+        self._stream.write(json.dumps(line) + "\n")
+        self._stream.flush()
+        for key in ("loss", "grad_norm", "learning_rate"):
+            self._board.add_scalar(f"train/{key}", line[key], step)
+
+    def _show(self, step: int, loss: float, lr: float) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.4f}, lr {lr:.2e}", refresh=False)
+            self._bar.update(1)
+            return
+        now = time.monotonic()
+        until = self._phase.until_step
+        if now - self._last_line < SECONDS_BETWEEN_LINES and step < until:
+            return
+        self._last_line = now
+        rate = (step - self._first_step) / (now - self._began)
+        left = int((until - step) / rate)
+        self.say(
+            f"{self._phase.phase}: step {step} of {until}, loss {loss:.4f}, lr {lr:.2e}, "
+            f"{rate:.2f} it/s, {left // 60}:{left % 60:02d} left"
+        )
+
+    def say(self, text: str) -> None:
+        """A line for the person who watches."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def write_records(self, folder: Path) -> None:
+        """Copy the log and the resources used so far into a draft's records."""
+        self._stream.flush()
+        self._board.flush()
+        folder.mkdir()
+        (folder / LOG).write_bytes((self._progress / LOG).read_bytes())
+        device = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
+        resources = {
+            "train_seconds": round(self.seconds, 3),
+            # Linux gives kilobytes.
+            "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_device_bytes": device,
+        }
+        (folder / RESOURCES).write_text(json.dumps(resources) + "\n")
+
+    def close(self) -> None:
+        """Finish the bar and the files."""
+        if self._bar is not None:
+            self._bar.close()
+        self._stream.close()
+        self._board.close()
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,160 @@
+"""The folder of a phase's progress: rolling checkpoints that no rule declares.
+
+step-00000300/     a rolling checkpoint, complete once it is there (zerotrain.checkpoint)
+fingerprint.json   what its numbers depend on; on a difference the folder is set aside
+stop               touch it, and training writes a checkpoint and stops
+exit.json          how the last process ended: {"code": 85, "reason": "..."}
+lock               who writes (zerotrain.training.lock)
+training_log.jsonl, tensorboard/
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zerotrain import artifact
+from zerotrain.artifact import digest, write_json
+from zerotrain.errors import PipelineError
+
+FINGERPRINT = "fingerprint.json"
+STOP = "stop"
+EXIT = "exit.json"
+LOG = "training_log.jsonl"
+RESOURCES = "resources.json"
+
+
+def step_folder(progress: Path, step: int) -> Path:
+    """The rolling checkpoint of a step."""
+    return progress / f"step-{step:08d}"
+
+
+def saved_steps(progress: Path) -> list[int]:
+    """Steps that have a complete rolling checkpoint, ascending."""
+    return sorted(
+        int(folder.name.removeprefix("step-"))
+        for folder in progress.glob("step-*")
+        if artifact.is_published(folder)
+    )
+
+
+def newest_step(progress: Path, until: int) -> int | None:
+    """The newest step with a complete checkpoint that is not beyond `until`."""
+    return max((step for step in saved_steps(progress) if step <= until), default=None)
+
+
+def prune(progress: Path, keep: int, upto: int) -> None:
+    """Remove all but the newest `keep` rolling checkpoints of the steps up to `upto`.
+
+    Later ones, left from a time when `until` was higher, stay: they are whole and will serve again.
+    """
+    for step in [step for step in saved_steps(progress) if step <= upto][:-keep]:
+        folder = step_folder(progress, step)
+        # Without its manifest it counts no more, wherever the removal may be cut short.
+        (folder / artifact.MANIFEST).unlink()
+        shutil.rmtree(folder)
+
+
+def settle(progress: Path, fingerprint: Mapping[str, Any]) -> str | None:
+    """Make `progress` a folder whose checkpoints go with the fingerprint.
+
+    What does not go with it is moved to progress.stale-<digest>, never removed.
+
+    Returns:
+        A sentence for the user where a folder was set aside, else None.
+    """
+    progress.mkdir(parents=True, exist_ok=True)
+    _clear_leftovers(progress)
+    path = progress / FINGERPRINT
+    found = json.loads(path.read_text()) if path.is_file() else None
+    if found is not None and found.get("accepted"):
+        found = dict(fingerprint)
+    said = None
+    if saved_steps(progress) and found != fingerprint:
+        differing = sorted(
+            key
+            for key in {*fingerprint, *(found or {})}
+            if (found or {}).get(key, ...) != fingerprint.get(key, ...)
+        )
+        stale = _stale_name(progress, found or {})
+        stale.mkdir()
+        for item in list(progress.iterdir()):
+            if not item.name.startswith("lock"):
+                item.rename(stale / item.name)
+        said = (
+            f"progress of other making was set aside as {stale} (differs in: "
+            f"{', '.join(differing)}); training starts afresh. "
+            f"`zerotrain progress accept {progress.parent}` takes it back"
+        )
+    write_json(path, dict(fingerprint))
+    return said
+
+
+def accept(phase: Path) -> str:
+    """Take the newest progress that was set aside back as if its fingerprint were the present one.
+
+    Args:
+        phase: Folder of the phase, results/<run>/<phase>.
+
+    Returns:
+        A sentence that says what was done.
+
+    Raises:
+        PipelineError: nothing was set aside, or a training is running.
+    """
+    from zerotrain.training.lock import take
+
+    found = [folder for folder in phase.glob("progress.stale-*") if saved_steps(folder)]
+    stale = sorted(found, key=lambda folder: folder.stat().st_mtime)
+    if not stale:
+        raise PipelineError(
+            f"{phase}: no progress was set aside (no folder progress.stale-*)",
+            hint="name the folder of a phase, results/RUN/PHASE",
+        )
+    progress = phase / "progress"
+    lock = take(progress)
+    try:
+        if saved_steps(progress):
+            aside = _stale_name(progress, json.loads((progress / FINGERPRINT).read_text()))
+            aside.mkdir()
+        else:
+            aside = None
+        for item in list(progress.iterdir()):
+            if item.name.startswith("lock"):
+                continue
+            if aside:
+                item.rename(aside / item.name)
+            elif item.is_dir():
+                shutil.rmtree(item)
+            else:
+                item.unlink()
+        for item in list(stale[-1].iterdir()):
+            item.rename(progress / item.name)
+        stale[-1].rmdir()
+        write_json(progress / FINGERPRINT, {"accepted": True})
+    finally:
+        lock.release()
+    step = saved_steps(progress)[-1]
+    kept = f"; what was there is kept as {aside}" if aside else ""
+    return f"{progress}: taken back from {stale[-1].name}, goes on from step {step}{kept}"
+
+
+def _clear_leftovers(progress: Path) -> None:
+    """Clear what a process that was killed while it wrote or removed a checkpoint left behind."""
+    for draft in progress.glob(".step-*"):
+        artifact.mend(progress / draft.name[1:].rpartition(".")[0])
+    for folder in progress.glob("step-*"):
+        if not artifact.is_published(folder):
+            shutil.rmtree(folder)
+
+
+def _stale_name(progress: Path, fingerprint: Mapping[str, Any]) -> Path:
+    base = progress.with_name(f"{progress.name}.stale-{digest(dict(fingerprint))[:12]}")
+    name, count = base, 1
+    while name.exists():
+        count += 1
+        name = base.with_name(f"{base.name}-{count}")
+    return name

@@ -1,0 +1,149 @@
+"""One training process, as `accelerate launch` starts it: python -m zerotrain.training.rank.
+
+It is the other half of the train_phase stage, which launches it and answers for its ending.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from zerotrain.artifact import write_json
+from zerotrain.cache import read_cache
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
+from zerotrain.families import load_family
+from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml
+from zerotrain.state import MASTER, State
+from zerotrain.supervise import end_with_parent
+from zerotrain.training import progress_folder
+from zerotrain.training.batches import Batches
+from zerotrain.training.engine import open_engine
+from zerotrain.training.lock import hold_writer
+from zerotrain.training.log import TrainingLog
+from zerotrain.training.loop import Clock, train
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Train a phase, from its newest checkpoint if it has one; leave exit.json."""
+    parser = argparse.ArgumentParser(prog="zerotrain.training.rank", description=__doc__)
+    parser.add_argument("--launch", type=Path, required=True, help="folder of the launch files")
+    parser.add_argument("--base", type=Path, required=True, help="folder of the base model")
+    parser.add_argument("--cache", type=Path, required=True, help="folder of the cache")
+    parser.add_argument("--start", type=Path, help="state of the phase before")
+    parser.add_argument("--progress", type=Path, required=True, help="folder of the progress")
+    arguments = parser.parse_args(argv)
+    end_with_parent()
+    try:
+        with hold_writer(arguments.progress):
+            finished = run(**vars(arguments))
+    except PipelineError as error:
+        print(error, file=sys.stderr, flush=True)
+        _leave(arguments.progress, EXIT_USER_ERROR, error.what)
+    if not finished:
+        _leave(arguments.progress, EXIT_UNFINISHED, "stopped on request; a checkpoint was written")
+
+
+def run(launch: Path, base: Path, cache: Path, start: Path | None, progress: Path) -> bool:
+    """Train; whether the phase was finished. The stage has verified the folders it names."""
+    phase = read_run_yaml(launch / "run.yaml")
+    family = load_family(phase.family)
+    source = _source(phase, start, progress)
+    model = family.load_denoiser(base)
+    if source is not None:
+        _take_weights(model, source)
+    engine = open_engine(model, phase, launch)
+    clock = Clock(0, 0, phase.lr_scheduler_steps)
+    records = None
+    if source is not None:
+        position = source.position
+        engine.load_optimizer(source.tensor, position.optimizer_step)
+        clock = Clock(position.step, position.samples, _horizon(phase, position.lr_scheduler_steps))
+        records = source.artifact.folder / "records"
+        source = None  # an open file keeps its disk space when the checkpoint is pruned
+    log = TrainingLog(progress, phase, records, clock.step)
+    log.say(
+        f"{phase.phase}: {phase.preset} on {engine.device}, steps {clock.step} to "
+        f"{phase.until_step}, global batch {phase.global_batch_size}"
+    )
+    stop = _StopRequest(progress)
+    finished = train(
+        engine,
+        family.objective(base),
+        Batches(read_cache(cache, verify=False), phase),
+        phase,
+        clock,
+        log,
+        progress,
+        stop,
+    )
+    log.close()
+    return finished
+
+
+def _source(phase: ResolvedPhase, start: Path | None, progress: Path) -> Checkpoint | State | None:
+    """Where the phase goes on from: its newest whole checkpoint, else the state before it."""
+    for step in reversed(progress_folder.saved_steps(progress)):
+        if step > phase.until_step:
+            continue
+        try:
+            return Checkpoint(progress_folder.step_folder(progress, step))
+        except PipelineError as error:
+            print(f"{error.what}; the checkpoint before it is taken", file=sys.stderr, flush=True)
+    return State(start) if start else None
+
+
+def _take_weights(model: object, source: Checkpoint | State) -> None:
+    """Fill the model's trained parameters before an engine is built around it."""
+    import torch
+
+    assert isinstance(model, torch.nn.Module)
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name in source.names:
+            parameters[name].copy_(source.tensor(name, MASTER))
+
+
+def _horizon(phase: ResolvedPhase, kept: int) -> int:
+    """The schedule's horizon: the user's word, else the one that training began with."""
+    if phase.sources["lr_scheduler_steps"][0] == "user" or kept == phase.lr_scheduler_steps:
+        return phase.lr_scheduler_steps
+    if phase.lr_scheduler != "constant":
+        print(
+            f"{phase.phase}: the learning rate keeps its horizon of {kept} steps although the last "
+            f"phase now ends at {phase.lr_scheduler_steps}; set train.lr_scheduler_steps to change "
+            "it",
+            file=sys.stderr,
+            flush=True,
+        )
+    return kept
+
+
+class _StopRequest:
+    """True once somebody has touched progress/stop or sent a signal."""
+
+    def __init__(self, progress: Path) -> None:
+        self._file = progress / progress_folder.STOP
+        self._signalled = False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True
+
+    def __call__(self) -> bool:
+        return self._signalled or self._file.exists()
+
+
+def _leave(progress: Path, code: int, reason: str) -> NoReturn:
+    """Leave the exit code to the stage: a launcher would lose it and print a traceback."""
+    write_json(progress / progress_folder.EXIT, {"code": code, "reason": reason})
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
