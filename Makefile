@@ -21,7 +21,7 @@ setup: ## Make .venv from the pinned versions; a second call does nothing
 	@$(PYTHON) $(CURDIR)/envs/setup.py
 
 train: setup ## Train the built-in example, or CONFIG=config/NAME.yaml
-	@snakemake --cores all $(if $(CONFIG),--configfile $(CONFIG)) $(ARGS) train
+	@snakemake --cores all train $(if $(CONFIG),--configfile $(CONFIG)) $(ARGS)
 
 test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generated files)
 	@pytest $(ARGS)

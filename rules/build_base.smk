@@ -20,10 +20,10 @@ rule build_base:
         "../envs/zerotrain.yaml"
     threads: THREADS
     params:
+        config_file=config_file,
         dataset=lambda wildcards, input: (
             f"--dataset {input.dataset}" if input.dataset else ""
         ),
-        config_file=CONFIG,
         base=RUN.base,
         revision=RUN.revision,
         # A preset is made for seed and resolution; a real model is taken as it is.

@@ -20,7 +20,7 @@ rule cache_latents:
         "../envs/zerotrain.yaml"
     threads: THREADS
     params:
-        config_file=CONFIG,
+        config_file=config_file,
         cache=RUN.cache.model_dump(mode="json"),
         num_cpu_threads_per_process=RUN.launch.num_cpu_threads_per_process,
     shell:

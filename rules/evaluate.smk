@@ -24,7 +24,7 @@ rule evaluate:
         "../envs/zerotrain.yaml"
     threads: phase_threads
     params:
-        config_file=CONFIG,
+        config_file=config_file,
         evaluate=RUN.evaluate.model_dump(mode="json"),
         seed=RUN.seed,
     shell:

@@ -20,7 +20,7 @@ rule export_weights:
     conda:
         "../envs/zerotrain.yaml"
     params:
-        config_file=CONFIG,
+        config_file=config_file,
         export=RUN.export.model_dump(mode="json"),
     shell:
         """

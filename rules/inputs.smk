@@ -14,6 +14,13 @@ def code(stage, *chosen):
     return source_files(f"zerotrain.stages.{stage}", *chosen)
 
 
+def config_file(wildcards, input):
+    """The file that stages read. By its second argument it is no parameter to rerun for: what a
+    stage takes from the file stands in its other parameters, and the file may be renamed.
+    """
+    return CONFIG
+
+
 def images():
     """Every file of the dataset; empty for the built-in example."""
     return checked(data_files, RUN.data)
@@ -26,7 +33,8 @@ def base_dataset():
 
 def base_files():
     """The files of a base model that lies in a folder of the user's."""
-    return sorted(str(path) for path in Path(RUN.base).rglob("*") if path.is_file())
+    folder = Path(RUN.base).expanduser()
+    return sorted(str(path) for path in folder.rglob("*") if path.is_file())
 
 
 def phase_cache(wildcards):

@@ -19,8 +19,8 @@ rule prepare_dataset:
         "../envs/zerotrain.yaml"
     threads: max(1, RUN.data.num_workers)
     params:
-        config_file=CONFIG,
-        data=RUN.data.model_dump(mode="json", exclude={"num_workers"}),
+        config_file=config_file,
+        data=RUN.data.model_dump(mode="json", exclude={"name", "num_workers"}),
     shell:
         """
         zerotrain --log {log:q} prepare_dataset \

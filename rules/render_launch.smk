@@ -19,7 +19,7 @@ rule render_launch:
     conda:
         "../envs/zerotrain.yaml"
     params:
-        config_file=CONFIG,
+        config_file=config_file,
         seed=RUN.seed,
         family=RUN.family,
         phases=phases_so_far,

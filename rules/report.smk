@@ -20,7 +20,7 @@ rule report:
     conda:
         "../envs/zerotrain.yaml"
     params:
-        config_file=CONFIG,
+        config_file=config_file,
         phases=expand(f"{RESULTS}/{{phase}}", phase=PHASES),
     shell:
         """

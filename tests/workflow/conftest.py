@@ -6,19 +6,22 @@ ones; only the stages do not run.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("Snakefile", "rules", "config", "profiles", "envs", "workflow/zerotrain")
+COPIED = ("Snakefile", "rules", "config", "profiles", "envs", "workflow/zerotrain",
+          ".dvc/config", ".dvcignore", ".gitignore")  # fmt: skip
 FAKE = Path(__file__).with_name("fake_zerotrain.py")
+SERVER = Path(__file__).with_name("snakemake_server.py")
 ENVIRONMENT_BIN = Path(sys.executable).parent
 
 CONFIG = """\
@@ -59,8 +62,9 @@ Jobs = dict[str, int]
 class Project:
     """A copy of the project with a run of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, planner: subprocess.Popen[str]) -> None:
         self.folder = folder
+        self._planner = planner
         self.environment = {
             **{name: value for name, value in os.environ.items() if not _leads_away(name)},
             "PATH": os.pathsep.join([str(folder / "bin"), str(ENVIRONMENT_BIN), os.defpath]),
@@ -93,9 +97,14 @@ class Project:
 
     def planned(self, *words: str) -> Jobs:
         """The jobs that `snakemake -n` lists, by rule; target rules do nothing and are left out."""
-        dry = self.snakemake("-n", *words)
-        assert dry.returncode == 0, dry.stdout
-        return jobs_of(dry.stdout)
+        output = self.folder.with_name("plan.txt")
+        request = {"folder": str(self.folder), "words": ["-n", *words], "output": str(output)}
+        assert self._planner.stdin
+        assert self._planner.stdout
+        print(json.dumps({**request, "environment": self.environment}), file=self._planner.stdin)
+        self._planner.stdin.flush()
+        assert self._planner.stdout.readline() == "0\n", output.read_text()
+        return jobs_of(output.read_text())
 
     def calls(self) -> list[str]:
         """The stages that ran since the last question."""
@@ -119,7 +128,7 @@ class Project:
     def copy_to(self, folder: Path) -> Project:
         """The same project elsewhere: contents, times and Snakemake's records."""
         shutil.copytree(self.folder, folder, symlinks=True)
-        return Project(folder)
+        return Project(folder, self._planner)
 
 
 def _leads_away(name: str) -> bool:
@@ -139,7 +148,18 @@ def jobs_of(output: str) -> Jobs:
     return {rule: count for rule, count in counts.items() if rule not in targets}
 
 
-def _create(folder: Path, base: str) -> Project:
+@pytest.fixture(scope="session")
+def planner() -> Iterator[subprocess.Popen[str]]:
+    """Plans: a process that answers with what `snakemake -n` says."""
+    with subprocess.Popen(
+        [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        assert process.stdin
+        process.stdin.close()
+
+
+def _create(folder: Path, base: str, planner: subprocess.Popen[str]) -> Project:
     folder.mkdir()
     for name in COPIED:
         source = ROOT / name
@@ -147,6 +167,7 @@ def _create(folder: Path, base: str) -> Project:
         if source.is_dir():
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
+            target.parent.mkdir(exist_ok=True)
             shutil.copy2(source, target)
     (folder / "config" / "config.yaml").write_text(CONFIG.format(base=base))
     for name in ("cat", "dog"):
@@ -163,17 +184,19 @@ def _create(folder: Path, base: str) -> Project:
     # -I and -S: a fake needs nothing but the standard library, and starts the sooner.
     command.write_text(f"#!{sys.executable} -IS\n{FAKE.read_text()}")
     command.chmod(0o755)
-    return Project(folder)
+    return Project(folder, planner)
 
 
 @pytest.fixture(scope="session")
-def _built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Project]:
+def _built(
+    tmp_path_factory: pytest.TempPathFactory, planner: subprocess.Popen[str]
+) -> Callable[[str], Project]:
     """One built project for each kind of base, made when first asked for."""
     made: dict[str, Project] = {}
 
     def get(base: str) -> Project:
         if base not in made:
-            project = _create(tmp_path_factory.mktemp("built") / "project", base)
+            project = _create(tmp_path_factory.mktemp("built") / "project", base, planner)
             project.build("train")
             project.calls()
             made[base] = project
@@ -183,9 +206,9 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Project]
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path: Path, planner: subprocess.Popen[str]) -> Project:
     """A copy of the project in which nothing has been made; base: nano."""
-    return _create(tmp_path / "project", "nano")
+    return _create(tmp_path / "project", "nano", planner)
 
 
 @pytest.fixture

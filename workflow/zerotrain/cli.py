@@ -177,7 +177,9 @@ def evaluate(
 def report(
     config: ConfigFile,
     output: Output,
-    phases: Annotated[list[Path], typer.Argument(metavar="PHASE_FOLDER...")],
+    phases: Annotated[
+        list[Path], typer.Argument(metavar="PHASE_FOLDER...", help="As results/RUN/PHASE.")
+    ],
 ) -> None:
     """Put grids, curves and metrics of the phases on one page."""
     from zerotrain.config import read_config
@@ -220,8 +222,10 @@ def accept(
 
 @dvc_app.command()
 def generate(
-    config: Annotated[Path, typer.Option(metavar="FILE")] = Path("config/config.yaml"),
-    output: Annotated[Path, typer.Option(metavar="FILE")] = Path("dvc.yaml"),
+    config: Annotated[Path, typer.Option(metavar="FILE", help="The run's config.")] = Path(
+        "config/config.yaml"
+    ),
+    output: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("dvc.yaml"),
 ) -> None:
     """Write dvc.yaml from the Snakemake graph."""
     from zerotrain.dvc import generate

@@ -39,10 +39,10 @@ def generate(config: Path, output: Path) -> None:
 
 def stages(config: Path) -> dict[str, Any]:
     """The stages of a run by name, in the order in which they can run."""
-    read_config(config)
+    run = read_config(config)
     given = [key for key in _keys_in(config) if key in RunConfig.model_fields]
     jobs = [job for job in _jobs(config) if job.output]
-    return {_name(job): _stage(job, config, given) for job in jobs}
+    return {_name(job): _stage(job, config, run, given) for job in jobs}
 
 
 def _jobs(config: Path) -> list[Any]:
@@ -95,15 +95,15 @@ def _name(job: Any) -> str:
     return "-".join([job.rule.name, *map(str, job.wildcards)])
 
 
-def _stage(job: Any, config: Path, given: list[str]) -> dict[str, Any]:
+def _stage(job: Any, config: Path, run: RunConfig, given: list[str]) -> dict[str, Any]:
     command = "snakemake --cores all"
     if config != Path("config/config.yaml"):
         command += f" --configfile {config}"
     outputs = [str(path) for path in job.output]
     stage: dict[str, Any] = {
-        "desc": (job.rule.docstring or "").split("\n")[0],
+        "desc": (job.rule.docstring or "").split("\n")[0].format(wildcards=job.wildcards),
         "cmd": f"{command} --allowed-rules {job.rule.name} -- {' '.join(outputs)}",
-        "deps": sorted({os.path.relpath(path) for path in job.input}),
+        "deps": _dependencies(job, run),
     }
     keys = {key for name in job.params.keys() for key in CONFIG_KEYS.get(name, (name,))}  # noqa: SIM118
     if params := sorted(keys & set(given)):
@@ -115,6 +115,17 @@ def _stage(job: Any, config: Path, given: list[str]) -> dict[str, Any]:
     if metrics:
         stage["metrics"] = metrics
     return stage
+
+
+def _dependencies(job: Any, run: RunConfig) -> list[str]:
+    """The inputs. A user's folder stands for its files, so that DVC sees a new one."""
+    paths = {os.path.relpath(path) for path in job.input}
+    for folder in filter(None, (run.data.images, run.base)):
+        root = os.path.relpath(Path(folder).expanduser())
+        inside = {path for path in paths if path.startswith(f"{root}/")}
+        if inside:
+            paths = paths - inside | {root}
+    return sorted(paths)
 
 
 def _out(manifest: str) -> str:

@@ -68,6 +68,8 @@ def supervise(
                 env={
                     # Threads that spin while they wait make a busy machine many times slower.
                     "OMP_WAIT_POLICY": "PASSIVE",
+                # Says at every import that torchvision, which nothing here needs, is missing.
+                "TRANSFORMERS_VERBOSITY": "error",
                     **(environment or os.environ),
                     SUPERVISOR: str(os.getpid()),
                 },

@@ -23,14 +23,14 @@ def holdout_loss(
 ) -> float | None:
     """Mean loss, without min-SNR weights, over held-out samples and TIMESTEPS levels of noise.
 
-    At most MOST_SAMPLES samples are taken: those whose keys come first, which is a fixed random
-    choice.
+    At most MOST_SAMPLES samples are taken: those whose images' digests come first, a random choice
+    that stays.
 
     Returns:
         The loss, or None if the dataset holds nothing out.
     """
     held_out = [i for i, entry in enumerate(cache.entries) if entry.split == "holdout"]
-    chosen = sorted(held_out, key=lambda i: (cache.entries[i].latents, i))[:MOST_SAMPLES]
+    chosen = sorted(held_out, key=lambda i: (cache.entries[i].image_sha256, i))[:MOST_SAMPLES]
     if not chosen:
         return None
     pairs = [(i, level) for level in range(TIMESTEPS) for i in chosen]

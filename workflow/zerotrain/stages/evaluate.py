@@ -69,6 +69,8 @@ def evaluate(
     """
     threads = config.phase(phase).launch.num_cpu_threads_per_process
     torch.set_num_threads(threads or os.cpu_count() or 1)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
     device = "cuda" if torch.cuda.is_available() else "cpu"
     samples = read_dataset(dataset)
     parents = {

@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zerotrain import artifact
+from zerotrain import artifact, compiled_ops
 from zerotrain.artifact import Artifact
-from zerotrain.compiled_ops import environment as ops_environment
 from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml
 from zerotrain.sources import source_digest
@@ -95,6 +94,8 @@ def _launch(
     start: Path | None,
     progress: Path,
 ) -> int:
+    if phase.engine == "deepspeed":
+        compiled_ops.build()  # set-up has done it, unless this is another processor
     command = [
         *(sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"),
         *("--config_file", str(launch / "accelerate.yaml")),
@@ -122,7 +123,7 @@ def _launch(
         log=None,
         environment={
             **os.environ,
-            **ops_environment(),
+            **compiled_ops.environment(),
             # Threads are part of the numbers; a launcher or Snakemake must not choose them.
             **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads),
             "TOKENIZERS_PARALLELISM": "false",

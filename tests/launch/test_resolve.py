@@ -1,0 +1,249 @@
+"""A phase is resolved to numbers, each with its source, or refused with a sentence."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerotrain.config import parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.launch.preset import Preset
+from zerotrain.launch.resolve import phase_spans, resolve_phase
+from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml, warmup_share, write_run_yaml
+
+TORCH = Preset("torch", "torch", {})
+OFFLOAD = Preset("zero2_offload", "deepspeed", {"stage": 2, "offload_optimizer": {"device": "cpu"}})
+EPOCH = 100
+
+
+def raw(*phases: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    """A configuration of these phases."""
+    return {
+        "run": "flowers",
+        "base": "nano",
+        "data": {"images": "photos"},
+        "phases": list(phases),
+        **sections,
+    }
+
+
+def spans(*phases: dict[str, Any], **sections: Any) -> list[tuple[int, int]]:
+    """First and last step of each phase, for epochs of 100 samples."""
+    return list(phase_spans(parse_config(raw(*phases, **sections), "c"), EPOCH).values())
+
+
+def resolve(
+    *phases: dict[str, Any], name: str = "a", preset: Preset = TORCH, **sections: Any
+) -> ResolvedPhase:
+    """One of these phases, resolved."""
+    return resolve_phase(parse_config(raw(*phases, **sections), "c"), name, preset, EPOCH)
+
+
+def refusal(*phases: dict[str, Any], **sections: Any) -> str:
+    with pytest.raises(PipelineError) as caught:
+        resolve(*phases, **sections)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("until", "batch", "expected"),
+    [
+        (300, 4, 300),
+        ("300 steps", 4, 300),
+        ("3 epochs", 4, 75),
+        ("3 epochs", 7, 43),  # 300 / 7 is 42.9: the last sample is seen
+        ("0.5 epochs", 4, 13),
+        ("0.1 epochs", 10, 1),  # 0.1 is no binary number; it is a tenth here
+        ("0.07 epochs", 1, 7),
+        ("5000 samples", 4, 1250),
+        ("5001 samples", 4, 1251),
+        ("1 sample", 64, 1),
+    ],
+)
+def test_until_becomes_a_step(until: Any, batch: int, expected: int) -> None:
+    """Steps stay; epochs and samples are divided by the global batch, rounded up."""
+    assert spans({"name": "a", "until": until, "global_batch_size": batch}) == [(0, expected)]
+
+
+def test_epochs_and_samples_count_from_the_start_of_the_run() -> None:
+    """Phases with batches of their own: what was seen before counts."""
+    found = spans(
+        {"name": "a", "until": "2 epochs", "global_batch_size": 10},
+        {"name": "b", "until": "4 epochs", "global_batch_size": 40},
+        {"name": "c", "until": 30, "global_batch_size": 3},
+        {"name": "d", "until": "431 samples", "global_batch_size": 1},
+    )
+    # 20 steps of 10; 200 samples more in 5 steps of 40; 5 steps of 3, 415 samples; 16 of 1.
+    assert found == [(0, 20), (20, 25), (25, 30), (30, 46)]
+
+
+def test_a_phase_that_overshot_its_epochs_is_counted_as_trained() -> None:
+    """43 steps of 7 are 301 samples, so the next phase begins with the 302nd."""
+    found = spans(
+        {"name": "a", "until": "3 epochs", "global_batch_size": 7},
+        {"name": "b", "until": "303 samples", "global_batch_size": 1},
+    )
+    assert found == [(0, 43), (43, 45)]
+
+
+def test_a_phase_that_ends_before_it_begins_is_refused() -> None:
+    """Whichever phase is rendered, the message names the one that is wrong."""
+    text = refusal({"name": "a", "until": 300}, {"name": "b", "until": 200})
+    assert "phase b: until 200 steps is step 200, but the phase begins at step 300" in text
+    assert "`until` counts from the start of the run; give a later end" in text
+    text = refusal(
+        {"name": "a", "until": "2 epochs", "global_batch_size": 7},
+        {"name": "b", "until": "203 samples", "global_batch_size": 7},
+    )
+    assert "phase b: until 203 samples is step 29, but the phase begins at step 29" in text
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    """With what can be done about it."""
+    with pytest.raises(PipelineError, match="no training samples") as caught:
+        resolve_phase(parse_config(raw({"name": "a", "until": 1}), "c"), "a", TORCH, 0)
+    assert "lower data.holdout" in str(caught.value)
+
+
+def test_an_unknown_phase_is_refused() -> None:
+    """The phases that there are stand in the hint."""
+    text = refusal({"name": "a", "until": 1}, {"name": "b", "until": 2}, name="c")
+    assert "the run flowers has no phase 'c'" in text
+    assert "phases: a, b" in text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "horizon", "expected"), [(0.1, 1000, 100), (0.07, 100, 7), (0.001, 100, 1), (0, 9, 0)]
+)
+def test_warmup_ratio_becomes_steps(ratio: float, horizon: int, expected: int) -> None:
+    """Rounded up, in decimal: 0.07 * 100 is 7.000000000000001 to a computer."""
+    assert warmup_share(ratio, horizon) == expected
+    phase = resolve({"name": "a", "until": horizon}, train={"lr_warmup_ratio": ratio})
+    assert phase.lr_warmup_steps == phase.warmup_steps(horizon) == expected
+    source, reason = phase.sources["lr_warmup_steps"]
+    assert (source, reason) == ("derived", f"lr_warmup_ratio {ratio:g} of {horizon} steps")
+
+
+def test_warmup_in_steps_stays_under_every_horizon() -> None:
+    """Only a ratio follows the horizon."""
+    steps = resolve({"name": "a", "until": 100}, train={"lr_warmup_steps": 5})
+    ratio = resolve({"name": "a", "until": 100}, train={"lr_warmup_ratio": 0.05})
+    assert (steps.lr_warmup_steps, ratio.lr_warmup_steps) == (5, 5)
+    assert (steps.warmup_steps(400), ratio.warmup_steps(400)) == (5, 20)
+
+
+def test_warmup_beyond_the_schedule_is_refused() -> None:
+    """Both numbers and both remedies are named."""
+    text = refusal({"name": "a", "until": 10}, train={"lr_warmup_steps": 11})
+    assert "phase a: 11 steps of warm-up, but the schedule has 10" in text
+    assert "lower lr_warmup_steps or raise lr_scheduler_steps" in text
+
+
+def test_horizon_is_the_last_until_or_the_users() -> None:
+    """And it says which: a derived one is kept when `until` is raised."""
+    phases = ({"name": "a", "until": 10}, {"name": "b", "until": 30})
+    derived = resolve(*phases)
+    assert derived.lr_scheduler_steps == 30
+    source, reason = derived.sources["lr_scheduler_steps"]
+    assert source == "derived"
+    assert "until of the last phase (b); training keeps the horizon it began with" in reason
+    users = resolve(*phases, train={"lr_scheduler_steps": 50})
+    assert (users.lr_scheduler_steps, users.sources["lr_scheduler_steps"][0]) == (50, "user")
+
+
+def test_sources_say_user_default_or_derived() -> None:
+    """For every value of run.yaml; a value of the run's `train` is the user's in each phase."""
+    phase = resolve(
+        {"name": "a", "until": "2 epochs", "learning_rate": 1e-4, "launch": "zero2_offload"},
+        train={"global_batch_size": 8, "gradient_accumulation_steps": 4},
+        preset=OFFLOAD,
+    )
+    found = {name: phase.sources[name][0] for name in vars(phase) if name != "sources"}
+    assert set(found.values()) == {"user", "default", "derived"}
+    assert {name for name, source in found.items() if source == "user"} == {
+        "run", "phase", "preset", "until_step", "global_batch_size", "gradient_accumulation_steps",
+        "learning_rate",
+    }  # fmt: skip
+    assert (phase.engine, phase.zero_stage, phase.offload_optimizer) == ("deepspeed", 2, "cpu")
+    assert (phase.micro_batch_size, phase.until_step) == (2, 25)
+    reason = "global batch 8 / 4 accumulations / 1 process"
+    assert phase.sources["micro_batch_size"] == ("derived", reason)
+    assert phase.sources["until_step"] == ("user", "until: 2 epochs")
+
+
+def test_threads_are_the_users_or_all_cores() -> None:
+    """They are part of the numbers, so where they come from is written down."""
+    users = resolve({"name": "a", "until": 1}, launch={"num_cpu_threads_per_process": 3})
+    assert users.num_cpu_threads_per_process == 3
+    derived = resolve({"name": "a", "until": 1})
+    assert derived.num_cpu_threads_per_process == os.cpu_count()
+    assert derived.sources["num_cpu_threads_per_process"][0] == "derived"
+
+
+def test_numbers_do_not_follow_until() -> None:
+    """Raising the end, appending a phase, renaming, logging and saving otherwise: no number of a
+    phase depends on it, with a warm-up ratio neither."""
+    train = {"lr_warmup_ratio": 0.1, "lr_scheduler": "cosine"}
+    before = resolve({"name": "a", "until": 100}, train=train)
+    after = resolve(
+        {"name": "b", "until": 200, "save_every": 7, "keep": 1, "log_every": 3},
+        {"name": "c", "until": 400},
+        name="b",
+        train=train,
+        run="renamed",
+    )
+    assert after.lr_scheduler_steps != before.lr_scheduler_steps
+    assert after.lr_warmup_steps != before.lr_warmup_steps
+    assert after.numbers() == before.numbers()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"train": {"learning_rate": 1e-4}},
+        {"train": {"global_batch_size": 2}},
+        {"train": {"snr_gamma": 5}},
+        {"train": {"lr_warmup_ratio": 0.1}},
+        {"train": {"lr_warmup_steps": 2}},
+        {"train": {"lr_scheduler_steps": 100}},
+        {"launch": {"mixed_precision": "bf16"}},
+        {"launch": {"num_cpu_threads_per_process": 99}},
+        {"preset": OFFLOAD},
+    ],
+    ids=str,
+)
+def test_numbers_follow_what_matters(change: dict[str, Any]) -> None:
+    """A user's own horizon is one of them, whatever its value."""
+    assert resolve({"name": "a", "until": 100}, **change).numbers() != (
+        resolve({"name": "a", "until": 100}).numbers()
+    )
+
+
+def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
+    """A field that is added later counts until somebody decides otherwise."""
+    found = resolve({"name": "a", "until": 100})
+    names = {item.name for item in fields(ResolvedPhase)}
+    assert names - set(found.numbers()) == {
+        "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
+        "log_every", "sources",
+    }  # fmt: skip
+
+
+def test_run_yaml_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    """Values with their types, sources with their reasons."""
+    phase = resolve(
+        {"name": "a", "until": "3 epochs", "learning_rate": 1e-5, "adam_epsilon": 1e-8},
+        train={"lr_warmup_ratio": 0.1},
+        preset=OFFLOAD,
+    )
+    write_run_yaml(phase, tmp_path / "run.yaml")
+    found = read_run_yaml(tmp_path / "run.yaml")
+    assert found == phase
+    assert {n: phase.sources[n] for n in found.sources} == found.sources
+    assert found.numbers() == phase.numbers()
+    assert {type(v) for v in vars(found).values()} == {type(v) for v in vars(phase).values()}

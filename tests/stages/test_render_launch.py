@@ -1,0 +1,84 @@
+"""render_launch publishes a phase's launch files from the dataset's count of samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from zerotrain import artifact
+from zerotrain.config import parse_config
+from zerotrain.data.dataset import Sample, dataset_content
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import read_run_yaml
+from zerotrain.stages.render_launch import render_launch
+
+PRESETS = Path(__file__).parents[2] / "config" / "launch"
+
+
+def publish_dataset(folder: Path, *, train: int, holdout: int = 0, repeats: int = 1) -> Path:
+    """A dataset of so many samples."""
+    samples = [
+        Sample(f"{i}.png", f"{i}", "a", "a", (8, 8), (8, 8), (0, 0, 8),
+               "train" if i < train else "holdout")
+        for i in range(train + holdout)
+    ]  # fmt: skip
+    content = dataset_content(samples, repeats=repeats, bad=[])
+    artifact.publish_manifest(folder, "dataset", content)
+    return folder
+
+
+def render(folder: Path, dataset: Path, name: str, preset: str, **changes: Any) -> Path:
+    """Render a phase; the folder of its launch files."""
+    raw = {
+        "run": "flowers",
+        "base": "nano",
+        "data": {"source": "digits"},
+        "train": {"global_batch_size": 4},
+        "phases": [
+            {"name": "plain", "until": "2 epochs"},
+            {"name": "offload", "until": "3 epochs", "launch": "zero2_offload"},
+        ],
+        **changes,
+    }
+    output = folder / name / "launch"
+    render_launch(parse_config(raw, "c"), name, dataset, PRESETS / f"{preset}.yaml", output)
+    return output
+
+
+def test_files_are_published_and_name_their_place(tmp_path: Path) -> None:
+    """accelerate's file names the DeepSpeed file where it will be, not where it was written."""
+    dataset = publish_dataset(tmp_path / "data", train=10)
+    plain = artifact.read(render(tmp_path, dataset, "plain", "torch"), "launch")
+    assert sorted(plain.files) == ["accelerate.yaml", "run.yaml"]
+    offload = artifact.read(render(tmp_path, dataset, "offload", "zero2_offload"), "launch")
+    assert sorted(offload.files) == ["accelerate.yaml", "deepspeed.json", "run.yaml"]
+    named = yaml.safe_load(offload.path("accelerate.yaml").read_text())["deepspeed_config"]
+    assert Path(named["deepspeed_config_file"]) == offload.path("deepspeed.json")
+
+
+def test_epochs_are_those_of_the_dataset(tmp_path: Path) -> None:
+    """Training samples times repeats; what is held out is not trained on."""
+    dataset = publish_dataset(tmp_path / "data", train=10, holdout=7, repeats=3)
+    phase = read_run_yaml(render(tmp_path, dataset, "plain", "torch") / "run.yaml")
+    assert (phase.epoch_size, phase.start_step, phase.until_step) == (30, 0, 15)
+    phase = read_run_yaml(render(tmp_path, dataset, "offload", "zero2_offload") / "run.yaml")
+    assert (phase.start_step, phase.until_step, phase.lr_scheduler_steps) == (15, 23, 23)
+
+
+def test_nothing_is_published_where_values_do_not_fit(tmp_path: Path) -> None:
+    """An error leaves no half-written folder."""
+    dataset = publish_dataset(tmp_path / "data", train=1)
+    phases = [{"name": "plain", "until": 5}, {"name": "offload", "until": 3}]
+    with pytest.raises(PipelineError, match="phase offload: until 3 steps is step 3"):
+        render(tmp_path, dataset, "plain", "torch", phases=phases)
+    assert not (tmp_path / "plain").exists()
+
+
+def test_a_dataset_without_training_samples_is_refused(tmp_path: Path) -> None:
+    """Everything held out leaves nothing to learn from."""
+    dataset = publish_dataset(tmp_path / "data", train=0, holdout=3)
+    with pytest.raises(PipelineError, match="the dataset has no training samples"):
+        render(tmp_path, dataset, "plain", "torch")

@@ -1,0 +1,127 @@
+"""The command line: help for every stage, a user's mistake without a traceback, a log."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from zerotrain import cli
+from zerotrain.errors import EXIT_USER_ERROR
+
+ROOT = Path(__file__).parents[1]
+STAGES = sorted(path.stem for path in (ROOT / "workflow/zerotrain/stages").glob("[a-z]*.py"))
+COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+
+
+def zerotrain(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user does."""
+    return subprocess.run(
+        [sys.executable, "-m", "zerotrain", *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+
+
+def test_every_stage_is_a_command() -> None:
+    """One stage, one module, one command, one rule: the same noun."""
+    assert set(STAGES) <= set(COMMANDS)
+    assert {path.stem for path in (ROOT / "rules").glob("*.smk")} >= set(STAGES)
+    for stage in STAGES:
+        rule = (ROOT / "rules" / f"{stage}.smk").read_text()
+        assert f"rule {stage}:" in rule
+        assert f" {stage} " in rule.partition("shell:")[2]
+
+
+@pytest.mark.parametrize("name", sorted({*COMMANDS, "progress accept", "dvc generate"}))
+def test_every_command_has_help(name: str) -> None:
+    """A sentence for the command and one for each of its options."""
+    result = CliRunner().invoke(cli.app, [*name.split(), "--help"])
+    assert result.exit_code == 0
+    command = COMMANDS[name.split()[0]]
+    for word in name.split()[1:]:
+        command = command.commands[word]
+    assert command.help
+    for parameter in command.params:
+        assert parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_rules_call_commands_with_options_that_exist(stage: str) -> None:
+    """Every long flag of a rule's shell command is an option of its stage, and none is missing."""
+    shell = (ROOT / "rules" / f"{stage}.smk").read_text().partition("shell:")[2]
+    given = set(re.findall(r"--[a-z_]+", shell.partition(f" {stage} ")[2]))
+    options = {o for parameter in COMMANDS[stage].params for o in parameter.opts if "--" in o}
+    required = {p.opts[0] for p in COMMANDS[stage].params if p.required and "--" in p.opts[0]}
+    assert given <= options
+    assert required <= given
+
+
+def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
+    """One ERROR, one Hint, exit code 2."""
+    result = zerotrain(
+        "prepare_dataset", "--config", "nowhere.yaml", "--output", "data", cwd=tmp_path
+    )
+    assert result.returncode == EXIT_USER_ERROR == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("ERROR: nowhere.yaml: no such configuration file\n  Hint: ")
+    assert "Traceback" not in result.stderr
+
+
+def test_a_missing_folder_is_a_users_mistake(tmp_path: Path) -> None:
+    """And nothing is made on the way to it."""
+    config = ROOT / "config" / "config.yaml"
+    words = ["--config", config, "--phase", "plain", "--dataset", "gone", "--preset", "x"]
+    result = zerotrain("render_launch", *words, "--output", "launch", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("ERROR: gone: no manifest.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["--log {}", "--log={}", "--log ./{}"])
+def test_log_is_a_copy_of_the_output(tmp_path: Path, form: str) -> None:
+    """--log before the stage: the same output, the same exit code, and a file."""
+    words = form.format("logs/new.log").split()
+    stage = ["new", "a b", "--images", ".", "--base", "nano"]
+    for _ in range(2):
+        result = zerotrain(*words, *stage, cwd=tmp_path)
+        assert result.returncode == 2
+        assert "'a b' cannot name a run" in result.stderr
+    assert (tmp_path / "logs" / "new.log").read_text() == 2 * result.stderr
+
+
+def test_a_manifest_names_its_folder() -> None:
+    """Rules name manifest.json, people name folders."""
+    assert cli._path("results/a/weights/manifest.json") == Path("results/a/weights")
+    assert cli._path("results/a/weights") == Path("results/a/weights")
+
+
+def test_accept_takes_run_and_phase(tmp_path: Path) -> None:
+    """With or without results/ in front."""
+    for name in ("digits/plain", "results/digits/plain", "./results/digits/plain/"):
+        result = zerotrain("progress", "accept", name, cwd=tmp_path)
+        assert result.returncode == 2
+        assert "ERROR: results/digits/plain: no progress was set aside" in result.stderr
+
+
+def test_help_needs_no_torch() -> None:
+    """A command that a person looks up answers at once."""
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from zerotrain import cli\n"
+        "for words in ([], ['train_phase']):\n"
+        "    assert CliRunner().invoke(cli.app, [*words, '--help']).exit_code == 0\n"
+        "print([name for name in ('torch', 'numpy', 'psutil') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

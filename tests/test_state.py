@@ -1,0 +1,152 @@
+"""A training state comes back bit for bit, in shards of bounded size."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from zerotrain import artifact, state
+from zerotrain.errors import PipelineError
+from zerotrain.state import KIND, MASTER, State, TrainingPosition, write_state, write_tensors
+
+POSITION = TrainingPosition(
+    run="flowers",
+    phase="plain",
+    step=300,
+    samples=9600,
+    optimizer="adamw",
+    optimizer_step=299,
+    param_groups=[{"parameters": ["w", "b"], "lr": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8}],
+    lr_scheduler="cosine",
+    lr_scheduler_steps=700,
+    rng={"scheme": "counter", "seed": 2**32 - 1},
+    engine={"preset": "torch", "zero_stage": 0},
+)
+SLOTS = [MASTER, "exp_avg", "exp_avg_sq"]
+SHAPES = {"w": (3, 5), "b": (5,), "scale": (), "a.long.name": (2, 2, 2)}
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    """Random bits by parameter: any float32, the infinite and the denormal too, but no NaN."""
+    draw = torch.Generator().manual_seed(seed)
+    bits = {
+        name: torch.randint(-(2**31), 2**31, shape, generator=draw, dtype=torch.int64)
+        for name, shape in SHAPES.items()
+    }
+    return {
+        name: value.to(torch.int32).view(torch.float32).nan_to_num(nan=1e-45)
+        for name, value in bits.items()
+    }
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """A published state; the tensors that are in it by slot."""
+    found = {slot: tensors(number) for number, slot in enumerate(SLOTS)}
+    with artifact.publish(tmp_path / "state", KIND) as draft:
+        write_state(
+            draft.folder, POSITION, list(SHAPES), SLOTS, lambda name, slot: found[slot][name]
+        )
+    return found
+
+
+def test_state_comes_back_bit_for_bit(
+    tmp_path: Path, written: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    """Position and tensors, whatever bits they hold."""
+    found = State(tmp_path / "state")
+    assert found.position == POSITION
+    assert sorted(found.names) == sorted(SHAPES)
+    assert sorted(found.slots) == sorted(SLOTS)
+    for slot in SLOTS:
+        for name, expected in written[slot].items():
+            tensor = found.tensor(name, slot)
+            assert (tensor.dtype, tensor.shape) == (torch.float32, expected.shape)
+            assert torch.equal(tensor.view(torch.int32), expected.view(torch.int32))
+
+
+def test_a_state_replaced_in_place_is_read_anew(
+    tmp_path: Path, written: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    """No file of the folder before stays open in the process."""
+    State(tmp_path / "state").tensor("w", MASTER)
+    other = tensors(99)
+    with artifact.publish(tmp_path / "state", KIND) as draft:
+        write_state(draft.folder, POSITION, list(SHAPES), [MASTER], lambda name, slot: other[name])
+    assert torch.equal(State(tmp_path / "state").tensor("w", MASTER), other["w"])
+
+
+def test_position_is_plain_json(
+    tmp_path: Path, written: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    """Any program can read where a training stands, and in which file each tensor is."""
+    document = json.loads((tmp_path / "state" / "state.json").read_text())
+    assert {item.name for item in fields(TrainingPosition)} == set(document) - {"slots"}
+    assert {key: value for key, value in document.items() if key != "slots"} == asdict(POSITION)
+    assert document["slots"]["exp_avg"] == dict.fromkeys(SHAPES, "exp_avg-00000.safetensors")
+
+
+def test_shards_are_bounded(tmp_path: Path, monkeypatch) -> None:
+    """Each holds at most SHARD_BYTES, in the order given; only a larger tensor stands alone."""
+    monkeypatch.setattr(state, "SHARD_BYTES", 100)
+    sizes = {"a": 10, "b": 15, "c": 1, "d": 40, "e": 1, "f": 24}  # floats; 25 fit
+    files = write_tensors(
+        tmp_path, "master", ((n, torch.arange(s).float()) for n, s in sizes.items())
+    )
+    numbers = {name: int(file.removesuffix(".safetensors")[-5:]) for name, file in files.items()}
+    assert numbers == {"a": 0, "b": 0, "c": 1, "d": 2, "e": 3, "f": 3}
+    for file in set(files.values()):
+        shard = load_file(tmp_path / file)
+        assert set(shard) == {name for name in files if files[name] == file}
+        assert sum(t.nbytes for t in shard.values()) <= 100 or set(shard) == {"d"}
+        assert (tmp_path / file).stat().st_mode & 0o777 == 0o644
+
+
+def test_a_sharded_state_comes_back(tmp_path: Path, monkeypatch) -> None:
+    """Every tensor is found in its shard."""
+    monkeypatch.setattr(state, "SHARD_BYTES", 32)
+    expected = tensors(5)
+    with artifact.publish(tmp_path / "state", KIND) as draft:
+        write_state(draft.folder, POSITION, list(SHAPES), [MASTER], lambda n, slot: expected[n])
+    assert len(list((tmp_path / "state").glob("master-*"))) == 3
+    found = State(tmp_path / "state")
+    for name, tensor in expected.items():
+        assert torch.equal(found.tensor(name, MASTER), tensor)
+
+
+def test_one_shard_lives_at_a_time(tmp_path: Path, monkeypatch) -> None:
+    """Tensors are asked for when their turn comes: what is written is let go."""
+    monkeypatch.setattr(state, "SHARD_BYTES", 200)
+    arrays: list[weakref.ref[np.ndarray]] = []
+    most = 0
+
+    def several() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal most
+        for number in range(8):
+            array = np.full(25, float(number), dtype=np.float32)
+            arrays.append(weakref.ref(array))
+            most = max(most, sum(reference() is not None for reference in arrays))
+            yield str(number), torch.from_numpy(array)
+
+    write_tensors(tmp_path, "master", several())
+    assert len(arrays) == 8
+    # Two fill a shard; the one that comes next is asked for before they are written.
+    assert most == 3
+
+
+def test_a_damaged_state_is_refused(
+    tmp_path: Path, written: dict[str, dict[str, torch.Tensor]]
+) -> None:
+    """Before a tensor of it is used."""
+    path = tmp_path / "state" / "exp_avg-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(PipelineError, match=r"exp_avg-00000\.safetensors: sha256"):
+        State(tmp_path / "state")

@@ -1,0 +1,282 @@
+"""train_phase as users meet it: the real command, the real launcher, and what ends or hinders it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from zerotrain import artifact
+from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR
+from zerotrain.stages.train_phase import fingerprint
+from zerotrain.training import lock, progress_folder
+
+STEPS = 300
+KILLED = 128 + signal.SIGKILL
+PRESETS = ["torch", pytest.param("zero2_offload", marks=pytest.mark.slow)]
+
+
+class Command:
+    """The command line of one phase, run as Snakemake runs it."""
+
+    def __init__(self, training: Any, name: str) -> None:
+        self.training = training
+        self.name = name
+        self.progress: Path = training.progress(name)
+        self.checkpoint: Path = training.folder / name / "checkpoint"
+        self._outputs = iter(range(100))
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the command in the background; `said` gives what it said."""
+        log = self.training.folder / f"train_phase.{next(self._outputs)}.log"
+        output = log.with_suffix(".out").open("wb")
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "zerotrain", "--log", str(log), "train_phase"),
+                *("--launch", str(self.training.folder / self.name / "launch")),
+                *("--base", str(self.training.base), "--cache", str(self.training.cache)),
+                *("--progress", str(self.progress)),
+                *("--output", str(self.checkpoint)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+        )
+        process.log = log  # type: ignore[attr-defined]
+        self._running.append(process)
+        return process
+
+    def end(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
+        """Wait for a command's end: its exit code, and what it said, which its log repeats."""
+        code = process.wait(120)
+        log: Path = process.log  # type: ignore[attr-defined]
+        said = log.with_suffix(".out").read_text()
+        assert not log.is_file() or set(log.read_text().splitlines()) <= set(said.splitlines())
+        return code, said
+
+    def run(self) -> tuple[int, str]:
+        """Run the command to its end."""
+        return self.end(self.start())
+
+    def wait_for(self, reached: Any, what: str) -> None:
+        """Wait until something has come about."""
+        deadline = time.monotonic() + 90
+        while not reached():
+            assert time.monotonic() < deadline, f"not reached: {what}"
+            assert self._running[-1].poll() is None, f"ended before: {what}"
+            time.sleep(0.01)
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until training has logged a step."""
+        log = self.progress / progress_folder.LOG
+        self.wait_for(lambda: log.is_file() and log.read_text().count("\n") >= step, f"step {step}")
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that names the progress folder: supervisors, launcher, ranks."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "status"]):
+            words = process.info["cmdline"] or []
+            if str(self.progress) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        return found
+
+    def wait_for_silence(self) -> None:
+        """Wait until no process of the phase is left; it has a few seconds for it."""
+        gone, alive = psutil.wait_procs(self.processes(), timeout=20)
+        assert not alive
+        assert not self.processes()
+
+    def hashes(self) -> dict[str, str]:
+        """sha256 of the published checkpoint's tensors."""
+        found = artifact.read(self.checkpoint, "checkpoint")
+        return {n: f["sha256"] for n, f in found.files.items() if n.endswith(".safetensors")}
+
+    def close(self) -> None:
+        """End what a failed test left running."""
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def phase(training) -> Iterator[Any]:
+    """Makes the command of a phase."""
+    made = []
+
+    def make(name: str, preset: str = "torch", until: int = STEPS, **changes: Any) -> Command:
+        training.phase(name, preset, until, **changes)
+        made.append(Command(training, name))
+        return made[-1]
+
+    yield make
+    for command in made:
+        command.close()
+
+
+def train_beforehand(training, name: str, until: int, **changes: Any) -> None:
+    """Leave behind what the command leaves in progress/, trained in a forked rank: far quicker."""
+    resolved = training.phase(name, "torch", until, **changes)
+    parents = {
+        "base": artifact.read(training.base, "base"),
+        "cache": artifact.read(training.cache, "cache"),
+    }
+    progress_folder.settle(training.progress(name), fingerprint(resolved, parents))
+    training.train(name)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_resume_after_a_signal_to_the_command(training, phase, preset):
+    """A signal ends the command with exit code 85 and a checkpoint and leaves no process; meanwhile
+    a second start is refused, naming the holder, and disturbs nothing; the next start ends in the
+    weights of an undisturbed run."""
+    command = phase("stopped", preset)
+    running = command.start()
+    command.wait_for_step(5)
+
+    code, said = command.run()
+    assert code == EXIT_USER_ERROR
+    holder = lock.holder_of(command.progress)
+    assert f"a training is running here already: pid {holder.pid} on {socket.gethostname()}" in said
+    assert holder.pid in {process.pid for process in command.processes()}
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1
+    assert "Traceback" not in said
+    assert running.poll() is None
+
+    running.send_signal(signal.SIGTERM)
+    code, said = command.end(running)
+    assert code == EXIT_UNFINISHED, said
+    command.wait_for_silence()
+    (step,) = progress_folder.saved_steps(command.progress)
+    assert 5 <= step < STEPS
+    assert f"unfinished: stopped on request; a checkpoint was written at step {step}" in said
+    assert not command.checkpoint.exists()
+    assert lock.holder_of(command.progress) is None
+
+    code, said = command.run()
+    assert code == 0, said
+    assert [line["step"] for line in training.log("stopped")] == list(range(1, STEPS + 1))
+    training.run("whole", preset, STEPS)
+    assert command.hashes() == training.hashes("whole", STEPS)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_resume_after_kill_of_the_command(training, phase, preset):
+    """kill -9 of the command, which can do nothing then, ends its training within seconds; the next
+    start takes over the dead holder's lock and ends in the weights of an undisturbed run."""
+    command = phase("killed", preset, save_every=20)
+    running = command.start()
+    command.wait_for_step(25)
+    assert len(command.processes()) >= 3
+    running.kill()
+    running.wait()
+    command.wait_for_silence()
+    assert lock.holder_of(command.progress) is not None
+    assert progress_folder.saved_steps(command.progress)
+
+    code, said = command.run()
+    assert code == 0, said
+    assert [line["step"] for line in training.log("killed")] == list(range(1, STEPS + 1))
+    training.run("whole", preset, STEPS)
+    assert command.hashes() == training.hashes("whole", STEPS)
+
+
+def test_resume_after_two_signals(phase):
+    """The second signal ends everything at once, whatever it was doing, and gives the lock back."""
+    command = phase("hurried")
+    running = command.start()
+    command.wait_for(lambda: len(command.processes()) > 2, "the launcher")
+    running.send_signal(signal.SIGINT)
+    command.wait_for((command.progress / progress_folder.STOP).exists, "a request to stop")
+    running.send_signal(signal.SIGINT)
+    code, said = command.end(running)
+    assert code == KILLED
+    assert "a second signal ends it at once" in said
+    command.wait_for_silence()
+    assert not progress_folder.saved_steps(command.progress)
+
+
+def test_resume_with_until_at_a_saved_step_publishes_without_training(training, phase):
+    """What is trained already is published at once, as a second name of the same files; progress
+    keeps its own."""
+    train_beforehand(training, "raised", 12, save_every=4, keep=3)
+    trained = (training.progress("raised") / progress_folder.LOG).read_bytes()
+    for until in (8, 12):
+        command = phase("raised", until=until, save_every=4, keep=3)
+        code, said = command.run()
+        assert code == 0, said
+        rolling = progress_folder.step_folder(command.progress, until)
+        for name in command.hashes():
+            assert (command.checkpoint / name).samefile(rolling / name)
+    assert (command.progress / progress_folder.LOG).read_bytes() == trained
+    assert progress_folder.saved_steps(command.progress) == [4, 8, 12]
+
+
+def test_resume_with_other_numbers_sets_progress_aside(training, phase):
+    """Progress of another learning rate is set aside with a sentence, never removed, and `zerotrain
+    progress accept` takes it back."""
+    train_beforehand(training, "changed", 8)
+    expected = training.hashes("changed", 8)
+    command = phase("changed", until=8, learning_rate=2e-3)
+    running = command.start()
+    command.wait_for(lambda: len(command.processes()) > 2, "the launcher")
+    for _ in range(2):
+        running.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+    code, said = command.end(running)
+    assert code == KILLED
+    (stale,) = command.progress.parent.glob("progress.stale-*")
+    assert f"was set aside as {stale} (differs in: learning_rate); training starts afresh" in said
+    assert f"`zerotrain progress accept {command.progress.parent}` takes it back" in said
+
+    accepted = subprocess.run(
+        [sys.executable, "-m", "zerotrain", "progress", "accept", command.progress.parent],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "goes on from step 8" in accepted.stdout
+    assert not stale.exists()
+    code, said = command.run()
+    assert code == 0, said
+    assert command.hashes() == expected
+
+
+def test_resume_after_a_mistake_that_only_training_finds(phase):
+    """A mistake that shows in training (here a loss that is no number) ends the command as any
+    mistake does: one ERROR, one hint, exit code 2, and no traceback of the launcher's."""
+    command = phase("diverging", learning_rate=1e30, lr_warmup_steps=0, max_grad_norm=0.0)
+    code, said = command.run()
+    assert code == EXIT_USER_ERROR, said
+    assert "ERROR: phase diverging: the loss of step" in said
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1
+    assert "Traceback" not in said
+    assert "lower learning_rate" in said
+    assert json.loads((command.progress / progress_folder.EXIT).read_text())["code"] == code
+    command.wait_for_silence()
+
+
+def test_resume_refuses_a_damaged_cache(training, phase, tmp_path):
+    """A damaged shard of the cache is named before anything is launched."""
+    import shutil
+
+    training.cache = shutil.copytree(training.cache, tmp_path / "cache")
+    victim = next(training.cache.glob("**/*.safetensors"))
+    victim.write_bytes(victim.read_bytes()[:-1] + b"\x7f")
+    code, said = phase("damaged").run()
+    assert code == EXIT_USER_ERROR, said
+    assert f"{victim}: sha256 " in said
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1
+    assert "Traceback" not in said

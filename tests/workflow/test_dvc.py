@@ -1,0 +1,99 @@
+"""DVC's side of the graph: generated, runnable, and at one with Snakemake."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+EVERY_STAGE = [
+    "prepare_dataset",
+    "build_base",
+    "cache_latents-64",
+    "render_launch-offload",
+    "render_launch-plain",
+    "train_phase-plain",
+    "export_weights-plain",
+    "train_phase-offload",
+    "export_weights-offload",
+    "evaluate-offload",
+    "evaluate-plain",
+    "report",
+]
+
+
+def generate(folder: Path, output: Path, **options) -> dict:
+    """The stages that `zerotrain dvc generate` writes."""
+    command = [sys.executable, "-m", "zerotrain", "dvc", "generate", "--output", str(output)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(output.read_text())["stages"]
+
+
+def test_dvc_file_is_held_to_the_rules(generated, tmp_path):
+    """dvc.yaml is what `zerotrain dvc generate` writes for the rules as they are."""
+    generate(Path.cwd(), tmp_path / "dvc.yaml")
+    generated(Path("dvc.yaml"), (tmp_path / "dvc.yaml").read_text())
+
+
+def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
+    """One stage per job with its folder as output; a stage of a phase says which; parameters are
+    keys that the configuration holds; a user's folder stands for its files."""
+    stages = generate(project.folder, tmp_path / "dvc.yaml", env=project.environment)
+    assert sorted(stages) == sorted(EVERY_STAGE)
+    given = yaml.safe_load((project.folder / "config/config.yaml").read_text())
+    for name, stage in stages.items():
+        rule, _, wildcard = name.partition("-")
+        assert f"--allowed-rules {rule} -- " in stage["cmd"]
+        assert "{" not in stage["desc"]
+        assert not wildcard or wildcard in stage["desc"]
+        for keys in stage.get("params", []):
+            assert set(keys["config/config.yaml"]) <= set(given)
+    assert stages["prepare_dataset"]["outs"] == ["results/data/tiny/manifest.json"]
+    assert "photos" in stages["prepare_dataset"]["deps"]
+    assert not [path for path in stages["prepare_dataset"]["deps"] if path.startswith("photos/")]
+    assert stages["cache_latents-64"]["outs"] == [{"results/data/tiny/cache/64": {"persist": True}}]
+    assert stages["export_weights-plain"]["outs"] == [
+        "results/tiny/plain/weights",
+        "results/tiny/plain/state",
+    ]
+    assert stages["evaluate-plain"]["metrics"] == ["results/tiny/plain/metrics.json"]
+    assert stages["evaluate-plain"]["params"] == [{"config/config.yaml": ["evaluate", "seed"]}]
+
+
+def test_dvc_repro_builds_everything_once(project):
+    """In a fresh clone `dvc repro` runs every stage once, in order, and leaves nothing to do, for
+    itself and for Snakemake; afterwards an edit runs what depends on it."""
+    generate(project.folder, project.folder / "dvc.yaml", env=project.environment)
+
+    def dvc(*words: str) -> str:
+        done = project.command("dvc", *words)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def git(*words: str) -> str:
+        return project.command("git", *words).stdout
+
+    git("init", "-q", ".")
+    git("add", ".")
+    assert [line.split()[0] for line in dvc("stage", "list").splitlines()] == EVERY_STAGE
+    assert "train_phase-offload" in dvc("dag", "--dot")
+    dvc("repro", "--quiet")
+    assert sorted(project.calls()) == sorted(name.partition("-")[0] for name in EVERY_STAGE)
+    assert "up to date" in dvc("status")
+    assert "up to date" in dvc("repro")
+    assert project.calls() == []
+    assert project.planned("train") == {}
+    assert "results" not in git("status", "--short")
+
+    project.edit("config/config.yaml", "# Two phases", "# Twice")
+    assert "up to date" in dvc("status")
+    project.edit("config/config.yaml", "guidance_scale: 3.0", "guidance_scale: 2.0")
+    dvc("repro", "--quiet")
+    assert sorted(project.calls()) == ["evaluate", "evaluate", "report"]
+    assert project.planned("train") == {}
+
+    (project.folder / "photos" / "cow.png").write_bytes(b"pixels of a cow")
+    assert "photos" in dvc("status", "prepare_dataset")

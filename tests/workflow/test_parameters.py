@@ -1,0 +1,217 @@
+"""No value of the configuration is read by a stage and unseen by its rule."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from zerotrain.config import RunConfig
+from zerotrain.config.read import parse_config
+from zerotrain.sources import source_files
+
+OTHER_VALUES: dict[str, Any] = {
+    "run": "other",
+    "seed": 2,
+    "base": "sdxl",
+    "revision": "main",
+    "data.name": "shared",
+    "data.source": "digits",
+    "data.images": "more",
+    "data.follow_symlinks": True,
+    "data.metadata": "captions.csv",
+    "data.caption_extension": ".caption",
+    "data.repeats": 2,
+    "data.max_pixels": 1024 * 1024,
+    "data.holdout": 0.5,
+    "data.max_bad_samples": 1,
+    "cache.shard_size": 2048,
+    "cache.batch_size": 2,
+    "cache.dtype": "bf16",
+    "train.resolution": 128,
+    "train.global_batch_size": 2,
+    "train.gradient_accumulation_steps": 2,
+    "train.gradient_checkpointing": True,
+    "train.learning_rate": 1e-4,
+    "train.lr_scheduler": "cosine",
+    "train.lr_warmup_steps": 5,
+    "train.lr_warmup_ratio": 0.1,
+    "train.lr_scheduler_steps": 1000,
+    "train.adam_beta1": 0.8,
+    "train.adam_beta2": 0.99,
+    "train.adam_epsilon": 1e-6,
+    "train.adam_weight_decay": 0.0,
+    "train.max_grad_norm": 0.5,
+    "train.snr_gamma": 5.0,
+    "train.caption_dropout_probability": 0.2,
+    "train.save_every": 50,
+    "train.keep": 3,
+    "train.log_every": 1,
+    "launch.preset": "zero2_offload",
+    "launch.mixed_precision": "bf16",
+    "launch.num_cpu_threads_per_process": 2,
+    "export.dtype": "bf16",
+    "evaluate.prompts": ["a cat"],
+    "evaluate.images_per_prompt": 2,
+    "evaluate.num_inference_steps": 10,
+    "evaluate.guidance_scale": 1.0,
+    "evaluate.scheduler": "ddim",
+    "evaluate.batch_size": 4,
+    "evaluate.judge": "nearest_neighbour",
+}
+"""Another valid value for every key."""
+
+WITHOUT_EFFECT = {
+    "data.num_workers": "more threads give the same manifest",
+    "family": "has one choice so far",
+    "train.optimizer": "has one choice so far",
+}
+
+NEEDED_WITH = {
+    "data.source": {"data.images": None},
+    "evaluate.judge": {"data.holdout": 0.5},
+    "launch.preset": {"phases.0.launch": None, "phases.1.launch": None},
+    "train.gradient_accumulation_steps": {"train.global_batch_size": 2},
+}
+"""Other keys without which the value would not be valid, or would be overridden."""
+
+FIRST_JOB = {
+    "data": "prepare_dataset",
+    "cache": "cache_latents",
+    "train": "render_launch",
+    "launch": "render_launch",
+    "export": "export_weights",
+    "evaluate": "evaluate",
+    "seed": "render_launch",
+    "base": "build_base",
+    "revision": "build_base",
+    "run": "build_base",
+}
+"""The rule that has to run again for a key of this section, with what follows from it."""
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every key of the configuration but those of phases, which are those of train and launch."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from leaves(kind, f"{prefix}{name}.")
+        elif name != "phases":
+            yield prefix + name
+
+
+def test_parameters_list_is_complete():
+    """Every key of the configuration stands in the lists of this test, which are its promise."""
+    assert sorted(leaves(RunConfig)) == sorted([*OTHER_VALUES, *WITHOUT_EFFECT])
+
+
+def put(config: dict[str, Any], key: str, value: Any) -> None:
+    """Set a key, or remove it where the value is None."""
+    *sections, last = (int(part) if part.isdigit() else part for part in key.split("."))
+    node: Any = config
+    for section in sections:
+        node = node[section] if isinstance(section, int) else node.setdefault(section, {})
+    if value is None:
+        node.pop(last)
+    else:
+        node[last] = value
+
+
+@pytest.fixture(scope="module")
+def base_run(_built) -> Any:
+    """A project in which everything has been made; these tests make nothing in it."""
+    project = _built("nano")
+    (project.folder / "captions.csv").write_text("file_name,text\ncat.png,a cat\n")
+    (project.folder / "more").mkdir()
+    (project.folder / "more" / "cow.png").write_bytes(b"pixels of a cow")
+    yield project
+    assert project.planned("train") == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", OTHER_VALUES)
+def test_parameters_changed_value_reruns_its_stage(base_run, key):
+    """Each key of the configuration, changed, reruns at least the stage that reads it first and the
+    report at the end. The exceptions are listed with their reasons."""
+    text = (base_run.folder / "config/config.yaml").read_text()
+    config = yaml.safe_load(text)
+    for other, value in NEEDED_WITH.get(key, {}).items():
+        put(config, other, value)
+    without = parse_config(_copy(config), "without") if key not in NEEDED_WITH else None
+    put(config, key, OTHER_VALUES[key])
+    assert parse_config(_copy(config), key) != without
+    (base_run.folder / "changed.yaml").write_text(yaml.safe_dump(config))
+    planned = base_run.planned("train", "--configfile", "changed.yaml")
+    assert {FIRST_JOB[key.partition(".")[0]], "report"} <= set(planned)
+
+
+def _copy(config: dict[str, Any]) -> dict[str, Any]:
+    return yaml.safe_load(yaml.safe_dump(config))
+
+
+STAGES = ("prepare_dataset", "build_base", "cache_latents", "render_launch", "export_weights",
+          "evaluate", "report")  # fmt: skip
+
+REACHES_BY_INPUTS = {
+    "build_base": {
+        "data": "images are read through the dataset's manifest, which names their hashes",
+        "family": "its module is an input",
+        "phases": "the first resolution is the parameter `resolution`",
+        "launch": "the parameter num_cpu_threads_per_process",
+    },
+    "cache_latents": {
+        "data": "images are read through the dataset's manifest, which names their hashes",
+        "family": "its module is an input",
+        "launch": "the parameter num_cpu_threads_per_process",
+    },
+    "render_launch": {"run": "is part of every path"},
+    "export_weights": {"family": "its module is an input"},
+    "evaluate": {
+        "data": "images are read through the dataset's manifest, which names their hashes",
+        "family": "its module is an input",
+        "phases": "resolution and threads have made the weights",
+    },
+    "report": {
+        name: "is shown beside the evaluations, which came after it"
+        for name in ("run", "family", "base", "revision", "data", "seed", "evaluate")
+    },
+}
+"""Sections that a stage reads without a parameter of its rule, and why that is sound."""
+
+
+def sections_read(stage: str) -> set[str]:
+    """The keys of RunConfig that the sources behind a stage read, from a name typed RunConfig or
+    called config."""
+    found = set()
+    for file in source_files(f"zerotrain.stages.{stage}", "zerotrain.families.sdxl"):
+        if "/config/" in file:
+            continue  # the models and their reader touch every key
+        for node in ast.walk(ast.parse(Path(file).read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in CONFIGS:
+                name = {"phase": "phases", "phase_before": "phases"}.get(node.attr, node.attr)
+                found |= {name} & set(RunConfig.model_fields)
+    return found
+
+
+CONFIGS = ("config", "self.config", "self._config")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_parameters_of_a_rule_name_what_its_stage_reads(stage):
+    """A section of the configuration that a stage reads is a parameter of its rule, or is listed
+    here with the way by which a change of it arrives."""
+    rule = Path(f"rules/{stage}.smk").read_text().partition("    params:\n")[2]
+    declared = {name for name in RunConfig.model_fields if f"        {name}=" in rule}
+    assert sections_read(stage) - declared == set(REACHES_BY_INPUTS.get(stage, {}))
+
+
+def test_parameters_reading_of_sources_sees_what_is_read():
+    """The test above can fail: it finds what stages are known to read."""
+    assert "export" in sections_read("export_weights")
+    assert "cache" in sections_read("cache_latents")
+    assert {"evaluate", "seed"} <= sections_read("evaluate")
