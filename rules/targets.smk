@@ -1,7 +1,7 @@
 """This part of the workflow names what can be asked for.
 
-OUTPUTS: none of its own. Every artifact is named, not only the last ones: Snakemake records a failed
-job as finished, and a target that names the job's output makes it run again.
+OUTPUTS: none of its own. Each target names every artifact on the way to it, not only the last ones:
+Snakemake records a failed job as finished, and only a target that names its output makes it run again.
 """
 
 PHASES = [phase.name for phase in RUN.phases]
@@ -19,21 +19,6 @@ localrules:
     evaluation,
 
 
-rule train:
-    """Every phase trained, exported, evaluated and reported."""
-    input:
-        f"{DATA}/manifest.json",
-        f"{RESULTS}/base/manifest.json",
-        expand(f"{DATA}/cache/{{pixels}}/manifest.json", pixels=RESOLUTIONS),
-        expand(
-            f"{RESULTS}/{{phase}}/{{artifact}}/manifest.json",
-            phase=PHASES,
-            artifact=["launch", "checkpoint", "weights", "state", "evaluation"],
-        ),
-        expand(f"{RESULTS}/{{phase}}/metrics.json", phase=PHASES),
-        f"{RESULTS}/report/manifest.json",
-
-
 rule dataset:
     """The checked list of samples."""
     input:
@@ -43,30 +28,38 @@ rule dataset:
 rule base:
     """The base model."""
     input:
+        base_dataset(),
         f"{RESULTS}/base/manifest.json",
 
 
 rule cache:
     """Latents and text embeddings."""
     input:
+        rules.dataset.input,
+        rules.base.input,
         expand(f"{DATA}/cache/{{pixels}}/manifest.json", pixels=RESOLUTIONS),
 
 
 rule launch:
     """The launch files of every phase."""
     input:
+        rules.dataset.input,
         expand(f"{RESULTS}/{{phase}}/launch/manifest.json", phase=PHASES),
 
 
 rule checkpoints:
     """The trained checkpoint of every phase."""
     input:
+        rules.cache.input,
+        rules.launch.input,
+        expand(f"{RESULTS}/{{phase}}/state/manifest.json", phase=PHASES[:-1]),
         expand(f"{RESULTS}/{{phase}}/checkpoint/manifest.json", phase=PHASES),
 
 
 rule weights:
     """Weights and state of every phase."""
     input:
+        rules.checkpoints.input,
         expand(
             f"{RESULTS}/{{phase}}/{{artifact}}/manifest.json",
             phase=PHASES,
@@ -77,5 +70,13 @@ rule weights:
 rule evaluation:
     """Grid, loss curve and metrics of every phase."""
     input:
+        rules.weights.input,
         expand(f"{RESULTS}/{{phase}}/evaluation/manifest.json", phase=PHASES),
         expand(f"{RESULTS}/{{phase}}/metrics.json", phase=PHASES),
+
+
+rule train:
+    """Every phase trained, exported, evaluated and reported."""
+    input:
+        rules.evaluation.input,
+        f"{RESULTS}/report/manifest.json",

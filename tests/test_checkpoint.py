@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from zerotrain import artifact, state
 from zerotrain.checkpoint import KIND, Checkpoint, Fragment, write_position, write_rank
@@ -104,6 +105,7 @@ def test_lower_precision_is_kept_as_float32(tmp_path: Path) -> None:
     with artifact.publish(tmp_path / "c", KIND) as draft:
         spans = write_rank(draft.folder, 0, [Fragment("w", 0, {MASTER: value})])
         write_position(draft.folder, POSITION, {"w": [2]}, [MASTER], [spans])
+    assert load_file(tmp_path / "c/rank-00000-00000.safetensors")["w|master"].dtype == torch.float32
     tensor = Checkpoint(tmp_path / "c").tensor("w", MASTER)
     assert tensor.dtype == torch.float32
     assert tensor.tolist() == [1.5, -2.25]

@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
@@ -35,6 +36,8 @@ PRESETS = Path("config/launch")
 def server() -> multiprocessing.context.ForkServerContext:
     """Forks processes that need not import torch, diffusers and DeepSpeed again."""
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+    # Forks import this module by its name, which `pytest`, unlike `python -m pytest`, hides.
+    sys.path.append(str(Path(__file__).parents[2]))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["zerotrain.training.rank", "zerotrain.training.torch_engine",

@@ -6,10 +6,12 @@ import fcntl
 import json
 import multiprocessing
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -173,8 +175,17 @@ def _take_often(folder: Path, barrier: Barrier, results: Any) -> None:
         barrier.wait(SECONDS)  # the winner lives until all have tried
 
 
-def test_of_many_takers_exactly_one_wins(tmp_path: Path) -> None:
+def test_of_many_takers_exactly_one_wins(tmp_path: Path, monkeypatch) -> None:
     """Eight processes at once on the lock of a dead holder: one wins, the others name it."""
+    lives = Holder.lives
+
+    def slowly(self: Holder) -> bool:
+        found = lives(self)
+        time.sleep(random.Random(os.getpid() + time.monotonic_ns()).random() * 0.004)
+        return found
+
+    # Between looking at the lock and acting on it, others have time to act.
+    monkeypatch.setattr(Holder, "lives", slowly)
     child = subprocess.Popen(["true"])
     child.wait()
     for number in range(ROUNDS):

@@ -147,6 +147,14 @@ def test_progress_without_a_fingerprint_is_set_aside(progress: Path) -> None:
     assert "differs in: code, learning_rate, start" in (settle(progress, FIRST) or "")
 
 
+def test_a_key_that_is_gone_is_named(progress: Path) -> None:
+    """Also where its value said that there is nothing."""
+    settle(progress, FIRST)
+    save(progress, 100)
+    without = {key: value for key, value in FIRST.items() if key != "start"}
+    assert "differs in: start)" in (settle(progress, without) or "")
+
+
 def test_nothing_saved_is_nothing_to_set_aside(progress: Path) -> None:
     """A training that never saved leaves no folder behind."""
     settle(progress, FIRST)

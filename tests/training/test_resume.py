@@ -109,6 +109,15 @@ def test_resume_with_a_later_end_trains_the_new_steps_only(training, preset):
     assert training.hashes("raised", 12) == training.hashes("whole", 12)
 
 
+def test_resume_in_bf16_keeps_the_master_weights(training, preset):
+    """Under bf16 the fp32 master weights are saved and taken over, not their rounding: a resumed
+    run ends in the bits of an undisturbed one."""
+    whole = training.run("whole", preset, 10, mixed_precision="bf16")
+    training.run("parts", preset, 5, mixed_precision="bf16")
+    assert training.run("parts", preset, 10, mixed_precision="bf16") == whole
+    assert training.hashes("parts", 10) == training.hashes("whole", 10)
+
+
 def test_resume_keeps_the_schedule_that_training_began_with(training):
     """A horizon that follows from `until` stays when `until` is raised, and this is said; the
     user's own value wins."""

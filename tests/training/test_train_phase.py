@@ -1,9 +1,10 @@
-"""train_phase as users meet it: the real command, the real launcher, and what ends or hinders it."""
+"""train_phase as users meet it: the real command, the real launcher, and what ends either."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,7 +95,7 @@ class Command:
 
     def wait_for_silence(self) -> None:
         """Wait until no process of the phase is left; it has a few seconds for it."""
-        gone, alive = psutil.wait_procs(self.processes(), timeout=20)
+        _, alive = psutil.wait_procs(self.processes(), timeout=20)
         assert not alive
         assert not self.processes()
 
@@ -270,8 +271,6 @@ def test_resume_after_a_mistake_that_only_training_finds(phase):
 
 def test_resume_refuses_a_damaged_cache(training, phase, tmp_path):
     """A damaged shard of the cache is named before anything is launched."""
-    import shutil
-
     training.cache = shutil.copytree(training.cache, tmp_path / "cache")
     victim = next(training.cache.glob("**/*.safetensors"))
     victim.write_bytes(victim.read_bytes()[:-1] + b"\x7f")

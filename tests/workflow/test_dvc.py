@@ -78,7 +78,7 @@ def test_dvc_repro_builds_everything_once(project):
 
     git("init", "-q", ".")
     git("add", ".")
-    assert [line.split()[0] for line in dvc("stage", "list").splitlines()] == EVERY_STAGE
+    assert {line.split()[0] for line in dvc("stage", "list").splitlines()} == set(EVERY_STAGE)
     assert "train_phase-offload" in dvc("dag", "--dot")
     dvc("repro", "--quiet")
     assert sorted(project.calls()) == sorted(name.partition("-")[0] for name in EVERY_STAGE)

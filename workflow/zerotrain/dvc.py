@@ -1,7 +1,7 @@
 """dvc.yaml, generated from the Snakemake graph: one DVC stage per job, named like its rule.
 
-Snakemake owns the graph; DVC stores what it makes and runs it stage by stage. `--allowed-rules` keeps
-a stage from running what other stages stand for.
+Snakemake owns the graph; DVC stores what it makes and runs it stage by stage. `--allowed-rules`
+keeps a stage from running what other stages stand for.
 """
 
 from __future__ import annotations

@@ -36,7 +36,6 @@ def supervise(
     *,
     log: Path | None,
     environment: Mapping[str, str] | None = None,
-    on_start: Callable[[int], None] = lambda group: None,
     on_signal: Callable[[int], None] | None = None,
 ) -> int:
     """Run a command to its end.
@@ -45,7 +44,6 @@ def supervise(
         command: Program and arguments.
         log: File for a copy of its output; appended to.
         environment: Its environment; default: ours.
-        on_start: Called with its process group.
         on_signal: Called at the first signal instead of handing it on to the process group; the
             second signal ends the group at once.
 
@@ -59,6 +57,8 @@ def supervise(
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
             sink = stack.enter_context(log.open("ab"))
+        signals = _Signals(on_signal)
+        stack.enter_context(_listening(signals))
         try:
             child = subprocess.Popen(
                 command,
@@ -68,8 +68,8 @@ def supervise(
                 env={
                     # Threads that spin while they wait make a busy machine many times slower.
                     "OMP_WAIT_POLICY": "PASSIVE",
-                # Says at every import that torchvision, which nothing here needs, is missing.
-                "TRANSFORMERS_VERBOSITY": "error",
+                    # Says at every import that torchvision, which nothing needs, is missing.
+                    "TRANSFORMERS_VERBOSITY": "error",
                     **(environment or os.environ),
                     SUPERVISOR: str(os.getpid()),
                 },
@@ -78,8 +78,7 @@ def supervise(
         finally:
             os.close(writing)
         stack.callback(_signal_group, child.pid, signal.SIGKILL)
-        stack.enter_context(_signals(child.pid, on_signal))
-        on_start(child.pid)
+        signals.started(child.pid)
         copier = threading.Thread(target=_copy, args=(reading, sink), daemon=True)
         copier.start()
         code = child.wait()
@@ -148,28 +147,47 @@ def _last_state(line: bytes) -> bytes:
     return _CONTROL.sub(b"", line.rstrip(b"\r").rpartition(b"\r")[2])
 
 
-@contextlib.contextmanager
-def _signals(group: int, on_signal: Callable[[int], None] | None) -> Iterator[None]:
-    seen = 0
+class _Signals:
+    """Hands the first signal on and answers the second with SIGKILL.
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1:
-            _signal_group(group, signal.SIGKILL)
-        elif on_signal is not None:
-            on_signal(number)
+    It listens before the group exists and then makes up for what came too early.
+    """
+
+    def __init__(self, on_signal: Callable[[int], None] | None) -> None:
+        self._on_signal = on_signal
+        self._seen: list[int] = []
+        self._group = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._seen.append(number)
+        if self._group:
+            self._answer()
+
+    def started(self, group: int) -> None:
+        """The process group to hand signals to."""
+        self._group = group
+        if self._seen:
+            self._answer()
+
+    def _answer(self) -> None:
+        if len(self._seen) > 1:
+            _signal_group(self._group, signal.SIGKILL)
+        elif self._on_signal is not None:
+            self._on_signal(self._seen[0])
         else:
-            _signal_group(group, number)
+            _signal_group(self._group, self._seen[0])
 
+
+@contextlib.contextmanager
+def _listening(handler: _Signals) -> Iterator[None]:
     # What nohup or a shell's background job ignores stays ignored.
     heard = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in heard}
+    before = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _runs(pid: int) -> bool:

@@ -4,7 +4,7 @@ step-00000300/     a rolling checkpoint, complete once it is there (zerotrain.ch
 fingerprint.json   what its numbers depend on; on a difference the folder is set aside
 stop               touch it, and training writes a checkpoint and stops
 exit.json          how the last process ended: {"code": 85, "reason": "..."}
-lock               who writes (zerotrain.training.lock)
+lock, lock.*       who writes (zerotrain.training.lock)
 training_log.jsonl, tensorboard/
 """
 
@@ -148,7 +148,7 @@ def _clear_leftovers(progress: Path) -> None:
         artifact.mend(progress / draft.name[1:].rpartition(".")[0])
     for folder in progress.glob("step-*"):
         if not artifact.is_published(folder):
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _stale_name(progress: Path, fingerprint: Mapping[str, Any]) -> Path:

@@ -43,8 +43,7 @@ class ZeroEngine:
         self.device = torch.device(self._engine.device)
         self.rank: int = deepspeed.comm.get_rank()
         self.world_size: int = deepspeed.comm.get_world_size()
-        dtype = torch.bfloat16 if phase.mixed_precision == "bf16" else torch.float32
-        self.model: torch.nn.Module = _InputsAs(self._engine, dtype)
+        self.model: torch.nn.Module = self._engine
 
     def backward(self, loss: torch.Tensor) -> None:
         # DeepSpeed divides by the accumulation itself, and counts micro batches in its step.
@@ -118,24 +117,3 @@ def _forget_bias_history(optimizer: DeepSpeedCPUAdam) -> None:
         optimizer.opt_id, 0, group["lr"], *group["betas"], group["eps"], group["weight_decay"],
         group["bias_correction"], *unused,
     )  # fmt: skip
-
-
-class _InputsAs(torch.nn.Module):
-    """Calls a module with its floating-point inputs in the dtype of its weights."""
-
-    def __init__(self, module: torch.nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.module = module
-        self.dtype = dtype
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*self._cast(args), **self._cast(kwargs))
-
-    def _cast(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(self.dtype) if value.is_floating_point() else value
-        if isinstance(value, dict):
-            return {key: self._cast(item) for key, item in value.items()}
-        if isinstance(value, tuple | list):
-            return type(value)(self._cast(item) for item in value)
-        return value
