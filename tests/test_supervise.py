@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -171,16 +172,23 @@ def test_a_command_that_is_not_there_leaves_nothing_open() -> None:
     assert after == before
 
 
-def test_a_failure_of_ours_leaves_no_command_behind() -> None:
+def test_a_failure_of_ours_leaves_no_command_behind(log: Path) -> None:
     """Whatever is raised while the command runs, it ends."""
+    seen: list[int] = []
 
-    def fail(group: int) -> None:
-        groups.append(group)
+    def fail(number: int) -> None:
+        seen.append(int(log.read_text()))
         raise RuntimeError
 
+    def signal_when_it_runs() -> None:
+        wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    code = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    threading.Thread(target=signal_when_it_runs).start()
     with pytest.raises(RuntimeError):
-        supervise(["sleep", "60"], log=None, on_start=fail)
-    wait_until(lambda: not runs(groups[0]))
+        supervise(python(code), log=log, on_signal=fail)
+    wait_until(lambda: not runs(seen[0]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
