@@ -210,7 +210,6 @@ def test_numbers_do_not_follow_until() -> None:
         {"train": {"snr_gamma": 5}},
         {"train": {"lr_warmup_ratio": 0.1}},
         {"train": {"lr_warmup_steps": 2}},
-        {"train": {"lr_scheduler_steps": 100}},
         {"launch": {"mixed_precision": "bf16"}},
         {"launch": {"num_cpu_threads_per_process": 99}},
         {"preset": OFFLOAD},
@@ -218,10 +217,18 @@ def test_numbers_do_not_follow_until() -> None:
     ids=str,
 )
 def test_numbers_follow_what_matters(change: dict[str, Any]) -> None:
-    """A user's own horizon is one of them, whatever its value."""
+    """What changes a step sets progress aside."""
     assert resolve({"name": "a", "until": 100}, **change).numbers() != (
         resolve({"name": "a", "until": 100}).numbers()
     )
+
+
+def test_numbers_leave_a_new_horizon_to_the_steps_from_there_on() -> None:
+    """A user who sets or changes lr_scheduler_steps keeps what is trained."""
+    phase = {"name": "a", "until": 100}
+    set_by_user = resolve(phase, train={"lr_scheduler_steps": 500})
+    assert set_by_user.lr_scheduler_steps == 500
+    assert set_by_user.numbers() == resolve(phase).numbers()
 
 
 def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:

@@ -9,10 +9,8 @@ import torch
 
 from zerotrain.cache import Cache
 from zerotrain.families import Batch, Objective
-from zerotrain.training.draws import generator
+from zerotrain.training.draws import HOLDOUT_NOISE, generator
 
-STREAM = 4
-"""Of the counter-based draws; training has the streams before it."""
 TIMESTEPS = 8
 MOST_SAMPLES = 64
 BATCH = 16
@@ -47,7 +45,7 @@ def _batch(cache: Cache, pairs: list[tuple[int, int]], seed: int) -> Batch:
     latents = torch.stack([cache.latents(i) for i, _ in pairs])
     texts = [cache.text(i) for i, _ in pairs]
     noise = [
-        generator(seed, STREAM, i, level).standard_normal(latents.shape[1:], dtype="float32")
+        generator(seed, HOLDOUT_NOISE, i, level).standard_normal(latents.shape[1:], dtype="float32")
         for i, level in pairs
     ]
     return Batch(

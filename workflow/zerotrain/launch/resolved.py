@@ -70,14 +70,13 @@ class ResolvedPhase:
     def numbers(self) -> dict[str, Any]:
         """The values that the trained numbers depend on: what a fingerprint of progress holds.
 
-        Not `until_step`, nor a horizon and a warm-up that follow from it, nor names, logging and
-        saving.
+        Not `until_step`, nor the horizon of the schedule (a user who changes it means the steps
+        from there on) and a warm-up that is a share of it, nor names, logging and saving.
         """
         left_out = {
-            "run", "phase", "preset", "until_step", "save_every", "keep", "log_every", "sources",
+            "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
+            "log_every", "sources",
         }  # fmt: skip
-        if self.sources.get("lr_scheduler_steps", ("derived", ""))[0] != "user":
-            left_out.add("lr_scheduler_steps")
         if self.lr_warmup_ratio is not None:
             left_out.add("lr_warmup_steps")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}

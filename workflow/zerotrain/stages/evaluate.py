@@ -27,7 +27,7 @@ from zerotrain.evaluation.loss_curve import draw_curve, phase_spans, read_log, w
 from zerotrain.families import load_family
 from zerotrain.judge import Judge
 from zerotrain.state import State
-from zerotrain.training.draws import generator
+from zerotrain.training.draws import IMAGE_SEEDS, generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 KIND = "evaluation"
 MOST_PROMPTS = 10
 """Captions that become prompts where the configuration names none."""
-STREAM = 5
-"""Of the counter-based draws: the seeds of samples."""
 
 
 def evaluate(
@@ -126,7 +124,7 @@ def _sample(
     images = load_family(config.family).sample(
         weights,
         [prompts[number] for number, _ in places],
-        [int(generator(config.seed, STREAM, *place).integers(2**63)) for place in places],
+        [int(generator(config.seed, IMAGE_SEEDS, *place).integers(2**63)) for place in places],
         config.evaluate,
         resolution=config.phase(phase).train.resolution,
         device=device,

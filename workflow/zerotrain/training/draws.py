@@ -13,7 +13,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-ORDER, SAMPLE, STEP = 1, 2, 3
+ORDER, SAMPLE, STEP, HOLDOUT_NOISE, IMAGE_SEEDS = 1, 2, 3, 4, 5
+"""Streams: what a draw is for. Training has the first three, evaluation the others."""
 
 
 def generator(seed: int, stream: int, high: int, low: int) -> np.random.Generator:
