@@ -9,8 +9,10 @@ import signal
 import time
 
 import pytest
+from safetensors.torch import load_file
 
 from zerotrain import artifact
+from zerotrain.checkpoint import Checkpoint
 from zerotrain.training import progress_folder
 
 STEPS = 30
@@ -116,6 +118,39 @@ def test_resume_in_bf16_keeps_the_master_weights(training, preset):
     training.run("parts", preset, 5, mixed_precision="bf16")
     assert training.run("parts", preset, 10, mixed_precision="bf16") == whole
     assert training.hashes("parts", 10) == training.hashes("whole", 10)
+
+
+def test_resume_counts_time_and_memory_over_all_starts(training):
+    """A resumed phase reports the time of all its starts and the highest peak, and the next phase
+    counts its own."""
+    training.run("a", "torch", 4)
+    records = training.progress("a") / "step-00000004/records/resources.json"
+    used = json.loads(records.read_text())
+    used.update(train_seconds=1000.0, peak_host_bytes=2**50)
+    with artifact.publish(training.progress("a") / "step-00000005", "checkpoint") as draft:
+        for name in artifact.read(training.progress("a") / "step-00000004", "checkpoint").files:
+            target = draft.folder / name
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes((training.progress("a") / "step-00000004" / name).read_bytes())
+        (draft.folder / "records/resources.json").write_text(json.dumps(used))
+    training.run("a", "torch", 8)
+    after = json.loads(
+        (training.progress("a") / "step-00000008/records/resources.json").read_text()
+    )
+    assert 1000 < after["train_seconds"] < 1100
+    assert after["peak_host_bytes"] == 2**50
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_resume_in_bf16_starts_from_the_exact_weights(training, preset):
+    """A first phase in bf16 trains fp32 master weights that are the base's own, not their rounding:
+    after a step that moves nothing they are what the base holds."""
+    training.run("a", preset, 1, mixed_precision="bf16", learning_rate=1e-12, lr_warmup_steps=0)
+    found = Checkpoint(training.progress("a") / "step-00000001")
+    base = load_file(training.base / "unet/diffusion_pytorch_model.safetensors")
+    rounding = max(float((t - t.bfloat16().float()).abs().max()) for t in base.values())
+    apart = max(float((found.tensor(n, "master") - t).abs().max()) for n, t in base.items())
+    assert apart < 1e-9 < rounding
 
 
 def test_resume_keeps_the_schedule_that_training_began_with(training):

@@ -194,6 +194,25 @@ def test_resume_after_kill_of_the_command(training, phase, preset):
     assert command.hashes() == training.hashes("whole", STEPS)
 
 
+def test_resume_after_the_training_process_was_killed(phase):
+    """A training process that the system kills is answered with a cause and what to do, not with
+    the launcher's code alone; nothing is published and the lock is given back."""
+    command = phase("starved", save_every=3)
+    running = command.start()
+    command.wait_for_step(4)
+    ranks = [p for p in command.processes() if "zerotrain.training.rank" in p.cmdline()[:3]]
+    assert len(ranks) == 1
+    ranks[0].kill()
+    code, said = command.end(running)
+    assert code == 1
+    assert "ended without a word" in said
+    assert "most often for memory" in said
+    command.wait_for_silence()
+    assert progress_folder.saved_steps(command.progress)
+    assert not command.checkpoint.exists()
+    assert lock.holder_of(command.progress) is None
+
+
 def test_resume_after_two_signals(phase):
     """The second signal ends everything at once, whatever it was doing, and gives the lock back."""
     command = phase("hurried")

@@ -142,6 +142,17 @@ def _launch(
                 flush=True,
             )
         return int(ending["code"])
+    if code:
+        print(
+            f"ERROR: phase {phase.phase}: its training process ended without a word to us (the "
+            f"launcher's code is {code}); newest checkpoint: step "
+            f"{progress_folder.newest_step(progress, phase.until_step) or 'none'}\n"
+            "  Hint: without a traceback above, the system has killed it, most often for memory: "
+            "see `dmesg`, lower global_batch_size or set gradient_accumulation_steps; "
+            "the same command goes on from that checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
     return code
 
 

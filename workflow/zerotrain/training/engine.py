@@ -30,7 +30,10 @@ class Engine(Protocol):
         """Add the gradients of one micro batch's mean loss, divided by the accumulation."""
 
     def step(self, learning_rate: float) -> float:
-        """Clip, update, clear the gradients; return the gradients' norm before clipping."""
+        """Clip, update, clear the gradients; return the gradients' norm before clipping.
+
+        Where it is not finite the weights are spoilt or the update was left out: never save them.
+        """
 
     def load_optimizer(self, read: ReadTensor, optimizer_step: int) -> None:
         """Take master weights and moments over. The model was built from the same weights."""

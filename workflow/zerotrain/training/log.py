@@ -24,17 +24,28 @@ class TrainingLog:
 
     A line of training_log.jsonl is {"phase", "step", "samples", "loss", "learning_rate",
     "grad_norm", "seconds"}: loss and grad_norm are means over the steps since the line before,
-    seconds is the training time of the run up to here.
+    seconds is the training time of the phase up to here.
     """
 
-    def __init__(self, progress: Path, phase: ResolvedPhase, records: Path | None, step: int):
-        """Start from `records`, the folder of a checkpoint's or a state's records, if any."""
+    def __init__(
+        self,
+        progress: Path,
+        phase: ResolvedPhase,
+        records: Path | None,
+        step: int,
+        *,
+        same_phase: bool,
+    ) -> None:
+        """Start from `records`, the folder of a checkpoint's or a state's records, if any.
+
+        The log goes on in any case; time and memory go on within a phase.
+        """
         self._phase = phase
         self._progress = progress
         before = _read(records / LOG) if records else []
-        self._seconds_before = 0.0
-        if records:
-            self._seconds_before = json.loads((records / RESOURCES).read_text())["train_seconds"]
+        self._used_before = {"train_seconds": 0.0, "peak_host_bytes": 0, "peak_device_bytes": 0}
+        if records and same_phase:
+            self._used_before = json.loads((records / RESOURCES).read_text())
         (progress / LOG).write_text("".join(json.dumps(line) + "\n" for line in before))
         self._stream = (progress / LOG).open("a")
         self._board = SummaryWriter(str(progress / "tensorboard"), purge_step=step + 1)
@@ -50,8 +61,8 @@ class TrainingLog:
 
     @property
     def seconds(self) -> float:
-        """Training time of the run so far, without the time between starts."""
-        return self._seconds_before + time.monotonic() - self._began
+        """Training time of the phase so far, without the time between starts."""
+        return self._used_before["train_seconds"] + time.monotonic() - self._began
 
     def step(self, step: int, samples: int, loss: float, grad_norm: float, lr: float) -> None:
         """Note one finished step."""
@@ -108,11 +119,12 @@ class TrainingLog:
         folder.mkdir()
         (folder / LOG).write_bytes((self._progress / LOG).read_bytes())
         device = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
+        # Linux gives kilobytes.
+        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         resources = {
             "train_seconds": round(self.seconds, 3),
-            # Linux gives kilobytes.
-            "peak_host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "peak_device_bytes": device,
+            "peak_host_bytes": max(host, self._used_before["peak_host_bytes"]),
+            "peak_device_bytes": max(device, self._used_before["peak_device_bytes"]),
         }
         (folder / RESOURCES).write_text(json.dumps(resources) + "\n")
 

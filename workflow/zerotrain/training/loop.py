@@ -49,18 +49,15 @@ def train(
         Whether the phase is finished.
 
     Raises:
-        PipelineError: the loss is not a finite number; the newest checkpoint is from before.
+        PipelineError: the loss or a gradient is not a finite number; the newest checkpoint is from
+            before.
     """
     while clock.step < phase.until_step:
         rate = learning_rate(phase, clock.step, clock.horizon)
         loss = _accumulate(engine, objective, batches, phase, clock)
-        if not math.isfinite(loss):
-            raise PipelineError(
-                f"phase {phase.phase}: the loss of step {clock.step + 1} is {loss}",
-                hint="lower learning_rate, or set max_grad_norm; "
-                "training goes on from the newest checkpoint before it",
-            )
+        _refuse_infinite("loss", loss, phase, clock)
         norm = engine.step(rate)
+        _refuse_infinite("gradients' norm", norm, phase, clock)
         clock.step += 1
         clock.samples += phase.global_batch_size
         log.step(clock.step, clock.samples, loss, norm, rate)
@@ -70,6 +67,15 @@ def train(
         if stopping:
             break
     return clock.step >= phase.until_step
+
+
+def _refuse_infinite(what: str, value: float, phase: ResolvedPhase, clock: Clock) -> None:
+    if not math.isfinite(value):
+        raise PipelineError(
+            f"phase {phase.phase}: the {what} of step {clock.step + 1} is {value}",
+            hint="lower learning_rate, or set max_grad_norm; "
+            "training goes on from the newest checkpoint before it",
+        )
 
 
 def _accumulate(

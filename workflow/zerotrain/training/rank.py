@@ -40,6 +40,8 @@ def main(argv: list[str] | None = None) -> None:
     end_with_parent()
     try:
         with hold_writer(arguments.progress):
+            # What an orphan of an earlier start may have left after this one began.
+            (arguments.progress / progress_folder.EXIT).unlink(missing_ok=True)
             finished = run(**vars(arguments))
     except PipelineError as error:
         print(error, file=sys.stderr, flush=True)
@@ -58,14 +60,14 @@ def run(launch: Path, base: Path, cache: Path, start: Path | None, progress: Pat
         _take_weights(model, source)
     engine = open_engine(model, phase, launch)
     clock = Clock(0, 0, phase.lr_scheduler_steps)
-    records = None
+    records, same_phase = None, isinstance(source, Checkpoint)
     if source is not None:
         position = source.position
         engine.load_optimizer(source.tensor, position.optimizer_step)
         clock = Clock(position.step, position.samples, _horizon(phase, position.lr_scheduler_steps))
         records = source.artifact.folder / "records"
         source = None  # an open file keeps its disk space when the checkpoint is pruned
-    log = TrainingLog(progress, phase, records, clock.step)
+    log = TrainingLog(progress, phase, records, clock.step, same_phase=same_phase)
     log.say(
         f"{phase.phase}: {phase.preset} on {engine.device}, steps {clock.step} to "
         f"{phase.until_step}, global batch {phase.global_batch_size}"

@@ -37,9 +37,13 @@ class ZeroEngine:
             optimizer = DeepSpeedCPUAdam(trained, adamw_mode=True, **adam_arguments(phase))
         else:
             optimizer = torch.optim.AdamW(trained, fused=True, **adam_arguments(phase))
+        # DeepSpeed rounds the weights to bf16 before it makes its fp32 masters of them.
+        exact = {} if phase.mixed_precision == "no" else _copies(self._trained)
         self._engine, self._zero, _, _ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=json.loads(config.read_text())
         )
+        for name, weights in exact.items():
+            safe_set_full_fp32_param(self._trained[name], weights)
         self.device = torch.device(self._engine.device)
         self.rank: int = deepspeed.comm.get_rank()
         self.world_size: int = deepspeed.comm.get_world_size()
@@ -58,6 +62,8 @@ class ZeroEngine:
         if isinstance(base, DeepSpeedCPUAdam):
             _forget_bias_history(base)
         self._engine.step()
+        if self._zero.overflow:
+            return float("inf")  # DeepSpeed leaves such an update out without a word
         return float(self._engine.get_global_grad_norm() or 0.0)
 
     def load_optimizer(self, read: ReadTensor, optimizer_step: int) -> None:
@@ -102,6 +108,10 @@ class ZeroEngine:
         # links group 0 alone. Linking again is what safe_get_* and safe_set_* need.
         self._zero._hp_optimizer_states_linked = False
         self._zero._lazy_init_hp_params_optimizer_state()
+
+
+def _copies(parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
 
 def _forget_bias_history(optimizer: DeepSpeedCPUAdam) -> None:
