@@ -318,3 +318,26 @@ def test_equal_values_give_equal_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert artifact.digest({"b": 1, "a": 2}) == artifact.digest({"a": 2, "b": 1})
     assert isinstance(Artifact(tmp_path, "x", {}, {}, {}, {}).identity, str)
+
+
+def test_what_a_library_kept_for_its_owner_becomes_readable(folder: Path, tmp_path: Path) -> None:
+    """Every file gets a new file's mode; a link to a user's file leaves that as it is."""
+    own = tmp_path / "own.bin"
+    own.write_text("private")
+    own.chmod(0o600)
+    before = os.umask(0o022)
+    try:
+        with artifact.publish(folder, "weights") as draft:
+            for name in ("a.safetensors", "part/b.safetensors"):
+                path = draft.folder / name
+                path.parent.mkdir(exist_ok=True)
+                path.write_text("1")
+                path.chmod(0o600)
+            (draft.folder / "symlink.bin").symlink_to(own)
+            os.link(own, draft.folder / "hardlink.bin")
+    finally:
+        os.umask(before)
+    written = ("a.safetensors", "part/b.safetensors", MANIFEST)
+    assert {oct((folder / name).stat().st_mode & 0o777) for name in written} == {"0o644"}
+    assert own.stat().st_mode & 0o777 == 0o600
+    artifact.read(folder, "weights")

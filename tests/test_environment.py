@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import sys
 import tomllib
 from collections.abc import Callable
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import ModuleType
 
@@ -39,6 +42,22 @@ def test_every_required_package_is_pinned(pin: ModuleType) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = project["dependencies"] + project["optional-dependencies"]["dev"]
     assert {canonicalize_name(Requirement(line).name) for line in required} <= pinned
+
+
+def test_every_imported_package_is_required() -> None:
+    """What the code imports is named in pyproject.toml, not left to come with something else."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    imported: set[str] = set()
+    for path in (ROOT / "workflow" / "zerotrain").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.partition(".")[0])
+    makers = packages_distributions()
+    for name in imported - sys.stdlib_module_names - {"zerotrain"}:
+        assert required & {canonicalize_name(maker) for maker in makers[name]}, name
 
 
 def test_torch_names_no_build(pin: ModuleType) -> None:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
-from zerotrain.cache.keys import code_digest, latents_key, text_key
+import pytest
+
+from zerotrain import sources
+from zerotrain.artifact import Artifact
+from zerotrain.cache.encoding import Encoding
+from zerotrain.cache.keys import latents_key, text_key
+from zerotrain.config import parse_config
+from zerotrain.data.dataset import Sample
+from zerotrain.families.sdxl import FAMILY
 
 PARTS = {"vae": "1"}
 
@@ -43,17 +51,54 @@ def test_every_cause_of_other_numbers_changes_the_key():
     assert key() == key()
 
 
-def module(folder: Path, text: str) -> ModuleType:
-    """A module of that text."""
-    file = folder / f"m{len(list(folder.iterdir()))}.py"
-    file.write_text(text)
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    return importlib.util.module_from_spec(spec)
+@pytest.fixture
+def keys(tmp_path: Path, monkeypatch) -> Callable[..., tuple[str, str]]:
+    """Call with a source to get the keys of its latents and text by the code in tmp_path."""
+    shutil.copytree(sources.PACKAGE, tmp_path / "zerotrain")
+    monkeypatch.setattr(sources, "PACKAGE", tmp_path / "zerotrain")
+    parts = dict.fromkeys(FAMILY.parts + FAMILY.text_parts, "1")
+    base = Artifact(tmp_path, "base", {"parts": parts}, {}, {}, {})
+    sample = Sample(
+        file="a",
+        image_sha256="1",
+        caption="a",
+        caption_sha256="2",
+        original_size=(32, 32),
+        size=(32, 32),
+        crop=(0, 0, 32),
+        split="train",
+    )
+
+    def make(**data: str) -> tuple[str, str]:
+        sources._code.cache_clear()
+        phases = [{"name": "p", "until": 1}]
+        raw = {"run": "r", "base": "nano", "data": data, "phases": phases}
+        encoding = Encoding(parse_config(raw, "test"), 32, FAMILY, base)
+        return encoding.entry(sample).latents, encoding.text_key("a")
+
+    return make
 
 
-def test_code_is_what_runs_not_how_it_is_written(tmp_path):
-    plain = code_digest(module(tmp_path, "def f(x):\n    return x + 1\n"))
-    noted = 'def f(x):\n    """Adds."""\n    # one\n    return (x +\n            1)\n'
-    assert code_digest(module(tmp_path, '"""A module."""\n' + noted)) == plain
-    assert code_digest(module(tmp_path, "def f(x):\n    return x + 2\n")) != plain
+DIGITS = {"source": "digits"}
+FOLDER = {"images": "/images"}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "data", "latents", "text"),
+    [
+        ("data/digits.py", "BICUBIC", "LANCZOS", DIGITS, True, False),
+        ("data/digits.py", "BICUBIC", "LANCZOS", FOLDER, False, False),
+        ("data/digits.py", "import Image\n\n", "import Image  # why\n\n", DIGITS, False, False),
+        ("data/decode.py", "values / 257", "values / 256", FOLDER, True, False),
+        ("data/crop.py", "127.5", "128", FOLDER, True, False),
+        ("families/sdxl_pipeline.py", "safetensors=True", "safetensors=None", DIGITS, True, True),
+    ],
+)
+def test_code_that_makes_other_numbers_changes_the_keys(keys, file, old, new, data, latents, text):
+    """The code that a source's pixels, crops and embeddings pass through; comments aside."""
+    before = keys(**data)
+    path = sources.PACKAGE / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    after = keys(**data)
+    assert (after[0] != before[0], after[1] != before[1]) == (latents, text)

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from zerotrain.config import DataConfig
-from zerotrain.data.folder import folder_files
+from zerotrain.data.folder import EXTENSIONS, folder_files
 from zerotrain.data.source import open_source
 from zerotrain.errors import PipelineError
 
@@ -177,3 +178,36 @@ def test_an_image_can_be_opened_and_must_be_the_one_that_was_listed(images):
     (folder / "a.png").unlink()
     with pytest.raises(PipelineError, match=r"a\.png: No such file or directory"):
         source.image("a.png")
+
+
+@pytest.mark.parametrize("extension", [".apng", ".j2k", ".jfif", ".jp2", ".jpe", ".ppm", ".tga"])
+def test_images_of_less_usual_names_are_read(images, extension):
+    folder = images(a="text")
+    Image.new("RGB", (8, 6), "red").save(folder / f"b{extension}")
+    (folder / "b.txt").write_text("red")
+    source = open_source(DataConfig(images=str(folder)))
+    assert [entry.reason for entry in source.found()] == [None, None]
+    assert source.image(f"b{extension}").size == (8, 6)
+    assert source.notes == []
+
+
+def test_images_that_pillow_cannot_open_are_those_said_to_be_so():
+    """The second half of the list: it is there to be reported."""
+    Image.init()
+    opened = {name for name, kind in Image.EXTENSION.items() if kind in Image.OPEN}
+    unread = {".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".svg"}
+    assert set(EXTENSIONS) - opened == unread
+
+
+def test_other_files_are_mentioned(images):
+    folder = images(a="text")
+    source = open_source(DataConfig(images=str(folder)))
+    (folder / "movie.mp4").write_text("")
+    source.found()
+    assert source.notes == [f"1 other file in {folder}, such as movie.mp4, is not read"]
+    (folder / "map.xcf").write_text("")
+    (folder / "metadata.csv").write_text("file_name,text\na.png,one\n")
+    (folder / "a.txt").unlink()
+    for _ in range(2):
+        source.found()
+        assert source.notes == [f"2 other files in {folder}, such as map.xcf, are not read"]

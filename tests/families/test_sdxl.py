@@ -167,6 +167,13 @@ def test_samples_are_the_pipelines_own(nano):
     assert sample(nano, ["a red house"], [7], guidance_scale=3.0) == [image.tobytes()]
 
 
+def test_sampling_is_not_silent(nano, capsys):
+    """Progress counts images, whatever the size of batches."""
+    prompts, seeds = ["a red house"] * 3, [1, 2, 3]
+    assert len(sample(nano, prompts, seeds, batch_size=2)) == 3
+    assert "sampling images: 3 of 3 images (100%)" in capsys.readouterr().err
+
+
 def test_the_configuration_chooses_the_sampler(nano):
     prompts, seeds = ["a red house"], [0]
     default = sample(nano, prompts, seeds)

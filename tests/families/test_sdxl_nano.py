@@ -86,7 +86,7 @@ def test_captions_that_differ_in_a_word_are_told_apart(nano):
         assert (first - second).norm() > 0.05 * first.norm()
 
 
-def test_fitting_makes_the_autoencoder_show_its_images(monkeypatch):
+def test_fitting_makes_the_autoencoder_show_its_images(monkeypatch, capsys):
     """Its error falls far below the images' variance, and scaled latents have unit deviation."""
     monkeypatch.setattr(sdxl_nano, "VAE_STEPS", 60)
     images = [
@@ -97,6 +97,7 @@ def test_fitting_makes_the_autoencoder_show_its_images(monkeypatch):
         torch.manual_seed(0)
         autoencoder = sdxl_nano.build_autoencoder(16)
         std = sdxl_nano.fit_autoencoder(autoencoder, images, seed=0)
+    assert "fitting the autoencoder: 60 of 60 steps (100%)" in capsys.readouterr().err
     with torch.inference_mode():
         latents = autoencoder.encode(pixels).latent_dist.mode()
         error = (autoencoder.decode(latents).sample - pixels).square().mean()

@@ -31,6 +31,7 @@ class FakeFamily:
 
     image_parts = ("vae",)
     text_parts = ("text_encoder",)
+    encoding_modules = ("zerotrain.families.sdxl",)
 
     def __init__(self) -> None:
         self.image_batches: list[int] = []

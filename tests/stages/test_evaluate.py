@@ -142,10 +142,33 @@ def test_without_a_judge_nothing_is_judged(run):
     assert "judge_accuracy" not in metrics
 
 
+@pytest.fixture
+def no_sampling(monkeypatch) -> None:
+    """What is refused is refused before any image is made."""
+    monkeypatch.setattr(type(FAMILY), "sample", lambda *_, **__: pytest.fail("it sampled"))
+
+
+@pytest.mark.usefixtures("no_sampling")
 def test_prompts_that_no_judge_knows_are_refused(run):
     with pytest.raises(PipelineError, match="none of the prompts is a held-out caption: a boat"):
         run_stage(run, "refused", prompts=["a boat"])
     assert not (run / "refused").exists()
+
+
+@pytest.mark.usefixtures("no_sampling")
+def test_a_judge_without_held_out_images_is_refused(run):
+    config = config_of(run)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"holdout": 0.0001})})
+    prepare_dataset(config.data, run / "all_trained")
+    folders = [run / name for name in ("all_trained", "cache", "weights", "state")]
+    with pytest.raises(PipelineError) as caught:
+        evaluate(config, "only", *folders, run / "empty", run / "empty.json")
+    assert caught.value.what == (
+        "evaluate.judge: nearest_neighbour learns from held-out images, and data.holdout: 0.0001 "
+        "keeps no image"
+    )
+    assert caught.value.hint == "raise data.holdout, or set evaluate.judge to none"
+    assert not (run / "empty").exists()
 
 
 def test_the_held_out_loss_sees_held_out_samples_at_fixed_noise(run):

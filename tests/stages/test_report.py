@@ -84,6 +84,21 @@ def test_the_page_shows_every_phase_and_needs_no_other_file(config, tmp_path):
     assert page.text.index("95.5%") < page.text.index("99.0%")
 
 
+def test_the_last_lines_say_where_things_lie(config, tmp_path, capsys):
+    """The events of every phase lie below one folder, in progress/tensorboard."""
+    run = tmp_path / "my results"
+    run.mkdir()
+    folders = [phase(run / name, step=3) for name in ("plain", "offload")]
+    report(config, folders, run / "report")
+    assert capsys.readouterr().out.splitlines() == [
+        f"report   {run / 'report' / 'index.html'}",
+        f"weights  {run / 'offload' / 'weights'}",
+        f"grid     {run / 'offload' / 'evaluation' / 'grid.png'}",
+        f"metrics  {run / 'offload' / 'metrics.json'}",
+        f"curves   tensorboard --logdir '{run}'",
+    ]
+
+
 def test_a_phase_that_was_not_evaluated_is_named(config, tmp_path):
     plain = phase(tmp_path / "plain", step=3)
     (plain / "metrics.json").unlink()

@@ -19,7 +19,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,6 +186,7 @@ def publish(
             for name in names
         }
         write_json(new / MANIFEST, _manifest(kind, draft.content, files, parents, made_by))
+        _share(new, names)
         for name in [*files, MANIFEST]:
             _fsync(new / name)
         for directory in [p for p in new.rglob("*") if p.is_dir()]:
@@ -232,6 +234,19 @@ def _manifest(
         },
         "made_by": {"zerotrain": __version__, **(made_by or {})},
     }
+
+
+def _share(folder: Path, names: Iterable[str]) -> None:
+    """Give files the mode of the manifest, a new file's: libraries leave theirs to the owner alone.
+
+    Links, hard ones too, are left as they are: what they name may be a user's own file.
+    """
+    mode = stat.S_IMODE((folder / MANIFEST).stat().st_mode)
+    for name in names:
+        found = (folder / name).lstat()
+        alone = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+        if alone and stat.S_IMODE(found.st_mode) != mode:
+            (folder / name).chmod(mode)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -31,8 +31,17 @@ def source_files(*modules: str) -> list[str]:
 
 def source_digest(*modules: str) -> str:
     """Digest of the code of these modules and of all they import; comments and docstrings aside."""
+    return _digest(_closure(modules))
+
+
+def code_digest(*modules: str) -> str:
+    """Digest of the code of these modules alone; comments and docstrings aside."""
+    return _digest(_files_of(name, must_exist=True)[-1] for name in modules)
+
+
+def _digest(paths: Iterable[Path]) -> str:
     total = hashlib.sha256()
-    for path in sorted(_closure(modules)):
+    for path in sorted(paths):
         total.update(path.relative_to(PACKAGE).as_posix().encode())
         total.update(_code(path).encode())
     return total.hexdigest()

@@ -80,7 +80,6 @@ def write_tensors(
         if shard:
             name = f"{prefix}-{count:05d}.safetensors"
             save_file(shard, folder / name)
-            (folder / name).chmod(0o644)  # safetensors leaves it to its owner alone
             files.update(dict.fromkeys(shard, name))
             shard, size, count = {}, 0, count + 1
 

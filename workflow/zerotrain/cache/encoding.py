@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
@@ -11,17 +10,17 @@ from typing import TypeVar
 import torch
 
 from zerotrain.artifact import Artifact
-from zerotrain.cache.keys import code_digest, latents_key, text_key
+from zerotrain.cache.keys import latents_key, text_key
 from zerotrain.cache.layout import LATENTS, Entry
 from zerotrain.cache.writer import Tensors
 from zerotrain.config import RunConfig
-from zerotrain.data import crop, decode
 from zerotrain.data.crop import crop_and_resize, to_pixels
 from zerotrain.data.dataset import Sample, caption_sha256
 from zerotrain.data.source import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.families import Encoders, Family
 from zerotrain.progress import progress
+from zerotrain.sources import code_digest
 from zerotrain.workers import in_order
 
 T = TypeVar("T")
@@ -48,9 +47,9 @@ class Encoding:
         self.base = base
         self.dtype = config.cache.dtype
         self.source = open_source(config.data)
-        module = sys.modules[type(family).__module__]
-        self._image_code = code_digest(decode, crop, module)
-        self._text_code = code_digest(module)
+        pixel_modules = (*self.source.pixel_modules, "zerotrain.data.crop")
+        self._image_code = code_digest(*pixel_modules, *family.encoding_modules)
+        self._text_code = code_digest(*family.encoding_modules)
         self._samples: dict[str, Sample] = {}
         self._captions: dict[str, str] = {}
         self._encoders: Encoders | None = None

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import inspect
 from collections.abc import Mapping
-from types import ModuleType
 
 from zerotrain.artifact import digest
 from zerotrain.cache.layout import FORMAT
@@ -37,20 +33,3 @@ def latents_key(
 def text_key(caption_sha256: str, *, parts: Mapping[str, str], dtype: str, code: str) -> str:
     """Key of a caption's embeddings; `parts` are those that encode text."""
     return digest(["text", FORMAT, caption_sha256, dict(parts), dtype, code])
-
-
-def code_digest(*modules: ModuleType) -> str:
-    """Digest of what modules do: their syntax trees, without comments, docstrings and layout."""
-    total = hashlib.sha256()
-    for module in modules:
-        tree = ast.parse(inspect.getsource(module))
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list):
-                node.body = [item for item in body if not _is_text(item)]  # type: ignore[attr-defined]
-        total.update(ast.dump(tree).encode())
-    return total.hexdigest()
-
-
-def _is_text(item: ast.AST) -> bool:
-    return isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant)

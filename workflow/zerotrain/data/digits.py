@@ -27,6 +27,7 @@ class DigitsSource(Source):
     """White digits on black, one file name for each scan, captioned in words."""
 
     name = "digits"
+    pixel_modules = ("zerotrain.data.digits",)
 
     def __init__(self) -> None:
         self.notes = []

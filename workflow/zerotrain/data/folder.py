@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from zerotrain.config import DataConfig
 
 EXTENSIONS = (
-    *(".avif", ".bmp", ".gif", ".jpeg", ".jpg", ".jxl", ".png", ".tif", ".tiff", ".webp"),
-    # Pillow reads none of these; they are listed so that they are reported, not passed over.
-    *(".heic", ".heif", ".cr2", ".cr3", ".dng", ".nef", ".psd", ".svg"),
+    *(".apng", ".avif", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"),
+    *(".jpx", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".psd", ".qoi", ".tga", ".tif", ".tiff"),
+    ".webp",
+    # Pillow reads none of these; they are listed so that they are reported as bad samples.
+    *(".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".svg"),
 )
 """Files with these extensions, in capitals too, count as images. Hidden files never do."""
 
@@ -40,6 +42,8 @@ class Listing:
 class FolderSource(Source):
     """Images of a folder and its subfolders, identified by the bytes of their files."""
 
+    pixel_modules = ("zerotrain.data.decode",)
+
     def __init__(self, data: DataConfig) -> None:
         self.data = data
         self.root = _root(data)
@@ -50,6 +54,7 @@ class FolderSource(Source):
         """Images with their captions, and everything bad, sorted by file."""
         listing = list_folder(self.data)
         table = _table(self.data)
+        self.notes = self._unread(listing, table)
         found = self._from_table(listing, table) if table else list(self._from_files(listing))
         return sorted([*found, *listing.bad], key=lambda entry: (entry.file, entry.reason or ""))
 
@@ -94,13 +99,29 @@ class FolderSource(Source):
             for image in listing.images
             if image not in named
         ]
-        if listing.captions:
-            self.notes = [
-                f"captions come from {table}; {len(listing.captions)} "
-                f"*{self.data.caption_extension} files in {self.root} are not read"
-            ]
         bad_already = {entry.file for entry in listing.bad}
         return [entry for entry in found if entry.file not in bad_already]
+
+    def _unread(self, listing: Listing, table: Path | None) -> list[str]:
+        """A sentence for each kind of file that lies there and is not read."""
+        notes = []
+        if table and listing.captions:
+            notes.append(
+                f"captions come from {table}; {len(listing.captions)} "
+                f"*{self.data.caption_extension} files in {self.root} are not read"
+            )
+        used = os.path.realpath(table) if table else None
+        others = [
+            name
+            for name in listing.others
+            if not used or os.path.realpath(self.root / name) != used
+        ]
+        if others:
+            files, are = ("files", "are") if len(others) > 1 else ("file", "is")
+            notes.append(
+                f"{len(others)} other {files} in {self.root}, such as {min(others)}, {are} not read"
+            )
+        return notes
 
 
 def folder_files(data: DataConfig) -> list[str]:

@@ -35,6 +35,8 @@ class Source(ABC):
 
     name: str
     """How messages call the source."""
+    pixel_modules: tuple[str, ...]
+    """Modules whose code turns an image's bytes into pixels: an edit there makes latents stale."""
     notes: list[str]
     """What a user should know though nothing is wrong: one sentence each. Filled by found()."""
 

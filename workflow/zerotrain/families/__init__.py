@@ -73,6 +73,8 @@ class Family(Protocol):
     """Parts that latents depend on."""
     text_parts: tuple[str, ...]
     """Parts that text embeddings depend on."""
+    encoding_modules: tuple[str, ...]
+    """Modules whose code loads and runs the encoders: an edit there makes cached tensors stale."""
     classes: Mapping[str, str]
     """The class that model_index.json must name, for each part that holds weights."""
     denoiser_part: str

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2307.01952. Folders have diffusers' layout.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from zerotrain.artifact import write_json
 from zerotrain.errors import PipelineError
 from zerotrain.families.ddpm import DenoisingObjective, read_noise_schedule
 from zerotrain.families.sdxl_pipeline import load_pipeline
+from zerotrain.progress import progress
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -117,6 +118,7 @@ class Sdxl:
     image_parts = ("vae",)
     # model_index.json says how the empty prompt is encoded.
     text_parts = ("model_index.json", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    encoding_modules = ("zerotrain.families.sdxl", "zerotrain.families.sdxl_pipeline")
     denoiser_part = "unet"
     classes: Mapping[str, str] = {
         "text_encoder": "CLIPTextModel",
@@ -173,7 +175,6 @@ class Sdxl:
         for file, names in plan.filename_to_tensors.items():
             shard = {name: tensors[name].detach().cpu().contiguous() for name in names}
             save_file(shard, folder / file, metadata={"format": "pt"})
-            (folder / file).chmod(0o644)  # safetensors leaves it to its owner alone
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
             write_json(folder / f"{WEIGHTS}.safetensors.index.json", index)
@@ -193,18 +194,21 @@ class Sdxl:
         pipeline = load_pipeline(weights, dtype).to(device)
         if config.scheduler != "default":
             pipeline.scheduler = SAMPLERS[config.scheduler].from_config(pipeline.scheduler.config)
-        images: list[Image] = []
-        for start in range(0, len(prompts), config.batch_size):
-            stop = start + config.batch_size
-            images += pipeline(
-                prompt=list(prompts[start:stop]),
-                height=resolution,
-                width=resolution,
-                num_inference_steps=config.num_inference_steps,
-                guidance_scale=config.guidance_scale,
-                generator=[torch.Generator("cpu").manual_seed(seed) for seed in seeds[start:stop]],
-            ).images
-        return images
+
+        def images() -> Iterator[Image]:
+            for start in range(0, len(prompts), config.batch_size):
+                stop = start + config.batch_size
+                noise = [torch.Generator("cpu").manual_seed(seed) for seed in seeds[start:stop]]
+                yield from pipeline(
+                    prompt=list(prompts[start:stop]),
+                    height=resolution,
+                    width=resolution,
+                    num_inference_steps=config.num_inference_steps,
+                    guidance_scale=config.guidance_scale,
+                    generator=noise,
+                ).images
+
+        return list(progress(images(), len(prompts), "sampling images", "image"))
 
 
 def _check_fits(config: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -25,6 +25,7 @@ from transformers import (
 
 from zerotrain.data.crop import to_pixels
 from zerotrain.families.sdxl_pipeline import pipeline_class
+from zerotrain.progress import progress
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -178,7 +179,7 @@ def fit_autoencoder(autoencoder: Any, images: Sequence[Image], seed: int) -> flo
         optimizer, max_lr=VAE_LEARNING_RATE, total_steps=VAE_STEPS
     )
     autoencoder.train()
-    for _ in range(VAE_STEPS):
+    for _ in progress(range(VAE_STEPS), VAE_STEPS, "fitting the autoencoder", "step"):
         pixels = pixels_of([images[i] for i in draw.integers(len(images), size=VAE_BATCH)])
         posterior = autoencoder.encode(pixels).latent_dist
         decoded = autoencoder.decode(posterior.sample()).sample

@@ -63,7 +63,8 @@ def evaluate(
         metrics: JSON file to write.
 
     Raises:
-        PipelineError: an input is not whole, or the judge knows none of the prompts.
+        PipelineError: an input is not whole, or the judge has no image or knows none of the
+            prompts.
     """
     threads = config.phase(phase).launch.num_cpu_threads_per_process
     torch.set_num_threads(threads or os.cpu_count() or 1)
@@ -80,6 +81,7 @@ def evaluate(
     parents["state"] = trained.artifact
     log = read_log(trained.artifact.path(f"{RECORDS}training_log.jsonl"))
     prompts = config.evaluate.prompts or _captions(samples)[:MOST_PROMPTS]
+    _check_judge(config, samples, prompts)
     rows = _sample(config, phase, prompts, weights, device)
     found = {
         **_judge(config, phase, samples, prompts, rows),
@@ -113,6 +115,24 @@ def evaluate(
 def _captions(dataset: Dataset) -> list[str]:
     """Distinct captions in the dataset's order."""
     return list(dict.fromkeys(sample.caption for sample in dataset.samples))
+
+
+def _check_judge(config: RunConfig, dataset: Dataset, prompts: list[str]) -> None:
+    """Refuse, before any image is made, what the judge could not judge."""
+    if config.evaluate.judge == "none":
+        return
+    known = {sample.caption for sample in dataset.split("holdout")}
+    if not known:
+        raise PipelineError(
+            f"evaluate.judge: {config.evaluate.judge} learns from held-out images, and "
+            f"data.holdout: {config.data.holdout:g} keeps no image",
+            hint="raise data.holdout, or set evaluate.judge to none",
+        )
+    if not known.intersection(prompts):
+        raise PipelineError(
+            f"evaluate.judge: none of the prompts is a held-out caption: {'; '.join(prompts[:3])}",
+            hint="set evaluate.prompts to captions of the dataset, or evaluate.judge to none",
+        )
 
 
 def _sample(
@@ -152,11 +172,6 @@ def _judge(
     judge = Judge(crops("holdout"), captions("holdout"))
     known = [(p, image) for p, row in zip(prompts, rows, strict=True) for image in row]
     known = [(prompt, image) for prompt, image in known if prompt in judge.captions]
-    if not known:
-        raise PipelineError(
-            f"evaluate.judge: none of the prompts is a held-out caption: {'; '.join(prompts[:3])}",
-            hint="set evaluate.prompts to captions of the dataset, or evaluate.judge to none",
-        )
     return {
         "prompt_accuracy": judge.accuracy([image for _, image in known], [p for p, _ in known]),
         "judge_accuracy": judge.accuracy(crops("train"), captions("train")),

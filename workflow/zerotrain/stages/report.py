@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from zerotrain import artifact
@@ -21,7 +22,7 @@ LAUNCH_FACTS = (
 
 
 def report(config: RunConfig, folders: list[Path], output: Path) -> None:
-    """Publish index.html: grid, loss curve, metrics and launch of each phase.
+    """Publish index.html (grid, loss curve, metrics, launch of each phase); say where things lie.
 
     Args:
         config: The run's configuration.
@@ -45,7 +46,8 @@ def report(config: RunConfig, folders: list[Path], output: Path) -> None:
         f"report   {output / 'index.html'}\n"
         f"weights  {last.weights}\n"
         f"grid     {folders[-1] / 'evaluation' / 'grid.png'}\n"
-        f"metrics  {folders[-1] / 'metrics.json'}"
+        f"metrics  {folders[-1] / 'metrics.json'}\n"
+        f"curves   tensorboard --logdir {shlex.quote(str(folders[-1].parent))}"
     )
 
 
