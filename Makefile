@@ -21,6 +21,8 @@ setup: ## Make .venv from the pinned versions; a second call does nothing
 	@$(PYTHON) $(CURDIR)/envs/setup.py
 
 train: setup ## Train the built-in example, or CONFIG=config/NAME.yaml
+	@# Snakemake opens a --configfile before any rule can say what is wrong with it.
+	$(if $(CONFIG),@zerotrain check $(CONFIG))
 	@snakemake --cores all train $(if $(CONFIG),--configfile $(CONFIG)) $(ARGS)
 
 test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generated files)

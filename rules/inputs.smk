@@ -32,7 +32,9 @@ def base_dataset():
 
 
 def base_files():
-    """The files of a base model that lies in a folder of the user's."""
+    """The files of a base model that lies in a folder of the user's; a preset has none."""
+    if RUN.base == "nano":
+        return []
     folder = Path(RUN.base).expanduser()
     return sorted(str(path) for path in folder.rglob("*") if path.is_file())
 

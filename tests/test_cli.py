@@ -125,3 +125,28 @@ def test_help_needs_no_torch() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("text", [None, "run: [", "", "- run"])
+def test_check_refuses_a_file_in_a_sentence(tmp_path: Path, text: str | None) -> None:
+    """`make train CONFIG=` asks it first: Snakemake would answer these with a traceback."""
+    path = tmp_path / "mine.yaml"
+    if text is not None:
+        path.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "zerotrain", "check", str(path)], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"ERROR: {path}: ")
+    assert "Hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_check_says_nothing_of_a_right_file() -> None:
+    """The example passes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "zerotrain", "check", "config/config.yaml"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

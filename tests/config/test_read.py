@@ -64,6 +64,30 @@ def test_missing_key_is_named() -> None:
     assert "add `base:` to the file" in text
 
 
+@pytest.mark.parametrize("amount", ["1234567", "12.34567"])
+def test_until_keeps_every_digit(amount: str) -> None:
+    """Epochs are not rounded on their way to steps."""
+    phase = parse(phases=[{"name": "plain", "until": f"{amount} epochs"}]).phases[0]
+    assert phase.until == f"{amount} epochs"
+
+
+@pytest.mark.parametrize("section", ["cache", "train", "launch", "export", "evaluate"])
+def test_section_of_comments_alone_is_an_empty_one(section: str) -> None:
+    """Its keys may all be commented out, as `zerotrain new` writes them."""
+    assert parse(**{section: None}) == parse()
+
+
+def test_mistake_of_the_run_is_not_repeated_for_each_phase() -> None:
+    """A value that phases only take over is named once."""
+    assert refusal(train={"resolution": "big"}).count("resolution: ") == 1
+
+
+def test_folder_is_no_configuration(tmp_path: Path) -> None:
+    """What cannot be read is said without a traceback."""
+    with pytest.raises(PipelineError, match="cannot be read: Is a directory"):
+        read_config(tmp_path)
+
+
 def test_every_mistake_is_listed_at_once() -> None:
     """Nobody mends one line to be told of the next."""
     text = refusal(base=None, train={"resolution": "big"}, seed=-1)
@@ -104,7 +128,10 @@ def test_until_takes_steps_epochs_and_samples(until: str | int, meant: str) -> N
     assert parse(phases=[{"name": "plain", "until": until}]).phases[0].until == meant
 
 
-@pytest.mark.parametrize("until", [0, -1, "0 epochs", "3 weeks", "1.5", "", None, True])
+@pytest.mark.parametrize(
+    "until",
+    [0, -1, "0 epochs", "3 weeks", "1.5", "", None, True, ".", "inf epochs", "1e400"],
+)
 def test_until_refuses_what_ends_nowhere(until: object) -> None:
     """The message shows the three ways to write it."""
     text = refusal(phases=[{"name": "plain", "until": until}])
@@ -165,6 +192,9 @@ def test_phase_inherits_and_changes_training_values() -> None:
         ({"train": {"global_batch_size": 3, "gradient_accumulation_steps": 2}}, "no multiple of"),
         ({"train": {"learning_rate": "nan"}}, "train.learning_rate: "),
         ({"evaluate": {"judge": "nearest_neighbour"}}, "set data.holdout"),
+        ({"train": {"resolution": 20}}, "train.resolution: "),
+        ({"run": 2024}, "run: must be text; put it in quotes"),
+        ({"cache": 3}, "cache: must be keys with values"),
         ({"data": {"images": "x", "max_pixels": 4096}}, "resolution 1024 needs 1048576 pixels"),
     ],
 )

@@ -201,6 +201,16 @@ def new(
     print(f"wrote {path}; look at it, then: make train CONFIG={path}")
 
 
+@app.command("check")
+def check(
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="The run's config.")],
+) -> None:
+    """Check a configuration file, and say nothing where it is right."""
+    from zerotrain.config import read_config
+
+    read_config(config)
+
+
 @app.command("build_ops")
 def build_ops() -> None:
     """Build DeepSpeed's compiled ops into the environment (set-up does it)."""

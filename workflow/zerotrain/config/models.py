@@ -7,6 +7,7 @@ refused; number-like strings ("1e-4", as command lines and YAML 1.1 leave them) 
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -98,7 +99,9 @@ class CacheConfig(Section):
 class TrainConfig(Section):
     """What a training step is. A phase may change any of these from its first step on."""
 
-    resolution: Whole = Field(1024, ge=8, description="Side of the square that images are cut to.")
+    resolution: Whole = Field(
+        1024, ge=8, multiple_of=8, description="Side of the square that images are cut to."
+    )
     global_batch_size: Whole = Field(
         1, ge=1, description="Samples per optimizer step over all processes and accumulations."
     )
@@ -180,12 +183,15 @@ class LaunchConfig(Section):
 
 def _until(value: Any) -> str:
     """A step count, "N epochs" or "N samples", normalised to a string "N unit"."""
-    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(steps?|epochs?|samples?)?\s*", str(value))
-    number = float(match[1]) if match and match[1].count(".") < 2 else 0.0
+    match = re.fullmatch(
+        r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(steps?|epochs?|samples?)?\s*", str(value)
+    )
+    number = Fraction(match[1]) if match else Fraction(0)
     unit = ((match and match[2]) or "steps").rstrip("s") + "s"
-    if not match or number <= 0 or (unit != "epochs" and not number.is_integer()):
+    whole = number.denominator == 1
+    if not match or number <= 0 or (unit != "epochs" and not whole):
         raise ValueError('must be a step (300), "3 epochs" or "5000 samples"')
-    return f"{number:g} {unit}" if unit == "epochs" else f"{int(number)} {unit}"
+    return f"{number.numerator if whole else match[1]} {unit}"
 
 
 class Phase(Section):

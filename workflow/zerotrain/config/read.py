@@ -16,6 +16,17 @@ from zerotrain.errors import PipelineError
 PHASE_KEYS = ("name", "until", "launch")
 """The keys of a phase that are not training values."""
 
+SECTIONS = ("data", "cache", "train", "launch", "export", "evaluate")
+"""The keys of a configuration that hold keys."""
+
+EXPECTED = {
+    "model_type": "must be keys with values",
+    "dict_type": "must be keys with values",
+    "string_type": "must be text; put it in quotes",
+    "list_type": "must be a list",
+}
+"""Our words for pydantic's errors of type."""
+
 
 def read_config(path: Path) -> RunConfig:
     """Read and validate a configuration file.
@@ -30,6 +41,11 @@ def read_config(path: Path) -> RunConfig:
         raise PipelineError(
             f"{path}: no such configuration file",
             hint="name one with CONFIG=FILE or --configfile, or write one with `zerotrain new`",
+        ) from error
+    except OSError as error:
+        raise PipelineError(
+            f"{path}: cannot be read: {error.strerror}",
+            hint="name a configuration file with CONFIG=FILE or --configfile",
         ) from error
     except (YAMLError, UnicodeDecodeError) as error:
         raise PipelineError(
@@ -53,7 +69,7 @@ def parse_config(raw: Any, source: str) -> RunConfig:
     try:
         return RunConfig.model_validate(expand_phases(raw))
     except ValidationError as error:
-        lines = [_explain(detail) for detail in error.errors()]
+        lines = [_explain(detail) for detail in _once(error.errors())]
         raise PipelineError(
             f"{source}: " + "\n       ".join(line for line, _ in lines),
             hint="; ".join(dict.fromkeys(hint for _, hint in lines)),
@@ -61,7 +77,11 @@ def parse_config(raw: Any, source: str) -> RunConfig:
 
 
 def expand_phases(raw: dict[str, Any]) -> dict[str, Any]:
-    """Merge the run's `train` and `launch` into each phase, whose own values win."""
+    """Merge the run's `train` and `launch` into each phase, whose own values win.
+
+    A section that holds nothing but comments is an empty one.
+    """
+    raw = {key: {} if value is None and key in SECTIONS else value for key, value in raw.items()}
     if not isinstance(raw.get("phases"), list):
         return raw
     phases: list[Any] = []
@@ -85,6 +105,16 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _once(details: list[Any]) -> list[Any]:
+    """Errors without those that a phase has only taken over from the run's sections."""
+    said = {(detail["loc"], detail["type"]) for detail in details}
+    return [
+        detail
+        for detail in details
+        if detail["loc"][:1] != ("phases",) or (detail["loc"][2:], detail["type"]) not in said
+    ]
+
+
 def _explain(detail: Any) -> tuple[str, str]:
     """One line and one hint for one of pydantic's errors."""
     location = [part for part in detail["loc"]]
@@ -99,7 +129,7 @@ def _explain(detail: Any) -> tuple[str, str]:
         return f"{key}: unknown key{shown}", hint
     if detail["type"] == "missing":
         return f"{key}: missing", f"add `{location[-1]}:` to the file"
-    message = str(detail["msg"]).removeprefix("Value error, ")
+    message = EXPECTED.get(detail["type"], str(detail["msg"]).removeprefix("Value error, "))
     message = message[0].lower() + message[1:]
     if not key:
         return message, "mend the keys named above"
