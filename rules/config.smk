@@ -33,7 +33,8 @@ def refuse_other_values():
         )
 
 
-# Read before Snakemake reads it, whose message names neither file nor line.
+# The default file is read here before Snakemake reads it, whose message names neither file nor line.
+# A --configfile Snakemake has opened already: `zerotrain check`, which `make train` calls, comes first.
 RUN = checked(read_config, Path(CONFIG))
 
 if not workflow.configfiles:

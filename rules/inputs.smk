@@ -36,7 +36,19 @@ def base_files():
     if RUN.base == "nano":
         return []
     folder = Path(RUN.base).expanduser()
-    return sorted(str(path) for path in folder.rglob("*") if path.is_file())
+    found = sorted(str(path) for path in folder.rglob("*") if path.is_file())
+    checked(refuse_braces, found)
+    return found
+
+
+def refuse_braces(files):
+    """Names that cannot be inputs."""
+    braced = [name for name in files if "{" in name or "}" in name]
+    if braced:
+        raise PipelineError(
+            f"base: {braced[0]}: its name holds a brace, which Snakemake takes for a wildcard",
+            hint="rename it, or move it out of the model's folder",
+        )
 
 
 def phase_cache(wildcards):

@@ -113,6 +113,14 @@ def test_accept_takes_run_and_phase(tmp_path: Path) -> None:
         assert "ERROR: results/digits/plain: no progress was set aside" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["", ".", "digits"])
+def test_accept_refuses_what_names_no_phase(tmp_path: Path, name: str) -> None:
+    """A sentence, where the words are too few for a run and a phase."""
+    result = zerotrain("progress", "accept", name, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"ERROR: {name!r} names no phase\n  Hint: ")
+
+
 def test_help_needs_no_torch() -> None:
     """A command that a person looks up answers at once."""
     code = (
@@ -150,3 +158,20 @@ def test_check_says_nothing_of_a_right_file() -> None:
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_check_refuses_a_folder(tmp_path: Path) -> None:
+    """As CONFIG=config names one."""
+    result = zerotrain("check", tmp_path, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"ERROR: {tmp_path}: cannot be read: Is a directory\n  Hint: ")
+
+
+@pytest.mark.parametrize("config", ["typo.yaml", ""])
+def test_make_train_checks_the_file_before_snakemake_opens_it(config: str) -> None:
+    """The example needs no check beforehand: the Snakefile reads it first."""
+    words = ["make", "-n", "train", f"CONFIG={config}"]
+    recipe = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    before, _, after = recipe.partition("snakemake --cores all train")
+    assert (f"zerotrain check {config}\n" in before) == bool(config)
+    assert (f"--configfile {config}" in after) == bool(config)

@@ -74,12 +74,26 @@ def test_until_keeps_every_digit(amount: str) -> None:
 @pytest.mark.parametrize("section", ["cache", "train", "launch", "export", "evaluate"])
 def test_section_of_comments_alone_is_an_empty_one(section: str) -> None:
     """Its keys may all be commented out, as `zerotrain new` writes them."""
-    assert parse(**{section: None}) == parse()
+    assert parse_config({**raw(), section: None}, "config/flowers.yaml") == parse()
+
+
+def test_launch_of_comments_alone_is_the_runs_own() -> None:
+    """In a phase too, an empty section changes nothing."""
+    phases = [{"name": "plain", "until": 300, "launch": None}]
+    config = parse(launch={"preset": "zero2_offload"}, phases=phases)
+    assert config.phases[0].launch.preset == "zero2_offload"
 
 
 def test_mistake_of_the_run_is_not_repeated_for_each_phase() -> None:
     """A value that phases only take over is named once."""
     assert refusal(train={"resolution": "big"}).count("resolution: ") == 1
+
+
+def test_mistake_of_a_phase_is_named_beside_the_same_one_of_the_run() -> None:
+    """Another wrong value of the same key is a mistake of its own."""
+    phase = {"name": "plain", "until": 300, "resolution": "huge"}
+    text = refusal(train={"resolution": "big"}, phases=[phase])
+    assert all(f"(found '{value}')" in text for value in ("big", "huge"))
 
 
 def test_folder_is_no_configuration(tmp_path: Path) -> None:

@@ -299,6 +299,22 @@ def test_graph_mistake_in_the_configuration_is_one_sentence(project, old, new, m
     assert hint in said
 
 
+def test_graph_folder_called_nano_is_not_the_preset(project):
+    """A preset has no files, whatever lies in the working directory."""
+    before = project.planned("train")
+    (project.folder / "nano").mkdir()
+    (project.folder / "nano" / "a{b}.json").write_text("{}")
+    assert project.planned("train") == before
+
+
+def test_graph_brace_in_a_base_folder_is_one_sentence(project):
+    """Snakemake would ask for the values of a wildcard that nobody wrote."""
+    project.edit(CONFIG, "base: nano", "base: sdxl")
+    (project.folder / "sdxl" / "a{b}.json").write_text("{}")
+    said = refused(project.snakemake("-n"))
+    assert "base: sdxl/a{b}.json: its name holds a brace" in said
+
+
 def test_graph_works_without_an_activated_environment(project):
     """Called by its path, snakemake finds the zerotrain that lies beside it."""
     from PIL import Image

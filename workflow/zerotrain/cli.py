@@ -227,6 +227,10 @@ def accept(
     from zerotrain.training.progress_folder import accept
 
     folder = Path(phase)
+    if len(folder.parts) < 2:
+        raise PipelineError(
+            f"{phase!r} names no phase", hint="name it as RUN/PHASE, as in results/RUN/PHASE"
+        )
     print(accept(folder if folder.parts[0] == "results" else Path("results") / folder))
 
 

@@ -93,7 +93,9 @@ def expand_phases(raw: dict[str, Any]) -> dict[str, Any]:
         changes = {key: value for key, value in phase.items() if key not in PHASE_KEYS}
         own["train"] = {**_mapping(raw.get("train")), **changes}
         launch = own.get("launch", {})
-        if isinstance(launch, str):
+        if launch is None:
+            launch = {}
+        elif isinstance(launch, str):
             launch = {"preset": launch}
         if isinstance(launch, dict):
             own["launch"] = {**_mapping(raw.get("launch")), **launch}
@@ -107,12 +109,13 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 def _once(details: list[Any]) -> list[Any]:
     """Errors without those that a phase has only taken over from the run's sections."""
-    said = {(detail["loc"], detail["type"]) for detail in details}
-    return [
-        detail
-        for detail in details
-        if detail["loc"][:1] != ("phases",) or (detail["loc"][2:], detail["type"]) not in said
-    ]
+
+    def said(detail: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
+        value = detail["input"]
+        return location, detail["msg"], None if isinstance(value, dict) else repr(value)
+
+    own = {said(d, d["loc"]) for d in details if d["loc"][:1] != ("phases",)}
+    return [d for d in details if d["loc"][:1] != ("phases",) or said(d, d["loc"][2:]) not in own]
 
 
 def _explain(detail: Any) -> tuple[str, str]:
