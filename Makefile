@@ -7,7 +7,7 @@ VENV := $(CURDIR)/.venv/bin
 export PATH := $(VENV):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-full lint clean
+.PHONY: help setup train test test-full switch-table lint clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,11 +26,14 @@ train: setup ## Train the built-in example, or CONFIG=config/NAME.yaml
 	@snakemake --cores all train $(if $(CONFIG),--configfile $(CONFIG)) $(ARGS)
 
 test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generated files)
-	@pytest $(ARGS)
+	@pytest -n 2 --dist loadfile $(ARGS)
 
 # Exit code 5 says that ARGS selected none of them.
 test-full: setup ## Run the tests that take minutes each
 	@pytest -m slow $(ARGS) || [ $$? -eq 5 ]
+
+switch-table: setup ## Measure every switch and write the tables of docs/switching.md
+	@pytest -m "slow or not slow" -k matrix --fix tests/training/test_switch.py
 
 lint: setup ## Check style and types
 	@ruff check

@@ -22,6 +22,7 @@ rule export_weights:
     params:
         config_file=config_file,
         export=RUN.export.model_dump(mode="json"),
+        trained=what_is_trained(),
     shell:
         """
         zerotrain --log {log:q} export_weights \

@@ -37,17 +37,17 @@ def base_files():
         return []
     folder = Path(RUN.base).expanduser()
     found = sorted(str(path) for path in folder.rglob("*") if path.is_file())
-    checked(refuse_braces, found)
+    checked(refuse_braces, found, "base")
     return found
 
 
-def refuse_braces(files):
+def refuse_braces(files, key):
     """Names that cannot be inputs."""
     braced = [name for name in files if "{" in name or "}" in name]
     if braced:
         raise PipelineError(
-            f"base: {braced[0]}: its name holds a brace, which Snakemake takes for a wildcard",
-            hint="rename it, or move it out of the model's folder",
+            f"{key}: {braced[0]}: its name holds a brace, which Snakemake takes for a wildcard",
+            hint="rename it, or move it out of that folder",
         )
 
 
@@ -62,16 +62,52 @@ def phase_preset(wildcards):
 
 
 def phase_start(wildcards):
-    """The state that the phase continues; none for the first."""
+    """The state that the phase continues; none for the first of a run that begins from nothing."""
     before = RUN.phase_before(wildcards.phase)
-    return [f"{RESULTS}/{before.name}/state/manifest.json"] if before else []
+    return [f"{RESULTS}/{before.name}/state/manifest.json"] if before else run_start()
+
+
+def run_start(wildcards=None):
+    """The state that the run begins with, where it goes on from a checkpoint of elsewhere."""
+    return (
+        [f"{RESULTS}/imported/state/manifest.json"]
+        if RUN.resume_from_checkpoint
+        else []
+    )
+
+
+def what_is_trained():
+    """What decides which parameters are trained, in the form that Snakemake can compare."""
+    return RUN.model_dump(mode="json", include={"lora", "frozen_parameters"})
+
+
+def elsewhere_files(wildcards):
+    """The files of the checkpoint of elsewhere."""
+    path = Path(RUN.resume_from_checkpoint).expanduser()
+    return (
+        str(path)
+        if path.is_file()
+        else checked(files_below, path, "resume_from_checkpoint")
+    )
+
+
+def files_below(folder, key):
+    """Every file of a folder of the user's."""
+    found = sorted(str(path) for path in folder.rglob("*") if path.is_file())
+    if not found:
+        raise PipelineError(
+            f"{key}: {folder}: no such folder, or nothing in it",
+            hint=f"name a folder that exists, or remove `{key}`",
+        )
+    refuse_braces(found, key)
+    return found
 
 
 def phase_threads(wildcards):
     """CPU threads of the phase's processes."""
-    return (
-        RUN.phase(wildcards.phase).launch.num_cpu_threads_per_process or os.cpu_count()
-    )
+    launch = RUN.phase(wildcards.phase).launch
+    threads = launch.num_cpu_threads_per_process
+    return threads * launch.num_processes if threads else os.cpu_count()
 
 
 def phases_so_far(wildcards):

@@ -9,6 +9,7 @@ rule render_launch:
     input:
         dataset=f"{DATA}/manifest.json",
         preset=phase_preset,
+        start=run_start,
         code=code("render_launch"),
     output:
         manifest=f"{RESULTS}/{{phase}}/launch/manifest.json",
@@ -22,7 +23,9 @@ rule render_launch:
         config_file=config_file,
         seed=RUN.seed,
         family=RUN.family,
+        trained=what_is_trained(),
         phases=phases_so_far,
+        start=lambda wildcards, input: f"--start {input.start}" if input.start else "",
     shell:
         """
         zerotrain --log {log:q} render_launch \
@@ -30,5 +33,5 @@ rule render_launch:
             --phase {wildcards.phase:q} \
             --dataset {input.dataset:q} \
             --preset {input.preset:q} \
-            --output {output.manifest:q}
+            --output {output.manifest:q} {params.start}
         """

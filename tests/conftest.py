@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure() -> None:
     """Let DeepSpeed find its compiled ops, as training does: no test compiles anything."""
     os.environ.update(compiled_ops.environment())
+
+
+@pytest.fixture(scope="session")
+def server() -> multiprocessing.context.ForkServerContext:
+    """Forks processes that need not import torch, diffusers and DeepSpeed again.
+
+    A process has one such server, so that all tests share what it preloads.
+    """
+    os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+    # Forks import test modules by their names, which `pytest`, unlike `python -m pytest`, hides.
+    sys.path.append(str(Path(__file__).parents[1]))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.preload"])
+    return context
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from zerotrain import artifact, state
 from zerotrain.checkpoint import KIND, Checkpoint, Fragment, write_position, write_rank
 from zerotrain.errors import PipelineError
-from zerotrain.state import MASTER, TrainingPosition
+from zerotrain.position import MASTER, TrainingPosition
 
 POSITION = TrainingPosition(
     run="flowers",

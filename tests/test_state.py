@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from safetensors.torch import load_file
 
 from zerotrain import artifact, state
 from zerotrain.errors import PipelineError
-from zerotrain.state import KIND, MASTER, State, TrainingPosition, write_state, write_tensors
+from zerotrain.position import MASTER, TrainingPosition
+from zerotrain.state import KIND, State, write_state, write_tensors
 
 POSITION = TrainingPosition(
     run="flowers",
@@ -31,7 +31,7 @@ POSITION = TrainingPosition(
     engine={"preset": "torch", "zero_stage": 0},
 )
 SLOTS = [MASTER, "exp_avg", "exp_avg_sq"]
-SHAPES = {"w": (3, 5), "b": (5,), "scale": (), "a.long.name": (2, 2, 2)}
+SHAPES = {"w": [3, 5], "b": [5], "scale": [], "a.long.name": [2, 2, 2]}
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
@@ -52,9 +52,7 @@ def written(tmp_path: Path) -> dict[str, dict[str, torch.Tensor]]:
     """A published state; the tensors that are in it by slot."""
     found = {slot: tensors(number) for number, slot in enumerate(SLOTS)}
     with artifact.publish(tmp_path / "state", KIND) as draft:
-        write_state(
-            draft.folder, POSITION, list(SHAPES), SLOTS, lambda name, slot: found[slot][name]
-        )
+        write_state(draft.folder, POSITION, SHAPES, SLOTS, lambda name, slot: found[slot][name])
     return found
 
 
@@ -80,7 +78,7 @@ def test_a_state_replaced_in_place_is_read_anew(
     State(tmp_path / "state").tensor("w", MASTER)
     other = tensors(99)
     with artifact.publish(tmp_path / "state", KIND) as draft:
-        write_state(draft.folder, POSITION, list(SHAPES), [MASTER], lambda name, slot: other[name])
+        write_state(draft.folder, POSITION, SHAPES, [MASTER], lambda name, slot: other[name])
     assert torch.equal(State(tmp_path / "state").tensor("w", MASTER), other["w"])
 
 
@@ -89,8 +87,10 @@ def test_position_is_plain_json(
 ) -> None:
     """Any program can read where a training stands, and in which file each tensor is."""
     document = json.loads((tmp_path / "state" / "state.json").read_text())
-    assert {item.name for item in fields(TrainingPosition)} == set(document) - {"slots"}
-    assert {key: value for key, value in document.items() if key != "slots"} == asdict(POSITION)
+    tensors = {"shapes", "slots"}
+    assert {item.name for item in fields(TrainingPosition)} == set(document) - tensors
+    assert {key: document[key] for key in document.keys() - tensors} == asdict(POSITION)
+    assert document["shapes"] == SHAPES
     assert document["slots"]["exp_avg"] == dict.fromkeys(SHAPES, "exp_avg-00000.safetensors")
 
 
@@ -114,31 +114,41 @@ def test_a_sharded_state_comes_back(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(state, "SHARD_BYTES", 32)
     expected = tensors(5)
     with artifact.publish(tmp_path / "state", KIND) as draft:
-        write_state(draft.folder, POSITION, list(SHAPES), [MASTER], lambda n, slot: expected[n])
+        write_state(draft.folder, POSITION, SHAPES, [MASTER], lambda n, slot: expected[n])
     assert len(list((tmp_path / "state").glob("master-*"))) == 3
     found = State(tmp_path / "state")
     for name, tensor in expected.items():
         assert torch.equal(found.tensor(name, MASTER), tensor)
 
 
-def test_one_shard_lives_at_a_time(tmp_path: Path, monkeypatch) -> None:
-    """Tensors are asked for when their turn comes: what is written is let go."""
-    monkeypatch.setattr(state, "SHARD_BYTES", 200)
+def test_one_tensor_lives_at_a_time(tmp_path: Path) -> None:
+    """Tensors are asked for when their turn comes, and let go as soon as they are written."""
     arrays: list[weakref.ref[np.ndarray]] = []
     most = 0
 
-    def several() -> Iterator[tuple[str, torch.Tensor]]:
+    def one(number: int) -> torch.Tensor:
         nonlocal most
-        for number in range(8):
-            array = np.full(25, float(number), dtype=np.float32)
-            arrays.append(weakref.ref(array))
-            most = max(most, sum(reference() is not None for reference in arrays))
-            yield str(number), torch.from_numpy(array)
+        array = np.full(25, float(number), dtype=np.float32)
+        arrays.append(weakref.ref(array))
+        most = max(most, sum(reference() is not None for reference in arrays))
+        return torch.from_numpy(array)
 
-    write_tensors(tmp_path, "master", several())
-    assert len(arrays) == 8
-    # Two fill a shard; the one that comes next is asked for before they are written.
-    assert most == 3
+    write_tensors(tmp_path, "master", ((str(number), one(number)) for number in range(8)))
+    assert (len(arrays), most) == (8, 2)  # the one before is let go when the next is there
+    arrays.clear()
+    shapes = {str(number): [25] for number in range(8)}
+    write_state(tmp_path, POSITION, shapes, [MASTER], lambda name, slot: one(int(name)))
+    assert (len(arrays), most) == (8, 2)
+
+
+def test_the_writer_knows_the_hash_of_its_files(tmp_path: Path, monkeypatch) -> None:
+    """So that publishing reads none of them again."""
+    monkeypatch.setattr(state, "SHARD_BYTES", 32)
+    values = tensors(5)
+    known = write_state(tmp_path, POSITION, SHAPES, SLOTS, lambda name, slot: values[name])
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) == 9
+    assert known == {path.name: artifact.file_sha256(path) for path in files}
 
 
 def test_a_damaged_state_is_refused(

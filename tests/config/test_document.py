@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from zerotrain.config import parse_config
 from zerotrain.config.document import documents, schema
-from zerotrain.config.models import Section
+from zerotrain.config.section import Section
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "config").glob("*.yaml"))

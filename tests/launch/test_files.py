@@ -25,6 +25,7 @@ GOLDEN = ROOT / "tests" / "golden" / "launch"
 CONFIG = read_config(ROOT / "config" / "config.yaml")
 PHASES = [phase.name for phase in CONFIG.phases]
 PRESETS = sorted((ROOT / "config" / "launch").glob("*.yaml"))
+MEMORY_PRESETS = [path for path in PRESETS if path.stem != "zero3_nvme"]
 EPOCH_SIZE = 906
 """Half of the scanned digits."""
 
@@ -131,8 +132,8 @@ def test_yaml_1_1_readers_see_the_precision_as_a_string(tmp_path: Path, precisio
     )
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("path", MEMORY_PRESETS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_every_preset_renders(path: Path, precision: Any) -> None:
     """Clipping is always written, since DeepSpeed's default is to clip; one precision is on."""
     preset = read_preset(path)
@@ -143,7 +144,26 @@ def test_every_preset_renders(path: Path, precision: Any) -> None:
     written = deepspeed_config(phase, preset)
     assert written["gradient_clipping"] == 0.0
     assert written["bf16"] == {"enabled": precision == "bf16"}
+    assert written["fp16"]["enabled"] == (precision == "fp16")
     assert written["zero_optimization"] == preset.zero_optimization
+
+
+def test_nvme_gets_its_folder() -> None:
+    """In both sections that swap; the preset itself names none."""
+    preset = read_preset(ROOT / "config/launch/zero3_nvme.yaml")
+    phase = resolve_phase(CONFIG, "plain", preset, EPOCH_SIZE)
+    phase = replace(phase, offload_path="/fast/swap")
+    written = deepspeed_config(phase, preset)["zero_optimization"]
+    for key in ("offload_optimizer", "offload_param"):
+        assert written[key] == {**preset.zero_optimization[key], "nvme_path": "/fast/swap"}
+
+
+def test_several_processes_of_plain_torch_are_launched_together() -> None:
+    """The launcher starts them alike on GPUs and on a CPU."""
+    preset = read_preset(ROOT / "config/launch/torch.yaml")
+    phase = resolve_phase(CONFIG, "plain", preset, EPOCH_SIZE)
+    found = accelerate_config(replace(phase, num_processes=2), Path("deepspeed.json"))
+    assert (found["distributed_type"], found["num_processes"]) == ("MULTI_GPU", 2)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +181,10 @@ def test_every_preset_renders(path: Path, precision: Any) -> None:
             "engine: deepspeed\nzero_optimization: {stage: 2, offload_optimizer: {device: auto}}",
             "zero_optimization.offload_optimizer.device is 'auto'",
         ),
+        (
+            "engine: deepspeed\nzero_optimization: {stage: 2, round_robin_gradients: true}",
+            "round_robin_gradients is on",
+        ),
     ],
 )
 def test_bad_presets_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -176,4 +200,4 @@ def test_a_missing_preset_is_refused() -> None:
     with pytest.raises(PipelineError) as caught:
         read_preset(ROOT / "config" / "launch" / "zero9.yaml")
     assert "zero9.yaml: no such launch preset" in str(caught.value)
-    assert "torch, zero2_offload" in str(caught.value)
+    assert "torch, zero1, zero2, zero2_offload" in str(caught.value)

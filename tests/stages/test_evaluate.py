@@ -16,11 +16,12 @@ from zerotrain.errors import PipelineError
 from zerotrain.evaluation.holdout_loss import holdout_loss
 from zerotrain.families import sdxl_nano
 from zerotrain.families.sdxl import FAMILY
+from zerotrain.position import TrainingPosition
 from zerotrain.stages.build_base import build_base
 from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.stages.evaluate import evaluate
 from zerotrain.stages.prepare_dataset import prepare_dataset
-from zerotrain.state import TrainingPosition, write_state
+from zerotrain.state import write_state
 
 LOG = [
     {"phase": "only", "step": step, "samples": 4 * step, "loss": 1 / step, "seconds": 1.0}
@@ -83,7 +84,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         engine={},
     )
     with artifact.publish(folder / "state", "state") as draft:
-        write_state(draft.folder, position, [], [], lambda name, slot: pytest.fail("no tensors"))
+        write_state(draft.folder, position, {}, [], lambda name, slot: pytest.fail("no tensors"))
         (draft.folder / "records").mkdir()
         log = "".join(json.dumps(line) + "\n" for line in LOG)
         (draft.folder / "records" / "training_log.jsonl").write_text(log)

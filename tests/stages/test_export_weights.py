@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
+import os
+import re
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
-from zerotrain import artifact
+from zerotrain import artifact, cli
 from zerotrain.artifact import write_json
 from zerotrain.checkpoint import KIND as CHECKPOINT
-from zerotrain.checkpoint import Fragment, write_position, write_rank
+from zerotrain.checkpoint import Checkpoint, Fragment, write_position, write_rank
 from zerotrain.config import RunConfig, parse_config
 from zerotrain.errors import PipelineError
+from zerotrain.export import WeightsTarget
+from zerotrain.export import export as export_source
+from zerotrain.export_by_hand import refuse_strangers
+from zerotrain.families.lora import ADAPTER, add_adapter
+from zerotrain.families.sdxl import FAMILY
+from zerotrain.position import MASTER, TrainingPosition
 from zerotrain.stages.export_weights import export_weights
-from zerotrain.state import MASTER, State, TrainingPosition
+from zerotrain.state import State
 
 SLOTS = [MASTER, "exp_avg", "exp_avg_sq"]
 POSITION = TrainingPosition(
@@ -72,7 +86,7 @@ def trained(base: Path) -> Trained:
 
 def moments(slot: str, tensor: torch.Tensor) -> torch.Tensor:
     """Made-up moments that differ by slot."""
-    return tensor * {MASTER: 1.0, "exp_avg": 0.5, "exp_avg_sq": 0.25}[slot]
+    return {MASTER: tensor, "exp_avg": 0.5 * tensor, "exp_avg_sq": tensor**2}[slot]
 
 
 class Export:
@@ -81,9 +95,17 @@ class Export:
     def __init__(self, folder: Path, base: Path) -> None:
         self.checkpoint, self.base = folder / "checkpoint", base
         self.weights, self.state = folder / "weights", folder / "state"
+        self.moments = moments
+        self.settings: dict[str, Any] = {}
 
     def __call__(self, trained: Trained, dtype: str = "fp32") -> Trained:
         """Export these parameters, which lie in two ranks' fragments; the weights as written."""
+        self.save(trained)
+        export_weights(self.config(dtype), self.checkpoint, self.base, self.weights, self.state)
+        return load_file(self.weights / "unet" / "diffusion_pytorch_model.safetensors")
+
+    def save(self, trained: Trained) -> None:
+        """Publish the checkpoint."""
         with artifact.publish(self.checkpoint, CHECKPOINT) as draft:
             spans = []
             for rank in (0, 1):
@@ -93,18 +115,14 @@ class Export:
             write_position(draft.folder, POSITION, shapes, SLOTS, spans)
             (draft.folder / "records").mkdir()
             (draft.folder / "records" / "training_log.jsonl").write_text("{}\n")
-        export_weights(self.config(dtype), self.checkpoint, self.base, self.weights, self.state)
-        return load_file(self.weights / "unet" / "diffusion_pytorch_model.safetensors")
 
-    @staticmethod
-    def _fragment(name: str, tensor: torch.Tensor, rank: int) -> Fragment:
+    def _fragment(self, name: str, tensor: torch.Tensor, rank: int) -> Fragment:
         start = rank * (tensor.numel() // 2)
         part = slice(start, None if rank else tensor.numel() // 2)
-        flat = {slot: moments(slot, tensor).flatten()[part] for slot in SLOTS}
+        flat = {slot: self.moments(slot, tensor).flatten()[part] for slot in SLOTS}
         return Fragment(name, start, flat)
 
-    @staticmethod
-    def config(dtype: str) -> RunConfig:
+    def config(self, dtype: str) -> RunConfig:
         """A configuration that exports this type."""
         raw = {
             "run": "tiny",
@@ -112,6 +130,7 @@ class Export:
             "data": {"source": "digits"},
             "phases": [{"name": "plain", "until": 12}],
             "export": {"dtype": dtype},
+            **self.settings,
         }
         return parse_config(raw, "test")
 
@@ -219,7 +238,30 @@ def test_a_value_that_is_not_finite_is_named(
     )
     text = export.refusal(trained)
     assert "mid_block.resnets.0.conv1.weight: 1 values are not finite in torch.float32" in text
-    assert f"the checkpoint {export.checkpoint} is damaged" in text
+    assert "the checkpoint is damaged; take an older one, or train on from it" in text
+
+
+@pytest.mark.parametrize(
+    ("slot", "value", "what"),
+    [
+        ("exp_avg", float("nan"), "1 values are not finite in torch.float32"),
+        ("exp_avg_sq", float("inf"), "1 values are not finite in torch.float32"),
+        ("exp_avg_sq", -1e-12, "1 values are negative, a mean of squares"),
+    ],
+)
+def test_a_bad_moment_is_named(
+    export: Export, trained: Trained, slot: str, value: float, what: str
+) -> None:
+    """Parameter and slot; the weights, which are right, are not published without a state."""
+    name = "mid_block.resnets.0.conv1.weight"
+
+    def spoilt(which: str, tensor: torch.Tensor) -> torch.Tensor:
+        found = moments(which, tensor)
+        bad = which == slot and torch.equal(tensor, trained[name])
+        return change(value)(found) if bad else found
+
+    export.moments = spoilt
+    assert f"{name} ({slot}): {what}" in export.refusal(trained)
 
 
 def test_what_fp16_cannot_hold_is_explained(export: Export, trained: Trained) -> None:
@@ -254,29 +296,319 @@ def test_an_empty_parameter_is_named(export: Export, trained: Trained) -> None:
     assert "conv_in.bias: empty tensor of shape [0]" in export.refusal(trained)
 
 
+def flip(path: Path) -> None:
+    """Change one bit of the last tensor."""
+    with path.open("r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-2, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
+
+
+def shorten(path: Path) -> None:
+    """Cut the last byte off."""
+    os.truncate(path, path.stat().st_size - 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (flip, r"weights: up_blocks\S+ reads back otherwise than it was written"),
+        (shorten, r"weights: does not load again: "),
+        (Path.unlink, r"weights: does not load again: "),
+    ],
+)
 def test_what_reads_back_otherwise_is_not_published(
-    export: Export, trained: Trained, monkeypatch
+    export: Export, trained: Trained, monkeypatch, damage: Callable[[Path], None], message: str
 ) -> None:
-    """The written file is loaded again and compared before it appears."""
-    from zerotrain.families import sdxl
+    """The written file is read again, and loaded by diffusers, before it appears."""
+    save = FAMILY.save_denoiser
 
-    save = sdxl.save_file
+    def damaged(*arguments: Any, **options: Any) -> dict[str, str]:
+        known = save(*arguments, **options)
+        damage(arguments[4] / "unet" / "diffusion_pytorch_model.safetensors")
+        return known
 
-    def damaged(tensors: Trained, path: Path, **options: object) -> None:
-        tensors = dict(tensors)
-        tensors["conv_in.bias"] = tensors["conv_in.bias"] + 1e-3
-        save(tensors, path, **options)
-
-    monkeypatch.setattr(sdxl, "save_file", damaged)
+    monkeypatch.setattr(FAMILY, "save_denoiser", damaged)
     text = export.refusal(trained)
-    assert "conv_in.bias reads back otherwise than it was written" in text
+    assert re.search(message, text)
+    assert "look at the disk and its room; nothing was published" in text
 
 
-def test_a_refused_export_keeps_the_one_before(export: Export, trained: Trained) -> None:
-    """Good weights are not lost to a bad checkpoint."""
+@pytest.mark.parametrize("slot", SLOTS)
+def test_a_refused_export_keeps_the_one_before(export: Export, trained: Trained, slot: str) -> None:
+    """Good weights and the state are not lost to a bad checkpoint."""
     export(trained)
-    before = artifact.read(export.weights, "weights").identity
-    trained["conv_in.bias"] = change(float("nan"))(trained["conv_in.bias"])
+
+    def identities() -> tuple[str, str]:
+        return (
+            artifact.read(export.weights, "weights").identity,
+            artifact.read(export.state, "state").identity,
+        )
+
+    before = identities()
+    export.moments = lambda which, tensor: (
+        moments(which, tensor) * (float("nan") if which == slot else 1)
+    )
     with pytest.raises(PipelineError):
         export(trained)
-    assert artifact.read(export.weights, "weights").identity == before
+    assert identities() == before
+
+
+def test_any_slot_goes_into_the_state(export: Export, trained: Trained, tmp_path: Path) -> None:
+    """Averaged weights too, which are checked like the others."""
+    export.save(trained)
+    found = Checkpoint(export.checkpoint)
+
+    class WithAverage:
+        position, shapes, names = found.position, found.shapes, found.names
+        slots = ("master", "ema")
+        last = 1.0
+
+        def tensor(self, name: str, slot: str) -> torch.Tensor:
+            return found.tensor(name, MASTER) * (self.last if slot == "ema" else 1)
+
+    source = WithAverage()
+    source.last = 0.5
+    export_source(source, tmp_path, None, export.state)
+    state = State(export.state)
+    assert sorted(state.slots) == ["ema", "master"]
+    name = "conv_in.weight"
+    assert torch.equal(state.tensor(name, "ema"), trained[name] / 2)
+    source.last = float("nan")
+    with pytest.raises(PipelineError, match=r"\S+ \(ema\): \d+ values are not finite"):
+        export_source(source, tmp_path, None, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_frozen_tensors_are_the_bases_own(
+    export: Export, trained: Trained, base: Path, tmp_path: Path
+) -> None:
+    """Bit for bit in the type of the base, rounded in another; a missing one is still refused."""
+    frozen = [name for name in trained if name.startswith("down_blocks")]
+    own = load_file(base / "unet" / "diffusion_pytorch_model.safetensors")
+    shapes = {name: list(t.shape) for name, t in trained.items() if name not in frozen}
+    for dtype in (torch.float32, torch.bfloat16):
+        out = tmp_path / str(dtype)
+        known = FAMILY.save_denoiser(
+            base, shapes, trained.get, dtype, out, frozen=frozen.__contains__
+        )
+        assert known == {file: artifact.file_sha256(out / file) for file in known}
+        written = load_file(out / "unet" / "diffusion_pytorch_model.safetensors")
+        assert written.keys() == own.keys()
+        for name in own:
+            expected = own[name] if name in frozen else trained[name]
+            assert torch.equal(written[name], expected.to(dtype))
+    with pytest.raises(PipelineError, match=f"{frozen[0]}: absent in the trained tensors"):
+        FAMILY.save_denoiser(
+            base, shapes, trained.get, dtype, tmp_path, frozen=frozen[1:].__contains__
+        )
+
+
+def test_the_configuration_says_what_is_frozen(
+    export: Export, trained: Trained, base: Path
+) -> None:
+    """Its regular expressions name what a checkpoint may lack."""
+    own = load_file(base / "unet" / "diffusion_pytorch_model.safetensors")
+    export.settings = {"frozen_parameters": ["^down_blocks", r"conv_out\\.bias$"]}
+    kept = {name: t for name, t in trained.items() if not name.startswith("down_blocks")}
+    written = export(kept)
+    assert torch.equal(written["conv_out.bias"], trained["conv_out.bias"])
+    frozen = own.keys() - kept.keys()
+    assert frozen
+    assert all(torch.equal(written[name], own[name]) for name in frozen)
+
+
+def test_an_adapter_is_written_beside_the_base(export: Export, base: Path) -> None:
+    """The base's own U-Net is linked, the adapter is what was trained, and both load."""
+    model = FAMILY.load_denoiser(base)
+    lora = {"rank": 2, "alpha": 3.0, "dropout": 0.0, "target_modules": ["to_q", "to_v"]}
+    add_adapter(model, seed=0, **lora)
+    draw = torch.Generator().manual_seed(2)
+    trained = {
+        name: torch.randn(parameter.shape, generator=draw)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    assert trained
+    export.settings = {"lora": lora}
+    export(trained)
+    unet = Path("unet", "diffusion_pytorch_model.safetensors")
+    assert (export.weights / unet).samefile(base / unet)
+    adapter = load_file(export.weights / ADAPTER)
+    assert len(adapter) == len(trained)
+    for name, tensor in trained.items():
+        assert torch.equal(adapter["unet." + name.replace(".default.", ".")], tensor)
+    assert sorted(State(export.state).names) == sorted(trained)
+    trained[min(trained)] = change(float("nan"))(trained[min(trained)])
+    with pytest.raises(PipelineError, match="1 values are not finite"):
+        export(trained)
+
+
+def test_tied_tensors_are_filled_from_the_trained_one(
+    base: Path, trained: Trained, tmp_path: Path, monkeypatch
+) -> None:
+    """Two names of one parameter, of which training knows either."""
+    # Shapes are equal in the tiny model; a parameter and another become one.
+    one, two = "conv_norm_out.weight", "conv_norm_out.bias"
+
+    def tied(*arguments: Any, **options: Any) -> UNet2DConditionModel:
+        model = from_config(*arguments, **options)
+        model.conv_norm_out.bias = model.conv_norm_out.weight
+        return model
+
+    from_config = UNet2DConditionModel.from_config
+    monkeypatch.setattr(UNet2DConditionModel, "from_config", tied)
+    for kept, left in ((one, two), (two, one)):
+        shapes = {name: list(t.shape) for name, t in trained.items() if name != left}
+        out = tmp_path / kept
+        FAMILY.save_denoiser(base, shapes, trained.__getitem__, torch.float32, out)
+        written = load_file(out / "unet" / "diffusion_pytorch_model.safetensors")
+        assert torch.equal(written[one], trained[kept])
+        assert torch.equal(written[two], trained[kept])
+
+
+def by_hand(*words: object) -> str:
+    """Run `zerotrain export`; its output."""
+    result = CliRunner().invoke(cli.app, ["export", *map(str, words)])
+    if result.exception:
+        raise result.exception
+    return result.stdout
+
+
+def test_the_command_does_what_the_rule_does(
+    export: Export, trained: Trained, tmp_path: Path, monkeypatch
+) -> None:
+    """With the run's configuration; the base is the run's own, and the folders are the same."""
+    export(trained, "bf16")
+    raw = export.config("bf16").model_dump(mode="json", include={"run", "base", "export"})
+    raw |= {"data": {"source": "digits"}, "phases": [{"name": "plain", "until": 12}]}
+    (tmp_path / "config.yaml").write_text(json.dumps(raw))
+    shutil.copytree(export.base, tmp_path / "results" / "tiny" / "base")
+    monkeypatch.chdir(tmp_path)
+    said = by_hand(
+        export.checkpoint, "--config", "config.yaml", "--output", "model", "--state", "kept"
+    )
+    assert said == "wrote model\nwrote kept\n"
+    for name, folder, kind in (
+        ("model", export.weights, "weights"),
+        ("kept", export.state, "state"),
+    ):
+        assert artifact.read(Path(name), kind).identity == artifact.read(folder, kind).identity
+    assert by_hand("kept", "--config", "config.yaml", "--dtype", "fp32", "--output", "again")
+    again = load_file(tmp_path / "again" / "unet" / "diffusion_pytorch_model.safetensors")
+    assert torch.equal(again["conv_in.weight"], trained["conv_in.weight"])
+    assert set(artifact.read(tmp_path / "again", "weights").parents) == {"state", "base"}
+
+
+def test_the_base_may_be_any_diffusers_folder(
+    export: Export, trained: Trained, base: Path, tmp_path: Path
+) -> None:
+    """Its needed parts complete the weights, and made_by says where it lay."""
+    export.save(trained)
+    plain = tmp_path / "plain"
+    shutil.copytree(base / "unet", plain / "unet")
+    for part in FAMILY.parts:
+        (plain / part).mkdir(exist_ok=True)
+        if part != "unet":
+            (plain / part / "config.json").write_text("{}")
+        if part in FAMILY.classes and part != "unet":
+            (plain / part / "model.safetensors").write_bytes(b"")
+    (plain / "model_index.json").write_text("{}")
+    (plain / "picture.png").write_bytes(b"x")
+    by_hand(export.checkpoint, "--family", "sdxl", "--base", plain, "--output", export.weights)
+    found = artifact.read(export.weights, "weights")
+    assert "vae/model.safetensors" in found.files
+    assert "picture.png" not in found.files
+    assert set(found.parents) == {"checkpoint"}
+    assert found.made_by["base"]["path"] == str(plain)
+    assert not export.state.exists()
+
+
+def test_memory_is_that_of_one_tensor(tmp_path: Path) -> None:
+    """Weights of 200 MB in many tensors, with a state of 600 MB, in less than 60 MB."""
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(
+            sample_size=4, in_channels=4, out_channels=4, block_out_channels=(384, 384, 384),
+            layers_per_block=4, norm_num_groups=2, cross_attention_dim=8, attention_head_dim=4,
+            down_block_types=("DownBlock2D",) * 3, up_block_types=("UpBlock2D",) * 3,
+            mid_block_type=None, addition_embed_type="text_time", addition_time_embed_dim=4,
+            projection_class_embeddings_input_dim=6 * 4 + 6,
+        )  # fmt: skip
+    sizes = [parameter.nbytes for parameter in unet.parameters()]
+    assert sum(sizes) > 190e6
+    assert max(sizes) < 15e6
+    base = tmp_path / "base"
+    with artifact.publish(base, "base") as draft:
+        unet.save_config(draft.folder / "unet")
+    export = Export(tmp_path, base)
+    export.moments = lambda slot, tensor: tensor
+    export.save({name: torch.ones(t.shape) for name, t in unet.state_dict().items()})
+
+    def act() -> None:
+        target = WeightsTarget(export.weights, base, FAMILY, "bf16")
+        export_source(Checkpoint(export.checkpoint), export.checkpoint, target, export.state)
+
+    assert anonymous_growth(act) < 60e6
+
+
+def anonymous_growth(act: Callable[[], None]) -> int:
+    """Bytes of anonymous memory that a child process needs beyond its start."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            # What the parent has freed and kept would hide what the child takes.
+            ctypes.CDLL(None).malloc_trim(0)
+            start = most = resident()
+            done = threading.Event()
+
+            def watch() -> None:
+                nonlocal most
+                while not done.wait(0.002):
+                    most = max(most, resident())
+
+            thread = threading.Thread(target=watch)
+            thread.start()
+            act()
+            done.set()
+            thread.join()
+            os.write(writing, str(most - start).encode())
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writing)
+    assert os.waitpid(child, 0)[1] == 0
+    with os.fdopen(reading) as stream:
+        return int(stream.read())
+
+
+def resident() -> int:
+    """Anonymous resident memory of this process, without mapped files."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def test_what_is_needed_is_never_replaced(export: Export, trained: Trained, tmp_path: Path) -> None:
+    """A target that holds the checkpoint, or the other target, is refused before anything is
+    written; a folder of a user's is refused by the command."""
+    export(trained)
+    source = Checkpoint(export.checkpoint)
+    before = artifact.read(export.state, "state").identity
+    inside = tmp_path / "out" / "state"
+    for weights, state in ((export.checkpoint, export.state), (tmp_path / "out", inside),
+                           (inside, inside)):  # fmt: skip
+        target = WeightsTarget(weights, export.base, FAMILY, "fp32")
+        with pytest.raises(PipelineError, match="would be replaced whole"):
+            export_source(source, export.checkpoint, target, state)
+    assert artifact.read(export.state, "state").identity == before
+    assert artifact.is_published(export.checkpoint)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "precious.txt").write_text("mine")
+    with pytest.raises(PipelineError, match="was not written by an export"):
+        refuse_strangers(mine)
+    refuse_strangers(export.state)
+    refuse_strangers(tmp_path / "new")

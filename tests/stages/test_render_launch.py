@@ -44,7 +44,7 @@ def render(folder: Path, dataset: Path, name: str, preset: str, **changes: Any) 
         **changes,
     }
     output = folder / name / "launch"
-    render_launch(parse_config(raw, "c"), name, dataset, PRESETS / f"{preset}.yaml", output)
+    render_launch(parse_config(raw, "c"), name, dataset, PRESETS / f"{preset}.yaml", None, output)
     return output
 
 

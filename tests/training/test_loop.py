@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from types import SimpleNamespace
 
@@ -16,11 +17,19 @@ class Engine:
     """Answers every step with one norm."""
 
     rank = 0
+    world_size = 1
     device = torch.device("cpu")
     model = None
 
-    def __init__(self, norm: float) -> None:
+    def __init__(self, norm: float, scale: float | None) -> None:
         self.norm = norm
+        self.scale = scale
+
+    def micro_batch(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def loss_scale(self) -> dict[str, float] | None:
+        return None if self.scale is None else {"scale": self.scale}
 
     def backward(self, loss: torch.Tensor) -> None:
         pass
@@ -29,7 +38,13 @@ class Engine:
         return self.norm
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *, loss: float = 0.5, norm: float = 1.0) -> list[int]:
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    loss: float = 0.5,
+    norm: float = 1.0,
+    scale: float | None = None,
+) -> list[int]:
     """Train three steps, saving each; the steps that were saved."""
     saved: list[int] = []
     monkeypatch.setattr(loop, "save", lambda engine, phase, clock, *rest: saved.append(clock.step))
@@ -42,7 +57,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *, loss: float = 0.5, norm: float = 1.0
     batches = SimpleNamespace(batch=lambda *args: None)
     log = SimpleNamespace(step=lambda *args: None)
     clock = loop.Clock(0, 0, 3)
-    loop.train(Engine(norm), objective, batches, phase, clock, log, None, lambda: False)
+    loop.train(Engine(norm, scale), objective, batches, phase, clock, log, None, lambda: False)
     return saved
 
 
@@ -59,3 +74,11 @@ def test_spoilt_weights_are_never_saved(monkeypatch, value):
         assert not run(monkeypatch, norm=value)
     with pytest.raises(PipelineError, match="loss of step 1 is"):
         assert not run(monkeypatch, loss=value)
+
+
+def test_fp16_goes_on_after_an_overflow(monkeypatch):
+    """An update left out lowers the scale and counts as a step; at the lowest scale there is
+    nothing left to lower."""
+    assert run(monkeypatch, norm=math.inf, scale=512.0) == [1, 2, 3]
+    with pytest.raises(PipelineError, match="gradients' norm of step 1 is inf"):
+        run(monkeypatch, norm=math.inf, scale=1.0)

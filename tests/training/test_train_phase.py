@@ -298,3 +298,45 @@ def test_resume_refuses_a_damaged_cache(training, phase, tmp_path):
     assert f"{victim}: sha256 " in said
     assert said.count("ERROR: ") == said.count("Hint: ") == 1
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("preset", ["torch", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_resume_of_two_processes_after_a_signal(training, phase, preset):
+    """Two processes under the real launcher stop together, with one checkpoint of both their parts,
+    and end in the weights of two that were left alone; each rank writes its own file."""
+    command = phase(f"{preset}-two", preset, num_processes=2)
+    running = command.start()
+    command.wait_for_step(5)
+    running.send_signal(signal.SIGTERM)
+    code, said = command.end(running)
+    assert code == EXIT_UNFINISHED, said
+    command.wait_for_silence()
+    code, said = command.run()
+    assert code == 0, said
+    assert {name[:10] for name in command.hashes()} == {"rank-00000", "rank-00001"}
+
+    training.run("alone", preset, STEPS, num_processes=2)
+    assert command.hashes() == training.hashes("alone", STEPS)
+
+
+def test_resume_under_another_launch_is_refused(training, phase):
+    """The progress stays where it is, nothing is started, and the sentence names the switch."""
+    train_beforehand(training, "moved", 8)
+    command = phase("moved", "zero3", until=12)
+    code, said = command.run()
+    assert code == EXIT_USER_ERROR, said
+    assert "engine torch, now deepspeed; ZeRO stage 0, now 3" in said
+    assert "`zerotrain switch tiny --to zero3` ends the phase at step 8" in said
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1
+    assert progress_folder.saved_steps(command.progress) == [8]
+
+
+def test_resume_of_two_processes_reports_one_mistake(phase):
+    """Both find it, one says it: no second message, no traceback, and no process left."""
+    command = phase("diverging", learning_rate=1e30, lr_warmup_steps=0, max_grad_norm=0.0,
+                    num_processes=2)  # fmt: skip
+    code, said = command.run()
+    assert code == EXIT_USER_ERROR, said
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1, said
+    assert "Traceback" not in said, said
+    command.wait_for_silence()

@@ -10,7 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-OUTPUTS = {"export_weights": ("weights", "state"), "evaluate": ("output", "metrics")}
+OUTPUTS = {
+    "export_weights": ("weights", "state"),
+    "import_checkpoint": ("state",),
+    "evaluate": ("output", "metrics"),
+}
 
 
 def split(words):

@@ -22,7 +22,8 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
-from zerotrain.state import MASTER, Shards, TrainingPosition, read_position, write_tensors
+from zerotrain.position import MASTER, TrainingPosition, read_position
+from zerotrain.state import Shards, write_tensors
 
 KIND = "checkpoint"
 
@@ -49,9 +50,7 @@ def write_rank(folder: Path, rank: int, fragments: Iterable[Fragment]) -> dict[s
         for fragment in fragments:
             spans[fragment.name] = [fragment.start, fragment.slots[MASTER].numel()]
             for slot, tensor in fragment.slots.items():
-                # A copy: fragments are views into one flat buffer, and engines go on writing it.
-                flat = tensor.detach().to("cpu", torch.float32, copy=True).flatten()
-                yield f"{fragment.name}|{slot}", flat
+                yield f"{fragment.name}|{slot}", tensor.detach().to("cpu", torch.float32).flatten()
 
     write_tensors(folder, f"rank-{rank:05d}", tensors())
     return spans
@@ -97,7 +96,7 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
-        """The trained parameters, sorted."""
+        """The trained parameters, in the order of the model."""
         return list(self.shapes)
 
     def tensor(self, name: str, slot: str) -> torch.Tensor:
@@ -108,12 +107,12 @@ class Checkpoint:
         """
         shape = torch.Size(self.shapes[name])
         whole = torch.empty(shape.numel())
-        covered = 0
-        for rank, spans in self._spans.items():
-            key = f"{name}|{slot}"
-            if name not in spans or key not in self._files[rank]:
-                continue
-            start, length = spans[name]
+        covered, key = 0, f"{name}|{slot}"
+        held = [r for r, spans in self._spans.items() if name in spans and key in self._files[r]]
+        for rank in sorted(held, key=lambda rank: self._spans[rank][name]):
+            start, length = self._spans[rank][name]
+            if start != covered:
+                break  # a gap, or a part that two ranks hold
             shard = self._shards.open(self._files[rank][key])
             whole[start : start + length] = shard.get_tensor(key)
             covered += length

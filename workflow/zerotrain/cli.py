@@ -19,8 +19,10 @@ app = typer.Typer(
     help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 progress_app = typer.Typer(help="The rolling checkpoints of a phase.", no_args_is_help=True)
+state_app = typer.Typer(help="Training states: look at one, compare two.", no_args_is_help=True)
 dvc_app = typer.Typer(help="The DVC side of the graph.")
 app.add_typer(progress_app, name="progress")
+app.add_typer(state_app, name="state")
 app.add_typer(dvc_app, name="dvc")
 
 
@@ -114,12 +116,16 @@ def render_launch(
     dataset: Dataset,
     preset: Annotated[Path, typer.Option(metavar="FILE", help="The launch preset.")],
     output: Output,
+    start: Annotated[
+        Path | None,
+        typer.Option(parser=_path, metavar="FOLDER", help="State that the run begins with."),
+    ] = None,
 ) -> None:
     """Write a phase's accelerate.yaml, deepspeed.json and run.yaml."""
     from zerotrain.config import read_config
     from zerotrain.stages.render_launch import render_launch
 
-    render_launch(read_config(config), phase, dataset, preset, output)
+    render_launch(read_config(config), phase, dataset, preset, start, output)
 
 
 @app.command("train_phase")
@@ -153,6 +159,75 @@ def export_weights(
     from zerotrain.stages.export_weights import export_weights
 
     export_weights(read_config(config), checkpoint, base, weights, state)
+
+
+@app.command("import_checkpoint")
+def import_checkpoint(
+    config: ConfigFile,
+    checkpoint: Annotated[
+        Path, typer.Option(metavar="PATH", help="Checkpoint of another program, or a state.")
+    ],
+    base: Base,
+    state: State,
+    trust_pickle: Annotated[
+        bool, typer.Option(help="Let pickles of the checkpoint run code: only where you trust it.")
+    ] = False,
+) -> None:
+    """Turn another program's checkpoint into the state that a run begins with."""
+    from zerotrain.config import read_config
+    from zerotrain.stages.import_checkpoint import import_checkpoint
+
+    import_checkpoint(read_config(config), checkpoint, base, state, trust_pickle=trust_pickle)
+
+
+@app.command("export")
+def export(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            parser=_path,
+            help="A checkpoint, rolling or published, a state, or a folder of DeepSpeed or "
+            "accelerate.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(parser=_path, metavar="FOLDER", help="Folder to publish the model at."),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(parser=_path, metavar="FOLDER", help="Folder to publish a state at."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The run's config: family, base and dtype.")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Family of the base, where there is no config.")
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            parser=_path, metavar="FOLDER", help="Base model folder; with a config, the run's own."
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16; default: the config's, else fp32.")
+    ] = None,
+    to: Annotated[
+        str, typer.Option(help="diffusers, or universal: what DeepSpeed loads under another stage.")
+    ] = "diffusers",
+    trust_pickle: Annotated[
+        bool, typer.Option(help="Let pickles of the checkpoint run code: only where you trust it.")
+    ] = False,
+) -> None:
+    """Export any complete checkpoint by hand, after checking it: weights, a state, or both."""
+    from zerotrain.export_by_hand import export_by_hand
+
+    export_by_hand(
+        checkpoint, output, state, config=config, family=family, base=base, dtype=dtype, to=to,
+        trust_pickle=trust_pickle,
+    )  # fmt: skip
 
 
 @app.command("evaluate")
@@ -211,6 +286,52 @@ def check(
     read_config(config)
 
 
+@app.command("switch")
+def switch(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or its config.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="PRESET", help="Launch preset to go on under.")
+    ],
+    at: Annotated[
+        str, typer.Option(metavar="STEP", help="Saved step to end the phase at, or `last`.")
+    ] = "last",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the new phase; default: PHASE-PRESET.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The run's config, where several fit.")
+    ] = None,
+    offload_path: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Folder on a fast disk, for presets that use one."),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long a running training may take to stop.")
+    ] = 600.0,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Go on though code, data or values have changed.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")
+    ] = False,
+) -> None:
+    """End the phase that trains where it stands, export it, and go on under another launch."""
+    from zerotrain.switch import switch
+
+    said = switch(
+        run,
+        to,
+        at=at,
+        name=name,
+        config=config,
+        offload_path=offload_path,
+        wait=wait,
+        accept=accept,
+        dry_run=dry_run,
+    )
+    print(said)
+
+
 @app.command("build_ops")
 def build_ops() -> None:
     """Build DeepSpeed's compiled ops into the environment (set-up does it)."""
@@ -232,6 +353,52 @@ def accept(
             f"{phase!r} names no phase", hint="name it as RUN/PHASE, as in results/RUN/PHASE"
         )
     print(accept(folder if folder.parts[0] == "results" else Path("results") / folder))
+
+
+StateFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FOLDER",
+        parser=_path,
+        help="A state, checkpoint or weights folder, or a checkpoint of DeepSpeed or accelerate.",
+    ),
+]
+TrustPickle = Annotated[
+    bool, typer.Option(help="Let pickles of the folder run code: only where you trust it.")
+]
+
+
+@state_app.command()
+def show(
+    folder: StateFolder,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    trust_pickle: TrustPickle = False,
+) -> None:
+    """Say where a training stands, what made it, and what its tensors amount to."""
+    from zerotrain.state_source import open_view
+    from zerotrain.state_view import show
+
+    for line in show(open_view(folder, trust_pickle=trust_pickle), tensors=tensors):
+        print(line)
+
+
+@state_app.command()
+def diff(
+    a: StateFolder,
+    b: StateFolder,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest absolute difference that counts as equal.")
+    ] = 0.0,
+    trust_pickle: TrustPickle = False,
+) -> None:
+    """Compare two states tensor by tensor. Exit code 1: they differ."""
+    from zerotrain.state_diff import diff
+    from zerotrain.state_source import open_view
+
+    first, second = (open_view(folder, trust_pickle=trust_pickle) for folder in (a, b))
+    found = diff(first, second, tolerance=tolerance)
+    print("\n".join(found.lines))
+    raise typer.Exit(0 if found.equal else 1)
 
 
 @dvc_app.command()

@@ -4,6 +4,8 @@ Left alone, DeepSpeed compiles them at the first training step, into a folder th
 share, and a killed build leaves a lock on which every later process waits without a word. Here they
 are built at set-up: by a first load in a child process, with a time-out, under a lock of our own
 that dies with its holder.
+
+What swaps to a disk needs libaio, which few have: that op is built when a training asks for it.
 """
 
 from __future__ import annotations
@@ -31,6 +33,12 @@ OPS = {"cpu_adam": "CPUAdamBuilder", "deepspeed_shm_comm": "ShareMemCommBuilder"
 
 BUILT = "built.json"
 """Written last: every op in the folder has been compiled and loaded."""
+
+SWAP_OP = "async_io"
+SWAP_BUILDER = "AsyncIOBuilder"
+SWAP_BUILT = "async_io.json"
+BUILD_SWAP_OP = "python -m zerotrain.compiled_ops --async-io"
+"""Builds the op of NVMe offload alone; its load compiles `pin_memory` as well."""
 
 
 def ops_folder() -> Path:
@@ -77,6 +85,36 @@ def build(timeout_s: float = 1800) -> None:
         new = folder / f".{BUILT}.new"
         new.write_text(json.dumps({"cxx": _compiler()}) + "\n")
         new.replace(folder / BUILT)
+
+
+def build_swap_op(timeout_s: float = 1800) -> None:
+    """Compile and load the op that swaps to a disk; returns at once when that is done.
+
+    Raises:
+        PipelineError: libaio is missing, a compiler's error, or no end within timeout_s.
+    """
+    folder = ops_folder()
+    if (folder / SWAP_BUILT).exists():
+        return
+    build(timeout_s)
+    deadline = time.monotonic() + timeout_s
+    with _build_lock(folder, deadline):
+        if (folder / SWAP_BUILT).exists():
+            return
+        print(f"DeepSpeed's {SWAP_OP} is built, once: some minutes", file=sys.stderr, flush=True)
+        _remove_dead_lock(folder / "pin_memory" / "lock")
+        try:
+            _build_together([SWAP_OP], deadline)
+        except PipelineError as error:
+            raise PipelineError(
+                f"NVMe offload needs libaio and DeepSpeed's {SWAP_OP}. {error.what}",
+                hint="install libaio's headers, on Debian or Ubuntu `apt-get install libaio-dev`, "
+                f"on Fedora or RHEL `dnf install libaio-devel`, then `{BUILD_SWAP_OP}`; "
+                "zero3_offload needs neither",
+            ) from error
+        new = folder / f".{SWAP_BUILT}.new"
+        new.write_text(json.dumps({"cxx": _compiler()}) + "\n")
+        new.replace(folder / SWAP_BUILT)
 
 
 def build_ops() -> None:
@@ -199,9 +237,11 @@ def _load(op: str) -> None:
     """In the child: load the op, which compiles it where it is missing."""
     from deepspeed.accelerator import get_accelerator
 
-    builder = get_accelerator().create_op_builder(OPS[op])
+    builder = get_accelerator().create_op_builder(SWAP_BUILDER if op == SWAP_OP else OPS[op])
     if builder is None:
         print(f"{op}: not used with this accelerator")
+    elif op == SWAP_OP and not builder.is_compatible():
+        sys.exit("error: libaio is missing: a test program that calls io_submit does not build")
     else:
         builder.load(verbose=True)
 
@@ -210,6 +250,8 @@ if __name__ == "__main__":
     try:
         if sys.argv[1:2] == ["--load"]:
             _load(sys.argv[2])
+        elif sys.argv[1:] == ["--async-io"]:
+            build_swap_op()
         else:
             build_ops()
     except PipelineError as error:

@@ -1,7 +1,8 @@
 """The training state: engine-neutral, safetensors and JSON only. It is what crosses a phase.
 
 A state folder (kind "state", format 1) holds
-    state.json                 see TrainingPosition; plus "slots": {slot: {parameter: file}}
+    state.json                 a TrainingPosition; plus "shapes": {parameter: shape} and
+                               "slots": {slot: {parameter: file}}
     <slot>-00000.safetensors   one tensor per parameter name, float32, the parameter's own shape
     records/                   the log and the resources of the run so far
 with the slots ``master`` (weights) and the optimizer's own (Adam: ``exp_avg``, ``exp_avg_sq``).
@@ -10,55 +11,26 @@ with the slots ``master`` (weights) and the optimizer's own (Adam: ``exp_avg``, 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from zerotrain import artifact
-from zerotrain.artifact import Artifact
+from zerotrain.errors import PipelineError
+from zerotrain.position import TrainingPosition, read_position
+from zerotrain.tensor_file import OpenTensorFile, write_tensor_file
 
 KIND = "state"
-MASTER = "master"
-ADAM_SLOTS = ("exp_avg", "exp_avg_sq")
 SHARD_BYTES = 1024**3
-"""Written shards hold at most this, so that no writer holds more than one beside the engine."""
+"""Written shards hold at most this, or one tensor; writing and reading hold one tensor."""
 
 ReadTensor = Callable[[str, str], torch.Tensor]
 """(parameter, slot) to its full float32 tensor."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingPosition:
-    """Where a training stands, apart from its tensors. The JSON of a checkpoint and of a state."""
-
-    run: str
-    phase: str
-    step: int
-    """Global optimizer steps done."""
-    samples: int
-    """Samples drawn since the start of the run: the position of the sampler."""
-    optimizer: str
-    optimizer_step: int
-    """The optimizer's own count, from which Adam's bias correction follows."""
-    param_groups: list[dict[str, Any]]
-    """Learning rate, betas, eps, weight_decay and the parameter names of each group."""
-    lr_scheduler: str
-    lr_scheduler_steps: int
-    rng: dict[str, Any]
-    """Every draw is a function of (seed, epoch, sample) or (seed, step, rank): the seed is all."""
-    engine: dict[str, Any]
-    """What made it: preset, engine, zero_stage, offload_optimizer, world_size, mixed_precision."""
-
-
-def read_position(found: Artifact, name: str) -> TrainingPosition:
-    """Read the position from a checkpoint's or a state's JSON file."""
-    document = json.loads(found.path(name).read_text())
-    return TrainingPosition(**{f.name: document[f.name] for f in fields(TrainingPosition)})
 
 
 def write_tensors(
@@ -66,30 +38,29 @@ def write_tensors(
 ) -> dict[str, str]:
     """Write named tensors as shards `prefix`-00000.safetensors, ...; each at most SHARD_BYTES.
 
-    Tensors are taken one by one from the iterable, so only a shard of them lives at a time.
+    Nothing need be known of them beforehand: each is written when the iterable gives it, and may be
+    changed when the next one is asked for.
 
     Returns:
         The file of each name.
     """
     files: dict[str, str] = {}
-    shard: dict[str, torch.Tensor] = {}
-    size = count = 0
+    shard: OpenTensorFile | None = None
+    count = 0
 
-    def flush() -> None:
-        nonlocal shard, size, count
-        if shard:
-            name = f"{prefix}-{count:05d}.safetensors"
-            save_file(shard, folder / name)
-            files.update(dict.fromkeys(shard, name))
-            shard, size, count = {}, 0, count + 1
+    def close() -> None:
+        if shard is not None:
+            files.update(dict.fromkeys(shard.close(), f"{prefix}-{count:05d}.safetensors"))
 
     for name, tensor in tensors:
-        tensor = tensor.detach().contiguous()
-        if size and size + tensor.nbytes > SHARD_BYTES:
-            flush()
-        shard[name] = tensor
-        size += tensor.nbytes
-    flush()
+        full = shard is not None and shard.size and shard.size + tensor.nbytes > SHARD_BYTES
+        if shard is not None and (full or not shard.takes(name, tensor)):
+            close()
+            shard, count = None, count + 1
+        if shard is None:
+            shard = OpenTensorFile(folder / f"{prefix}-{count:05d}.safetensors")
+        shard.write(name, tensor)
+    close()
     return files
 
 
@@ -107,31 +78,70 @@ class Shards:
 
 
 def write_state(
-    folder: Path, position: TrainingPosition, names: list[str], slots: list[str], read: ReadTensor
-) -> None:
-    """Fill a draft folder with a training state; `read` gives each tensor when its turn comes."""
-    files = {
-        slot: write_tensors(folder, slot, ((name, read(name, slot)) for name in names))
-        for slot in slots
-    }
-    artifact.write_json(folder / "state.json", {**asdict(position), "slots": files})
+    folder: Path,
+    position: TrainingPosition,
+    shapes: Mapping[str, list[int]],
+    slots: list[str],
+    read: ReadTensor,
+) -> dict[str, str]:
+    """Fill a draft folder with a training state; `read` gives each tensor when its turn comes.
+
+    Returns:
+        The sha256 of the files with tensors, by name: what `draft.known` takes.
+    """
+    files: dict[str, dict[str, str]] = {slot: {} for slot in slots}
+    known: dict[str, str] = {}
+    for slot in slots:
+        for number, names in enumerate(_shards(shapes)):
+            file = f"{slot}-{number:05d}.safetensors"
+            layout = {name: (torch.float32, shapes[name]) for name in names}
+            known[file] = write_tensor_file(folder / file, layout, partial(_of_slot, read, slot))
+            files[slot].update(dict.fromkeys(names, file))
+    artifact.write_json(
+        folder / "state.json", {**asdict(position), "shapes": dict(shapes), "slots": files}
+    )
+    return known
+
+
+def _of_slot(read: ReadTensor, slot: str, name: str) -> torch.Tensor:
+    return read(name, slot)
+
+
+def _shards(shapes: Mapping[str, list[int]]) -> Iterator[list[str]]:
+    """The names in their order, cut so that each part's float32 tensors fit into SHARD_BYTES."""
+    names: list[str] = []
+    size = 0
+    for name, shape in shapes.items():
+        nbytes = torch.Size(shape).numel() * torch.float32.itemsize
+        if names and size + nbytes > SHARD_BYTES:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += nbytes
+    if names:
+        yield names
 
 
 class State:
     """A published training state, read tensor by tensor."""
 
-    def __init__(self, folder: Path) -> None:
-        self.artifact = artifact.read(folder, KIND)
+    def __init__(self, folder: Path, *, verify: bool = True) -> None:
+        self.artifact = artifact.read(folder, KIND, verify=verify)
         self.position = read_position(self.artifact, "state.json")
-        self._files: dict[str, dict[str, str]] = json.loads(
-            self.artifact.path("state.json").read_text()
-        )["slots"]
+        document = json.loads(self.artifact.path("state.json").read_text())
+        if "shapes" not in document:
+            raise PipelineError(
+                f"{folder}: its state.json has no shapes; an unreleased version wrote it",
+                hint="export the phase again",
+            )
+        self.shapes: dict[str, list[int]] = document["shapes"]
+        self._files: dict[str, dict[str, str]] = document["slots"]
         self._shards = Shards()
 
     @property
     def names(self) -> list[str]:
-        """The trained parameters, sorted."""
-        return list(self._files[MASTER])
+        """The trained parameters, in the order of the model."""
+        return list(self.shapes)
 
     @property
     def slots(self) -> list[str]:

@@ -4,18 +4,19 @@ from zerotrain.config.models import (
     CacheConfig,
     DataConfig,
     EvaluateConfig,
-    LaunchConfig,
     Phase,
     RunConfig,
-    TrainConfig,
 )
 from zerotrain.config.read import parse_config, read_config
+from zerotrain.config.training import LaunchConfig, LoraConfig, ParamGroup, TrainConfig
 
 __all__ = [
     "CacheConfig",
     "DataConfig",
     "EvaluateConfig",
     "LaunchConfig",
+    "LoraConfig",
+    "ParamGroup",
     "Phase",
     "RunConfig",
     "TrainConfig",

@@ -78,7 +78,7 @@ def _section(heading: str, about: str, found: dict[str, Any], model: dict[str, A
     lines += ["| key | values | default | meaning |", "|---|---|---|---|"]
     for key, value in rows.items():
         section = _referenced(found, value)
-        values = "see below" if section else _values(found, value)
+        values = "see below" if section and model is found else _values(found, value)
         default = "required" if key in required else _default(value)
         meaning = value.get("description") or (section or {}).get("description", "")
         lines.append(f"| `{key}` | {values} | {default} | {meaning} |")
@@ -86,7 +86,8 @@ def _section(heading: str, about: str, found: dict[str, Any], model: dict[str, A
 
 
 def _referenced(found: dict[str, Any], value: dict[str, Any]) -> dict[str, Any] | None:
-    reference = value.get("$ref") or value.get("items", {}).get("$ref")
+    choices = [value, value.get("items", {}), *value.get("anyOf", [])]
+    reference = next((choice["$ref"] for choice in choices if "$ref" in choice), None)
     return found["$defs"][reference.rpartition("/")[2]] if reference else None
 
 
@@ -112,10 +113,17 @@ def _kind(found: dict[str, Any], value: dict[str, Any]) -> str:
         "number": "number",
         "boolean": "true, false",
     }
-    word = "list of text" if value["type"] == "array" else words[value["type"]]
+    if value["type"] == "array":
+        items = value["items"]
+        return f"list of {_kind(found, items)}" if "enum" in items else _list(items)
+    word = words[value["type"]]
     bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     limits = [f"{sign} {value[key]}" for key, sign in bounds.items() if key in value]
     return " ".join([word, " and ".join(limits)]).strip()
+
+
+def _list(items: dict[str, Any]) -> str:
+    return "list of mappings" if "$ref" in items else "list of text"
 
 
 def documents(page: str) -> dict[Path, str]:

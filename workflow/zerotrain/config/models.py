@@ -10,32 +10,11 @@ import re
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from zerotrain.config.section import Name, Section, Whole
+from zerotrain.config.training import LaunchConfig, LoraConfig, Pattern, TrainConfig
 from zerotrain.errors import PipelineError
-
-
-def _whole_number(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            return value
-        return int(number) if number.is_integer() else number
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_whole_number)]
-"""An integer; "1e3" and "1000" are taken as 1000."""
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-"""A folder name: letters, digits, - and _, starting with a letter or digit."""
-
-
-class Section(BaseModel):
-    """A part of the configuration: frozen, no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -96,91 +75,6 @@ class CacheConfig(Section):
     dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Type of stored tensors.")
 
 
-class TrainConfig(Section):
-    """What a training step is. A phase may change any of these from its first step on."""
-
-    resolution: Whole = Field(
-        1024, ge=8, multiple_of=8, description="Side of the square that images are cut to."
-    )
-    global_batch_size: Whole = Field(
-        1, ge=1, description="Samples per optimizer step over all processes and accumulations."
-    )
-    gradient_accumulation_steps: Whole = Field(
-        1, ge=1, description="Forward passes per optimizer step."
-    )
-    gradient_checkpointing: bool = Field(False, description="Recompute activations to save memory.")
-    optimizer: Literal["adamw"] = Field("adamw", description="AdamW, fused or on CPU as launched.")
-    learning_rate: float = Field(1e-5, gt=0, description="Peak of the schedule.")
-    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Shape after warm-up; a function of the global step alone."
-    )
-    lr_warmup_steps: Whole = Field(0, ge=0, description="Steps of linear warm-up.")
-    lr_warmup_ratio: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
-        description="Warm-up as a share of the schedule; not with lr_warmup_steps.",
-    )
-    lr_scheduler_steps: Whole | None = Field(
-        None,
-        ge=1,
-        description="Horizon of the schedule in steps; default: the last `until` when training "
-        "starts, kept when `until` is raised later.",
-    )
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
-    adam_epsilon: float = Field(1e-8, gt=0, description="Keeps the update's divisor from zero.")
-    adam_weight_decay: float = Field(1e-2, ge=0, description="Decoupled, as AdamW has it.")
-    max_grad_norm: float = Field(1.0, ge=0, description="Gradient clipping by norm; 0 is none.")
-    snr_gamma: float | None = Field(
-        None, gt=0, description="Min-SNR loss weighting (5.0 is usual)."
-    )
-    caption_dropout_probability: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="Share of samples trained with the empty caption (for guidance).",
-    )
-    save_every: Whole = Field(500, ge=1, description="Steps between rolling checkpoints.")
-    keep: Whole = Field(2, ge=1, description="Rolling checkpoints kept.")
-    log_every: Whole = Field(10, ge=1, description="Steps between lines of the log.")
-
-    @model_validator(mode="after")
-    def _one_warmup(self) -> TrainConfig:
-        if self.lr_warmup_ratio is not None and self.lr_warmup_steps:
-            raise ValueError("give lr_warmup_steps or lr_warmup_ratio, not both")
-        if self.global_batch_size % self.gradient_accumulation_steps:
-            raise ValueError(
-                f"global_batch_size {self.global_batch_size} is no multiple of "
-                f"gradient_accumulation_steps {self.gradient_accumulation_steps}"
-            )
-        return self
-
-
-class LaunchConfig(Section):
-    """How a phase is launched: a preset and what overrides it."""
-
-    preset: Literal["torch", "zero2_offload"] = Field(
-        "torch", description="A file of config/launch: plain PyTorch, or a ZeRO stage with offload."
-    )
-    mixed_precision: Literal["no", "bf16"] = Field(
-        "no", description="Type of forward and backward passes; `no` is fp32."
-    )
-    num_cpu_threads_per_process: Whole | None = Field(
-        None,
-        ge=1,
-        description="Part of the numbers: other counts give other bits. Default: all cores.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _yaml_no(cls, value: Any) -> Any:
-        # `mixed_precision: no` is a boolean to YAML 1.1 readers.
-        if isinstance(value, dict) and value.get("mixed_precision") is False:
-            return {**value, "mixed_precision": "no"}
-        return value
-
-
 def _until(value: Any) -> str:
     """A step count, "N epochs" or "N samples", normalised to a string "N unit"."""
     match = re.fullmatch(
@@ -208,7 +102,23 @@ class Phase(Section):
     launch: LaunchConfig = Field(
         LaunchConfig(), description="A preset's name, or a mapping with `preset` and overrides."
     )
+    allow: list[Literal["moments", "loss_scale", "ema"]] = Field(
+        [],
+        description="What the switch into this phase may lose; by default a loss is refused.",
+    )
     train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _batch_divides(self) -> Phase:
+        train, processes = self.train, self.launch.num_processes
+        parts = train.gradient_accumulation_steps * processes
+        if train.global_batch_size % parts:
+            raise ValueError(
+                f"global_batch_size {train.global_batch_size} is no multiple of "
+                f"gradient_accumulation_steps {train.gradient_accumulation_steps} x "
+                f"num_processes {processes}"
+            )
+        return self
 
 
 class ExportConfig(Section):
@@ -254,6 +164,17 @@ class RunConfig(Section):
         "in diffusers layout."
     )
     revision: str | None = Field(None, description="Commit or tag of the hub id.")
+    resume_from_checkpoint: str | None = Field(
+        None,
+        description="Start from a checkpoint of elsewhere: a DeepSpeed or accelerate folder, or a "
+        "training state of zerotrain.",
+    )
+    lora: LoraConfig | None = Field(
+        None, description="Train a LoRA; without this section the whole model."
+    )
+    frozen_parameters: list[Pattern] = Field(
+        [], description="Regular expressions; parameters whose names contain one stay as they are."
+    )
     data: DataConfig
     cache: CacheConfig = CacheConfig()
     train: TrainConfig = TrainConfig()
@@ -270,7 +191,7 @@ class RunConfig(Section):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"phases: the name {name!r} stands twice; names are folders")
-            if name in ("base", "report", "benchmarks", "logs"):
+            if name in ("base", "imported", "report", "benchmarks", "logs"):
                 raise ValueError(f"phases: {name!r} is a folder of the run; choose another name")
         if self.run == "data":
             raise ValueError("run: 'data' is the folder of the datasets; choose another name")
@@ -285,6 +206,13 @@ class RunConfig(Section):
                         f"{self.data.max_pixels}; lower one or raise the other"
                     )
         return self
+
+    def lora_values(self) -> dict[str, Any] | None:
+        """The adapter's values, its alpha resolved; None where the model itself is trained."""
+        if self.lora is None:
+            return None
+        alpha = self.lora.rank if self.lora.alpha is None else self.lora.alpha
+        return {**self.lora.model_dump(), "alpha": float(alpha)}
 
     @property
     def data_name(self) -> str:

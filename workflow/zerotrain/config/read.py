@@ -10,13 +10,14 @@ from pydantic import BaseModel, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from zerotrain.config.models import Phase, RunConfig, TrainConfig
+from zerotrain.config.models import Phase, RunConfig
+from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 
-PHASE_KEYS = ("name", "until", "launch")
+PHASE_KEYS = ("name", "until", "launch", "allow")
 """The keys of a phase that are not training values."""
 
-SECTIONS = ("data", "cache", "train", "launch", "export", "evaluate")
+SECTIONS = ("data", "cache", "lora", "train", "launch", "export", "evaluate")
 """The keys of a configuration that hold keys."""
 
 EXPECTED = {
@@ -47,7 +48,7 @@ def read_config(path: Path) -> RunConfig:
             f"{path}: cannot be read: {error.strerror}",
             hint="name a configuration file with CONFIG=FILE or --configfile",
         ) from error
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, ValueError) as error:  # as a date that is none, or bytes that are no text
         raise PipelineError(
             f"{path}: not valid YAML: {' '.join(str(error).split())}",
             hint="check indentation, quotes and doubled keys near that line",

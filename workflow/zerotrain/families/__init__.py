@@ -7,7 +7,7 @@ The stages and the training loop know only the protocols below. A family's modul
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -91,14 +91,47 @@ class Family(Protocol):
     def load_encoders(self, base: Path, device: str) -> Encoders:
         """Load VAE and text encoders, in float32, for encoding."""
 
-    def load_denoiser(self, base: Path) -> torch.nn.Module:
-        """Load the trainable part in float32 on CPU."""
+    def load_denoiser(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """Load the trainable part on CPU, in float32 if no type is given."""
+
+    def empty_denoiser(self, base: Path) -> torch.nn.Module:
+        """The trainable part on the meta device: names, shapes and ties, without its weights."""
+
+    def load_trained(self, weights: Path) -> torch.nn.Module:
+        """Load the trained part of a weights folder in float32 on CPU, in eval mode.
+
+        An adapter that lies in the folder is applied.
+        """
 
     def objective(self, base: Path) -> Objective:
         """The training objective, as the base model's noise scheduler defines it."""
 
-    def save_denoiser(self, base: Path, tensors: dict[str, torch.Tensor], out: Path) -> None:
-        """Write the trainable part in the library's own format into `out`/<denoiser_part>."""
+    def save_denoiser(
+        self,
+        base: Path,
+        shapes: Mapping[str, list[int]],
+        read: Callable[[str], torch.Tensor],
+        dtype: torch.dtype,
+        out: Path,
+        *,
+        frozen: Callable[[str], bool] = lambda name: False,
+    ) -> dict[str, str]:
+        """Write the trainable part in the library's own format into `out`/<denoiser_part>.
+
+        Args:
+            base: Folder of the base model.
+            shapes: Shape of each trained tensor.
+            read: Gives a trained tensor when its turn comes; only one is held.
+            dtype: Type to write.
+            out: Folder to write into.
+            frozen: Whether training left a name alone: it is taken from the base, like buffers.
+
+        Returns:
+            sha256 of each written file, by its name relative to `out`.
+
+        Raises:
+            PipelineError: names or shapes are not those of the base; nothing is written.
+        """
 
     def sample(
         self,

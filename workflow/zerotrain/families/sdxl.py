@@ -7,20 +7,21 @@ https://arxiv.org/abs/2307.01952. Folders have diffusers' layout.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler, UNet2DConditionModel
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import save_file
 
 from zerotrain.artifact import write_json
 from zerotrain.errors import PipelineError
 from zerotrain.families.ddpm import DenoisingObjective, read_noise_schedule
+from zerotrain.families.lora import apply_adapter
 from zerotrain.families.sdxl_pipeline import load_pipeline
 from zerotrain.progress import progress
+from zerotrain.tensor_file import open_tensors, write_tensor_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -145,39 +146,62 @@ class Sdxl:
         """Load VAE and text encoders in float32; the U-Net stays on disk."""
         return SdxlEncoders(base, device)
 
-    def load_denoiser(self, base: Path) -> torch.nn.Module:
-        """Load the U-Net in float32 on CPU."""
+    def load_denoiser(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """Load the U-Net on CPU, in float32 if no type is given."""
         unet: torch.nn.Module = UNet2DConditionModel.from_pretrained(
-            base, subfolder="unet", dtype=torch.float32, use_safetensors=True
+            base, subfolder="unet", dtype=dtype or torch.float32, use_safetensors=True
         )
+        return unet
+
+    def empty_denoiser(self, base: Path) -> torch.nn.Module:
+        """The U-Net that config.json describes, on the meta device."""
+        config = UNet2DConditionModel.load_config(base / "unet" / "config.json")
+        with torch.device("meta"):
+            unet: torch.nn.Module = UNet2DConditionModel.from_config(config)
+        return unet
+
+    def load_trained(self, weights: Path) -> torch.nn.Module:
+        """Load the U-Net of a weights folder in float32 on CPU, with the folder's adapter."""
+        unet = self.load_denoiser(weights).eval()
+        apply_adapter(unet, weights)
         return unet
 
     def objective(self, base: Path) -> SdxlObjective:
         """The objective that the base's noise scheduler describes."""
         return SdxlObjective(read_noise_schedule(base / "scheduler"))
 
-    def save_denoiser(self, base: Path, tensors: dict[str, torch.Tensor], out: Path) -> None:
-        """Write the U-Net's tensors beside an unchanged copy of the base's config.json.
-
-        Raises:
-            PipelineError: names or shapes are not those that config.json describes.
-        """
+    def save_denoiser(
+        self,
+        base: Path,
+        shapes: Mapping[str, list[int]],
+        read: Callable[[str], torch.Tensor],
+        dtype: torch.dtype,
+        out: Path,
+        *,
+        frozen: Callable[[str], bool] = lambda name: False,
+    ) -> dict[str, str]:
+        """Write the U-Net beside an unchanged copy of the base's config.json; see Family."""
         config = base / "unet" / "config.json"
-        _check_fits(config, tensors)
+        model = self.empty_denoiser(base)
+        sources = _sources(model, shapes, frozen, config)
+        held = _Weights(base / "unet", sources, read)
+        expected = model.state_dict()
         folder = out / "unet"
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(config, folder / "config.json")
         plan = split_torch_state_dict_into_shards(
-            tensors,
+            {n: torch.empty_like(t, dtype=_stored(t, dtype)) for n, t in expected.items()},
             filename_pattern=WEIGHTS + "{suffix}.safetensors",
             max_shard_size=MAX_SHARD_SIZE,
         )
+        known = {}
         for file, names in plan.filename_to_tensors.items():
-            shard = {name: tensors[name].detach().cpu().contiguous() for name in names}
-            save_file(shard, folder / file, metadata={"format": "pt"})
+            layout = {n: (_stored(expected[n], dtype), expected[n].shape) for n in sorted(names)}
+            known[f"unet/{file}"] = write_tensor_file(folder / file, layout, held.tensor)
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
             write_json(folder / f"{WEIGHTS}.safetensors.index.json", index)
+        return known
 
     def sample(
         self,
@@ -211,18 +235,63 @@ class Sdxl:
         return list(progress(images(), len(prompts), "sampling images", "image"))
 
 
-def _check_fits(config: Path, tensors: dict[str, torch.Tensor]) -> None:
-    with torch.device("meta"):
-        model = UNet2DConditionModel.from_config(UNet2DConditionModel.load_config(config))
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
+def _sources(
+    model: torch.nn.Module,
+    shapes: Mapping[str, list[int]],
+    frozen: Callable[[str], bool],
+    config: Path,
+) -> dict[str, str | None]:
+    """The trained tensor that fills each of the model's; None where the base's own does.
+
+    Raises:
+        PipelineError: naming the first tensor that the model or the training lacks, or whose shape
+            differs between them.
+    """
+    held = model.state_dict(keep_vars=True)
+    trained = {id(held[name]): name for name in shapes if name in held}
+    # Tied weights are one parameter under several names, of which training knows one.
+    found = {n: n if n in shapes else trained.get(id(tensor)) for n, tensor in held.items()}
+    for name in sorted(held.keys() | shapes.keys()):
+        buffer = name in held and not isinstance(held[name], torch.nn.Parameter)
+        source = found.get(name, name)
+        if source is None and (buffer or frozen(name)):
+            continue
+        expected = tuple(held[name].shape) if name in held else "absent"
+        given = tuple(shapes[source]) if source is not None and source in shapes else "absent"
+        if expected != given:
             raise PipelineError(
-                f"{name}: {found.get(name, 'absent')} in the trained tensors, "
-                f"{expected.get(name, 'absent')} by {config}",
+                f"{name}: {given} in the trained tensors, {expected} by {config}",
                 hint="export the weights with the base model that the training started from",
             )
+    return found
+
+
+def _stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Counters and indices keep their type."""
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+class _Weights:
+    """Tensors of the U-Net to write: trained ones, and the base's own where nothing was trained."""
+
+    def __init__(
+        self,
+        folder: Path,
+        sources: Mapping[str, str | None],
+        read: Callable[[str], torch.Tensor],
+    ) -> None:
+        self._sources = sources
+        self._read = read
+        kept = None in sources.values()
+        self._base = open_tensors(sorted(folder.glob("*.safetensors"))) if kept else {}
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor of one of the U-Net's own names."""
+        source = self._sources[name]
+        found: torch.Tensor = (
+            self._base[name].get_tensor(name) if source is None else self._read(source)
+        )
+        return found
 
 
 FAMILY = Sdxl()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
+from zerotrain.families.lora import apply_adapter
+
 if TYPE_CHECKING:
     import torch
 
@@ -24,12 +26,17 @@ def pipeline_class() -> Any:
 
 
 def load_pipeline(folder: Path, dtype: torch.dtype, **parts: None) -> Any:
-    """Load a pipeline from safetensors alone; a part given as None stays on disk."""
+    """Load a pipeline from safetensors alone; a part given as None stays on disk.
+
+    An adapter beside the parts is applied to the U-Net.
+    """
     # Bars of the libraries would fill a log with one line per file.
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     pipeline = pipeline_class().from_pretrained(
         folder, dtype=dtype, use_safetensors=True, add_watermarker=False, **parts
     )
+    if pipeline.unet is not None:
+        apply_adapter(pipeline.unet, folder)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline

@@ -29,8 +29,13 @@ class Preset:
 
     @property
     def offload_optimizer(self) -> str:
-        """Where the optimizer lives: none (on the device) or cpu."""
+        """Where the optimizer lives: none (on the device), cpu or nvme."""
         return str(self.zero_optimization.get("offload_optimizer", {}).get("device", "none"))
+
+    @property
+    def offload_param(self) -> str:
+        """Where parameters wait: none (on the device), cpu or nvme."""
+        return str(self.zero_optimization.get("offload_param", {}).get("device", "none"))
 
 
 def read_preset(path: Path) -> Preset:
@@ -62,6 +67,12 @@ def read_preset(path: Path) -> Preset:
         raise PipelineError(
             f"{path}: zero_optimization.{keys[0]} is 'auto'",
             hint="give a value: what is launched is written down before it starts",
+        )
+    if zero.get("round_robin_gradients"):
+        raise PipelineError(
+            f"{path}: round_robin_gradients is on",
+            hint="turn it off: under it DeepSpeed names other parameters' moments, so that no "
+            "checkpoint of two or more processes would be right",
         )
     return Preset(path.stem, engine, zero)
 

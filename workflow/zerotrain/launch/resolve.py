@@ -14,7 +14,13 @@ from zerotrain.launch.resolved import ResolvedPhase, Source, warmup_share
 Sources = dict[str, tuple[Source, str]]
 
 
-def resolve_phase(config: RunConfig, name: str, preset: Preset, epoch_size: int) -> ResolvedPhase:
+def resolve_phase(
+    config: RunConfig,
+    name: str,
+    preset: Preset,
+    epoch_size: int,
+    begun: tuple[int, int] = (0, 0),
+) -> ResolvedPhase:
     """Resolve one phase.
 
     Args:
@@ -22,6 +28,7 @@ def resolve_phase(config: RunConfig, name: str, preset: Preset, epoch_size: int)
         name: The phase.
         preset: The preset that the phase's launch names.
         epoch_size: Samples in an epoch, from the dataset's manifest.
+        begun: Steps and samples that the run begins with, where it goes on from elsewhere.
 
     Raises:
         PipelineError: a phase ends at or before its start, a batch cannot be divided, or the
@@ -34,7 +41,7 @@ def resolve_phase(config: RunConfig, name: str, preset: Preset, epoch_size: int)
         )
     phase = config.phase(name)
     train, launch = phase.train, phase.launch
-    spans = phase_spans(config, epoch_size)
+    spans = phase_spans(config, epoch_size, begun)
     start, until = spans[name]
     sources: Sources = {"run": ("user", ""), "phase": ("user", ""), "seed": _source(config, "seed")}
     sources["family"] = _source(config, "family")
@@ -42,16 +49,21 @@ def resolve_phase(config: RunConfig, name: str, preset: Preset, epoch_size: int)
         sources[key] = _source(train, key)
     for key in type(launch).model_fields:
         sources[key] = _source(launch, key)
-    for key in ("engine", "zero_stage", "offload_optimizer"):
+    for key in ("lora", "frozen_parameters"):
+        sources[key] = _source(config, key)
+    sources["allow"] = _source(phase, "allow")
+    for key in ("engine", "zero_stage", "offload_optimizer", "offload_param"):
         sources[key] = ("derived", f"preset {preset.name}")
-    sources["num_processes"] = ("default", "one process")
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
     sources["epoch_size"] = ("derived", "training samples x repeats, from the dataset manifest")
     threads = launch.num_cpu_threads_per_process
     if threads is None:
-        threads = os.cpu_count() or 1
-        sources["num_cpu_threads_per_process"] = ("derived", "cores of the machine that rendered")
+        threads = max(1, (os.cpu_count() or 1) // launch.num_processes)
+        sources["num_cpu_threads_per_process"] = (
+            "derived",
+            f"cores of the machine that rendered / {_count(launch.num_processes, 'process')}",
+        )
     horizon = train.lr_scheduler_steps
     if horizon is None:
         last = config.phases[-1].name
@@ -75,7 +87,8 @@ def resolve_phase(config: RunConfig, name: str, preset: Preset, epoch_size: int)
     accumulation = train.gradient_accumulation_steps
     sources["micro_batch_size"] = (
         "derived",
-        f"global batch {train.global_batch_size} / {accumulation} accumulations / 1 process",
+        f"global batch {train.global_batch_size} / {_count(accumulation, 'accumulation')} / "
+        f"{_count(launch.num_processes, 'process')}",
     )
     return ResolvedPhase(
         run=config.run,
@@ -86,7 +99,9 @@ def resolve_phase(config: RunConfig, name: str, preset: Preset, epoch_size: int)
         engine=preset.engine,
         zero_stage=preset.zero_stage,
         offload_optimizer=preset.offload_optimizer,
-        num_processes=1,
+        offload_param=preset.offload_param,
+        offload_path=launch.offload_path,
+        num_processes=launch.num_processes,
         num_cpu_threads_per_process=threads,
         mixed_precision=launch.mixed_precision,
         start_step=start,
@@ -94,10 +109,20 @@ def resolve_phase(config: RunConfig, name: str, preset: Preset, epoch_size: int)
         epoch_size=epoch_size,
         resolution=train.resolution,
         global_batch_size=train.global_batch_size,
-        micro_batch_size=train.global_batch_size // accumulation,
+        micro_batch_size=train.global_batch_size // accumulation // launch.num_processes,
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing=train.gradient_checkpointing,
+        lora=config.lora_values(),
+        frozen_parameters=list(config.frozen_parameters),
         optimizer=train.optimizer,
+        param_groups=[
+            {
+                "parameters": group.parameters,
+                "learning_rate": _given(group.learning_rate, train.learning_rate),
+                "adam_weight_decay": _given(group.adam_weight_decay, train.adam_weight_decay),
+            }
+            for group in train.param_groups
+        ],
         learning_rate=train.learning_rate,
         lr_scheduler=train.lr_scheduler,
         lr_warmup_steps=warmup,
@@ -113,11 +138,23 @@ def resolve_phase(config: RunConfig, name: str, preset: Preset, epoch_size: int)
         save_every=train.save_every,
         keep=train.keep,
         log_every=train.log_every,
+        allow=list(phase.allow),
         sources=sources,
     )
 
 
-def phase_spans(config: RunConfig, epoch_size: int) -> dict[str, tuple[int, int]]:
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _count(number: int, what: str) -> str:
+    plural = what + ("es" if what.endswith("s") else "s")
+    return f"{number} {what if number == 1 else plural}"
+
+
+def phase_spans(
+    config: RunConfig, epoch_size: int, begun: tuple[int, int] = (0, 0)
+) -> dict[str, tuple[int, int]]:
     """First and last global step of each phase, as half-open ranges.
 
     "N epochs" and "N samples" count from the start of the run, so the batch sizes of the phases
@@ -127,7 +164,7 @@ def phase_spans(config: RunConfig, epoch_size: int) -> dict[str, tuple[int, int]
         PipelineError: a phase that ends at or before its start.
     """
     spans: dict[str, tuple[int, int]] = {}
-    step = samples = 0
+    step, samples = begun
     for phase in config.phases:
         amount, unit = phase.until.split()
         batch = phase.train.global_batch_size

@@ -28,9 +28,11 @@ class ResolvedPhase:
     engine: Literal["torch", "deepspeed"]
     zero_stage: int
     offload_optimizer: str
+    offload_param: str = "none"
+    offload_path: str | None = None
     num_processes: int
     num_cpu_threads_per_process: int
-    mixed_precision: Literal["no", "bf16"]
+    mixed_precision: Literal["no", "bf16", "fp16"]
     start_step: int
     """The global step at which the phase before ends; 0 for the first."""
     until_step: int
@@ -41,7 +43,12 @@ class ResolvedPhase:
     micro_batch_size: int
     gradient_accumulation_steps: int
     gradient_checkpointing: bool
+    lora: dict[str, Any] | None = None
+    """rank, alpha, dropout and target_modules of an adapter; None trains the model itself."""
+    frozen_parameters: list[str] = field(default_factory=list)
     optimizer: str
+    param_groups: list[dict[str, Any]] = field(default_factory=list)
+    """parameters, learning_rate and adam_weight_decay of groups with values of their own."""
     learning_rate: float
     lr_scheduler: str
     lr_warmup_steps: int
@@ -58,6 +65,8 @@ class ResolvedPhase:
     save_every: int
     keep: int
     log_every: int
+    allow: list[str] = field(default_factory=list)
+    """What the switch into this phase may lose."""
     sources: dict[str, tuple[Source, str]] = field(default_factory=dict, compare=False)
     """Where each value comes from, and why where it is derived."""
 
@@ -75,7 +84,7 @@ class ResolvedPhase:
         """
         left_out = {
             "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
-            "log_every", "sources",
+            "log_every", "offload_path", "allow", "sources",
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:
             left_out.add("lr_warmup_steps")

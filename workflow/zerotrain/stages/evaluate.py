@@ -180,7 +180,7 @@ def _judge(
 
 def _holdout_loss(config: RunConfig, cache: Path, weights: Path, device: str) -> float | None:
     family = load_family(config.family)
-    denoiser = family.load_denoiser(weights).eval().to(device)
+    denoiser = family.load_trained(weights).to(device)
     opened = read_cache(cache, verify=False)
     return holdout_loss(
         denoiser, family.objective(weights), opened, config.seed, torch.device(device)

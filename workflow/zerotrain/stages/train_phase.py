@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml
 from zerotrain.sources import source_digest
 from zerotrain.supervise import supervise
-from zerotrain.training import lock, progress_folder
+from zerotrain.training import lock, nvme_check, preflight, progress_folder, swap_folder
 
 RANK = "zerotrain.training.rank"
 
@@ -60,9 +61,13 @@ def train_phase(
     phase = read_run_yaml(parents["launch"].path("run.yaml"))
     held = lock.take(progress)
     try:
-        said = progress_folder.settle(progress, fingerprint(phase, parents))
-        if said:
-            print(said, file=sys.stderr, flush=True)
+        own = fingerprint(phase, parents)
+        preflight.check_progress(progress, own, phase)
+        said = preflight.check_start(parents["start"], phase) if start is not None else []
+        if aside := progress_folder.settle(progress, own):
+            said.append(aside)
+        for line in said:
+            print(line, file=sys.stderr, flush=True)
         for leftover in (progress_folder.STOP, progress_folder.EXIT):
             (progress / leftover).unlink(missing_ok=True)
         if progress_folder.newest_step(progress, phase.until_step) != phase.until_step:
@@ -118,18 +123,19 @@ def _launch(
             )
 
     threads = str(phase.num_cpu_threads_per_process)
-    code = supervise(
-        command,
-        log=None,
-        environment={
-            **os.environ,
-            **compiled_ops.environment(),
-            # Threads are part of the numbers; a launcher or Snakemake must not choose them.
-            **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads),
-            "TOKENIZERS_PARALLELISM": "false",
-        },
-        on_signal=ask_to_stop,
-    )
+    with _swap_folder(phase, launch, base) as swapping:
+        code = supervise(
+            [*command, *swapping],
+            log=None,
+            environment={
+                **os.environ,
+                **compiled_ops.environment(),
+                # Threads are part of the numbers; a launcher or Snakemake must not choose them.
+                **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads),
+                "TOKENIZERS_PARALLELISM": "false",
+            },
+            on_signal=ask_to_stop,
+        )
     left = progress / progress_folder.EXIT
     if left.is_file():
         ending = json.loads(left.read_text())
@@ -154,6 +160,22 @@ def _launch(
             flush=True,
         )
     return code
+
+
+@contextlib.contextmanager
+def _swap_folder(phase: ResolvedPhase, launch: Path, base: Path) -> Iterator[list[str]]:
+    """The rank's arguments for swapping to a disk: a folder of its own, on a disk that is right."""
+    if not swap_folder.swaps(phase):
+        yield []
+        return
+    needed = swap_folder.needed_bytes(phase, artifact.read(base, "base", verify=False))
+    with swap_folder.swap_folder(phase, needed) as (folder, said):
+        for line in said:
+            print(line, file=sys.stderr, flush=True)
+        compiled_ops.build_swap_op()
+        if passed := nvme_check.check(phase, launch, folder):
+            print(passed, file=sys.stderr, flush=True)
+        yield ["--swap", str(folder)]
 
 
 def _publish(

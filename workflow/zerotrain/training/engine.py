@@ -7,6 +7,7 @@ checkpoint format is needed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import torch
 from zerotrain.checkpoint import Fragment
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.state import ReadTensor
+from zerotrain.training.param_groups import ParamGroup
 
 
 class Engine(Protocol):
@@ -25,6 +27,12 @@ class Engine(Protocol):
     device: torch.device
     rank: int
     world_size: int
+    shapes: dict[str, list[int]]
+    """The trained parameters, in the order of the model."""
+    groups: list[ParamGroup]
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of one micro batch; the step's last exchanges gradients."""
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of one micro batch's mean loss, divided by the accumulation."""
@@ -32,14 +40,18 @@ class Engine(Protocol):
     def step(self, learning_rate: float) -> float:
         """Clip, update, clear the gradients; return the gradients' norm before clipping.
 
-        Where it is not finite the weights are spoilt or the update was left out: never save them.
+        Where it is not finite, fp16 has left the update out and lowered its loss scale; at other
+        precisions the weights are spoilt or the update was left out: never save them.
         """
 
-    def load_optimizer(self, read: ReadTensor, optimizer_step: int) -> None:
-        """Take master weights and moments over. The model was built from the same weights."""
+    def load_masters(self, read: ReadTensor) -> None:
+        """Take the exact float32 weights over. The model was built from the same weights."""
 
-    def named_trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """The trained parameters by name, in the order of the model."""
+    def load_moments(self, read: ReadTensor, optimizer_step: int) -> None:
+        """Take the optimizer's moments and its count over."""
+
+    def load_loss_scale(self, found: dict[str, Any]) -> None:
+        """Take over what loss_scale gave, in this engine or another."""
 
     def fragments(self) -> Iterator[Fragment]:
         """This rank's part of every trained parameter."""
@@ -47,17 +59,31 @@ class Engine(Protocol):
     def optimizer_step(self) -> int:
         """Updates that the optimizer has counted."""
 
+    def loss_scale(self) -> dict[str, Any] | None:
+        """fp16: the scale, and the steps since it was last changed. Else None."""
+
     def describe(self) -> dict[str, Any]:
         """What a checkpoint says of the engine that made it."""
 
 
-def open_engine(model: torch.nn.Module, phase: ResolvedPhase, launch: Path) -> Engine:
+def open_engine(
+    model: torch.nn.Module,
+    phase: ResolvedPhase,
+    launch: Path,
+    *,
+    exact: bool,
+    swap: Path | None = None,
+) -> Engine:
     """Build the engine that the phase's launch names.
 
     Args:
-        model: The denoiser with its starting weights, float32, on CPU.
+        model: The denoiser with its starting weights, float32, on CPU; what is not to be trained
+            requires no gradient.
         phase: The resolved phase.
         launch: Folder of the launch files.
+        exact: Whether the master weights must come from the model; else load_masters follows, and
+            no second copy of the weights is held meanwhile.
+        swap: Folder for what is swapped to a disk, instead of the one that the files name.
     """
     if phase.gradient_checkpointing:
         model.enable_gradient_checkpointing()  # type: ignore[operator]
@@ -65,20 +91,24 @@ def open_engine(model: torch.nn.Module, phase: ResolvedPhase, launch: Path) -> E
     if phase.engine == "deepspeed":
         from zerotrain.training.zero_engine import ZeroEngine
 
-        return ZeroEngine(model, phase, launch / "deepspeed.json")
+        return ZeroEngine(model, phase, launch / "deepspeed.json", exact=exact, swap=swap)
     from zerotrain.training.torch_engine import TorchEngine
 
     return TorchEngine(model, phase)
 
 
-def adam_arguments(phase: ResolvedPhase) -> dict[str, Any]:
-    """AdamW's arguments, all of them: DeepSpeed's and torch's defaults differ."""
-    return {
-        "lr": phase.learning_rate,
-        "betas": (phase.adam_beta1, phase.adam_beta2),
-        "eps": phase.adam_epsilon,
-        "weight_decay": phase.adam_weight_decay,
-    }
+def adam_groups(phase: ResolvedPhase, groups: list[ParamGroup]) -> list[dict[str, Any]]:
+    """The groups as AdamW takes them, but for `params`. Every value is written: DeepSpeed's and
+    torch's defaults differ."""
+    return [
+        {
+            "lr": group.learning_rate,
+            "betas": (phase.adam_beta1, phase.adam_beta2),
+            "eps": phase.adam_epsilon,
+            "weight_decay": group.weight_decay,
+        }
+        for group in groups
+    ]
 
 
 def describe_phase(phase: ResolvedPhase, world_size: int) -> dict[str, Any]:
@@ -88,6 +118,9 @@ def describe_phase(phase: ResolvedPhase, world_size: int) -> dict[str, Any]:
         "engine": phase.engine,
         "zero_stage": phase.zero_stage,
         "offload_optimizer": phase.offload_optimizer,
-        "mixed_precision": phase.mixed_precision,
+        "offload_param": phase.offload_param,
         "world_size": world_size,
+        "mixed_precision": phase.mixed_precision,
+        "global_batch_size": phase.global_batch_size,
+        "gradient_accumulation_steps": phase.gradient_accumulation_steps,
     }

@@ -44,6 +44,16 @@ class Holder:
         return self.host != socket.gethostname() or _same_process(self.pid, self.started)
 
 
+def this_process() -> Holder:
+    """The process that asks."""
+    return Holder(
+        socket.gethostname(),
+        os.getpid(),
+        psutil.Process().create_time(),
+        os.environ.get("SLURM_JOB_ID", ""),
+    )
+
+
 class Lock:
     """A held lock. Use `take`, then `release`."""
 
@@ -64,12 +74,7 @@ def take(folder: Path) -> Lock:
         PipelineError: another process holds it; the message names host, pid and since when.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    me = Holder(
-        socket.gethostname(),
-        os.getpid(),
-        psutil.Process().create_time(),
-        os.environ.get("SLURM_JOB_ID", ""),
-    )
+    me = this_process()
     # A new file each time: an old one of this name may be the lock itself under its first name.
     draft = folder / f"{LOCK}.new-{me.host}-{me.pid}"
     draft.unlink(missing_ok=True)

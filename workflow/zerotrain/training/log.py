@@ -3,20 +3,53 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.training.progress_folder import LOG, RESOURCES
+from zerotrain.training.progress_folder import LOG, PENDING, RESOURCES
 
 SECONDS_BETWEEN_LINES = 10.0
+
+
+class Log(Protocol):
+    """What the loop tells."""
+
+    def step(self, step: int, samples: int, loss: float, grad_norm: float, lr: float) -> None:
+        """Note one finished step; grad_norm is infinite where fp16 left the update out."""
+
+    def write_records(self, folder: Path) -> None:
+        """Copy the log and the resources used so far into a draft's records."""
+
+    def say(self, text: str) -> None:
+        """A line for the person who watches."""
+
+    def close(self) -> None:
+        """Finish the bar and the files."""
+
+
+class NoLog:
+    """Of the processes of one training the first one tells; the others are silent."""
+
+    def step(self, step: int, samples: int, loss: float, grad_norm: float, lr: float) -> None:
+        pass
+
+    def write_records(self, folder: Path) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class TrainingLog:
@@ -24,7 +57,8 @@ class TrainingLog:
 
     A line of training_log.jsonl is {"phase", "step", "samples", "loss", "learning_rate",
     "grad_norm", "seconds"}: loss and grad_norm are means over the steps since the line before,
-    seconds is the training time of the phase up to here.
+    seconds is the training time of the phase up to here. fp16 adds "skipped": how many of these
+    steps left the update out, because a gradient overflowed; they are no part of grad_norm.
     """
 
     def __init__(
@@ -42,7 +76,7 @@ class TrainingLog:
         """
         self._phase = phase
         self._progress = progress
-        before = _read(records / LOG) if records else []
+        before = _read(records / LOG) if records and (records / LOG).is_file() else []
         self._used_before = {"train_seconds": 0.0, "peak_host_bytes": 0, "peak_device_bytes": 0}
         if records and same_phase:
             self._used_before = json.loads((records / RESOURCES).read_text())
@@ -53,6 +87,9 @@ class TrainingLog:
         self._last_line = 0.0
         self._first_step = step
         self._waiting: list[tuple[float, float]] = []
+        if records and same_phase and (records / PENDING).is_file():
+            pending = json.loads((records / PENDING).read_text())
+            self._waiting = [(loss, norm) for loss, norm in pending]
         self._bar = (
             tqdm(initial=step, total=phase.until_step, desc=phase.phase, unit="it", smoothing=0.1)
             if sys.stderr.isatty()
@@ -73,20 +110,24 @@ class TrainingLog:
 
     def _write(self, step: int, samples: int, lr: float) -> None:
         losses, norms = zip(*self._waiting, strict=True)
+        taken = [norm for norm in norms if math.isfinite(norm)]
         line: dict[str, Any] = {
             "phase": self._phase.phase,
             "step": step,
             "samples": samples,
             "loss": sum(losses) / len(losses),
-            "grad_norm": sum(norms) / len(norms),
+            "grad_norm": sum(taken) / len(taken) if taken else None,
             "learning_rate": lr,
             "seconds": round(self.seconds, 3),
         }
+        if len(taken) < len(norms):
+            line["skipped"] = len(norms) - len(taken)
         self._waiting = []
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()
         for key in ("loss", "grad_norm", "learning_rate"):
-            self._board.add_scalar(f"train/{key}", line[key], step)
+            if line[key] is not None:
+                self._board.add_scalar(f"train/{key}", line[key], step)
 
     def _show(self, step: int, loss: float, lr: float) -> None:
         if self._bar is not None:
@@ -127,6 +168,8 @@ class TrainingLog:
             "peak_device_bytes": max(device, self._used_before["peak_device_bytes"]),
         }
         (folder / RESOURCES).write_text(json.dumps(resources) + "\n")
+        # The steps since the last line, which the next one is the mean of.
+        (folder / PENDING).write_text(json.dumps(self._waiting) + "\n")
 
     def close(self) -> None:
         """Finish the bar and the files."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from zerotrain.checkpoint import KIND, write_position, write_rank
 from zerotrain.errors import PipelineError
 from zerotrain.families import Objective
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.state import ADAM_SLOTS, MASTER, TrainingPosition
+from zerotrain.position import ADAM_SLOTS, MASTER, TrainingPosition
+from zerotrain.training import ranks
 from zerotrain.training.batches import Batches
 from zerotrain.training.draws import step_seed
 from zerotrain.training.engine import Engine
-from zerotrain.training.log import TrainingLog
+from zerotrain.training.log import Log
 from zerotrain.training.progress_folder import prune, step_folder
 from zerotrain.training.schedule import learning_rate
 
@@ -39,7 +41,7 @@ def train(
     batches: Batches,
     phase: ResolvedPhase,
     clock: Clock,
-    log: TrainingLog,
+    log: Log,
     progress: Path,
     stop_requested: Callable[[], bool],
 ) -> bool:
@@ -54,19 +56,27 @@ def train(
     """
     while clock.step < phase.until_step:
         rate = learning_rate(phase, clock.step, clock.horizon)
-        loss = _accumulate(engine, objective, batches, phase, clock)
+        own_loss = _accumulate(engine, objective, batches, phase, clock)
+        loss, stopping = ranks.settle(own_loss, stop_requested(), engine.device)
         _refuse_infinite("loss", loss, phase, clock)
-        norm = engine.step(rate)
-        _refuse_infinite("gradients' norm", norm, phase, clock)
+        norm = _update(engine, rate, phase, clock)
         clock.step += 1
         clock.samples += phase.global_batch_size
         log.step(clock.step, clock.samples, loss, norm, rate)
-        stopping = stop_requested()
         if stopping or clock.step % phase.save_every == 0 or clock.step == phase.until_step:
             save(engine, phase, clock, log, progress)
         if stopping:
             break
     return clock.step >= phase.until_step
+
+
+def _update(engine: Engine, rate: float, phase: ResolvedPhase, clock: Clock) -> float:
+    """One optimizer step; the gradients' norm, infinite where fp16 left the update out."""
+    scale = engine.loss_scale()
+    norm = engine.step(rate)
+    if scale is None or scale["scale"] <= 1:
+        _refuse_infinite("gradients' norm", norm, phase, clock)
+    return norm
 
 
 def _refuse_infinite(what: str, value: float, phase: ResolvedPhase, clock: Clock) -> None:
@@ -81,22 +91,25 @@ def _refuse_infinite(what: str, value: float, phase: ResolvedPhase, clock: Clock
 def _accumulate(
     engine: Engine, objective: Objective, batches: Batches, phase: ResolvedPhase, clock: Clock
 ) -> float:
-    """Gradients of one global batch; its mean loss."""
+    """Gradients of this process's share of a global batch; its mean loss."""
     torch.manual_seed(step_seed(phase.seed, clock.step, engine.rank))
     micro, total = phase.micro_batch_size, 0.0
     for part in range(phase.gradient_accumulation_steps):
-        batch = batches.batch(clock.samples + part * micro, micro, engine.device)
-        loss = objective.loss(engine.model, batch, snr_gamma=phase.snr_gamma).mean()
-        engine.backward(loss)
+        first = clock.samples + (part * engine.world_size + engine.rank) * micro
+        batch = batches.batch(first, micro, engine.device)
+        with engine.micro_batch(last=part == phase.gradient_accumulation_steps - 1):
+            loss = objective.loss(engine.model, batch, snr_gamma=phase.snr_gamma).mean()
+            engine.backward(loss)
         total += loss.item()
     return total / phase.gradient_accumulation_steps
 
 
-def save(
-    engine: Engine, phase: ResolvedPhase, clock: Clock, log: TrainingLog, progress: Path
-) -> None:
-    """Write the rolling checkpoint of this step, complete at once, and remove the oldest."""
-    shapes = {n: list(p.shape) for n, p in engine.named_trained()}
+def save(engine: Engine, phase: ResolvedPhase, clock: Clock, log: Log, progress: Path) -> None:
+    """Write the rolling checkpoint of this step, complete at once, and remove the oldest.
+
+    Every process writes its own part; the first one publishes them together.
+    """
+    rate = learning_rate(phase, clock.step, clock.horizon)
     position = TrainingPosition(
         run=phase.run,
         phase=phase.phase,
@@ -106,20 +119,28 @@ def save(
         optimizer_step=engine.optimizer_step(),
         param_groups=[
             {
-                "parameters": list(shapes),
-                "lr": learning_rate(phase, clock.step, clock.horizon),
+                "parameters": group.names,
+                "lr": group.rate(rate, phase),
                 "betas": [phase.adam_beta1, phase.adam_beta2],
                 "eps": phase.adam_epsilon,
-                "weight_decay": phase.adam_weight_decay,
+                "weight_decay": group.weight_decay,
             }
+            for group in engine.groups
         ],
         lr_scheduler=phase.lr_scheduler,
         lr_scheduler_steps=clock.horizon,
         rng={"scheme": "counter", "seed": phase.seed},
         engine=engine.describe(),
+        loss_scale=engine.loss_scale(),
     )
-    with artifact.publish(step_folder(progress, clock.step), KIND) as draft:
-        spans = write_rank(draft.folder, engine.rank, engine.fragments())
-        write_position(draft.folder, position, shapes, [MASTER, *ADAM_SLOTS], [spans])
-        log.write_records(draft.folder / "records")
-    prune(progress, phase.keep, clock.step)
+    folder = step_folder(progress, clock.step)
+    publishing = artifact.publish(folder, KIND) if engine.rank == 0 else nullcontext()
+    with publishing as draft:
+        shared = ranks.broadcast(draft.folder if draft else None)
+        assert shared is not None
+        spans = ranks.gather(write_rank(shared, engine.rank, engine.fragments()))
+        if draft:
+            write_position(draft.folder, position, engine.shapes, [MASTER, *ADAM_SLOTS], spans)
+            log.write_records(draft.folder / "records")
+    if engine.rank == 0:
+        prune(progress, phase.keep, clock.step)

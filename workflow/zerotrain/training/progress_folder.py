@@ -25,6 +25,7 @@ STOP = "stop"
 EXIT = "exit.json"
 LOG = "training_log.jsonl"
 RESOURCES = "resources.json"
+PENDING = "pending.json"
 
 
 def step_folder(progress: Path, step: int) -> Path:

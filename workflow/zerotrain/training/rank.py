@@ -6,25 +6,28 @@ It is the other half of the train_phase stage, which launches it and answers for
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
-from zerotrain.artifact import write_json
 from zerotrain.cache import read_cache
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
 from zerotrain.families import load_family
 from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml
-from zerotrain.state import MASTER, State
-from zerotrain.supervise import end_with_parent
-from zerotrain.training import progress_folder
+from zerotrain.position import MASTER
+from zerotrain.state import State
+from zerotrain.supervise import SUPERVISOR, end_with_parent
+from zerotrain.trained import choose_trained, refuse_other_parameters, trained_parameters
+from zerotrain.training import preflight, progress_folder
 from zerotrain.training.batches import Batches
-from zerotrain.training.engine import open_engine
+from zerotrain.training.engine import Engine, open_engine
 from zerotrain.training.lock import hold_writer
-from zerotrain.training.log import TrainingLog
+from zerotrain.training.log import Log, NoLog, TrainingLog
 from zerotrain.training.loop import Clock, train
 
 
@@ -36,40 +39,59 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--cache", type=Path, required=True, help="folder of the cache")
     parser.add_argument("--start", type=Path, help="state of the phase before")
     parser.add_argument("--progress", type=Path, required=True, help="folder of the progress")
+    parser.add_argument("--swap", type=Path, help="folder for what is swapped to a disk")
     arguments = parser.parse_args(argv)
     end_with_parent()
+    first = os.environ.get("RANK", "0") == "0"
+    writing = hold_writer(arguments.progress) if first else nullcontext()
     try:
-        with hold_writer(arguments.progress):
-            # What an orphan of an earlier start may have left after this one began.
-            (arguments.progress / progress_folder.EXIT).unlink(missing_ok=True)
+        with writing:
+            if first:  # what an orphan of an earlier start may have left after this one began
+                (arguments.progress / progress_folder.EXIT).unlink(missing_ok=True)
             finished = run(**vars(arguments))
     except PipelineError as error:
-        print(error, file=sys.stderr, flush=True)
-        _leave(arguments.progress, EXIT_USER_ERROR, error.what)
-    if not finished:
+        if _leave(arguments.progress, EXIT_USER_ERROR, error.what):
+            print(error, file=sys.stderr, flush=True)
+        _end_the_others()
+        return
+    if not finished and first:
         _leave(arguments.progress, EXIT_UNFINISHED, "stopped on request; a checkpoint was written")
 
 
-def run(launch: Path, base: Path, cache: Path, start: Path | None, progress: Path) -> bool:
+def run(
+    launch: Path,
+    base: Path,
+    cache: Path,
+    start: Path | None,
+    progress: Path,
+    swap: Path | None = None,
+) -> bool:
     """Train; whether the phase was finished. The stage has verified the folders it names."""
     phase = read_run_yaml(launch / "run.yaml")
     family = load_family(phase.family)
     source = _source(phase, start, progress)
     model = family.load_denoiser(base)
+    choose_trained(model, phase.lora, phase.frozen_parameters, phase.seed)
     if source is not None:
         _take_weights(model, source)
-    engine = open_engine(model, phase, launch)
+    engine = open_engine(model, phase, launch, exact=source is None, swap=swap)
     clock = Clock(0, 0, phase.lr_scheduler_steps)
     records, same_phase = None, isinstance(source, Checkpoint)
     if source is not None:
         position = source.position
-        engine.load_optimizer(source.tensor, position.optimizer_step)
+        engine.load_masters(source.tensor)
+        if not preflight.lacks_moments(position, source.slots):
+            engine.load_moments(source.tensor, position.optimizer_step)
+        if position.loss_scale and phase.mixed_precision == "fp16":
+            engine.load_loss_scale(position.loss_scale)
         clock = Clock(position.step, position.samples, _horizon(phase, position.lr_scheduler_steps))
         records = source.artifact.folder / "records"
         source = None  # an open file keeps its disk space when the checkpoint is pruned
-    log = TrainingLog(progress, phase, records, clock.step, same_phase=same_phase)
+    log: Log = NoLog()
+    if engine.rank == 0:
+        log = TrainingLog(progress, phase, records, clock.step, same_phase=same_phase)
     log.say(
-        f"{phase.phase}: {phase.preset} on {engine.device}, steps {clock.step} to "
+        f"{phase.phase}: {phase.preset} on {_devices(engine)}, steps {clock.step} to "
         f"{phase.until_step}, global batch {phase.global_batch_size}"
     )
     stop = _StopRequest(progress)
@@ -87,6 +109,10 @@ def run(launch: Path, base: Path, cache: Path, start: Path | None, progress: Pat
     return finished
 
 
+def _devices(engine: Engine) -> str:
+    return str(engine.device) if engine.world_size == 1 else f"{engine.world_size} processes"
+
+
 def _source(phase: ResolvedPhase, start: Path | None, progress: Path) -> Checkpoint | State | None:
     """Where the phase goes on from: its newest whole checkpoint, else the state before it."""
     for step in reversed(progress_folder.saved_steps(progress)):
@@ -96,7 +122,7 @@ def _source(phase: ResolvedPhase, start: Path | None, progress: Path) -> Checkpo
             return Checkpoint(progress_folder.step_folder(progress, step))
         except PipelineError as error:
             print(f"{error.what}; the checkpoint before it is taken", file=sys.stderr, flush=True)
-    return State(start) if start else None
+    return State(start, verify=False) if start else None
 
 
 def _take_weights(model: object, source: Checkpoint | State) -> None:
@@ -104,7 +130,10 @@ def _take_weights(model: object, source: Checkpoint | State) -> None:
     import torch
 
     assert isinstance(model, torch.nn.Module)
-    parameters = dict(model.named_parameters())
+    parameters = trained_parameters(model)
+    refuse_other_parameters(
+        source.shapes, {n: list(p.shape) for n, p in parameters.items()}, source.artifact.folder
+    )
     with torch.no_grad():
         for name in source.names:
             parameters[name].copy_(source.tensor(name, MASTER))
@@ -112,8 +141,10 @@ def _take_weights(model: object, source: Checkpoint | State) -> None:
 
 def _horizon(phase: ResolvedPhase, kept: int) -> int:
     """The schedule's horizon: the user's word, else the one that training began with."""
-    if phase.sources["lr_scheduler_steps"][0] == "user" or kept == phase.lr_scheduler_steps:
-        return phase.lr_scheduler_steps
+    own = phase.lr_scheduler_steps
+    # A state of elsewhere names no horizon.
+    if phase.sources["lr_scheduler_steps"][0] == "user" or kept in (0, own):
+        return own
     if phase.lr_scheduler != "constant":
         print(
             f"{phase.phase}: the learning rate keeps its horizon of {kept} steps although the last "
@@ -141,10 +172,24 @@ class _StopRequest:
         return self._signalled or self._file.exists()
 
 
-def _leave(progress: Path, code: int, reason: str) -> NoReturn:
-    """Leave the exit code to the stage: a launcher would lose it and print a traceback."""
-    write_json(progress / progress_folder.EXIT, {"code": code, "reason": reason})
-    sys.exit(0)
+def _leave(progress: Path, code: int, reason: str) -> bool:
+    """Leave the exit code to the stage: a launcher would lose it and print a traceback.
+
+    Returns:
+        Whether this process is the first one to say how the training ended.
+    """
+    try:
+        with (progress / progress_folder.EXIT).open("x") as stream:
+            json.dump({"code": code, "reason": reason}, stream)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _end_the_others() -> None:
+    """Other processes wait for this one, and end with the launcher; it would print a traceback."""
+    if os.environ.get("WORLD_SIZE", "1") != "1" and SUPERVISOR in os.environ:
+        os.kill(os.getppid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO stages 1 and 2, the optimizer on the device or on the CPU.
+"""DeepSpeed ZeRO stages 1 to 3, optimizer and parameters on the device, the CPU or a disk.
 
 DeepSpeed is driven directly: `accelerate launch` starts the process, but accelerate's own wrapper
 swaps optimizers, steps schedules by the world size and believes CPU runs to be single (its traps
@@ -7,47 +7,85 @@ are listed in DeepSpeed's and accelerate's issues; none is reachable from here).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
-from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
 from zerotrain.checkpoint import Fragment
+from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.state import ADAM_SLOTS, MASTER, ReadTensor
-from zerotrain.training.engine import adam_arguments, describe_phase
+from zerotrain.position import ADAM_SLOTS
+from zerotrain.state import ReadTensor
+from zerotrain.trained import trained_parameters
+from zerotrain.training.engine import adam_groups, describe_phase
+from zerotrain.training.param_groups import param_groups
+from zerotrain.training.zero_partitions import GroupPartitions, ParameterPartitions
+from zerotrain.training.zero_swap import point_to, read_gradients_through_aligned_memory
 
 
 class ZeroEngine:
     """A DeepSpeed engine over the model."""
 
-    def __init__(self, model: torch.nn.Module, phase: ResolvedPhase, config: Path) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        phase: ResolvedPhase,
+        config: Path,
+        *,
+        exact: bool,
+        swap: Path | None = None,
+    ) -> None:
         on_gpu = torch.cuda.is_available()
         deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
+        _refuse_fp16_where_unsupported(phase)
         self._phase = phase
-        self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        trained = list(self._trained.values())
+        trained = trained_parameters(model)
+        self.shapes = {name: list(p.shape) for name, p in trained.items()}
+        self.groups = param_groups(phase, list(trained))
+        groups = adam_groups(phase, self.groups)
+        for values, group in zip(groups, self.groups, strict=True):
+            values["params"] = [trained[name] for name in group.names]
         optimizer: torch.optim.Optimizer
-        if phase.offload_optimizer == "cpu":
-            optimizer = DeepSpeedCPUAdam(trained, adamw_mode=True, **adam_arguments(phase))
+        if phase.offload_optimizer == "none":
+            optimizer = torch.optim.AdamW(groups, fused=True)
         else:
-            optimizer = torch.optim.AdamW(trained, fused=True, **adam_arguments(phase))
-        # DeepSpeed rounds the weights to bf16 before it makes its fp32 masters of them.
-        exact = {} if phase.mixed_precision == "no" else _copies(self._trained)
+            optimizer = DeepSpeedCPUAdam(groups, adamw_mode=True)
+        settings = json.loads(config.read_text())
+        if swap is not None:
+            point_to(settings, swap)
+        # DeepSpeed rounds the weights to 16 bits before it makes its fp32 masters of them.
+        masters = _copies(trained) if exact and phase.mixed_precision != "no" else {}
         self._engine, self._zero, _, _ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=json.loads(config.read_text())
+            model=model, optimizer=optimizer, config=settings
         )
-        for name, weights in exact.items():
-            safe_set_full_fp32_param(self._trained[name], weights)
+        read_gradients_through_aligned_memory(self._zero)
+        self._partitions = (
+            ParameterPartitions(self._zero, trained, self.shapes)
+            if phase.zero_stage == 3
+            else GroupPartitions(self._zero, trained)
+        )
+        if masters:
+            self._partitions.fill_masters(lambda name, slot: masters[name])
+        if phase.mixed_precision == "fp16":
+            # At the lowest scale it raises a bare Exception; the loop has a sentence for it.
+            self._zero.loss_scaler.raise_error_at_min_scale = False
+            # An update that overflows makes no states, and a checkpoint may follow it.
+            self._create_states(0)
         self.device = torch.device(self._engine.device)
         self.rank: int = deepspeed.comm.get_rank()
         self.world_size: int = deepspeed.comm.get_world_size()
         self.model: torch.nn.Module = self._engine
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
         # DeepSpeed divides by the accumulation itself, and counts micro batches in its step.
@@ -57,8 +95,8 @@ class ZeroEngine:
 
     def step(self, learning_rate: float) -> float:
         base = self._zero.optimizer
-        for group in base.param_groups:
-            group["lr"] = learning_rate
+        for group, own in zip(base.param_groups, self.groups, strict=True):
+            group["lr"] = own.rate(learning_rate, self._phase)
         if isinstance(base, DeepSpeedCPUAdam):
             _forget_bias_history(base)
         self._engine.step()
@@ -66,36 +104,42 @@ class ZeroEngine:
             return float("inf")  # DeepSpeed leaves such an update out without a word
         return float(self._engine.get_global_grad_norm() or 0.0)
 
-    def load_optimizer(self, read: ReadTensor, optimizer_step: int) -> None:
-        base = self._zero.optimizer
-        for flat in self._zero.single_partition_of_fp32_groups:
+    def load_masters(self, read: ReadTensor) -> None:
+        self._partitions.fill_masters(read)
+
+    def load_moments(self, read: ReadTensor, optimizer_step: int) -> None:
+        self._create_states(optimizer_step)
+        self._partitions.fill_moments(read)
+
+    def _create_states(self, optimizer_step: int) -> None:
+        def state(flat: torch.Tensor) -> dict[str, Any]:
             count: Any = optimizer_step
-            if not isinstance(base, DeepSpeedCPUAdam):
+            if not isinstance(self._zero.optimizer, DeepSpeedCPUAdam):
                 # torch wants a tensor, and one of its own for each state: it counts in place.
                 count = torch.tensor(float(optimizer_step), device=flat.device)
-            slots = {slot: torch.zeros_like(flat) for slot in ADAM_SLOTS}
-            base.state[flat] = {"step": count, **slots}
-        self._link_slots()
-        for name, parameter in self._trained.items():
-            safe_set_full_fp32_param(parameter, read(name, MASTER))
-            for slot in ADAM_SLOTS:
-                safe_set_full_optimizer_state(parameter, read(name, slot), slot)
+            return {"step": count, **{slot: torch.zeros_like(flat.data) for slot in ADAM_SLOTS}}
 
-    def named_trained(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        yield from self._trained.items()
+        self._partitions.create_states(state)
+
+    def load_loss_scale(self, found: dict[str, Any]) -> None:
+        scaler = self._zero.loss_scaler
+        scaler.cur_scale = found["scale"]
+        scaler.cur_iter, scaler.last_overflow_iter = found["good_steps"], -1
 
     def fragments(self) -> Iterator[Fragment]:
-        self._link_slots()
-        for name, parameter in self._trained.items():
-            mapping = parameter._hp_mapping  # type: ignore[attr-defined]
-            if mapping is None:
-                continue  # the parameter lies wholly in other ranks' partitions
-            slots = {MASTER: mapping.get_hp_fragment()}
-            slots.update((slot, mapping.get_optim_state_fragment(slot)) for slot in ADAM_SLOTS)
-            yield Fragment(name, mapping.lp_fragment_address.start, slots)
+        return self._partitions.fragments()
 
     def optimizer_step(self) -> int:
         return int(next(iter(self._zero.optimizer.state.values()))["step"])
+
+    def loss_scale(self) -> dict[str, Any] | None:
+        if self._phase.mixed_precision != "fp16":
+            return None
+        scaler = self._zero.loss_scaler
+        good = scaler.cur_iter - scaler.last_overflow_iter - 1
+        # It doubles the scale at the step after the last one of a window, and counts on.
+        since = (good - 1) % scaler.scale_window + 1 if good else 0
+        return {"scale": float(scaler.cur_scale), "good_steps": since}
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -103,11 +147,15 @@ class ZeroEngine:
             "deepspeed": deepspeed.__version__,
         }
 
-    def _link_slots(self) -> None:
-        # DeepSpeed links the slots once, at the first step, and only then; with several groups it
-        # links group 0 alone. Linking again is what safe_get_* and safe_set_* need.
-        self._zero._hp_optimizer_states_linked = False
-        self._zero._lazy_init_hp_params_optimizer_state()
+
+def _refuse_fp16_where_unsupported(phase: ResolvedPhase) -> None:
+    device = get_accelerator()
+    if phase.mixed_precision == "fp16" and not device.is_fp16_supported():
+        raise PipelineError(
+            f"phase {phase.phase}: mixed_precision fp16, but DeepSpeed does not support it on this "
+            f"{device.device_name()}",
+            hint="use bf16 or no; plain PyTorch (launch: torch) trains fp16 here, slowly",
+        )
 
 
 def _copies(parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:

@@ -1,0 +1,210 @@
+"""Cutting a phase in a configuration's text: the whole text, before and after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zerotrain.config.edit import Split, split_phase
+from zerotrain.errors import PipelineError
+
+BLOCK = """\
+run: flowers   # mine
+train: {learning_rate: 1.0e-3}
+
+phases:
+  # Plain first.
+  - name: plain
+    # 3 times through 100 images.
+    until:   3 epochs   # counted from the start
+    launch: "torch"
+    global_batch_size: 0x10 # fits 24 GB
+    param_groups:
+      - parameters: bias$
+        # none of it
+        adam_weight_decay: 0
+
+  # Then the large images.
+  - {name: large,   until: "5000 samples", launch: torch, resolution: 512} # slow
+export:
+    dtype: 'bf16'
+"""
+
+AFTER_BLOCK = BLOCK.replace("until:   3 epochs   # counted", "until:   250   # counted").replace(
+    "        adam_weight_decay: 0\n",
+    """\
+        adam_weight_decay: 0
+  - name: plain-zero2
+    until:   3 epochs
+    launch: zero2
+    global_batch_size: 0x10
+    param_groups:
+      - parameters: bias$
+        # none of it
+        adam_weight_decay: 0
+""",
+)
+
+AFTER_FLOW = BLOCK.replace('until: "5000 samples"', "until: 250").replace(
+    "# slow\n",
+    '# slow\n  - {name: large-zero2, until: "5000 samples", launch: zero2, resolution: 512}\n',
+)
+
+
+def split(text: str, phase: str, preset: str = "zero2", **more: Any) -> str:
+    """The text after a cut at step 250; values beside the preset as they are given."""
+    launch = {"preset": preset, **more.pop("launch", {})}
+    name = more.pop("name", f"{phase}-{preset}")
+    return split_phase(text, Split(phase=phase, step=250, name=name, launch=launch, **more))
+
+
+def test_block_style_is_kept():
+    """Comments, columns, quotes and blank lines stay; the new phase is in block style, with the
+    former `until` and the training values as they were written."""
+    assert split(BLOCK, "plain") == AFTER_BLOCK
+
+
+def test_flow_style_is_kept():
+    """A phase on one line is followed by a phase on one line; its table's columns stay."""
+    assert split(BLOCK, "large") == AFTER_FLOW
+
+
+@pytest.mark.parametrize("ending", ["\r\n", "\n"])
+def test_line_ends_are_kept(ending: str):
+    """Also those of Windows, also without one at the end of the file."""
+    for phase, after in (("plain", AFTER_BLOCK), ("large", AFTER_FLOW)):
+        assert split(BLOCK.replace("\n", ending), phase) == after.replace("\n", ending)
+    text = "phases:\n- name: a\n  until: 300\n  launch: torch".replace("\n", ending)
+    added = "\n- name: a-zero2\n  until: 300\n  launch: zero2".replace("\n", ending)
+    assert split(text, "a") == text.replace("300", "250") + added
+
+
+LAUNCHES = {
+    # A phase's launch, and the new one's.
+    "{preset: torch, mixed_precision: bf16}": "{preset: zero2, mixed_precision: bf16}",
+    "{mixed_precision: bf16}": "{mixed_precision: bf16, preset: zero2}",
+    "{preset: zero3_nvme, offload_path: /nvme, num_processes: 2}": (
+        "{preset: zero2, num_processes: 2}"
+    ),
+    "\n      preset: torch # plain\n      num_cpu_threads_per_process: 2": (
+        "\n      preset: zero2\n      num_cpu_threads_per_process: 2"
+    ),
+    "": "zero2",
+    "~": "zero2",
+}
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_other_launch_values_are_kept(launch: str):
+    """Precision, threads and processes go over; a folder for one preset does not."""
+    text = "phases:\n  - name: a\n    until: 300\n    launch: LAUNCH\n    resolution: 64\n"
+    first = text.replace(" LAUNCH" if launch.startswith("\n") else "LAUNCH", launch)
+    assert split(first, "a") == first.replace("300", "250") + (
+        "  - name: a-zero2\n    until: 300\n    launch: "
+        + LAUNCHES[launch]
+        + "\n    resolution: 64\n"
+    ).replace("launch: \n", "launch:\n")
+
+
+def test_a_phase_without_a_launch_gets_one():
+    """The run's own `launch` gave it before."""
+    text = "launch: {preset: zero1}\nphases: [{name: a, until: 300}]\n"
+    assert split(text, "a") == (
+        "launch: {preset: zero1}\n"
+        "phases: [{name: a, until: 250}, {name: a-zero2, until: 300, launch: zero2}]\n"
+    )
+
+
+def test_a_folder_for_offload_is_written():
+    """It makes a mapping of a preset's name."""
+    text = "phases:\n  - {name: a, until: 300, launch: torch}\n"
+    assert split(text, "a", "zero3_nvme", launch={"offload_path": "/fast disk"}) == (
+        "phases:\n  - {name: a, until: 250, launch: torch}\n  - {name: a-zero3_nvme, until: 300, "
+        'launch: {preset: zero3_nvme, offload_path: "/fast disk"}}\n'
+    )
+
+
+def test_names_that_readers_take_for_something_else_are_quoted():
+    """YAML 1.1 reads `no` as false, 12 as a number."""
+    text = "phases:\n  - {name: a, until: 300, launch: torch}\n"
+    for name in ("no", "12", "1e5", "yes"):
+        assert f'{{name: "{name}", until: 300, launch: zero2}}' in split(text, "a", name=name)
+
+
+def test_a_phase_that_was_changed_beforehand_gets_its_values_back():
+    """Somebody wrote the new launch into the phase before the switch: the cut phase keeps what it
+    was trained with, the new one what was written."""
+    text = (
+        "phases:\n  - name: a\n    until: 300 # end\n"
+        "    launch: {preset: zero3_nvme, offload_path: /nvme, mixed_precision: bf16}\n"
+    )
+    former = {"preset": "torch", "mixed_precision": "no", "num_processes": 2}
+    ended = {"global_batch_size": 16}
+    assert split(text, "a", "zero3_nvme", ended_launch=former, ended=ended) == (
+        "phases:\n  - name: a\n    global_batch_size: 16\n    until: 250 # end\n"
+        '    launch: {preset: torch, mixed_precision: "no", num_processes: 2}\n'
+        "  - name: a-zero3_nvme\n    until: 300\n"
+        "    launch: {preset: zero3_nvme, offload_path: /nvme, mixed_precision: bf16}\n"
+    )
+
+
+def test_what_a_switch_may_lose_is_said_of_each_switch():
+    """`allow` means the start of the phase that is cut, not that of the new one."""
+    text = "phases:\n  - {name: a, until: 300, launch: torch, allow: [moments]}\n"
+    assert split(text, "a").endswith("  - {name: a-zero2, until: 300, launch: zero2}\n")
+
+
+@pytest.mark.parametrize("mark", ["&p", "&p # a list", "!!seq", "&p\n# - not yet"])
+@pytest.mark.parametrize("indent", ["", "  "])
+def test_a_list_with_an_anchor_is_cut_like_another(mark: str, indent: str):
+    """The parser lets it begin at the anchor, before its first dash."""
+    text = f"phases: {mark}\n{indent}- name: a\n{indent}  until: 300\n"
+    assert split(text, "a") == text.replace("300", "250") + (
+        f"{indent}- name: a-zero2\n{indent}  until: 300\n{indent}  launch: zero2\n"
+    )
+
+
+def test_a_phase_and_a_launch_with_an_anchor_are_cut_like_others():
+    """The new phase's keys stand where those of the other do, wherever the anchor stands."""
+    text = (
+        "phases:\n  - &first\n    name: a\n    until: 300\n"
+        "    launch: &usual\n      preset: torch\n      num_processes: 1\n"
+    )
+    assert split(text, "a") == text.replace("300", "250") + (
+        "  - name: a-zero2\n    until: 300\n"
+        "    launch:\n      preset: zero2\n      num_processes: 1\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "day: 2026-13-45\nphases:\n  - {name: z, until: 300, launch: torch}\n",
+        "phases:\n- &first\n name: z\n until: 300\n launch: torch\n",
+        "phases:\n  - {name: z, <<: {until: 300}, launch: torch}\n",
+        "first: &first {name: z, until: 300, launch: torch}\nphases:\n  - *first\n",
+    ],
+)
+def test_what_only_a_person_can_cut_is_refused(text: str):
+    """With the values to write."""
+    with pytest.raises(PipelineError) as caught:
+        split(text, "z")
+    assert str(caught.value) == (
+        "ERROR: phase z is written in a way that no program should cut\n"
+        "  Hint: do it by hand: give z `until: 250`, and write a phase z-zero2 after it with the "
+        "former `until`, `launch: zero2` and the other values of z"
+    )
+
+
+def test_aliases_are_copied_as_they_are():
+    """A value that stands elsewhere goes on to stand there."""
+    text = (
+        "usual: &usual {preset: torch, num_processes: 1}\nphases:\n"
+        "  - {name: a, until: 300, launch: torch, resolution: &big 64}\n"
+        "  - name: b\n    until: 400\n    launch: *usual\n    resolution: *big\n"
+    )
+    assert split(text, "b") == text.replace("400", "250") + (
+        "  - name: b-zero2\n    until: 400\n    launch: {preset: zero2, num_processes: 1}\n"
+        "    resolution: *big\n"
+    )

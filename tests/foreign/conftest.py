@@ -1,0 +1,72 @@
+"""Checkpoints as DeepSpeed and accelerate really write them, made in forked processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Job = Callable[..., None]
+
+
+def _rank(job: Job, rank: int, world: int, port: int, output: Path, arguments: Any) -> None:
+    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )  # fmt: skip
+    torch.set_num_threads(1)
+    job(*arguments)
+    os._exit(0)  # gloo's threads may wait for ranks that have ended
+
+
+@pytest.fixture(scope="session")
+def ranks(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """Run a job in `world` processes of one gloo group; an error shows what they said."""
+
+    def run(job: Job, *arguments: Any, world: int = 1) -> None:
+        output = tmp_path_factory.mktemp("ranks") / "output.txt"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        processes = [
+            server.Process(target=_rank, args=(job, rank, world, port, output, arguments))
+            for rank in range(world)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(90)
+            if process.exitcode != 0:
+                for other in processes:
+                    other.kill()
+                pytest.fail(f"exit code {process.exitcode}: {output.read_text()[-4000:]}")
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def made(ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A DeepSpeed checkpoint of `maker.train_zero`, made once per combination of its options.
+
+    The folder holds `checkpoint/`, and `expected.pt`: what the live engine and zero_to_fp32 say.
+    """
+    from tests.foreign import maker
+
+    done: dict[str, Path] = {}
+
+    def make(stage: int, world: int = 1, **options: Any) -> Path:
+        key = f"{stage}-{world}-{sorted(options.items())}"
+        if key not in done:
+            done[key] = tmp_path_factory.mktemp("made")
+            ranks(maker.train_zero, done[key], stage, options, world=world)
+        return done[key]
+
+    return make

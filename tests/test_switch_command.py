@@ -1,0 +1,535 @@
+"""`zerotrain switch`: what it finds, what it refuses, and the whole way once for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from zerotrain import artifact, graph, switch, switch_checks, switch_point
+from zerotrain.checkpoint import KIND, Fragment, write_position, write_rank
+from zerotrain.config import read_config
+from zerotrain.config.find import find_config
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import read_run_yaml
+from zerotrain.position import TrainingPosition
+from zerotrain.stages.train_phase import fingerprint
+from zerotrain.training import stop
+from zerotrain.training.lock import Holder, holder_of
+from zerotrain.training.progress_folder import step_folder
+from zerotrain.training.stop import stop_training
+
+ROOT = Path(__file__).parent.parent
+CONFIG = """\
+run: flowers
+base: nano
+data: {images: photos}
+phases:
+  - {name: plain, until: 300, launch: torch, global_batch_size: 4}
+  - {name: large, until: 700, launch: zero2_offload}
+"""
+HOLD = """
+import pathlib, sys, time
+from zerotrain.training import stop
+from zerotrain.training.lock import take
+progress = pathlib.Path(sys.argv[1])
+lock = take(progress)
+print("held", flush=True)
+for _ in range(600):
+    if (progress / "stop").exists() and "deaf" not in sys.argv:
+        break
+    time.sleep(0.05)
+lock.release()
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose run has two phases, nothing made; Snakemake plans what a cut needs."""
+    jobs = dict.fromkeys(switch_checks.PUBLISHING, 1)
+    monkeypatch.setattr(graph, "plan", lambda config, targets: jobs)
+    (tmp_path / "Snakefile").touch()
+    shutil.copytree(ROOT / "config/launch", tmp_path / "config/launch")
+    (tmp_path / "config/flowers.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def checkpoint(folder: Path, step: int, **engine: object) -> Path:
+    """Publish a checkpoint of a step."""
+    position = TrainingPosition(
+        run="flowers", phase=folder.parts[-3], step=step, samples=4 * step, optimizer="adamw",
+        optimizer_step=step, param_groups=[], lr_scheduler="constant", lr_scheduler_steps=700,
+        rng={}, engine={"preset": "torch", **engine},
+    )  # fmt: skip
+    with artifact.publish(folder, KIND) as draft:
+        spans = [write_rank(draft.folder, 0, [Fragment("w", 0, {"master": torch.ones(2)})])]
+        write_position(draft.folder, position, {"w": [2]}, ["master"], spans)
+    return folder
+
+
+def save(phase: str, *steps: int, **engine: object) -> Path:
+    """Rolling checkpoints of a phase."""
+    progress = Path("results/flowers") / phase / "progress"
+    for step in steps:
+        checkpoint(step_folder(progress, step), step, **engine)
+    return progress
+
+
+def finish(phase: str, step: int) -> None:
+    """The checkpoint of a finished phase."""
+    checkpoint(Path("results/flowers") / phase / "checkpoint", step)
+
+
+def refusal(run: str = "flowers", to: str = "zero2", **options: object) -> str:
+    """The sentence with which a switch is refused; the configuration stays as it was."""
+    files = {path: path.read_bytes() for path in Path("config").glob("*.yaml")}
+    with pytest.raises(PipelineError) as caught:
+        switch.switch(run, to, **options)  # type: ignore[arg-type]
+    assert {path: path.read_bytes() for path in Path("config").glob("*.yaml")} == files
+    return str(caught.value)
+
+
+def test_a_run_is_found_by_its_name_or_its_file() -> None:
+    """Whatever the file is called, and wherever it lies."""
+    mine = Path("config/flowers.yaml")
+    assert find_config("flowers") == mine
+    assert find_config("config/flowers.yaml") == mine
+    assert find_config("./config/flowers.yaml") == mine
+    mine.rename("config/config.yaml")
+    assert find_config("flowers") == Path("config/config.yaml")
+    Path("config/config.yaml").rename("elsewhere.yaml")
+    assert find_config("flowers", Path("elsewhere.yaml")) == Path("elsewhere.yaml")
+
+
+def test_a_run_that_no_file_or_several_have_is_refused() -> None:
+    """With what there is; --config settles it; files that cannot be read are passed over."""
+    Path("config/cats.yaml").write_text(CONFIG.replace("run: flowers", "run: cats"))
+    Path("config/bad.yaml").write_text("run: [")
+    assert refusal("dogs") == (
+        "ERROR: no file in config has the run dogs\n"
+        "  Hint: runs here: cats (config/cats.yaml), flowers (config/flowers.yaml); name a file of "
+        "another folder with --config"
+    )
+    Path("config/copy.yaml").write_text(CONFIG)
+    assert refusal() == (
+        "ERROR: several files have the run flowers: config/copy.yaml, config/flowers.yaml\n"
+        "  Hint: choose one: `zerotrain switch flowers --config config/copy.yaml ...`"
+    )
+    assert find_config("flowers", Path("config/copy.yaml")) == Path("config/copy.yaml")
+    assert refusal(config=Path("config/cats.yaml")) == (
+        "ERROR: config/cats.yaml: its run is cats, not flowers\n  Hint: name cats"
+    )
+    assert refusal("nowhere.yaml").startswith("ERROR: nowhere.yaml: no such configuration file")
+
+
+def test_a_preset_that_is_not_there_is_refused() -> None:
+    """The known ones are those of config/launch, whatever they are."""
+    known = ", ".join(sorted(path.stem for path in (ROOT / "config/launch").glob("*.yaml")))
+    assert refusal(to="zero2_ofload") == (
+        "ERROR: --to zero2_ofload: no such launch preset\n"
+        f"  Hint: did you mean zero2_offload? presets in config/launch: {known}"
+    )
+
+
+def test_another_folder_than_the_projects_is_refused(project: Path) -> None:
+    """Nothing lies where the paths say."""
+    (project / "Snakefile").unlink()
+    assert refusal() == (
+        f"ERROR: {project}: no Snakefile here\n  Hint: call it in the folder of the project"
+    )
+
+
+def test_a_finished_run_is_refused() -> None:
+    """There is no end for a new phase to take over; the lines to append are shown."""
+    finish("plain", 300)
+    finish("large", 700)
+    assert refusal() == (
+        "ERROR: config/flowers.yaml: the run flowers is finished: large ended at step 700\n"
+        "  Hint: append a phase with a later end to config/flowers.yaml, and `snakemake --cores "
+        "all train --configfile config/flowers.yaml` trains its steps alone:\n"
+        "    - name: more\n      until: 1050\n      launch: PRESET"
+    )
+
+
+def test_a_phase_without_a_checkpoint_is_refused() -> None:
+    """As when memory ran out at the first step: the launch can simply be changed."""
+    finish("plain", 300)
+    assert refusal() == (
+        "ERROR: flowers/large: nothing has been saved that could be cut off\n"
+        "  Hint: change its `launch:` in config/flowers.yaml and start again with `snakemake "
+        "--cores all train --configfile config/flowers.yaml`: nothing is lost"
+    )
+    checkpoint(Path("results/flowers/large/progress.stale-1/step-00000400"), 400)
+    assert refusal().endswith(
+        "nothing is lost; `zerotrain progress accept flowers/large` takes set-aside progress back"
+    )
+
+
+@pytest.mark.parametrize(
+    ("saved", "published", "name", "until"),
+    [
+        ({"plain": [100]}, {}, "plain", 300),
+        ({"plain": [300], "large": [400]}, {"plain": 300}, "large", 700),
+        # `until` was raised after the phase had ended, and the next one has progress of before.
+        ({"plain": [200, 250], "large": [400]}, {"plain": 200}, "plain", 300),
+        # What came before the phase that trained last was removed to save disk space.
+        ({"large": [400]}, {}, "large", 700),
+        ({}, {"plain": 300}, "large", 700),
+    ],
+)
+def test_the_phase_that_trained_last_is_cut(saved, published, name, until) -> None:
+    """The first that is not finished for its present `until` and has progress."""
+    for phase, steps in saved.items():
+        save(phase, *steps)
+    for phase, step in published.items():
+        finish(phase, step)
+    file = Path("config/flowers.yaml")
+    phase, found = switch_point.unfinished_phase(read_config(file), file)
+    assert (phase.name, found) == (name, until)
+
+
+def choose(at: str) -> int:
+    """Choose a step of flowers/plain."""
+    file = Path("config/flowers.yaml")
+    config = read_config(file)
+    return switch_point.choose_step(config, config.phases[0], at, 300, file)
+
+
+def test_the_newest_checkpoint_is_taken_or_the_one_that_is_named() -> None:
+    """Of a time when `until` was higher there may be later ones."""
+    save("plain", 100, 200, 400)
+    assert choose("last") == 200
+    assert choose("100") == 100
+    for at in ("150", "400", "first"):
+        assert refusal(at=at) == (
+            f"ERROR: --at {at}: no such step is saved of flowers/plain\n"
+            "  Hint: saved: 100, 200; or `last`"
+        )
+
+
+def test_a_damaged_checkpoint_is_passed_over(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of itself with `last`, and refused where it is named; without a whole one there is none."""
+    progress = save("plain", 100, 200)
+    tensors = progress / "step-00000200/rank-00000-00000.safetensors"
+    tensors.write_bytes(b"x" + tensors.read_bytes()[1:])
+    assert choose("last") == 100
+    said = capfd.readouterr().err
+    assert said.startswith(f"{tensors}: sha256 ")
+    assert said.endswith("; the checkpoint before it is taken\n")
+    assert refusal(at="200").endswith("  Hint: choose another; saved: 100, 200")
+    (progress / "step-00000100/checkpoint.json").unlink()
+    assert refusal().startswith("ERROR: flowers/plain: no checkpoint is whole\n")
+
+
+def test_a_phase_that_is_trained_to_its_end_is_refused() -> None:
+    """A phase of no steps would follow."""
+    save("plain", 200, 300)
+    assert refusal() == (
+        "ERROR: flowers/plain is trained to its end, step 300; it is not published yet\n"
+        "  Hint: `snakemake --cores all train --configfile config/flowers.yaml` does it; to go on "
+        "after it under another launch, append a phase to config/flowers.yaml, or cut it earlier: "
+        "--at 200"
+    )
+
+
+def test_a_phase_at_its_end_whose_launch_was_changed_is_refused() -> None:
+    """Training refuses to publish it, so the values to write back are named."""
+    save("plain", 300, preset="zero1", mixed_precision="no", global_batch_size=8)
+    assert refusal() == (
+        "ERROR: flowers/plain is trained to its end, step 300; it is not published yet\n"
+        "  Hint: it was trained under another launch than it has now: write the former one back in "
+        "config/flowers.yaml (preset: zero1, global_batch_size: 8), and append a phase with a "
+        "later end under the new one"
+    )
+    save("plain", 200)
+    assert refusal().endswith("under the new one, or cut it earlier: --at 200")
+
+
+def test_a_switch_to_what_it_is_under_is_refused() -> None:
+    """It would be none."""
+    save("plain", 200)
+    assert refusal(to="torch").startswith("ERROR: flowers/plain trains under torch already\n")
+
+
+def test_a_new_phase_that_is_not_valid_is_refused() -> None:
+    """Before anything is written: a name that stands already, a preset that needs a folder."""
+    save("plain", 200)
+    assert (
+        "with the new phase large, config/flowers.yaml: phases: the name 'large' stands twice"
+        in (refusal(name="large"))
+    )
+    assert refusal(to="zero3_nvme").endswith(
+        "  Hint: name the folder with --offload-path; config/flowers.yaml is as it was"
+    )
+
+
+def start_training(progress: Path, *words: str) -> subprocess.Popen[str]:
+    """A process that holds the lock until it is asked to stop."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(progress), *words], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def test_a_running_training_is_asked_to_stop(capfd: pytest.CaptureFixture[str]) -> None:
+    """Once it has ended, the lock is free; the user is told whom we wait for."""
+    progress = save("plain", 100)
+    with start_training(progress) as child:
+        assert stop_training(progress, 60)
+        assert child.wait() == 0
+    assert holder_of(progress) is None
+    assert capfd.readouterr().err == (
+        f"{progress}: pid {child.pid} on {socket.gethostname()} trains here; it is asked to stop "
+        "after its step, with a checkpoint\n"
+    )
+    assert not stop_training(progress, 60)
+
+
+def test_a_training_that_does_not_stop_is_waited_for(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a line every ten seconds; in the end the switch is refused, and nothing is changed."""
+    progress = save("plain", 100)
+    clock = iter(range(0, 1000, 6))
+    with start_training(progress, "deaf") as child:
+        monkeypatch.setattr(stop.time, "monotonic", lambda: next(clock))
+        host = socket.gethostname()
+        assert refusal(wait=30.0) == (
+            f"ERROR: {progress}: pid {child.pid} on {host} still runs after 30 s; newest "
+            "checkpoint: step 100; the configuration is as it was\n"
+            "  Hint: it stops after its present step: call this again then, or with a longer "
+            f"--wait; if that host is gone for good, remove {progress}/lock"
+        )
+        monkeypatch.undo()
+        child.kill()
+    told = f"waiting for pid {child.pid}; newest checkpoint: step 100\n"
+    assert capfd.readouterr().err.count(told) == 2
+
+
+def test_a_dry_run_and_a_refusal_stop_nothing() -> None:
+    """A training that runs goes on where a switch cannot succeed or is not meant."""
+    progress = save("plain", 100)
+    with start_training(progress) as child:
+        said = switch.switch("flowers", "zero2", dry_run=True)
+        assert said.splitlines()[-5:] == [
+            "-  - {name: plain, until: 300, launch: torch, global_batch_size: 4}",
+            "+  - {name: plain, until: 100, launch: torch, global_batch_size: 4}",
+            "+  - {name: plain-zero2, until: 300, launch: zero2, global_batch_size: 4}",
+            "   - {name: large, until: 700, launch: zero2_offload}",
+            "snakemake --cores all --configfile config/flowers.yaml -- "
+            "results/flowers/plain/state/manifest.json "
+            "results/flowers/plain/weights/manifest.json: render_launch, train_phase, "
+            "export_weights",
+        ]
+        assert Path("config/flowers.yaml").read_text() == CONFIG
+        refusal(to="torch")
+        refusal(to="zero3_nvme")
+        refusal(at="50")
+        assert not (progress / "stop").exists()
+        assert child.poll() is None
+        (progress / "stop").touch()
+
+
+def test_a_dry_run_says_what_snakemake_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer, not what a cut usually needs."""
+    save("plain", 100)
+    for jobs, said in (
+        ({"train_phase": 1, "export_weights": 1}, "train_phase, export_weights"),
+        ({}, "nothing to be done"),
+    ):
+        monkeypatch.setattr(graph, "plan", lambda config, targets, jobs=jobs: jobs)
+        done = switch.switch("flowers", "zero2", dry_run=True)
+        assert done.endswith(f"plain/weights/manifest.json: {said}")
+
+
+@pytest.mark.parametrize("failure", [PipelineError("no", hint="none"), KeyboardInterrupt()])
+@pytest.mark.parametrize("former", [b'{"code":  "old"}', None])
+def test_a_switch_that_fails_accepts_nothing(monkeypatch, failure, former) -> None:
+    """--accept holds for the switch alone: the next training takes no progress that it would not
+    have taken before. While Snakemake runs, nobody holds the progress."""
+    progress = save("plain", 100)
+    path = progress / "fingerprint.json"
+    if former:
+        path.write_bytes(former)
+    found = []
+
+    def make(config: Path, targets: list[str]) -> None:
+        found.append(path.read_bytes() if path.is_file() else None)
+        assert holder_of(progress) is None
+        if len(found) == 2:
+            raise failure
+
+    monkeypatch.setattr(graph, "make", make)
+    with pytest.raises(type(failure)):
+        switch.switch("flowers", "zero2", accept=True)
+    assert found[0] == former
+    assert json.loads(found[1]) == {"accepted": True}
+    assert (path.read_bytes() if path.is_file() else None) == former
+    assert Path("config/flowers.yaml").read_text() == CONFIG
+    assert holder_of(progress) is None
+
+    switch.switch("flowers", "zero2", accept=True)
+    assert json.loads(path.read_text()) == {"accepted": True}
+
+
+def test_progress_that_is_held_is_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that began after the question whether one runs keeps its fingerprint."""
+    progress = save("plain", 100)
+    path = progress / "fingerprint.json"
+    path.write_text("{}")
+    children = []
+    monkeypatch.setattr(graph, "make", lambda *_: children.append(start_training(progress)))
+    assert f"{progress}: a training is running here already" in refusal(accept=True)
+    assert path.read_text() == "{}"
+    (progress / "stop").touch()
+    with children[0] as child:
+        assert child.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "is_it"),
+    [
+        ("/env/bin/snakemake --cores all", True),
+        ("/env/bin/python3.11 /env/bin/snakemake --cores all", True),
+        ("/env/bin/python -m snakemake --cores all", True),
+        ("python -u -X dev -m snakemake", True),
+        ("code /home/me/snakemake", False),
+        ("bash -c /env/bin/snakemake", False),
+        ("python -m pytest tests/snakemake", False),
+        ("python train.py /home/me/snakemake", False),
+        ("python -c pass snakemake", False),
+        ("python", False),
+        ("", False),
+    ],
+)
+def test_snakemake_is_told_by_its_program(line: str, is_it: bool) -> None:
+    """A folder of this name among the words of an editor or a shell is none."""
+    assert stop._is_snakemake(line.split()) is is_it
+
+
+def test_the_snakemake_above_a_training_is_waited_for() -> None:
+    """It holds the folder's lock for a moment longer than the training its own. A process between
+    them that only names a file like it is none."""
+    script = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    call = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', {!r}, 'my/snakemake'])\n"
+    above = Path("snakemake")
+    above.write_text(call.format(call.format(script)))
+    with subprocess.Popen(
+        [sys.executable, str(above.resolve())], stdout=subprocess.PIPE, text=True
+    ) as caller:
+        assert caller.stdout
+        pid = int(caller.stdout.readline())
+        trainer = Holder(socket.gethostname(), pid, psutil.Process(pid).create_time(), "")
+        assert [p.pid for p in stop._snakemakes_above(trainer)] == [caller.pid]
+        os.kill(pid, signal.SIGKILL)
+    assert stop._snakemakes_above(trainer) == []
+
+
+def test_progress_of_other_making_is_refused() -> None:
+    """Training would set it aside and begin anew: what differs is named."""
+    config = read_config(Path("config/flowers.yaml"))
+    results = Path("results/flowers")
+    parents = {}
+    cache = Path("results/data/flowers/cache") / str(config.phases[0].train.resolution)
+    for name, folder in {"base": results / "base", "cache": cache}.items():
+        with artifact.publish(folder, name) as draft:
+            draft.content = {"parts": {}}
+        parents[name] = artifact.read(folder, name)
+    with artifact.publish(results / "plain/launch", "launch") as draft:
+        shutil.copy(ROOT / "tests/golden/launch/plain/run.yaml", draft.folder)
+    progress = save("plain", 100)
+    present = fingerprint(read_run_yaml(results / "plain/launch/run.yaml"), parents)
+    path = progress / "fingerprint.json"
+
+    artifact.write_json(path, present)
+    switch_checks.refuse_other_making(config, config.phases[0])
+    artifact.write_json(path, {**present, "code": "old", "learning_rate": 7})
+    with pytest.raises(PipelineError) as caught:
+        switch_checks.refuse_other_making(config, config.phases[0])
+    assert str(caught.value) == (
+        f"ERROR: {progress}: was trained under other conditions than it has now (differs in: code, "
+        "learning_rate), so training would start afresh\n"
+        "  Hint: undo the change; or go on from these checkpoints in spite of it with --accept"
+    )
+    artifact.write_json(path, {"accepted": True})
+    switch_checks.refuse_other_making(config, config.phases[0])
+
+
+def real_project(folder: Path) -> tuple[Path, dict[str, str]]:
+    """A private copy of the project, its example cut to a few steps; and its environment."""
+    for name in ("Snakefile", "rules", "config", "profiles", "envs", "workflow"):
+        source = ROOT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(source, folder / name, ignore=ignored)
+        else:
+            folder.mkdir(exist_ok=True, parents=True)
+            shutil.copy(source, folder / name)
+    path = folder / "config/config.yaml"
+    raw = YAML().load(path)
+    raw["phases"] = [{"name": "plain", "until": 400, "launch": "torch"}]
+    raw["train"].update(save_every=2, log_every=1, global_batch_size=4)
+    raw["launch"]["num_cpu_threads_per_process"] = 1
+    raw["evaluate"].update(images_per_prompt=1, num_inference_steps=1)
+    YAML().dump(raw, path)
+    return folder, {**os.environ, "PYTHONPATH": str(folder / "workflow")}
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_under_deepspeed(tmp_path: Path) -> None:
+    """kill -9 in the middle, one command, and the same training under ZeRO-2 with offload: the log
+    has every step once, and the weights are those of the last."""
+    folder, environment = real_project(tmp_path / "project")
+    command = [sys.executable, "-m", "snakemake", "--cores", "all"]
+
+    def call(*words: str) -> str:
+        done = subprocess.run(
+            words, cwd=folder, env=environment, text=True, timeout=900,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-5000:]
+        return done.stdout
+
+    progress = folder / "results/digits/plain/progress"
+    with subprocess.Popen([*command, "weights"], cwd=folder, env=environment) as running:
+        deadline = time.monotonic() + 600
+        while not list(progress.glob("step-*/manifest.json")):
+            assert running.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        holder = holder_of(progress)
+        assert holder
+        os.kill(holder.pid, signal.SIGKILL)
+    end = max(int(path.parent.name[5:]) for path in progress.glob("step-*/manifest.json")) + 9
+    config = folder / "config/config.yaml"
+    config.write_text(config.read_text().replace("until: 400", f"until: {end}"))
+    said = call(sys.executable, "-m", "zerotrain", "switch", "digits", "--to", "zero2_offload")
+    assert re.search(
+        rf"^plain: ends at step \d+ \(was {end}\), exported; plain-zero2_offload goes on to {end}",
+        said,
+        re.M,
+    )
+    assert (folder / "results/digits/plain/weights/model_index.json").is_file()
+    printed = call(*command, "weights")
+    assert "rule train_phase" in printed
+    assert "results/digits/plain/progress " not in printed
+    last = folder / "results/digits/plain-zero2_offload"
+    log = (last / "state/records/training_log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in log] == list(range(1, end + 1))
+    assert artifact.read(last / "weights", "weights").content["step"] == end
+    assert "Nothing to be done" in call(*command, "weights")

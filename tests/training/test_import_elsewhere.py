@@ -1,0 +1,121 @@
+"""Coming from elsewhere: a training that another program began goes on here with nothing lost.
+
+What docs/from-simpletuner.md and docs/from-diffsynth.md say, on folders that accelerate's own
+save_state made.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tests.training import accelerate_loop
+from tests.training.matrix import deviation
+
+from zerotrain.config import parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.stages.import_checkpoint import import_checkpoint
+from zerotrain.state import State
+
+STEPS, SWITCH = 10, 5
+CONSTANT = {"lr_scheduler": "constant", "lr_warmup_steps": 0, "lr_scheduler_steps": STEPS}
+ZERO2 = {"stage": 2, "overlap_comm": False}
+ZERO3 = {
+    "stage": 3,
+    "offload_optimizer": {"device": "cpu"},
+    "offload_param": {"device": "cpu"},
+    "stage3_param_persistence_threshold": 0,
+    "sub_group_size": 3001,
+}
+RUN = {
+    "run": "tiny", "base": "nano", "data": {"images": "photos"},
+    "train": {"global_batch_size": 4}, "phases": [{"name": "on", "until": STEPS}],
+}  # fmt: skip
+
+
+def _loop(port: int, output: Path, *arguments: Any) -> None:
+    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    accelerate_loop.train(*arguments)
+
+
+@pytest.fixture
+def elsewhere(training, server):
+    """Trains half of the steps by another program; the folder that its save_state left."""
+
+    def train(name: str, zero: dict[str, Any] | None, wrapped: bool = False) -> Path:
+        training.phase("there", "torch", SWITCH, **CONSTANT)
+        out: Path = training.folder / name
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        launch = training.folder / "there" / "launch"
+        process = server.Process(
+            target=_loop,
+            args=(port, training.output, launch, training.base, training.cache, out, zero, wrapped),
+        )
+        process.start()
+        process.join(100)
+        assert process.exitcode == 0, training.output.read_text()
+        return out
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("folder", "zero", "wrapped", "preset"),
+    [
+        ("checkpoint-5", None, False, "zero2_offload"),  # SimpleTuner without DeepSpeed: on
+        ("checkpoint-5", ZERO2, False, "torch"),  # SimpleTuner with DeepSpeed: off
+        ("state", ZERO3, True, "torch"),  # a trainer that wraps its model, ZeRO-3 offload: off
+    ],
+    ids=["simpletuner-on", "simpletuner-off", "wrapped-off"],
+)
+def test_import_goes_on_as_if_it_had_been_ours(training, elsewhere, folder, zero, wrapped, preset):
+    """5 steps there, imported, 5 steps here: the losses are those of 10 steps here, to 1e-5; the
+    steps, the samples and the optimizer's count go on."""
+    whole = training.run("whole", "torch", STEPS, **CONSTANT)
+    checkpoint = elsewhere(folder, zero, wrapped)
+    state = training.folder / "imported"
+    import_checkpoint(parse_config(RUN, "c"), checkpoint, training.base, state)
+    position = State(state).position
+    assert (position.step, position.samples, position.optimizer_step) == (5, 20, 5)
+    losses = training.run("on", preset, STEPS, state=state, start_step=SWITCH, **CONSTANT)
+    apart = deviation(losses, whole[SWITCH:])
+    print(f"{folder}, {preset}: largest relative deviation {apart:.1e}")
+    assert apart <= 1e-5
+
+
+def test_import_of_weights_alone_says_what_is_lost(training, tmp_path, capsys):
+    """A step's safetensors file has weights alone: they come over to the bit under the model's own
+    names, and the state says that there are no moments, which only `allow` lets pass."""
+    unet = load_file(training.base / "unet" / "diffusion_pytorch_model.safetensors")
+    file = tmp_path / "step-2000.safetensors"
+    save_file({f"pipe.dit.{name}": tensor for name, tensor in unet.items()}, file)
+    import_checkpoint(parse_config(RUN, "c"), file, training.base, tmp_path / "state")
+    state = State(tmp_path / "state")
+    assert state.slots == ["master"]
+    assert state.position.step == 2000
+    assert all((state.tensor(name, "master") == tensor).all() for name, tensor in unet.items())
+    assert "holds weights alone: no moments" in capsys.readouterr().err
+
+
+def test_import_of_another_model_is_refused(training, tmp_path):
+    """Naming the parameter, and what has to describe the model."""
+    unet = load_file(training.base / "unet" / "diffusion_pytorch_model.safetensors")
+    removed = sorted(unet)[-1]
+    del unet[removed]
+    save_file(unet, tmp_path / "other.safetensors")
+    with pytest.raises(PipelineError, match=f"has no parameter {removed}") as caught:
+        import_checkpoint(
+            parse_config(RUN, "c"), tmp_path / "other.safetensors", training.base, tmp_path / "s"
+        )
+    assert "base, lora and frozen_parameters have to describe the model" in str(caught.value)
+    assert not (tmp_path / "s").exists()

@@ -1,0 +1,254 @@
+"""NVMe offload trains where its numbers are those of CPU offload, and is refused elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from zerotrain import compiled_ops
+from zerotrain.errors import PipelineError
+from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.preset import read_preset
+from zerotrain.launch.resolved import ResolvedPhase, write_run_yaml
+from zerotrain.training import nvme_check, zero_swap
+
+LOSSES = [1.0, 0.9, 0.8, 0.7, 0.6]
+EQUAL = {"cpu": LOSSES, "nvme": LOSSES, "state_deviation": 0.0}
+
+
+def a_phase(disk: Path, precision: Any = "bf16") -> ResolvedPhase:
+    """A phase of the shipped preset."""
+    return ResolvedPhase(
+        run="tiny", phase="swapped", family="sdxl", seed=7, preset="zero3_nvme",
+        engine="deepspeed", zero_stage=3, offload_optimizer="nvme", offload_param="nvme",
+        offload_path=str(disk), num_processes=1, num_cpu_threads_per_process=1,
+        mixed_precision=precision, start_step=0, until_step=8, epoch_size=8, resolution=64,
+        global_batch_size=4, micro_batch_size=4, gradient_accumulation_steps=1,
+        gradient_checkpointing=False, optimizer="adamw", learning_rate=1e-3,
+        lr_scheduler="constant", lr_warmup_steps=0, lr_scheduler_steps=8, adam_beta1=0.9,
+        adam_beta2=0.99, adam_epsilon=1e-8, adam_weight_decay=0.1, max_grad_norm=1.0,
+        snr_gamma=None, caption_dropout_probability=0.0, save_every=8, keep=1, log_every=1,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Path:
+    """The launch files of that phase."""
+    return write_launch(tmp_path, a_phase(tmp_path))
+
+
+def write_launch(folder: Path, phase: ResolvedPhase) -> Path:
+    launch = folder / "launch"
+    launch.mkdir()
+    write_run_yaml(phase, launch / "run.yaml")
+    preset = read_preset(Path("config/launch/zero3_nvme.yaml"))
+    write_launch_files(phase, preset, launch, launch)
+    return launch
+
+
+@pytest.fixture
+def swap(tmp_path: Path) -> Path:
+    """A swap folder."""
+    folder = tmp_path / "swap"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An ops folder in which nothing is remembered."""
+    monkeypatch.setattr(compiled_ops.sys, "prefix", str(tmp_path / "venv"))
+    return compiled_ops.ops_folder()
+
+
+@pytest.fixture
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for Python, which runs a script of ours as the trial; $6 is its folder."""
+    script = tmp_path / "script.sh"
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\n. {script}\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(nvme_check.sys, "executable", str(stand_in))
+    return script
+
+
+def test_equal_numbers_pass_once(tmp_path: Path, launch: Path, swap: Path, ops: Path) -> None:
+    """One line says so; the second training of this machine and disk makes no trial."""
+    trials: list[Path] = []
+
+    def run(phase: ResolvedPhase, launch: Path, swap: Path) -> dict[str, Any]:
+        trials.append(swap)
+        return EQUAL
+
+    phase = a_phase(tmp_path)
+    said = nvme_check.check(phase, launch, swap, run=run)
+    assert said is not None
+    assert "5 steps of a small model give the numbers of CPU offload" in said
+    assert nvme_check.check(phase, launch, swap, run=run) is None
+    assert len(trials) == 1
+    nvme_check.check(a_phase(tmp_path, "no"), launch, swap, run=run)
+    assert len(trials) == 2, "another precision has not been checked"
+
+
+def test_other_numbers_are_refused_with_the_figures(
+    tmp_path: Path, launch: Path, swap: Path, ops: Path
+) -> None:
+    """Both losses of each step that differs; a failure is never remembered."""
+    wrong = {**EQUAL, "nvme": [1.0, 0.95, 0.8, 0.7, 0.65], "state_deviation": 0.02}
+    for _ in range(2):
+        with pytest.raises(PipelineError) as caught:
+            nvme_check.check(a_phase(tmp_path), launch, swap, run=lambda *_: wrong)
+        assert "step 2: 0.95 instead of 0.9; step 5: 0.65 instead of 0.6" in caught.value.what
+        assert "step 3" not in caught.value.what
+        assert "deviate by 0.02" in caught.value.what
+        assert "zero3_offload" in caught.value.hint
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 2e-6])
+def test_a_state_that_differs_alone_is_refused(tmp_path: Path, value: float) -> None:
+    """The losses of five steps may not show it yet."""
+    with pytest.raises(PipelineError, match="losses agree, and master weights"):
+        nvme_check.judge(a_phase(tmp_path), {**EQUAL, "state_deviation": value})
+
+
+def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    """NaN compares unequal to everything, so it must not slip through."""
+    trial = {**EQUAL, "nvme": [*LOSSES[:4], float("nan")]}
+    with pytest.raises(PipelineError, match=r"step 5: nan instead of 0\.6"):
+        nvme_check.judge(a_phase(tmp_path), trial)
+
+
+def test_what_the_trial_refuses_is_passed_on(tmp_path: Path) -> None:
+    """The child knows the device; its sentence is the user's."""
+    with pytest.raises(PipelineError, match="phase swapped: no 32 bits") as caught:
+        nvme_check.judge(a_phase(tmp_path), {"refused": "no 32 bits", "hint": "use bf16"})
+    assert caught.value.hint == "use bf16"
+
+
+def test_a_crash_is_one_sentence(
+    tmp_path: Path, launch: Path, swap: Path, ops: Path, child: Path
+) -> None:
+    """With the error's own line, the log kept, and the packages that may be missing."""
+    child.write_text("echo 'RuntimeError: libaio.so.1: cannot open'; echo bye; exit 3")
+    with pytest.raises(PipelineError, match=r"ended with code 3.*libaio\.so\.1") as caught:
+        nvme_check.check(a_phase(tmp_path), launch, swap)
+    assert "libaio-dev" in caught.value.hint
+    assert "libaio-devel" in caught.value.hint
+    assert "python -m zerotrain.compiled_ops --async-io" in caught.value.hint
+    assert "RuntimeError" in (ops / "nvme-check.log").read_text()
+
+
+def test_a_trial_that_hangs_is_ended(
+    tmp_path: Path, launch: Path, swap: Path, ops: Path, child: Path
+) -> None:
+    """With its children, after the time-out."""
+    child.write_text(f"sleep 60 & echo $! > {tmp_path}/pid; wait")
+    start = time.monotonic()
+    with pytest.raises(PipelineError, match="did not end within 1 s"):
+        nvme_check.run_trial(a_phase(tmp_path), launch, swap, timeout_s=1)
+    assert time.monotonic() - start < 20
+    state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    for _ in range(50):
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.1)
+    raise AssertionError("the trial's child still runs")
+
+
+def test_a_missing_op_names_the_package(ops: Path, child: Path) -> None:
+    """Built on demand; without libaio the sentence says what to install and to run."""
+    child.write_text('[ "$4" != async_io ] || { echo "error: libaio is missing"; exit 1; }')
+    with pytest.raises(PipelineError, match="async_io did not build: error: libaio") as caught:
+        compiled_ops.build_swap_op()
+    assert "libaio-dev" in caught.value.hint
+    assert "libaio-devel" in caught.value.hint
+    child.write_text("")
+    compiled_ops.build_swap_op()
+    child.write_text("exit 1")
+    compiled_ops.build_swap_op()  # it is there: nothing is started
+
+
+def test_importing_the_check_is_cheap() -> None:
+    """The stage that asks holds no torch."""
+    code = "import sys, zerotrain.training.nvme_check; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_launch_files_are_pointed_at_the_trainings_folder(launch: Path, swap: Path) -> None:
+    """Every target that swaps, and nothing else."""
+    config = json.loads((launch / "deepspeed.json").read_text())
+    before = json.loads((launch / "deepspeed.json").read_text())
+    zero_swap.point_to(config, swap)
+    for target in ("offload_optimizer", "offload_param"):
+        assert config["zero_optimization"][target].pop("nvme_path") == str(swap)
+        del before["zero_optimization"][target]["nvme_path"]
+    assert config == before
+
+
+class OneFile:
+    """DeepSpeed's handle for reads; it notes where they went and gives ones."""
+
+    def __init__(self) -> None:
+        self.addresses: list[int] = []
+
+    def async_pread(self, buffer: torch.Tensor, path: str, offset: int) -> int:
+        self.addresses.append(buffer.data_ptr())
+        buffer.fill_(float(path))
+        return 0
+
+    def wait(self) -> int:
+        return 1
+
+
+def test_gradients_are_never_read_straight_to_their_place() -> None:
+    """It is aligned by chance alone; what was read comes to it, and nothing beside it changes."""
+    parts = {1: SimpleNamespace(path="3", offset=1, length=4)}
+    info = SimpleNamespace(
+        swapped_gradients={**parts, 6: SimpleNamespace(path="5", offset=6, length=2)}
+    )
+    swapper = SimpleNamespace(swap_params_info={"0_2": info}, _swap_in_pinned_gradients=None)
+    zero_swap.read_gradients_through_aligned_memory(SimpleNamespace(optimizer_swapper=swapper))
+    gradient, handle = torch.zeros(9), OneFile()
+    swapper._swap_in_pinned_gradients(handle, SimpleNamespace(ds_id="0_2"), gradient)  # type: ignore[misc]
+    assert gradient.tolist() == [0, 3, 3, 3, 3, 0, 5, 5, 0]
+    inside = range(gradient.data_ptr(), gradient.data_ptr() + gradient.nbytes)
+    assert not any(address in inside for address in handle.addresses)
+
+
+def test_the_reads_that_are_mended_are_deepspeeds_own() -> None:
+    """A version that renames them would go on with wrong updates."""
+    from deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper import (
+        PartitionedOptimizerSwapper,
+    )
+
+    parameters = inspect.signature(PartitionedOptimizerSwapper._swap_in_pinned_gradients).parameters
+    assert list(parameters) == ["self", "aio_handle", "parameter", "gradient_tensor"]
+
+
+SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
+
+
+@pytest.mark.skipif(not SWAP_OP.exists(), reason=f"{compiled_ops.BUILD_SWAP_OP} was not run")
+@pytest.mark.parametrize("precision", ["bf16", "no"])
+def test_the_real_check_ends_in_a_verdict(tmp_path: Path, swap: Path, precision: str) -> None:
+    """DeepSpeed's own op on this very disk: equal numbers, or a sentence."""
+    phase = a_phase(tmp_path, precision)
+    launch = write_launch(tmp_path, phase)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    trial = nvme_check.run_trial(phase, launch, swap)
+    if "refused" in trial:
+        assert precision == "no"
+        assert "swaps weights of 16 bits alone" in trial["refused"]
+    else:
+        assert "give the numbers of CPU offload" in nvme_check.judge(phase, trial)
+    assert not (swap / "check").exists()

@@ -1,0 +1,81 @@
+"""A whole phase under NVMe offload, stopped and resumed, has the bits of CPU offload."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DDPMScheduler, UNet2DConditionModel
+
+from zerotrain import artifact, compiled_ops
+from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.preset import read_preset
+from zerotrain.launch.resolved import write_run_yaml
+from zerotrain.stages.train_phase import train_phase
+
+SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
+SIZES = {
+    "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0, "sub_group_size": 300_000,
+}  # fmt: skip
+
+pytestmark = pytest.mark.skipif(
+    not SWAP_OP.exists(), reason=f"{compiled_ops.BUILD_SWAP_OP} was not run"
+)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A U-Net of the tiny one's inputs, but of several sub-groups that DeepSpeed swaps."""
+    torch.manual_seed(0)
+    unet = UNet2DConditionModel(
+        sample_size=8, in_channels=4, out_channels=4, block_out_channels=(33, 99),
+        layers_per_block=1, norm_num_groups=3, cross_attention_dim=16, attention_head_dim=3,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        addition_embed_type="text_time", addition_time_embed_dim=4,
+        projection_class_embeddings_input_dim=6 * 4 + 6,
+    )  # fmt: skip
+    with artifact.publish(tmp_path / "base", "base") as draft:
+        unet.save_pretrained(draft.folder / "unet")
+        DDPMScheduler(prediction_type="v_prediction").save_pretrained(draft.folder / "scheduler")
+        draft.content = {"parts": {"unet": "made by hand"}}
+    return tmp_path / "base"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_resume_under_nvme_offload_has_the_bits_of_cpu_offload(
+    training: Any, base: Path, tmp_path: Path, processes: int
+) -> None:
+    """Losses, master weights and moments; and the disk is as it was."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def train(name: str, preset: str, until: int, path: str | None = None) -> list[float]:
+        phase = training.phase(
+            name, preset, until, mixed_precision="bf16", offload_path=path, num_processes=processes
+        )
+        chosen = read_preset(Path(f"config/launch/{preset}.yaml"))
+        zero = {**chosen.zero_optimization, **SIZES}
+        if path:  # the preset's buffers are for real models
+            zero["offload_param"] = {**zero["offload_param"], "buffer_size": 10**6}
+        folder = training.folder / name
+        launch = folder / "launch"
+        with artifact.publish(launch, "launch") as draft:
+            write_run_yaml(phase, draft.folder / "run.yaml")
+            chosen = replace(chosen, zero_optimization=zero)
+            write_launch_files(phase, chosen, draft.folder, launch)
+        progress = training.progress(name)
+        assert train_phase(launch, base, training.cache, None, progress, folder / "end") == 0
+        losses: list[float] = training.losses(name)
+        return losses
+
+    expected = train("cpu", "zero3_offload", 4)
+    train("nvme", "zero3_nvme", 2, str(disk))
+    assert train("nvme", "zero3_nvme", 4, str(disk)) == expected
+    assert training.hashes("nvme", 4) == training.hashes("cpu", 4)
+    assert list(disk.iterdir()) == []

@@ -1,0 +1,125 @@
+"""What differs or would be lost is said in a sentence before anything is started."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerotrain import artifact
+from zerotrain.config import parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.launch.preset import read_preset
+from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.training.preflight import check_progress, check_start
+
+POSITION = {
+    "run": "cats", "phase": "plain", "step": 250, "samples": 1000, "optimizer": "adamw",
+    "optimizer_step": 250, "param_groups": [], "lr_scheduler": "constant",
+    "lr_scheduler_steps": 300, "rng": {}, "engine": {}, "loss_scale": None,
+}  # fmt: skip
+ADAM = ["master", "exp_avg", "exp_avg_sq"]
+
+
+def phase(preset: str = "torch", **changes: Any) -> ResolvedPhase:
+    """A phase of a run of cats, until step 300."""
+    raw = {
+        "run": "cats", "base": "nano", "data": {"images": "photos"},
+        "phases": [{"name": "plain", "until": 300, "launch": preset, "global_batch_size": 4}],
+    }  # fmt: skip
+    chosen = read_preset(Path(f"config/launch/{preset}.yaml"))
+    return replace(resolve_phase(parse_config(raw, "c"), "plain", chosen, 100), **changes)
+
+
+def state(folder: Path, slots: list[str], **changes: Any) -> artifact.Artifact:
+    """A state's JSON without its tensors."""
+    with artifact.publish(folder / "state", "state") as draft:
+        document = {**POSITION, **changes, "slots": {slot: {} for slot in slots}}
+        artifact.write_json(draft.folder / "state.json", document)
+    return artifact.read(folder / "state", "state")
+
+
+def refusal(call: Any, *arguments: Any) -> str:
+    with pytest.raises(PipelineError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+@pytest.fixture
+def progress(tmp_path: Path) -> Path:
+    """Progress of 250 steps by plain PyTorch."""
+    folder = tmp_path / "progress"
+    (folder / "step-00000250").mkdir(parents=True)
+    (folder / "step-00000250" / "manifest.json").write_text("{}")
+    (folder / "fingerprint.json").write_text(json.dumps(phase().numbers()))
+    return folder
+
+
+def test_progress_of_the_same_launch_goes_on(progress: Path) -> None:
+    """Other values than the launch are not this check's: such progress is set aside."""
+    check_progress(progress, phase().numbers(), phase())
+    other = phase(learning_rate=1.0)
+    check_progress(progress, other.numbers(), other)
+
+
+def test_progress_of_another_launch_names_the_switch(progress: Path) -> None:
+    """Each value that differs, as it was and as it is, and the command that goes on."""
+    other = phase("zero2_offload", num_processes=2, mixed_precision="bf16")
+    assert refusal(check_progress, progress, other.numbers(), other) == (
+        f"ERROR: {progress}: its 250 steps were trained under another launch than phase plain has "
+        "now: engine torch, now deepspeed; ZeRO stage 0, now 2; optimizer offload none, now cpu; "
+        "processes 1, now 2; precision no, now bf16\n"
+        "  Hint: `zerotrain switch cats --to zero2_offload` ends the phase at step 250, exports it "
+        "and goes on from there in a new phase, with nothing lost; to train this phase afresh "
+        f"instead, move {progress} away"
+    )
+
+
+def test_nothing_saved_may_change_its_launch(progress: Path) -> None:
+    """Without a checkpoint there is nothing to lose."""
+    (progress / "step-00000250" / "manifest.json").unlink()
+    other = phase("zero3")
+    check_progress(progress, other.numbers(), other)
+
+
+def test_a_state_of_adam_starts_any_phase(tmp_path: Path) -> None:
+    """Whatever engine made it."""
+    assert check_start(state(tmp_path, ADAM), phase("zero3_offload")) == []
+
+
+def test_slots_of_another_optimizer_are_refused_unless_allowed(tmp_path: Path) -> None:
+    """The sentence says what there is; `allow` names the loss."""
+    found = state(tmp_path, ["master", "momentum_buffer"], optimizer="sgd")
+    text = refusal(check_start, found, phase())
+    assert (
+        "adamw continues exp_avg and exp_avg_sq, but the state of sgd has momentum_buffer" in text
+    )
+    assert "write `allow: [moments]` into the phase plain" in text
+    (said,) = check_start(found, phase(allow=["moments"]))
+    assert said.endswith("the optimizer would begin anew; allowed")
+
+
+def test_weights_alone_are_no_moments(tmp_path: Path) -> None:
+    """As a checkpoint without its optimizer gives them."""
+    text = refusal(check_start, state(tmp_path, ["master"], optimizer=""), phase())
+    assert "the state of an unknown optimizer has weights alone" in text
+
+
+def test_a_loss_scale_is_kept_by_fp16_alone(tmp_path: Path) -> None:
+    """Between fp16 engines nothing is lost; to another precision the scale is."""
+    found = state(tmp_path, ADAM, loss_scale={"scale": 512.0, "good_steps": 3})
+    assert check_start(found, phase(mixed_precision="fp16")) == []
+    text = refusal(check_start, found, phase(mixed_precision="bf16"))
+    assert "fp16 loss scale 512 is of no use to precision bf16" in text
+    assert "allow: [loss_scale]" in text
+    assert len(check_start(found, phase(mixed_precision="bf16", allow=["loss_scale"]))) == 1
+
+
+def test_averaged_weights_are_not_dropped_in_silence(tmp_path: Path) -> None:
+    """A state may carry them before any phase does."""
+    found = state(tmp_path, [*ADAM, "ema"])
+    assert "allow: [ema]" in refusal(check_start, found, phase())

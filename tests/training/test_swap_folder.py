@@ -1,0 +1,268 @@
+"""Swap folders belong to one training each; the dead leave nothing, the living lose nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.training.test_nvme_check import a_phase
+
+from zerotrain import artifact, compiled_ops
+from zerotrain.artifact import Artifact
+from zerotrain.errors import PipelineError
+from zerotrain.stages import train_phase as stage
+from zerotrain.training import nvme_check
+from zerotrain.training.lock import Holder, this_process
+from zerotrain.training.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder, swaps
+
+
+def left_by(disk: Path, name: str, holder: Holder | None) -> Path:
+    """A swap folder with a file of DeepSpeed's, as some training left it."""
+    folder = disk / name
+    (folder / "zero_stage_3" / "optimizer").mkdir(parents=True)
+    (folder / "zero_stage_3" / "optimizer" / "0_2.tensor.swp").write_bytes(b"\0" * 4096)
+    if holder:
+        (folder / OWNER).write_text(json.dumps(asdict(holder)))
+    return folder
+
+
+@pytest.fixture
+def dead() -> Holder:
+    """A process that has ended."""
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return replace(this_process(), pid=child.pid)
+
+
+def test_a_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    """Two of one run and phase, too; and the folder is gone at the end."""
+    phase = a_phase(tmp_path)
+    with swap_folder(phase, 0) as (first, said), swap_folder(phase, 0) as (second, _):
+        assert said == []
+        assert first != second
+        assert first.parent == second.parent == tmp_path
+        assert first.name.startswith("zerotrain-tiny-swapped-")
+        assert Holder(**json.loads((first / OWNER).read_text())).pid == os.getpid()
+        (first / "zero_stage_3").mkdir()
+        (first / "zero_stage_3" / "x.swp").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_goes_when_training_fails(tmp_path: Path) -> None:
+    """Whatever ends it."""
+    with pytest.raises(KeyboardInterrupt), swap_folder(a_phase(tmp_path), 0):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_owners_folder_is_cleared_at_any_start(tmp_path: Path, dead: Holder) -> None:
+    """Whole, whatever run and stage wrote it; and said."""
+    left_by(tmp_path, "zerotrain-other-phase-x1", dead)
+    with swap_folder(a_phase(tmp_path), 0) as (mine, said):
+        assert list(tmp_path.iterdir()) == [mine]
+    assert len(said) == 1
+    assert f"pid {dead.pid}" in said[0]
+
+
+def test_a_living_owners_folder_is_untouched(tmp_path: Path) -> None:
+    """Also one whose process is not ours to signal."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        import psutil
+
+        started = psutil.Process(child.pid).create_time()
+        owner = Holder(socket.gethostname(), child.pid, started, "")
+        folder = left_by(tmp_path, "zerotrain-a-b-x1", owner)
+        assert clear_dead(tmp_path) == []
+        assert (folder / "zero_stage_3" / "optimizer" / "0_2.tensor.swp").exists()
+    finally:
+        child.kill()
+        child.wait()
+    assert len(clear_dead(tmp_path)) == 1
+
+
+def test_a_pid_that_was_given_to_another_process_is_dead(tmp_path: Path) -> None:
+    """The start time tells."""
+    earlier = replace(this_process(), started=this_process().started - 3600)
+    folder = left_by(tmp_path, "zerotrain-a-b-x1", earlier)
+    clear_dead(tmp_path)
+    assert not folder.exists()
+
+
+def test_another_hosts_folder_is_untouched(tmp_path: Path, dead: Holder) -> None:
+    """Of its processes nothing is known here."""
+    folder = left_by(tmp_path, "zerotrain-a-b-x1", replace(dead, host="elsewhere"))
+    assert clear_dead(tmp_path) == []
+    assert folder.exists()
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "[1]", '{"host": "x"}'])
+def test_a_folder_without_a_readable_owner_is_left_and_named(
+    tmp_path: Path, text: str | None
+) -> None:
+    """It may be a user's own."""
+    folder = left_by(tmp_path, "zerotrain-a-b-x1", None)
+    if text is not None:
+        (folder / OWNER).write_text(text)
+    said = clear_dead(tmp_path)
+    assert len(said) == 1
+    assert f"{folder}: left alone" in said[0]
+    assert (folder / "zero_stage_3").exists()
+
+
+def test_other_programs_files_are_never_touched(tmp_path: Path, dead: Holder) -> None:
+    """Not other names, not files, not what a link points to."""
+    keep = tmp_path / "models"
+    left_by(tmp_path, "models", dead)
+    left_by(tmp_path, "zero_stage_3", dead)
+    (tmp_path / "zerotrain-notes.txt").write_text("mine")
+    (tmp_path / "zerotrain-link").symlink_to(keep)
+    before = sorted(tmp_path.rglob("*"))
+    assert clear_dead(tmp_path) == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_a_cleared_folder_links_to_stays(tmp_path: Path, dead: Holder) -> None:
+    """A link inside goes, its target does not."""
+    target = tmp_path / "data"
+    target.mkdir()
+    (target / "image.png").touch()
+    folder = left_by(tmp_path, "zerotrain-a-b-x1", dead)
+    (folder / "link").symlink_to(target)
+    clear_dead(tmp_path)
+    assert not folder.exists()
+    assert (target / "image.png").exists()
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
+    """It is not made: a disk that is not mounted would go unnoticed."""
+    with (
+        pytest.raises(PipelineError, match="/away is no folder on this machine") as caught,
+        swap_folder(a_phase(tmp_path / "away"), 0),
+    ):
+        pass
+    assert "mkdir -p" in caught.value.hint
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(PipelineError, match="/file is a file"),
+        swap_folder(a_phase(tmp_path / "file"), 0),
+    ):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything else is tried."""
+
+    def refuse(**_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with (
+        pytest.raises(PipelineError, match="cannot be written: Permission denied"),
+        swap_folder(a_phase(tmp_path), 0),
+    ):
+        pass
+
+
+def test_too_little_space_is_refused_with_the_figures(
+    tmp_path: Path, dead: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the dead left is cleared first: it may be what is missing."""
+    folder = left_by(tmp_path, "zerotrain-a-b-x1", dead)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10 * 10**9))
+    with (
+        pytest.raises(PipelineError, match=r"10\.0 GB free, the phase swaps 46\.2 GB") as caught,
+        swap_folder(a_phase(tmp_path), 46_214_000_000),
+    ):
+        pass
+    assert "16 bytes a trained parameter, 2 a parameter" in caught.value.what
+    assert not folder.exists()
+
+
+@pytest.fixture
+def base(inputs: Path) -> Artifact:
+    """The tiny base model."""
+    return artifact.read(inputs / "base", "base")
+
+
+def parameters(base: Artifact) -> dict[str, int]:
+    """The sizes of its parameters, by another reader of the files."""
+    from diffusers import UNet2DConditionModel
+
+    model = UNet2DConditionModel.from_pretrained(base.folder / "unet")
+    return {name: parameter.numel() for name, parameter in model.named_parameters()}
+
+
+def test_space_is_counted_in_the_base_models_files(base: Artifact, tmp_path: Path) -> None:
+    """By precision, and of frozen parameters the weights alone."""
+    sizes = parameters(base)
+    everything = sum(sizes.values())
+    phase = a_phase(tmp_path)
+    assert needed_bytes(phase, base) == 18 * everything
+    assert needed_bytes(replace(phase, mixed_precision="no"), base) == 20 * everything
+    frozen = sum(size for name, size in sizes.items() if "down_blocks" in name)
+    part = replace(phase, frozen_parameters=["down_blocks"])
+    assert needed_bytes(part, base) == 18 * everything - 16 * frozen
+    assert needed_bytes(replace(phase, offload_param="cpu"), base) == 16 * everything
+    assert not swaps(replace(phase, offload_param="cpu", offload_optimizer="cpu"))
+
+
+def test_space_of_an_adapter_is_the_adapters(base: Artifact, tmp_path: Path) -> None:
+    """Counted as peft would make it."""
+    from diffusers import UNet2DConditionModel
+
+    from zerotrain.families.lora import add_adapter
+
+    lora = {"rank": 3, "alpha": 3.0, "dropout": 0.0, "target_modules": ["to_k", "conv1"]}
+    model = UNet2DConditionModel.from_pretrained(base.folder / "unet")
+    everything = sum(parameter.numel() for parameter in model.parameters())
+    add_adapter(model, seed=0, **lora)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    phase = replace(a_phase(tmp_path), lora=lora)
+    assert needed_bytes(phase, base) == 16 * trained + 2 * (everything + trained)
+
+
+def test_the_stage_gives_the_ranks_their_folder(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """After the op and the check, and for the time of the training."""
+    asked: list[str] = []
+    monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: asked.append("op"))
+    monkeypatch.setattr(nvme_check, "check", lambda *_: asked.append("check") or "it is right")
+    phase = a_phase(tmp_path)
+    with stage._swap_folder(phase, tmp_path, inputs / "base") as words:
+        assert words == ["--swap", str(next(tmp_path.iterdir()))]
+        assert asked == ["op", "check"]
+    assert list(tmp_path.iterdir()) == []
+    assert "it is right" in capfd.readouterr().err
+    in_memory = replace(phase, offload_optimizer="cpu", offload_param="cpu")
+    with stage._swap_folder(in_memory, tmp_path, inputs / "base") as words:
+        assert words == []
+
+
+def test_a_refused_check_leaves_nothing(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it start a training."""
+
+    def refuse() -> None:
+        raise PipelineError("no libaio", hint="install it")
+
+    monkeypatch.setattr(compiled_ops, "build_swap_op", refuse)
+    with (
+        pytest.raises(PipelineError, match="no libaio"),
+        stage._swap_folder(a_phase(tmp_path), tmp_path, inputs / "base"),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,24 @@
+"""SDXL with one weight in two places: what training and switching do with a tied parameter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from zerotrain.families.sdxl import Sdxl
+
+
+class TiedSdxl(Sdxl):
+    """Both convolutions of the middle block share their weights."""
+
+    name = "tied"
+
+    def load_denoiser(self, base: Path) -> torch.nn.Module:
+        unet = super().load_denoiser(base)
+        first, second = unet.mid_block.resnets
+        second.conv1.weight = first.conv1.weight
+        return unet
+
+
+FAMILY = TiedSdxl()

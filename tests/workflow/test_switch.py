@@ -1,0 +1,246 @@
+"""`zerotrain switch` through the real Snakemake: after it, nothing that is trained trains again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from zerotrain import artifact, graph
+from zerotrain.checkpoint import KIND, Fragment, write_position, write_rank
+from zerotrain.errors import PipelineError
+from zerotrain.position import TrainingPosition
+
+CONFIG = "config/config.yaml"
+REST = {"render_launch": 1, "train_phase": 1, "export_weights": 1, "evaluate": 1, "report": 1}
+AFTER = """\
+  - name: plain
+    until: 250
+    launch: torch
+  - name: plain-zero2
+    until: 300
+    launch: zero2
+  - name: offload
+"""
+
+
+def save(project, phase: str, *steps: int, preset: str = "torch") -> Path:
+    """Rolling checkpoints that go with whatever the phase's fingerprint is."""
+    progress = project.folder / "results/tiny" / phase / "progress"
+    for step in steps:
+        position = TrainingPosition(
+            run="tiny", phase=phase, step=step, samples=step, optimizer="adamw",
+            optimizer_step=step, param_groups=[], lr_scheduler="constant",
+            lr_scheduler_steps=700, rng={}, engine={"preset": preset},
+        )  # fmt: skip
+        with artifact.publish(progress / f"step-{step:08d}", KIND) as draft:
+            fragments = [Fragment("w", 0, {"master": torch.ones(2)})]
+            spans = [write_rank(draft.folder, 0, fragments)]
+            write_position(draft.folder, position, {"w": [2]}, ["master"], spans)
+    artifact.write_json(progress / "fingerprint.json", {"accepted": True})
+    return progress
+
+
+def switch(project, *words: str):
+    """Run the command as a user does; the stages that Snakemake calls are the fake's."""
+    return project.command(sys.executable, "-m", "zerotrain", "switch", "tiny", *words)
+
+
+def stop_in(project, phase: str) -> None:
+    """Make everything before a phase, and let the phase have been stopped."""
+    results = "results/tiny"
+    inputs = ["results/data/tiny/cache/64/manifest.json", f"{results}/{phase}/launch/manifest.json"]
+    if phase == "offload":
+        parts = ("state", "weights", "checkpoint")
+        inputs += [f"{results}/plain/{part}/manifest.json" for part in parts]
+    project.build("--", *inputs)
+    project.calls()
+
+
+def test_switch_of_a_stopped_phase(project):
+    """Three jobs end the first phase; the configuration has the new one after it; what is left are
+    the new phase, the one after, and the cut phase's evaluation. The checkpoint is the newest."""
+    stop_in(project, "plain")
+    save(project, "plain", 100, 200, 250)
+    former = (project.folder / CONFIG).read_text()
+    done = switch(project, "--to", "zero2")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1] == (
+        "plain: ends at step 250 (was 300), exported; plain-zero2 goes on to 300 under zero2. "
+        "Next: snakemake --cores all train"
+    )
+    assert project.calls() == ["render_launch", "train_phase", "export_weights"]
+    cut = "  - name: plain\n    until: 300\n    launch: torch\n  - name: offload\n"
+    assert former.count(cut) == 1
+    assert (project.folder / CONFIG).read_text() == former.replace(cut, AFTER)
+    assert project.planned("train") == {
+        "render_launch": 2,
+        "train_phase": 2,
+        "export_weights": 2,
+        "evaluate": 3,
+        "report": 1,
+    }
+    assert sorted(path.name for path in (project.folder / "config").iterdir()) == sorted(
+        path.name for path in (Path.cwd() / "config").iterdir()
+    )
+    project.build("train")
+    assert project.calls().count("train_phase") == 2
+    assert project.planned("train") == {}
+
+
+def test_switch_of_the_last_phase_leaves_the_first_alone(project):
+    """Only the cut phase is published; the finished one is neither trained nor exported."""
+    stop_in(project, "offload")
+    save(project, "offload", 400, 500, preset="zero2_offload")
+    done = switch(project, "--to", "torch", "--at", "400", "--name", "rest")
+    assert done.returncode == 0, done.stdout
+    assert "offload: ends at step 400 (was 700), exported; rest goes on to 700" in done.stdout
+    assert project.calls() == ["render_launch", "train_phase", "export_weights"]
+    assert project.planned("train") == REST | {"evaluate": 3}
+
+
+def test_switch_of_another_file(project):
+    """Snakemake is called with the file that has the run, and so is what comes next."""
+    (project.folder / CONFIG).rename(project.folder / "config/mine.yaml")
+    inputs = ["results/tiny/plain/launch/manifest.json", "results/data/tiny/cache/64/manifest.json"]
+    project.build(*inputs, "--configfile", "config/mine.yaml")
+    project.calls()
+    save(project, "plain", 250)
+    done = switch(project, "--to", "zero2")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("snakemake --cores all train --configfile config/mine.yaml\n")
+    assert project.calls() == ["render_launch", "train_phase", "export_weights"]
+
+
+def test_dry_run_of_a_switch_changes_nothing(project):
+    """It shows the difference, the command and its jobs."""
+    stop_in(project, "plain")
+    save(project, "plain", 250)
+    former = (project.folder / CONFIG).read_text()
+    done = switch(project, "--to", "zero2", "--dry-run")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout == (
+        f"--- {CONFIG}\n+++ {CONFIG}\n@@ -16,8 +16,11 @@\n"
+        " \n phases:\n   - name: plain\n+    until: 250\n+    launch: torch\n"
+        "+  - name: plain-zero2\n     until: 300\n-    launch: torch\n+    launch: zero2\n"
+        "   - name: offload\n     until: 700\n     launch: zero2_offload\n"
+        "snakemake --cores all -- results/tiny/plain/state/manifest.json "
+        "results/tiny/plain/weights/manifest.json: render_launch, train_phase, export_weights\n"
+    )
+    assert (project.folder / CONFIG).read_text() == former
+    assert project.calls() == []
+
+
+def test_a_switch_that_fails_restores_the_configuration(project):
+    """Byte for byte; Snakemake's own message stands above ours. Called again, it succeeds."""
+    stop_in(project, "plain")
+    save(project, "plain", 250)
+    former = (project.folder / CONFIG).read_bytes()
+    words = [sys.executable, "-m", "zerotrain", "switch", "tiny", "--to", "zero2"]
+    done = project.command(*words, FAIL="export_weights")
+    assert done.returncode == 2
+    assert "export_weights: failed on request" in done.stdout
+    assert "ended with code 1; above it says why; config/config.yaml is as it was" in done.stdout
+    assert (project.folder / CONFIG).read_bytes() == former
+    project.calls()
+    done = project.command(*words)
+    assert done.returncode == 0, done.stdout
+    assert "export_weights" in project.calls()
+    assert project.planned("train") == REST | {
+        "render_launch": 2, "train_phase": 2, "export_weights": 2, "evaluate": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("edited", "jobs"),
+    [
+        ("photos/cat.txt", "build_base, cache_latents, prepare_dataset"),
+        ("workflow/zerotrain/cache/writer.py", "cache_latents"),
+    ],
+)
+def test_a_switch_after_a_change_of_what_it_depends_on_is_refused(project, edited, jobs):
+    """Training would start afresh: the refusal names the jobs that would run, and nothing runs."""
+    stop_in(project, "plain")
+    save(project, "plain", 250)
+    project.append(edited, "\nEDITED = 1\n")
+    former = (project.folder / CONFIG).read_text()
+    done = switch(project, "--to", "zero2")
+    assert done.returncode == 2
+    assert f"depends on has changed since it was trained: {jobs} would run first" in done.stdout
+    assert "results/data/tiny/cache/64/manifest.json` (first with -n" in done.stdout
+    assert (project.folder / CONFIG).read_text() == former
+    assert project.calls() == []
+
+
+def test_a_profile_that_hushes_snakemake_hides_no_job(project):
+    """The jobs that would run are found all the same, and refused."""
+    stop_in(project, "plain")
+    save(project, "plain", 250)
+    project.append("profiles/default/config.yaml", "\nquiet: [rules, progress]\n")
+    assert "\ntrain_phase " not in project.snakemake("-n", "--cores", "1").stdout
+    done = switch(project, "--to", "zero2", "--dry-run")
+    assert done.stdout.endswith(": render_launch, train_phase, export_weights\n")
+    project.append("photos/cat.txt", "\nEDITED = 1\n")
+    done = switch(project, "--to", "zero2")
+    assert done.returncode == 2
+    assert "build_base, cache_latents, prepare_dataset would run first" in done.stdout
+
+
+TABLE = "Job stats:\njob      count\n-----  -------\na            1\nb            2\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "jobs"),
+    [
+        (f"host: here\n{TABLE}total        3\n\n[...]\nrule a:\n", {"a": 1, "b": 2}),
+        ("Nothing to be done (all requested files are present and up to date).\n", {}),
+        (f"{TABLE}total        4\n\n", None),
+        (f"{TABLE}\n", None),
+        ("", None),
+        ("rule a:\n    reason: Nothing\n", None),
+    ],
+)
+def test_a_plan_that_snakemake_does_not_tell_is_none(monkeypatch, said, jobs):
+    """Without a whole table of jobs nobody knows what would run."""
+    done = subprocess.CompletedProcess([], 0, stdout=said)
+    monkeypatch.setattr(graph.subprocess, "run", lambda *_, **__: done)
+    if jobs is not None:
+        assert graph.plan(Path(CONFIG), []) == jobs
+        return
+    with pytest.raises(PipelineError) as caught:
+        graph.plan(Path(CONFIG), [])
+    assert str(caught.value) == (
+        f"ERROR: snakemake does not say which jobs it would run:\n{said.strip()}\n"
+        "  Hint: take what changes its output (`quiet`, `logger`) out of your Snakemake profile or "
+        "SNAKEMAKE_PROFILE, and call this again"
+    )
+
+
+def test_a_switch_after_the_launch_was_changed_by_hand(project):
+    """The cut phase gets the launch back that its checkpoint was made under."""
+    stop_in(project, "plain")
+    save(project, "plain", 250)
+    former = (project.folder / CONFIG).read_text()
+    cut = "  - name: plain\n    until: 300\n    launch: torch\n  - name: offload\n"
+    project.edit(CONFIG, cut, cut.replace("torch", "zero2"))
+    done = switch(project, "--to", "zero2")
+    assert done.returncode == 0, done.stdout
+    assert (project.folder / CONFIG).read_text() == former.replace(cut, AFTER)
+
+
+def test_a_second_switch_gets_a_name_of_its_own(project):
+    """Of a phase that comes from a switch, and back to a preset that has had its turn."""
+    stop_in(project, "plain")
+    save(project, "plain", 250)
+    assert switch(project, "--to", "zero2").returncode == 0
+    save(project, "plain-zero2", 260, preset="zero2")
+    (project.folder / "results/tiny/plain-zero2-torch").mkdir()
+    checkpoint = project.folder / "results/tiny/plain/checkpoint/checkpoint.json"
+    checkpoint.write_text(json.dumps({"step": 250}))
+    done = switch(project, "--to", "torch")
+    assert done.returncode == 0, done.stdout
+    assert "plain-zero2: ends at step 260 (was 300), exported; plain-zero2-torch-2" in done.stdout

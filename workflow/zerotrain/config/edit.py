@@ -1,0 +1,212 @@
+"""Changing a configuration file as a person would: what is not meant to change keeps its bytes.
+
+The parser tells where each value stands, and the text is cut there. Written anew by the parser,
+comments would survive, but not the columns of a table nor the user's line ends.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+
+from zerotrain.errors import PipelineError
+
+Values = Mapping[str, Any]
+ALONE = ("offload_path",)
+"""Launch values that go with one preset and not to another."""
+DASH = re.compile(r"^( *)-(?=\s)", re.MULTILINE)
+NOT_INHERITED = ("allow",)
+"""Values of a phase that mean the switch into it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """A phase ends at a step, and a new one directly after it goes on to the former end."""
+
+    phase: str
+    """The phase to cut."""
+    step: int
+    """Its new `until`."""
+    name: str
+    """The new phase's name. All that is not said here it takes over from the phase that is cut."""
+    launch: Values
+    """Launch values of the new phase, `preset` among them."""
+    ended: Values = field(default_factory=dict)
+    """Training values to write into the phase that is cut: those it was trained with."""
+    ended_launch: Values = field(default_factory=dict)
+    """And launch values."""
+
+
+def split_phase(text: str, split: Split) -> str:
+    """Split a phase in a configuration file's text.
+
+    The new phase is written in the style of the one that is cut, block or flow; every other
+    character stays.
+
+    Raises:
+        PipelineError: the phase is written in a way (merged keys, say) that only a person can edit.
+    """
+    try:
+        new = _split_text(text, split)
+        same = YAML(typ="safe").load(new) == _split_values(YAML(typ="safe").load(text), split)
+    except (LookupError, StopIteration, ValueError, YAMLError):
+        same = False
+    if not same:
+        raise PipelineError(
+            f"phase {split.phase} is written in a way that no program should cut",
+            hint=f"do it by hand: give {split.phase} `until: {split.step}`, and write a phase "
+            f"{split.name} after it with the former `until`, `launch: {split.launch['preset']}` "
+            f"and the other values of {split.phase}",
+        )
+    return new
+
+
+def _split_values(raw: Any, split: Split) -> Any:
+    """The meaning of the edit, which its text is held to."""
+    phases = raw["phases"]
+    place = next(i for i, phase in enumerate(phases) if phase["name"] == split.phase)
+    phase = phases[place]
+    ended = {**phase, **split.ended, "until": split.step}
+    if split.ended_launch:
+        ended["launch"] = _launch_values(phase.get("launch"), split.ended_launch)
+    following = {key: value for key, value in phase.items() if key not in NOT_INHERITED}
+    following["name"] = split.name
+    following["launch"] = _launch_values(phase.get("launch"), split.launch)
+    return {**raw, "phases": [*phases[:place], ended, following, *phases[place + 1 :]]}
+
+
+def _launch_values(launch: Any, changes: Values) -> Any:
+    former = dict(launch) if isinstance(launch, dict) else {"preset": launch} if launch else {}
+    if changes.get("preset", former.get("preset")) != former.get("preset"):
+        former = {key: value for key, value in former.items() if key not in ALONE}
+    found = {**copy.deepcopy(former), **changes}
+    return found if isinstance(launch, dict) or set(found) != {"preset"} else found["preset"]
+
+
+def _split_text(text: str, split: Split) -> str:
+    newline = "\r\n" if "\r\n" in text else "\n"
+    phases = _values(YAML().compose(text))["phases"]
+    node = next(node for node in phases.value if _values(node)["name"].value == split.phase)
+    values, spans = _values(node), _spans(text, node)
+    launch = values.get("launch")
+
+    pairs = {key: text[slice(*span)] for key, span in spans.items() if key not in NOT_INHERITED}
+    pairs["name"] = f"name: {_scalar(split.name)}"
+    pairs["launch"] = f"launch:{_launch(text, launch, split.launch, newline)}"
+    following = _mapping(pairs, node, newline)
+    end = _end(node) if node.flow_style else max(stop for _, stop in spans.values())
+    if phases.flow_style:
+        inserted = f", {following}"
+    else:
+        # A comment behind the last value stays on its line.
+        end = end + len(text[end:].splitlines()[0]) if text[end:] else end
+        dash = _dash_column(text, phases)
+        inserted = f"{newline}{' ' * dash}{'-':{_column(node) - dash}}{following}"
+
+    ended = {key: f"{key}: {_scalar(value)}" for key, value in split.ended.items()}
+    if split.ended_launch:
+        ended["launch"] = f"launch:{_launch(text, launch, split.ended_launch, newline)}"
+    start, stop = spans["until"]
+    new = {key: pair for key, pair in ended.items() if key not in spans}
+    until = text[start : values["until"].start_mark.index] + str(split.step)
+    edits = [(start, stop, _mapping({**new, "until": until}, node, newline, braces=False))]
+    edits += [(*spans[key], pair) for key, pair in ended.items() if key in spans]
+    edits += [(end, end, inserted)]
+    for start, stop, replacement in sorted(edits, reverse=True):
+        text = text[:start] + replacement + text[stop:]
+    return text
+
+
+def _launch(text: str, launch: Node | None, changes: Values, newline: str) -> str:
+    """What follows `launch:`, a name, or a mapping where there are values beside the preset."""
+    pairs = {}
+    if isinstance(launch, MappingNode):
+        pairs = {key: text[slice(*span)] for key, span in _spans(text, launch).items()}
+        former = _values(launch)["preset"].value if "preset" in pairs else None
+    else:
+        former = launch.value if launch is not None else None
+        pairs = {"preset": f"preset: {former}"} if former else {}
+    if changes.get("preset", former) != former:
+        pairs = {key: pair for key, pair in pairs.items() if key not in ALONE}
+    for key, value in changes.items():
+        if key != "preset" or value != former:
+            pairs[key] = f"{key}: {_scalar(value)}"
+    if not isinstance(launch, MappingNode):
+        only = changes.get("preset", former)
+        return f" {_scalar(only)}" if set(pairs) == {"preset"} else " {" + _row(pairs) + "}"
+    if launch.flow_style:
+        return " {" + _row(pairs) + "}"
+    return newline + " " * _column(launch) + _mapping(pairs, launch, newline)
+
+
+def _row(pairs: dict[str, str]) -> str:
+    return ", ".join(pairs.values())
+
+
+def _mapping(
+    pairs: dict[str, str], style: MappingNode, newline: str, *, braces: bool = True
+) -> str:
+    """Pairs that are written already as a mapping in the style and at the column of another."""
+    if style.flow_style:
+        return "{" + _row(pairs) + "}" if braces else _row(pairs)
+    return (newline + " " * _column(style)).join(pairs.values())
+
+
+def _column(mapping: MappingNode) -> int:
+    """Where a block mapping's keys stand; the node itself begins at its anchor, if it has one."""
+    keys = [] if mapping.flow_style else [key for key, _ in mapping.value]
+    column: int = min(node.start_mark.column for node in keys or [mapping])
+    return column
+
+
+def _dash_column(text: str, sequence: SequenceNode) -> int:
+    """Where a block sequence's dashes stand; no line before the first begins with another."""
+    begin = sequence.start_mark.index - sequence.start_mark.column
+    return len(next(DASH.finditer(text, begin))[1])
+
+
+def _values(mapping: MappingNode) -> dict[str, Any]:
+    return {key.value: value for key, value in mapping.value}
+
+
+def _spans(text: str, mapping: MappingNode) -> dict[str, tuple[int, int]]:
+    """By key: where it begins and where its value ends."""
+    spans: dict[str, tuple[int, int]] = {}
+    for key, value in mapping.value:
+        end = _end(value)
+        if (
+            value.start_mark.index <= key.end_mark.index
+            or value.start_mark.index == value.end_mark.index
+        ):
+            # An alias, whose node stands at its anchor; or nothing, and no place is known.
+            written = re.compile(r"[ \t]*:([ \t]*\*[^\s,\]}]+)?").match(text, key.end_mark.index)
+            end = written.end() if written else end
+        spans[key.value] = (key.start_mark.index, end)
+    return spans
+
+
+def _end(node: Node) -> int:
+    """Where a node's text ends; the parser lets a block end where the next thing begins."""
+    if isinstance(node, MappingNode | SequenceNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return _end(last[1] if isinstance(node, MappingNode) else last)
+    end: int = node.end_mark.index
+    return end
+
+
+def _scalar(value: Any) -> str:
+    """A value as YAML, in quotes where any reader (Snakemake's is YAML 1.1) needs them."""
+    text = str(value)
+    readers = (yaml.safe_load, YAML(typ="safe").load)
+    if re.fullmatch(r"[\w./-]+", text) and all(read(text) == value for read in readers):
+        return text
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,316 @@
+"""The one door between phases and out of the pipeline: checked weights, and a checked state.
+
+Of any training, whatever engine wrote it. Needs no GPU and no engine; memory is that of one tensor.
+The rule export_weights and the command `zerotrain export` both lead here.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from zerotrain import artifact
+from zerotrain.artifact import Artifact, digest
+from zerotrain.base import choose_files
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.config import RunConfig
+from zerotrain.errors import PipelineError
+from zerotrain.families import Family, load_family
+from zerotrain.position import MASTER, TrainingPosition
+from zerotrain.state import KIND as STATE
+from zerotrain.state import State, write_state
+from zerotrain.state_source import Source
+from zerotrain.tensor_file import open_tensors, same_bits
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NEVER_NEGATIVE = "exp_avg_sq"
+DAMAGED = "the checkpoint is damaged; take an older one, or train on from it"
+DISK = "look at the disk and its room; nothing was published"
+TOO_LARGE = "choose export.dtype fp32 or bf16: the weights exceed the range of fp16"
+
+
+@dataclass(frozen=True)
+class WeightsTarget:
+    """Where weights go, and what completes them."""
+
+    folder: Path
+    """Folder to publish them at: a pipeline that diffusers loads."""
+    base: Path
+    """The base model's folder, published or as diffusers saves one."""
+    family: Family
+    dtype: str
+    """Their type, a key of DTYPES."""
+    frozen_parameters: Sequence[str] = ()
+    """Regular expressions: parameters that the training left as the base has them."""
+    lora: Mapping[str, Any] | None = None
+    """rank, alpha, dropout and target_modules of the adapter that was trained, if it was one."""
+
+    @classmethod
+    def of(
+        cls, config: RunConfig, base: Path, folder: Path, dtype: str | None = None
+    ) -> WeightsTarget:
+        """What a run's configuration says of its weights."""
+        return cls(
+            folder=folder,
+            base=base,
+            family=load_family(config.family),
+            dtype=dtype or config.export.dtype,
+            frozen_parameters=config.frozen_parameters,
+            lora=config.lora_values(),
+        )
+
+    def frozen(self, source: Source) -> Callable[[str], bool]:
+        """Whether a training left a parameter alone, as the source or the configuration says."""
+        known = getattr(source, "frozen", ())
+        return lambda name: name in known or any(re.search(p, name) for p in self.frozen_parameters)
+
+
+def export(
+    source: Source,
+    folder: Path,
+    weights: WeightsTarget | None,
+    state: Path | None,
+    *,
+    position: TrainingPosition | None = None,
+) -> None:
+    """Publish weights, a state, or both, of any training; only what is right is published.
+
+    Both are prepared before either appears. Every tensor that is written is checked: it has
+    elements, all finite, and no second moment is negative. Written weights are compared bit by bit
+    with the master weights in their type, and loaded once with the real library.
+
+    Args:
+        source: The training: a checkpoint, a state, or another program's checkpoint.
+        folder: Where the source lies.
+        weights: Where to publish the weights, if at all.
+        state: Folder to publish the state at, if at all; always float32.
+        position: Where the state stands, if not where the source does.
+
+    Raises:
+        PipelineError: the folders lie in each other; or a tensor is missing, surplus, empty, of
+            another shape, not finite, or reads back otherwise. The message names it, nothing is
+            published, and what was there stays.
+    """
+    targets = [path for path in (weights.folder if weights else None, state) if path is not None]
+    _refuse_loss(folder, targets)
+    origins = _origin(source, folder)
+    made_by = {"engine": source.position.engine}
+    with ExitStack() as drafts:
+        # Weights are entered first, and appear last.
+        if weights is not None:
+            base = weights.base
+            origins["base"] = artifact.read(base, "base") if artifact.is_published(base) else base
+            parents, others = _lineage(origins)
+            made = {**made_by, "dtype": weights.dtype, **others}
+            draft = drafts.enter_context(
+                artifact.publish(weights.folder, "weights", parents=parents, made_by=made)
+            )
+            draft.known.update(_link_other_parts(origins["base"], weights, draft.folder))
+            draft.known.update(_write_weights(source, weights, draft.folder))
+            check = _check_adapter if weights.lora else _check_written
+            check(source, weights, draft.folder)
+            draft.content = {
+                "family": weights.family.name,
+                "step": source.position.step,
+                "dtype": weights.dtype,
+            }
+        if state is not None:
+            parents, others = _lineage(origins)
+            draft = drafts.enter_context(
+                artifact.publish(state, STATE, parents=parents, made_by={**made_by, **others})
+            )
+            checked = CheckedSource(source)
+            draft.known.update(
+                write_state(
+                    draft.folder,
+                    position or source.position,
+                    source.shapes,
+                    source.slots,
+                    checked.tensor,
+                )
+            )
+            if isinstance(source, Checkpoint | State):
+                records = source.artifact.folder / artifact.RECORDS
+                if records.is_dir():
+                    shutil.copytree(records, draft.folder / artifact.RECORDS)
+
+
+def _refuse_loss(source: Path, targets: list[Path]) -> None:
+    """Publishing replaces a folder whole: what is still needed must not lie in it."""
+    for place, target in enumerate(targets):
+        for needed in (source, *targets[:place], *targets[place + 1 :]):
+            if needed.resolve().is_relative_to(target.resolve()):
+                raise PipelineError(
+                    f"{target} would be replaced whole, and {needed} lies there",
+                    hint="name folders beside each other",
+                )
+
+
+def export_universal(source: Source, folder: Path, output: Path) -> None:
+    """Publish a training as DeepSpeed's universal checkpoint, which needs no base model.
+
+    Raises:
+        PipelineError: a tensor is empty or not finite, or there are no moments.
+    """
+    from zerotrain.foreign import write_universal
+
+    parents, others = _lineage(_origin(source, folder))
+    made_by = {"engine": source.position.engine, **others}
+    with artifact.publish(output, "universal", parents=parents, made_by=made_by) as draft:
+        write_universal(draft.folder, CheckedSource(source))
+        draft.content = {"step": source.position.step}
+
+
+class CheckedSource:
+    """A source whose tensors have elements and are finite, as each is found when it is read."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.position, self.shapes = source.position, source.shapes
+        self.names, self.slots = source.names, source.slots
+        for name, shape in source.shapes.items():
+            if torch.Size(shape).numel() == 0:
+                raise PipelineError(f"{name}: empty tensor of shape {list(shape)}", hint=DAMAGED)
+
+    def tensor(self, name: str, slot: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The tensor in float32; refused where a value of it would not be finite in `dtype`."""
+        tensor = self._source.tensor(name, slot)
+        called = name if slot == MASTER else f"{name} ({slot})"
+        ends = torch.stack(tensor.aminmax())  # a NaN anywhere is both
+        # Rounding keeps the order, so that all are finite where the ends are.
+        if not bool(ends.to(dtype).isfinite().all()):
+            count = int((~tensor.to(dtype).isfinite()).sum())
+            fits = bool(ends.isfinite().all())
+            raise PipelineError(
+                f"{called}: {count} values are not finite in {dtype}",
+                hint=TOO_LARGE if fits else DAMAGED,
+            )
+        if slot == NEVER_NEGATIVE and ends[0] < 0:
+            raise PipelineError(
+                f"{called}: {int((tensor < 0).sum())} values are negative, a mean of squares",
+                hint=DAMAGED,
+            )
+        return tensor
+
+
+def _write_weights(source: Source, weights: WeightsTarget, folder: Path) -> dict[str, str]:
+    checked, dtype = CheckedSource(source), DTYPES[weights.dtype]
+
+    def read(name: str) -> torch.Tensor:
+        return checked.tensor(name, MASTER, dtype)
+
+    if weights.lora:
+        from zerotrain.families.lora import save_adapter
+
+        return save_adapter(
+            weights.base, source.shapes, read, dtype=dtype, out=folder, **weights.lora
+        )
+    return weights.family.save_denoiser(
+        weights.base, source.shapes, read, dtype, folder, frozen=weights.frozen(source)
+    )
+
+
+def _check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
+    """Compare the written files with the master weights, and with what the library loads."""
+    try:
+        held = open_tensors((folder / weights.family.denoiser_part).glob("*.safetensors"))
+        loaded = weights.family.load_denoiser(folder, DTYPES[weights.dtype]).state_dict()
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise PipelineError(f"{weights.folder}: does not load again: {error}", hint=DISK) from error
+    for name in sorted(held.keys() | loaded.keys()):
+        good = name in held and name in loaded
+        if good:
+            written = held[name].get_tensor(name)
+            good = same_bits(loaded[name], written)
+            if good and name in source.shapes:
+                good = same_bits(written, source.tensor(name, MASTER))
+        if not good:
+            raise _otherwise(weights, name)
+
+
+def _check_adapter(source: Source, weights: WeightsTarget, folder: Path) -> None:
+    """The same for an adapter, whose names the file and the library each change a little."""
+    from zerotrain.families.lora import ADAPTER
+
+    part = weights.family.denoiser_part
+    try:
+        held = open_tensors([folder / ADAPTER])
+        model = weights.family.load_trained(folder).state_dict()
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise PipelineError(f"{weights.folder}: does not load again: {error}", hint=DISK) from error
+    loaded = {_adapted(name): tensor for name, tensor in model.items() if ".lora_" in name}
+    expected = {_adapted(name): name for name in source.shapes}
+    for name in sorted(expected.keys() | loaded.keys()):
+        good = name in expected and name in loaded and f"{part}.{name}" in held
+        if good:
+            written = held[f"{part}.{name}"].get_tensor(f"{part}.{name}")
+            good = same_bits(loaded[name], written)
+            good = good and same_bits(written, source.tensor(expected[name], MASTER))
+        if not good:
+            raise _otherwise(weights, name)
+
+
+def _adapted(name: str) -> str:
+    """A factor's name without the adapter's own, "default" or "default_0"."""
+    return re.sub(r"(\.lora_\w+)\.[^.]+\.", r"\1.", name)
+
+
+def _otherwise(weights: WeightsTarget, name: str) -> PipelineError:
+    what = f"{weights.folder}: {name} reads back otherwise than it was written"
+    return PipelineError(what, hint=DISK)
+
+
+def _link_other_parts(
+    base: Artifact | Path, weights: WeightsTarget, folder: Path
+) -> dict[str, str]:
+    """Give the base's untrained parts a second name, so that the folder is a whole pipeline.
+
+    The denoiser is one of them where an adapter was trained.
+
+    Returns:
+        Their sha256 by name, where the base is published and says it.
+    """
+    if isinstance(base, Artifact):
+        known = {name: entry["sha256"] for name, entry in base.files.items()}
+        files = {name: base.path(name) for name in known}
+    else:
+        names = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
+        chosen = choose_files(names, weights.family, str(base))
+        known, files = {}, {name: base / file for name, file in chosen.items()}
+    written = None if weights.lora else weights.family.denoiser_part
+    linked = [
+        name
+        for name in files
+        if name.split("/")[0] != written and not name.startswith(artifact.RECORDS)
+    ]
+    for name in linked:
+        artifact.link_or_copy(files[name], folder / name)
+    return {name: known[name] for name in linked if name in known}
+
+
+def _origin(source: Source, folder: Path) -> dict[str, Artifact | Path]:
+    if isinstance(source, Checkpoint | State):
+        return {source.artifact.kind: source.artifact}
+    return {"checkpoint": folder}
+
+
+def _lineage(
+    origins: Mapping[str, Artifact | Path],
+) -> tuple[dict[str, Artifact], dict[str, Any]]:
+    """Parents, and for folders that no manifest lists, path and digest of their files' sizes."""
+    parents = {name: found for name, found in origins.items() if isinstance(found, Artifact)}
+    others = {}
+    for name, found in origins.items():
+        if isinstance(found, Path):
+            files = sorted(path for path in found.rglob("*") if path.is_file())
+            sizes = [[path.relative_to(found).as_posix(), path.stat().st_size] for path in files]
+            others[name] = {"path": str(found), "files": digest(sizes)}
+    return parents, others

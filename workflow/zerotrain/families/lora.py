@@ -1,0 +1,211 @@
+"""Low-rank adapters (LoRA) of a denoiser: add one to train, write it for diffusers, apply it.
+
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021),
+https://arxiv.org/abs/2106.09685. peft does the work; it is imported where it is used, since it
+takes seconds and training without an adapter does not need it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from safetensors.torch import save_file
+
+from zerotrain.artifact import file_sha256
+from zerotrain.errors import PipelineError
+
+ADAPTER = "pytorch_lora_weights.safetensors"
+"""The file that diffusers' load_lora_weights looks for in a folder."""
+METADATA = "lora_adapter_metadata"
+"""Where diffusers looks for rank and alpha in the file's header."""
+DENOISERS = ("unet", "transformer")
+"""Parts that can carry an adapter; in the file, the part's name stands before each tensor's."""
+LAYERS = (torch.nn.Linear, torch.nn.Conv2d)
+
+
+def add_adapter(
+    model: torch.nn.Module,
+    *,
+    rank: int,
+    alpha: float,
+    dropout: float,
+    target_modules: Sequence[str],
+    seed: int,
+) -> None:
+    """Add a LoRA adapter to a denoiser of diffusers and freeze everything else.
+
+    The parameters that require a gradient are then the adapter's: float32, for a linear layer
+    `<layer>.lora_A.default.weight` [rank, in] and `<layer>.lora_B.default.weight` [out, rank].
+    Their values follow from `seed` alone, and no global generator is disturbed; lora_B is zero, so
+    the model's output is still the base's.
+
+    Args:
+        model: The denoiser, on CPU or meta.
+        rank: Rank of the two factors.
+        alpha: The adapter's effect is scaled by alpha / rank.
+        dropout: Probability of dropout before the first factor, in train mode only.
+        target_modules: Ends of the names of the layers that get an adapter, at whole components.
+        seed: Decides the starting values.
+
+    Raises:
+        PipelineError: a target names no layer, or a module that is no linear or convolution layer.
+    """
+    from peft import LoraConfig
+
+    for target in target_modules:
+        _check_target(model, target)
+    config = LoraConfig(
+        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(target_modules)
+    )
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed would seed the generators of GPUs as well.
+        torch.default_generator.manual_seed(seed)
+        model.add_adapter(config)  # type: ignore[operator]
+    for parameter in model.parameters():
+        if parameter.requires_grad:  # peft gives it the dtype of its layer
+            parameter.data = parameter.data.float()
+
+
+def save_adapter(
+    base: Path,
+    shapes: Mapping[str, list[int]],
+    read: Callable[[str], torch.Tensor],
+    *,
+    rank: int,
+    alpha: float,
+    target_modules: Sequence[str],
+    dropout: float,
+    dtype: torch.dtype,
+    out: Path,
+) -> dict[str, str]:
+    """Write a trained adapter as `out`/pytorch_lora_weights.safetensors.
+
+    A pipeline's load_lora_weights(out) gives the adapter that was trained: the header holds rank
+    and alpha, without which alpha would be taken for rank. Equal arguments give equal bytes.
+
+    Args:
+        base: Folder of the base model, whose config.json describes the denoiser.
+        shapes: Shape of each trained parameter, under the names that add_adapter gives.
+        read: Gives the values of a parameter.
+        rank: As given to add_adapter; so are alpha, target_modules and dropout.
+        alpha: See rank.
+        target_modules: See rank.
+        dropout: See rank. It is not written: diffusers adds the adapter in train mode, and a
+            dropout would go on at random while images are sampled.
+        dtype: Type of the written tensors.
+        out: Folder to write into.
+
+    Returns:
+        sha256 of each written file, by its name relative to `out`.
+
+    Raises:
+        PipelineError: there is no tensor, nothing was trained (each lora_B is zero), or a name or
+            shape is not one of this adapter's; the message names the tensor.
+    """
+    from peft import get_peft_model_state_dict
+
+    if not shapes:
+        raise PipelineError(
+            "the adapter is empty: the training has no tensors",
+            hint="export a checkpoint of a run whose configuration has the section `lora`",
+        )
+    part = _denoiser_part(base)
+    model = _on_meta(base / part / "config.json")
+    add_adapter(
+        model, rank=rank, alpha=alpha, dropout=dropout, target_modules=target_modules, seed=0
+    )
+    expected = {n: list(p.shape) for n, p in model.named_parameters() if p.requires_grad}
+    _check_shapes(expected, shapes)
+    tensors = {name: read(name).detach().to("cpu", dtype).contiguous() for name in expected}
+    _check_shapes(expected, {name: list(tensor.shape) for name, tensor in tensors.items()})
+    if not any(bool(tensor.any()) for name, tensor in tensors.items() if ".lora_B." in name):
+        raise PipelineError(
+            f"the adapter does nothing: {_first(expected, '.lora_B.')} and all its other second "
+            f"factors are zero in {dtype}",
+            hint="train it for a step at least, with a learning rate above 0; "
+            "tiny values need export.dtype fp32 or bf16",
+        )
+    settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(target_modules)}
+    header = json.dumps({f"{part}.{key}": value for key, value in settings.items()}, sort_keys=True)
+    # Names as peft has them: convert_state_dict_to_diffusers renames those of attention alone, and
+    # from such a mixture load_lora_weights leaves layers out without an error.
+    plain = get_peft_model_state_dict(model, state_dict=tensors)
+    out.mkdir(parents=True, exist_ok=True)
+    # One entry of metadata: safetensors writes several in an order of chance.
+    save_file(
+        {f"{part}.{name}": tensor for name, tensor in plain.items()},
+        out / ADAPTER,
+        metadata={METADATA: header},
+    )
+    return {ADAPTER: file_sha256(out / ADAPTER)}
+
+
+def apply_adapter(model: torch.nn.Module, folder: Path) -> None:
+    """Apply the adapter of a weights folder to its denoiser, if the folder has one.
+
+    The pipeline's load_lora_weights does the same and warns of text encoders without an adapter.
+    """
+    if (folder / ADAPTER).is_file():
+        model.load_lora_adapter(  # type: ignore[operator]
+            str(folder), prefix=_denoiser_part(folder), weight_name=ADAPTER
+        )
+
+
+def _check_target(model: torch.nn.Module, target: str) -> None:
+    modules = dict(model.named_modules())
+    named = [module for name, module in modules.items() if f".{name}".endswith(f".{target}")]
+    if named and all(isinstance(module, LAYERS) for module in named):
+        return
+    ends = sorted({_end(name) for name, module in modules.items() if isinstance(module, LAYERS)})
+    others = [type(module).__name__ for module in named if not isinstance(module, LAYERS)]
+    kind = type(model).__name__
+    raise PipelineError(
+        f"lora.target_modules: {target!r} names {others[0]} in {kind}, no linear or convolution "
+        "layer"
+        if others
+        else f"lora.target_modules: no layer of {kind} has a name that ends in {target!r}",
+        hint="near names: "
+        + ", ".join(difflib.get_close_matches(target, ends, n=4, cutoff=0.4) or ends),
+    )
+
+
+def _end(name: str) -> str:
+    """The last component of a name that is a word, with the numbers after it: `to_out.0`."""
+    components = name.split(".")
+    start = len(components) - 1
+    while start and components[start].isdigit():
+        start -= 1
+    return ".".join(components[start:])
+
+
+def _denoiser_part(folder: Path) -> str:
+    return next(part for part in DENOISERS if (folder / part / "config.json").is_file())
+
+
+def _on_meta(config: Path) -> torch.nn.Module:
+    """The model that a config.json describes, without storage."""
+    document: dict[str, Any] = json.loads(config.read_text())
+    with torch.device("meta"):
+        model: torch.nn.Module = getattr(diffusers, document["_class_name"]).from_config(document)
+    return model
+
+
+def _check_shapes(expected: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> None:
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise PipelineError(
+                f"{name}: {found.get(name, 'absent')} in the trained adapter, "
+                f"{expected.get(name, 'absent')} by the base model and the section `lora`",
+                hint="export with the base and the lora.rank and lora.target_modules of the "
+                "training",
+            )
+
+
+def _first(names: Mapping[str, object], part: str) -> str:
+    return next(name for name in names if part in name)

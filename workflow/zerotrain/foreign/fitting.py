@@ -1,0 +1,105 @@
+"""Another program's names to the model's own: prefixes go, and numbers get names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from zerotrain.errors import PipelineError
+from zerotrain.foreign import ForeignCheckpoint, open_foreign
+from zerotrain.position import MASTER
+
+HINT = "base, lora and frozen_parameters have to describe the model of the checkpoint"
+
+
+def fit(
+    found: ForeignCheckpoint,
+    trained: Mapping[str, list[int]],
+    base: Callable[[str], torch.Tensor | None],
+    *,
+    trust_pickle: bool = False,
+) -> ForeignCheckpoint:
+    """The checkpoint with the names of the model that is to be trained.
+
+    Trainers wrap the model, so that names get a prefix (`module.`, `pipe.dit.`, `_orig_mod.`); and
+    torch's optimizers number the parameters, in the model's order.
+
+    Args:
+        found: As open_foreign gave it.
+        trained: Shapes of the model's trained parameters, in the model's order.
+        base: The base model's tensor of a name, None where it has none.
+        trust_pickle: As for open_foreign, which is called again where names are to be given.
+
+    Raises:
+        PipelineError: a trained parameter is not in the checkpoint, or was not trained there, or
+            has another shape; or what was frozen there is not what the base has.
+    """
+    prefix = _prefix({*found.shapes, *found.frozen, *found.tied}, trained)
+    if found.slots == [MASTER]:
+        # Tied parameters have one name here and may have another there.
+        named = [found.tied.get(prefix + name, prefix + name) for name in trained]
+        found = open_foreign(found.folder, trust_pickle=trust_pickle, parameter_names=named)
+    own = {found.tied.get(prefix + name, prefix + name): name for name in trained}
+    for there, name in own.items():
+        if found.shapes.get(there) != trained[name]:
+            raise PipelineError(
+                f"{found.folder}: {there} has shape "
+                f"{found.shapes.get(there, 'none: it was not trained there')}, the model's {name} "
+                f"{trained[name]}",
+                hint=HINT,
+            )
+    if surplus := [name for name in found.shapes if name not in own]:
+        raise PipelineError(
+            f"{found.folder}: {surplus[0]} and {len(surplus) - 1} more parameters were trained "
+            "there, and are not here",
+            hint=HINT,
+        )
+    _check_frozen(found, prefix, base)
+    name_of = {name: there for there, name in own.items()}
+    pieces = found.pieces
+    return replace(
+        found,
+        shapes=dict(trained),
+        pieces=lambda name, slot: pieces(name_of[name], slot),
+        position=replace(
+            found.position, param_groups=[_renamed(g, own) for g in found.position.param_groups]
+        ),
+    )
+
+
+def _prefix(names: Iterable[str], trained: Mapping[str, list[int]]) -> str:
+    """What stands before the model's names in the checkpoint's."""
+    known = set(names)
+    first = next(iter(trained))
+    for name in sorted(known, key=len):
+        prefix = name.removesuffix(first)
+        if name.endswith(first) and all(prefix + other in known for other in trained):
+            return prefix
+    missing = next((name for name in trained if name not in known), first)
+    raise PipelineError(
+        f"the checkpoint has no parameter {missing}; it has {', '.join(sorted(known)[:3])}, ...",
+        hint=HINT,
+    )
+
+
+def _check_frozen(
+    found: ForeignCheckpoint, prefix: str, base: Callable[[str], torch.Tensor | None]
+) -> None:
+    """What was not trained comes from the base: refuse a base that has other values there."""
+    for there in found.frozen:
+        # An adapter wraps the layers that it goes with.
+        name = there.removeprefix(prefix).replace(".base_layer.", ".")
+        expected, tensor = base(name), found.frozen_tensor(there)
+        if expected is not None and not torch.equal(expected.to(tensor.dtype), tensor):
+            raise PipelineError(
+                f"{found.folder}: {there} was frozen there, with other values than the base's "
+                f"{name}",
+                hint="name the base that this training began with",
+            )
+
+
+def _renamed(group: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
+    return {**group, "parameters": [own[n] for n in group["parameters"] if n in own]}

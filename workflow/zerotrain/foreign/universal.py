@@ -1,0 +1,134 @@
+"""DeepSpeed's universal checkpoint: one folder a parameter, which any stage and world size loads.
+
+    <folder>/latest_universal                     the tag
+    <folder>/<tag>/zero/<parameter>/<slot>.pt     fp32, exp_avg, exp_avg_sq, step
+    <folder>/<tag>/zero/optimizer_state.pt        param groups and step
+    <folder>/<tag>/mp_rank_00_model_states.pt     counters; stage 3 looks for it under another name
+
+An engine loads it with ``{"checkpoint": {"load_universal": true}}``. Source: DeepSpeed 0.19.8
+checkpoint/ds_to_universal.py (writes), runtime/base_optimizer.py and runtime/zero/stage3.py (read).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zerotrain.errors import PipelineError
+from zerotrain.position import ADAM_SLOTS, MASTER, TrainingPosition
+
+if TYPE_CHECKING:
+    from zerotrain.state_source import Source
+
+
+def left_out_of_universal(position: TrainingPosition) -> list[str]:
+    """Sentences on what DeepSpeed does not take from a universal checkpoint."""
+    sentences = []
+    if len(position.param_groups) > 1:
+        sentences.append(
+            f"the values of {len(position.param_groups)} param groups, where stage 3 loads it: its "
+            "loader gives every group those of the first; stages 1 and 2 keep them"
+        )
+    if position.loss_scale is not None:
+        sentences.append("the fp16 loss scale: DeepSpeed begins with its configuration's")
+    return sentences
+
+
+def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> Path:
+    """Write a universal checkpoint, tensor by tensor.
+
+    DeepSpeed takes trained weights, moments, steps and param groups from it. It takes no frozen
+    weight, no buffer and no loss scale: those are the model's and the configuration's. Its stage 3
+    loader gives every param group the first one's values and, with torch.optim.AdamW, one step
+    counter that every sub-group advances; write for stages 1 and 2 where groups differ.
+
+    Args:
+        folder: Gets the tag's folder and `latest_universal`, which is written last.
+        source: A State, a Checkpoint or a ForeignCheckpoint with Adam's moments.
+        tag: The tag's name; global_step<step>_universal if not given.
+
+    Returns:
+        The tag's folder.
+
+    Raises:
+        PipelineError: the source has no moments, or the tag is there already.
+    """
+    position = source.position
+    if not set(ADAM_SLOTS) <= set(source.slots):
+        raise PipelineError(
+            f"{folder}: the source holds {', '.join(source.slots)} alone, and DeepSpeed loads no "
+            "universal checkpoint without Adam's moments",
+            hint="start from its weights instead, with a new optimizer",
+        )
+    tag = tag or f"global_step{position.step}_universal"
+    final, draft = folder / tag, folder / f".{tag}.new-{os.getpid()}"
+    if final.exists():
+        raise PipelineError(f"{final}: there already", hint="choose another tag or folder")
+    # A tensor, as torch.optim.AdamW counts in; DeepSpeed's own optimizers take it as well.
+    step = torch.tensor(float(position.optimizer_step))
+    try:
+        for name in source.names:
+            place = draft / "zero" / name
+            place.mkdir(parents=True)
+            for slot in source.slots:
+                tensor = source.tensor(name, slot)
+                file = "fp32" if slot == MASTER else slot
+                torch.save({"param": tensor, "cat_dim": 0}, place / f"{file}.pt")
+            torch.save(step, place / "step.pt")
+        torch.save(_optimizer_state(position, step), draft / "zero" / "optimizer_state.pt")
+        model = draft / "mp_rank_00_model_states.pt"
+        torch.save(_model_state(position), model)
+        shutil.copy(model, draft / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+        draft.rename(final)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    (folder / "latest_universal").write_text(tag)
+    return final
+
+
+def _optimizer_state(position: TrainingPosition, step: torch.Tensor) -> dict[str, Any]:
+    """`param_groups` are read at stages 1 and 2, the nested ones at stage 3."""
+    groups = [
+        {key: tuple(v) if key == "betas" else v for key, v in group.items() if key != "parameters"}
+        for group in position.param_groups
+    ]
+    return {
+        "ds_version": version("deepspeed"),
+        "param_groups": groups,
+        "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups},
+    }
+
+
+def _model_state(position: TrainingPosition) -> dict[str, Any]:
+    """Counters; no module: under load_universal DeepSpeed takes the weights from zero/."""
+    step = position.step
+    return {
+        "module": {},
+        "buffer_names": [],
+        "optimizer": None,
+        "param_shapes": None,
+        "frozen_param_shapes": None,
+        "frozen_param_fragments": None,
+        "shared_params": {},
+        # What DeepSpeed's schedules and torch's count in.
+        "lr_scheduler": {
+            "last_batch_iteration": step, "last_epoch": step, "_step_count": step + 1,
+            "lr_lambdas": [],
+        },
+        "data_sampler": None,
+        "random_ltd": None,
+        "skipped_steps": step - position.optimizer_step,
+        "global_steps": step,
+        "global_samples": position.samples,
+        "dp_world_size": 1,
+        "mp_world_size": 1,
+        "universal_checkpoint_info": {"universal_checkpoint_version": 0.4},
+        "ds_config": {},
+        "ds_version": version("deepspeed"),
+    }  # fmt: skip

@@ -1,0 +1,47 @@
+"""Where a training stands, apart from its tensors: the JSON of a checkpoint and of a state."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from zerotrain.artifact import Artifact
+
+MASTER, EMA = "master", "ema"
+"""Slots of every engine: the float32 weights, and their average where a training keeps one."""
+ADAM_SLOTS = ("exp_avg", "exp_avg_sq")
+"""Adam's own names of its moments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPosition:
+    """Step, samples, optimizer, schedule, randomness and what made them."""
+
+    run: str
+    phase: str
+    step: int
+    """Global optimizer steps done."""
+    samples: int
+    """Samples drawn since the start of the run: the position of the sampler."""
+    optimizer: str
+    optimizer_step: int
+    """The optimizer's own count, from which Adam's bias correction follows."""
+    param_groups: list[dict[str, Any]]
+    """Learning rate, betas, eps, weight_decay and the parameter names of each group."""
+    lr_scheduler: str
+    lr_scheduler_steps: int
+    rng: dict[str, Any]
+    """Every draw is a function of (seed, epoch, sample) or (seed, step, rank): the seed is all."""
+    engine: dict[str, Any]
+    """What made it: preset, engine, zero_stage, offload_optimizer, offload_param, world_size,
+    mixed_precision, global_batch_size, gradient_accumulation_steps."""
+    loss_scale: dict[str, Any] | None = None
+    """fp16 only: {"scale": 65536.0, "good_steps": 12}, the steps since it was last changed."""
+
+
+def read_position(found: Artifact, name: str) -> TrainingPosition:
+    """Read the position from a checkpoint's or a state's JSON file."""
+    document = json.loads(found.path(name).read_text())
+    known = {f.name for f in fields(TrainingPosition)}
+    return TrainingPosition(**{key: document[key] for key in known & document.keys()})

@@ -1,0 +1,117 @@
+"""What a training can go on from, opened alike whoever made it; and exported weights beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from zerotrain import artifact
+from zerotrain.checkpoint import KIND as CHECKPOINT
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.errors import PipelineError
+from zerotrain.position import MASTER, TrainingPosition
+from zerotrain.state import KIND as STATE
+from zerotrain.state import State
+from zerotrain.tensor_file import open_tensors
+
+WEIGHTS = "weights"
+
+
+class Source(Protocol):
+    """What a State, a Checkpoint and a foreign checkpoint have in common."""
+
+    @property
+    def position(self) -> TrainingPosition: ...
+    @property
+    def shapes(self) -> dict[str, list[int]]: ...
+    @property
+    def names(self) -> list[str]: ...
+    @property
+    def slots(self) -> list[str]: ...
+    def tensor(self, name: str, slot: str) -> torch.Tensor: ...
+
+
+class Weights:
+    """The trained part of a weights folder: names, shapes and one slot, but no position."""
+
+    position = None
+
+    def __init__(self, folder: Path) -> None:
+        from zerotrain.families import load_family
+        from zerotrain.families.lora import ADAPTER
+
+        self.artifact = artifact.read(folder, WEIGHTS)
+        part = load_family(self.artifact.content["family"]).denoiser_part
+        trained = ADAPTER if ADAPTER in self.artifact.files else f"{part}/"
+        self._files = open_tensors(
+            self.artifact.path(file)
+            for file in self.artifact.files
+            if file.startswith(trained) and file.endswith(".safetensors")
+        )
+        self._stored = {_trained_name(name, part): name for name in self._files}
+        self.shapes: dict[str, list[int]] = {
+            name: list(self._files[stored].get_slice(stored).get_shape())
+            for name, stored in self._stored.items()
+        }
+        self.names = list(self.shapes)
+        self.slots = [MASTER]
+
+    def tensor(self, name: str, slot: str) -> torch.Tensor:
+        """The tensor of a name, in the type it was exported in; there is one slot, the master."""
+        stored = self._stored[name]
+        found: torch.Tensor = self._files[stored].get_tensor(stored)
+        return found
+
+
+def _trained_name(stored: str, part: str) -> str:
+    """An adapter's `unet.a.lora_A.weight` to `a.lora_A.default.weight`, as in its training."""
+    return re.sub(r"(\.lora_\w+)\.", r"\1.default.", stored.removeprefix(f"{part}."))
+
+
+def open_source(folder: Path, *, trust_pickle: bool = False) -> Source:
+    """Open whatever a training can go on from: a checkpoint, a state, or another program's.
+
+    Args:
+        folder: A published or rolling checkpoint, a state, or a checkpoint of DeepSpeed or
+            accelerate.
+        trust_pickle: Let another program's pickles name any class, and run its code.
+
+    Raises:
+        PipelineError: the folder is none of these, damaged, or half-written.
+    """
+    kind = _kind(folder)
+    if kind == CHECKPOINT:
+        return Checkpoint(folder)
+    if kind == STATE:
+        return State(folder)
+    if kind is not None:
+        raise PipelineError(
+            f"{folder}: holds {kind}, not a checkpoint or a state",
+            hint="name a phase's checkpoint/, state/ or progress/step-*, or a folder of DeepSpeed "
+            "or accelerate",
+        )
+    from zerotrain.foreign import open_foreign
+
+    return open_foreign(folder, trust_pickle=trust_pickle)
+
+
+def open_view(folder: Path, *, trust_pickle: bool = False) -> Source | Weights:
+    """Open what open_source opens, or the trained part of a weights folder."""
+    if _kind(folder) == WEIGHTS:
+        return Weights(folder)
+    return open_source(folder, trust_pickle=trust_pickle)
+
+
+def _kind(folder: Path) -> str | None:
+    path = folder / artifact.MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise PipelineError(f"{path}: not JSON ({error})", hint=f"remove {folder}") from error
+    return str(found.get("kind")) if isinstance(found, dict) else "nothing known"

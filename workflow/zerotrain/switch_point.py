@@ -1,0 +1,166 @@
+"""Where `zerotrain switch` cuts: the phase that is unfinished, and a saved step of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from zerotrain import artifact, graph
+from zerotrain.config import Phase, RunConfig
+from zerotrain.errors import PipelineError
+from zerotrain.position import read_position
+from zerotrain.training.progress_folder import saved_steps, step_folder
+from zerotrain.training.stop import trainer_of
+
+RESULTS = Path("results")
+
+
+def unfinished_phase(config: RunConfig, file: Path) -> tuple[Phase, int]:
+    """The phase that trains or trained last without being finished, and the step of its end.
+
+    Raises:
+        PipelineError: every phase is finished.
+    """
+    from zerotrain.data.dataset import read_dataset
+    from zerotrain.launch.resolve import phase_spans
+
+    epochs = any(phase.until.endswith("epochs") for phase in config.phases)
+    size = read_dataset(RESULTS / "data" / config.data_name).epoch_size if epochs else 1
+    begun_at = (0, 0)
+    if state := imported_state(config):
+        position = read_position(artifact.read(state, "state", verify=False), "state.json")
+        begun_at = position.step, position.samples
+    spans = phase_spans(config, size, begun_at)
+    ends = [(phase, spans[phase.name][1]) for phase in config.phases]
+    unfinished = [
+        (phase, until)
+        for phase, until in ends
+        if _published_step(phase_folder(config, phase) / "checkpoint") != until
+    ]
+    if not unfinished:
+        last, until = ends[-1]
+        raise PipelineError(
+            f"{file}: the run {config.run} is finished: {last.name} ended at step {until}",
+            hint=f"append a phase with a later end to {file}, and "
+            f"`{graph.train_command(file)}` trains its steps alone:\n"
+            f"    - name: more\n      until: {until + max(1, until // 2)}\n      launch: PRESET",
+        )
+    begun = [
+        (phase, until)
+        for phase, until in unfinished
+        if saved_steps(phase_folder(config, phase) / "progress")
+        or trainer_of(phase_folder(config, phase) / "progress")
+    ]
+    return (begun or unfinished)[0]
+
+
+def choose_step(config: RunConfig, phase: Phase, at: str, until: int, file: Path) -> int:
+    """The saved step at which the phase is to end, whose checkpoint is whole.
+
+    Args:
+        config: The run.
+        phase: The phase to cut.
+        at: "last" or a step.
+        until: The step of the phase's present end.
+        file: The configuration file, for messages.
+
+    Raises:
+        PipelineError: nothing is saved, not this step, or the phase is trained to its end.
+    """
+    from zerotrain.checkpoint import Checkpoint
+
+    progress = phase_folder(config, phase) / "progress"
+    named = f"{config.run}/{phase.name}"
+    steps = [step for step in saved_steps(progress) if step <= until]
+    saved = ", ".join(map(str, steps))
+    if not steps:
+        aside = any(saved_steps(folder) for folder in progress.parent.glob("progress.stale-*"))
+        raise PipelineError(
+            f"{named}: nothing has been saved that could be cut off",
+            hint=f"change its `launch:` in {file} and start again with "
+            f"`{graph.train_command(file)}`: nothing is lost"
+            + (f"; `zerotrain progress accept {named}` takes set-aside progress back" * aside),
+        )
+    if at != "last" and (not at.isdecimal() or int(at) not in steps):
+        raise PipelineError(
+            f"--at {at}: no such step is saved of {named}", hint=f"saved: {saved}; or `last`"
+        )
+    for step in reversed(steps) if at == "last" else [int(at)]:
+        try:
+            Checkpoint(step_folder(progress, step))
+        except PipelineError as error:
+            if at != "last":
+                raise PipelineError(error.what, hint=f"choose another; saved: {saved}") from error
+            _say(f"{error.what}; the checkpoint before it is taken")
+            continue
+        if step == until:
+            earlier = f", or cut it earlier: --at {steps[-2]}" if steps[1:] else ""
+            raise PipelineError(
+                f"{named} is trained to its end, step {until}; it is not published yet",
+                hint=_after_the_end(step_folder(progress, step), phase, file) + earlier,
+            )
+        return step
+    raise PipelineError(
+        f"{named}: no checkpoint is whole",
+        hint=f"change its `launch:` in {file} and start again with "
+        f"`{graph.train_command(file)}`: it begins anew",
+    )
+
+
+def _after_the_end(checkpoint: Path, phase: Phase, file: Path) -> str:
+    """How to go on under another launch from a checkpoint of the phase's end."""
+    launch, train = made_otherwise(checkpoint, phase)
+    if launch or train:
+        # Training refuses to publish it under a launch that it was not trained with.
+        former = ", ".join(f"{key}: {value}" for key, value in {**launch, **train}.items())
+        return (
+            f"it was trained under another launch than it has now: write the former one back in "
+            f"{file} ({former}), and append a phase with a later end under the new one"
+        )
+    return (
+        f"`{graph.train_command(file)}` does it; to go on after it under another launch, append a "
+        f"phase to {file}"
+    )
+
+
+def made_otherwise(checkpoint: Path, phase: Phase) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Values under which a checkpoint was made, where the phase has others now.
+
+    Returns:
+        Those of its `launch`, and those of its training.
+    """
+    engine = json.loads((checkpoint / "checkpoint.json").read_text())["engine"]
+    if "world_size" in engine:
+        engine["num_processes"] = engine["world_size"]
+    launch = _differing(engine, phase.launch, ("preset", "num_processes", "mixed_precision"))
+    train = _differing(engine, phase.train, ("global_batch_size", "gradient_accumulation_steps"))
+    return launch, train
+
+
+def _differing(engine: dict[str, Any], section: object, keys: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        key: engine[key] for key in keys if key in engine and engine[key] != getattr(section, key)
+    }
+
+
+def phase_folder(config: RunConfig, phase: Phase) -> Path:
+    """The folder of a phase's results."""
+    return RESULTS / config.run / phase.name
+
+
+def imported_state(config: RunConfig) -> Path | None:
+    """The state that the run begins with, where it goes on from a checkpoint of elsewhere."""
+    return RESULTS / config.run / "imported" / "state" if config.resume_from_checkpoint else None
+
+
+def _published_step(checkpoint: Path) -> int | None:
+    path = checkpoint / "checkpoint.json"
+    if not artifact.is_published(checkpoint) or not path.is_file():
+        return None
+    return int(json.loads(path.read_text())["step"])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

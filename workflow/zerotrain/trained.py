@@ -1,0 +1,82 @@
+"""Which of a model's parameters are trained: an adapter's, or its own but for the frozen ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerotrain.errors import PipelineError
+
+
+def choose_trained(
+    model: torch.nn.Module,
+    lora: Mapping[str, Any] | None,
+    frozen_parameters: Sequence[str],
+    seed: int,
+) -> None:
+    """Let the parameters that are to be trained require gradients, and no others.
+
+    Args:
+        model: The denoiser, also on the meta device.
+        lora: rank, alpha, dropout and target_modules of an adapter to add; None for none.
+        frozen_parameters: Regular expressions that are searched for in names.
+        seed: Decides the adapter's first weights.
+
+    Raises:
+        PipelineError: a pattern fits no parameter, or nothing is left to train.
+    """
+    if lora is not None:
+        from zerotrain.families.lora import add_adapter  # peft is slow to import
+
+        add_adapter(model, seed=seed, **lora)
+    _freeze(model, frozen_parameters)
+
+
+def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """What is trained, by name; a tied parameter under the first of its names."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def refuse_other_parameters(
+    found: Mapping[str, list[int]], trained: Mapping[str, list[int]], source: Path
+) -> None:
+    """Refuse tensors that are not those of the model that is trained.
+
+    Raises:
+        PipelineError: naming the first parameter that is missing, surplus or of another shape.
+    """
+    for name in sorted({*found, *trained}):
+        if found.get(name) != trained.get(name):
+            raise PipelineError(
+                f"{source}: {name} has shape {found.get(name, 'none: it is absent')}, the "
+                f"model that is trained has {trained.get(name, 'no such trained parameter')}",
+                hint="base, lora and frozen_parameters decide what is trained; they belong to a "
+                "run and stay as they are over its phases",
+            )
+
+
+def refuse_idle(key: str, pattern: str, names: Sequence[str]) -> None:
+    """Refuse a pattern that fits no name: a typing error would change what is trained, unseen."""
+    if not any(re.search(pattern, name) for name in names):
+        raise PipelineError(
+            f"{key}: {pattern!r} is in the name of none of the {len(names)} parameters",
+            hint=f"names look like {', '.join(list(names)[:3])}",
+        )
+
+
+def _freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        refuse_idle("frozen_parameters", pattern, names)
+    for name, parameter in model.named_parameters():
+        if any(re.search(pattern, name) for pattern in patterns):
+            parameter.requires_grad_(False)
+    if not trained_parameters(model):
+        raise PipelineError(
+            f"frozen_parameters: {', '.join(patterns)} leave no parameter to train",
+            hint="freeze less",
+        )

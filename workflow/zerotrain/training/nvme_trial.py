@@ -1,0 +1,182 @@
+"""A small training with CPU offload, then the same with NVMe offload, for nvme_check to compare.
+
+python -m zerotrain.training.nvme_trial --launch LAUNCH --folder FOLDER
+
+The tensors are larger than DeepSpeed's threshold of 1 MiB, so that they are truly swapped; their
+sizes are odd, several share a sub-group, and the training with NVMe offload is exported and resumed
+half way. It leaves FOLDER/trial.json: the losses of both, and the largest relative difference of
+the master weights and moments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.accelerator import get_accelerator
+
+from zerotrain.artifact import write_json
+from zerotrain.errors import PipelineError
+from zerotrain.launch.files import deepspeed_config
+from zerotrain.launch.preset import Preset
+from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml
+from zerotrain.position import MASTER
+from zerotrain.supervise import end_with_parent
+from zerotrain.training.nvme_check import TRIAL
+from zerotrain.training.zero_engine import ZeroEngine
+
+WIDTHS = (509, 1031, 521, 1049, 13)
+"""The first three layers have more than 2^19 weights: 1 MiB in 16 bits, too."""
+SUB_GROUP = 1_000_000
+"""Two layers are one sub-group."""
+STEPS = 5
+RESUMED_AFTER = 3
+MICRO_BATCH, ACCUMULATION = 2, 2
+LEARNING_RATE = 1e-3
+
+State = dict[str, dict[str, torch.Tensor]]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run both trainings and write down what they gave."""
+    parser = argparse.ArgumentParser(prog="zerotrain.training.nvme_trial", description=__doc__)
+    parser.add_argument("--launch", type=Path, required=True, help="folder of the launch files")
+    parser.add_argument("--folder", type=Path, required=True, help="a folder on the disk to check")
+    arguments = parser.parse_args(argv)
+    end_with_parent()
+    phase = read_run_yaml(arguments.launch / "run.yaml")
+    zero = json.loads((arguments.launch / "deepspeed.json").read_text())["zero_optimization"]
+    folder: Path = arguments.folder
+    try:
+        _refuse_unswappable_weights(phase)
+    except PipelineError as error:
+        write_json(folder / TRIAL, {"refused": error.what, "hint": error.hint})
+        return
+    weights = {name: p.detach().clone() for name, p in _model().named_parameters()}
+    cpu = _train(phase, zero, folder / "cpu", "cpu", range(STEPS), weights)
+    first = _train(phase, zero, folder / "first", "nvme", range(RESUMED_AFTER), weights)
+    rest = _train(
+        phase, zero, folder / "rest", "nvme", range(RESUMED_AFTER, STEPS), weights, first[1]
+    )
+    deviation = max(
+        _deviation(rest[1][name][slot], values)
+        for name, slots in cpu[1].items()
+        for slot, values in slots.items()
+    )
+    trial = {"cpu": cpu[0], "nvme": first[0] + rest[0], "state_deviation": deviation}
+    write_json(folder / TRIAL, trial)
+
+
+def _refuse_unswappable_weights(phase: ResolvedPhase) -> None:
+    """DeepSpeed's buffers for weights are of 16 bits where the device does not compute fp16."""
+    device = get_accelerator()
+    in_32_bits = phase.mixed_precision == "no" and phase.offload_param == "nvme"
+    if in_32_bits and not device.is_fp16_supported():
+        raise PipelineError(
+            f"on this {device.device_name()} DeepSpeed swaps weights of 16 bits alone, and the "
+            "phase's precision is no (float32)",
+            hint="use mixed_precision: bf16, or zero3_offload",
+        )
+
+
+def _train(
+    phase: ResolvedPhase,
+    zero: dict[str, Any],
+    folder: Path,
+    device: str,
+    steps: range,
+    weights: dict[str, torch.Tensor],
+    state: State | None = None,
+) -> tuple[list[float], State]:
+    """Train some steps under stage 3, from weights or a state; losses and the state at the end."""
+    folder.mkdir()
+    small = _trial_phase(phase, device)
+    config = deepspeed_config(small, Preset("trial", "deepspeed", _zero(zero, device)))
+    write_json(folder / "deepspeed.json", config)
+    model = _model()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(state[name][MASTER].view_as(parameter) if state else weights[name])
+    engine = ZeroEngine(model, small, folder / "deepspeed.json", exact=not state, swap=folder)
+    if state:
+        known = state
+        engine.load_masters(lambda name, slot: known[name][slot])
+        engine.load_moments(lambda name, slot: known[name][slot], steps.start)
+    losses = []
+    for step in steps:
+        total = 0.0
+        for part in range(ACCUMULATION):
+            inputs, targets = _batch(step * ACCUMULATION + part)
+            output = engine.model(inputs.to(engine.device, _dtype(phase)))
+            loss = (output.float() - targets.to(engine.device)).square().mean()
+            engine.backward(loss)
+            total += loss.item() / ACCUMULATION
+        engine.step(LEARNING_RATE)
+        losses.append(total)
+    found = {f.name: {s: v.cpu().clone() for s, v in f.slots.items()} for f in engine.fragments()}
+    engine.model.destroy()  # type: ignore[operator]
+    return losses, found
+
+
+def _trial_phase(phase: ResolvedPhase, device: str) -> ResolvedPhase:
+    """The phase, as small as the model; biases in a group of their own, which is never swapped."""
+    biases = {"parameters": ["bias"], "learning_rate": LEARNING_RATE, "adam_weight_decay": 0.0}
+    return replace(
+        phase,
+        num_processes=1,
+        global_batch_size=MICRO_BATCH * ACCUMULATION,
+        micro_batch_size=MICRO_BATCH,
+        gradient_accumulation_steps=ACCUMULATION,
+        learning_rate=LEARNING_RATE,
+        max_grad_norm=1.0,
+        param_groups=[biases],
+        offload_optimizer=device if phase.offload_optimizer == "nvme" else phase.offload_optimizer,
+        offload_param=device if phase.offload_param == "nvme" else phase.offload_param,
+    )
+
+
+def _zero(found: dict[str, Any], device: str) -> dict[str, Any]:
+    """The launch's own settings, but that all is swapped, and in buffers that suit the model."""
+    zero = {key: dict(v) if isinstance(v, dict) else v for key, v in found.items()}
+    for key in ("offload_optimizer", "offload_param"):
+        if zero.get(key, {}).get("device") == "nvme":
+            zero[key]["device"] = device
+            zero[key].pop("nvme_path", None)
+    if zero.get("offload_param", {}).get("device") == "nvme":
+        zero["offload_param"] |= {"buffer_size": SUB_GROUP, "max_in_cpu": 0}
+    whole = ("stage3_param_persistence_threshold", "stage3_max_live_parameters",
+             "stage3_max_reuse_distance", "stage3_prefetch_bucket_size")  # fmt: skip
+    return zero | dict.fromkeys(whole, 0) | {"sub_group_size": SUB_GROUP}
+
+
+def _model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    pairs = itertools.pairwise(WIDTHS)
+    layers = [m for a, b in pairs for m in (torch.nn.Linear(a, b), torch.nn.Tanh())]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def _batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(number)
+    first, last = WIDTHS[0], WIDTHS[-1]
+    inputs = torch.randn(MICRO_BATCH, first, generator=source)
+    return inputs, torch.randn(MICRO_BATCH, last, generator=source)
+
+
+def _dtype(phase: ResolvedPhase) -> torch.dtype:
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(phase.mixed_precision, torch.float32)
+
+
+def _deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, as a share of the largest value."""
+    largest = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+    return float((found - expected).abs().max() / largest)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Which trained parameters share learning rate and weight decay: the same under every engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.trained import refuse_idle
+
+
+@dataclass(frozen=True)
+class ParamGroup:
+    """Parameters with one learning rate and one weight decay."""
+
+    names: list[str]
+    learning_rate: float
+    """Peak of the schedule."""
+    weight_decay: float
+
+    def rate(self, learning_rate: float, phase: ResolvedPhase) -> float:
+        """The group's rate at a step at which the phase's own is `learning_rate`."""
+        if self.learning_rate == phase.learning_rate:
+            return learning_rate
+        return learning_rate * (self.learning_rate / phase.learning_rate)
+
+
+def param_groups(phase: ResolvedPhase, names: Sequence[str]) -> list[ParamGroup]:
+    """Sort the trained parameters into groups: those with values of their own, then the rest.
+
+    Args:
+        phase: The resolved phase.
+        names: The trained parameters, in the order of the model.
+
+    Raises:
+        PipelineError: a pattern fits no trained parameter.
+    """
+    left = list(names)
+    groups: list[ParamGroup] = []
+    for group in phase.param_groups:
+        for pattern in group["parameters"]:
+            refuse_idle("param_groups", pattern, names)
+        inside = [n for n in left if any(re.search(p, n) for p in group["parameters"])]
+        left = [name for name in left if name not in set(inside)]
+        groups.append(ParamGroup(inside, group["learning_rate"], group["adam_weight_decay"]))
+    groups.append(ParamGroup(left, phase.learning_rate, phase.adam_weight_decay))
+    return [group for group in groups if group.names]

@@ -1,0 +1,38 @@
+"""What the processes of one training tell each other; alone, a process has nobody to ask."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import distributed
+
+T = TypeVar("T")
+
+
+def broadcast(value: T) -> T:
+    """The first process's value, in every process; it must be picklable."""
+    if not distributed.is_initialized():
+        return value
+    box = [value]
+    distributed.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def gather(value: T) -> list[T]:
+    """Every process's value, by rank, in every process; it must be picklable."""
+    if not distributed.is_initialized():
+        return [value]
+    found: list[T | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, value)
+    return found  # type: ignore[return-value]
+
+
+def settle(loss: float, stop: bool, device: torch.device) -> tuple[float, bool]:
+    """The mean of the processes' losses, and whether any of them was asked to stop."""
+    if not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return loss, stop
+    both = torch.tensor([loss, float(stop)], dtype=torch.float64, device=device)
+    distributed.all_reduce(both)
+    total, stops = both.tolist()
+    return total / distributed.get_world_size(), stops > 0

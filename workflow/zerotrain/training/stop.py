@@ -1,0 +1,107 @@
+"""Asking a training that runs to stop, from outside, and waiting until it has."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from zerotrain.errors import PipelineError
+from zerotrain.training.lock import Holder, hold_writer, holder_of
+from zerotrain.training.progress_folder import STOP, saved_steps
+
+TELL_SECONDS = 10.0
+"""How often a user who waits is told so."""
+
+
+def trainer_of(progress: Path) -> Holder | None:
+    """The process that trains in a progress folder."""
+    holder = holder_of(progress)
+    return holder if holder and holder.lives() else None
+
+
+def stop_training(progress: Path, wait: float) -> bool:
+    """Ask a training that runs to stop, and wait until it and the Snakemake above it have ended.
+
+    Returns:
+        Whether one ran.
+
+    Raises:
+        PipelineError: it still runs after `wait` seconds.
+    """
+    trainer = trainer_of(progress)
+    if trainer is None:
+        if progress.is_dir():
+            hold_writer(progress).close()  # a killed start's last process may still be ending
+        return False
+    _say(
+        f"{progress}: pid {trainer.pid} on {trainer.host} trains here; it is asked to stop after "
+        "its step, with a checkpoint"
+    )
+    callers = _snakemakes_above(trainer)
+    begun = told = time.monotonic()
+    (progress / STOP).touch()
+    while trainer_of(progress) == trainer or any(_runs(caller) for caller in callers):
+        now = time.monotonic()
+        if now - begun > wait:
+            newest = _newest(progress)
+            raise PipelineError(
+                f"{progress}: pid {trainer.pid} on {trainer.host} still runs after {wait:g} s; "
+                f"newest checkpoint: {newest}; the configuration is as it was",
+                hint="it stops after its present step: call this again then, or with a longer "
+                f"--wait; if that host is gone for good, remove {progress}/lock",
+            )
+        if now - told >= TELL_SECONDS:
+            told = now
+            _say(f"waiting for pid {trainer.pid}; newest checkpoint: {_newest(progress)}")
+            # A training that had only just begun has cleared the first request away.
+            if trainer_of(progress) == trainer:
+                (progress / STOP).touch()
+        time.sleep(0.1)
+    return True
+
+
+def _snakemakes_above(trainer: Holder) -> list[psutil.Process]:
+    """The Snakemake processes of this host that started a training, and hold its folder's lock."""
+    try:
+        above = (
+            psutil.Process(trainer.pid).parents() if trainer.host == socket.gethostname() else []
+        )
+        return [process for process in above if _is_snakemake(process.cmdline())]
+    except psutil.Error:
+        return []
+
+
+def _is_snakemake(words: Sequence[str]) -> bool:
+    """Whether a command line is Snakemake's, called as a program, a script or a module."""
+    if not words or not re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        return bool(words) and Path(words[0]).name == "snakemake"
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-W", "-X"):
+            next(rest, None)
+        elif word == "-m":
+            return next(rest, None) == "snakemake"
+        elif word == "-c" or not word.startswith("-"):
+            return Path(word).name == "snakemake"
+    return False
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _newest(progress: Path) -> str:
+    return f"step {steps[-1]}" if (steps := saved_steps(progress)) else "none"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
