@@ -102,9 +102,9 @@ def ours(checkpoint: Path, out: Path, dtype: str) -> Callable[[], None]:
     """This project's export of the weights, imported and ready."""
     from zerotrain.export import DTYPES, CheckedSource
     from zerotrain.foreign import open_foreign  # noqa: F401
-    from zerotrain.state import MASTER
+    from zerotrain.position import MASTER
     from zerotrain.state_source import open_source
-    from zerotrain.tensor_file import open_tensors, same_bits, write_tensor_file
+    from zerotrain.tensor_file import WrittenTensors, write_tensor_file
 
     def act() -> None:
         source = open_source(checkpoint)
@@ -113,9 +113,9 @@ def ours(checkpoint: Path, out: Path, dtype: str) -> Callable[[], None]:
         layout = {name: (kind, shape) for name, shape in source.shapes.items()}
         path = out / "model.safetensors"
         digest = write_tensor_file(path, layout, lambda name: checked.tensor(name, MASTER, kind))
-        written = open_tensors([path])
+        written = WrittenTensors([path])
         for name in source.names:
-            if not same_bits(written[name].get_tensor(name), source.tensor(name, MASTER)):
+            if not written.holds(name, source.tensor(name, MASTER)):
                 raise SystemExit(f"{name} reads back otherwise")
         (out / "sha256").write_text(digest)
 

@@ -559,6 +559,7 @@ def anonymous_growth(act: Callable[[], None]) -> int:
     if child == 0:
         code = 1
         try:
+            torch.set_num_threads(1)  # the parent's threads have not come along
             # What the parent has freed and kept would hide what the child takes.
             ctypes.CDLL(None).malloc_trim(0)
             start = most = resident()

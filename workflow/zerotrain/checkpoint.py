@@ -106,9 +106,12 @@ class Checkpoint:
             PipelineError: a part of it lies in no rank's file.
         """
         shape = torch.Size(self.shapes[name])
-        whole = torch.empty(shape.numel())
         covered, key = 0, f"{name}|{slot}"
         held = [r for r, spans in self._spans.items() if name in spans and key in self._files[r]]
+        if len(held) == 1 and self._spans[held[0]][name] == [0, shape.numel()]:
+            only: torch.Tensor = self._shards.open(self._files[held[0]][key]).get_tensor(key)
+            return only.reshape(shape)
+        whole = torch.empty(shape.numel())
         for rank in sorted(held, key=lambda rank: self._spans[rank][name]):
             start, length = self._spans[rank][name]
             if start != covered:

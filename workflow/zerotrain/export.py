@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from zerotrain.position import MASTER, TrainingPosition
 from zerotrain.state import KIND as STATE
 from zerotrain.state import State, write_state
 from zerotrain.state_source import Source
-from zerotrain.tensor_file import open_tensors, same_bits
+from zerotrain.tensor_file import WrittenTensors
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NEVER_NEGATIVE = "exp_avg_sq"
@@ -220,20 +220,18 @@ def _write_weights(source: Source, weights: WeightsTarget, folder: Path) -> dict
 
 def _check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
     """Compare the written files with the master weights, and with what the library loads."""
-    try:
-        held = open_tensors((folder / weights.family.denoiser_part).glob("*.safetensors"))
+    files = (folder / weights.family.denoiser_part).glob("*.safetensors")
+    with _loading_again(weights), closing(WrittenTensors(files)) as written:
         loaded = weights.family.load_denoiser(folder, DTYPES[weights.dtype]).state_dict()
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise PipelineError(f"{weights.folder}: does not load again: {error}", hint=DISK) from error
-    for name in sorted(held.keys() | loaded.keys()):
-        good = name in held and name in loaded
-        if good:
-            written = held[name].get_tensor(name)
-            good = same_bits(loaded[name], written)
-            if good and name in source.shapes:
-                good = same_bits(written, source.tensor(name, MASTER))
-        if not good:
-            raise _otherwise(weights, name)
+
+        def good(name: str) -> bool:
+            if name not in loaded or not written.holds(name, loaded[name]):
+                return False
+            return name not in source.shapes or written.holds(name, source.tensor(name, MASTER))
+
+        bad = next((n for n in sorted(written.names | loaded.keys()) if not good(n)), None)
+    if bad:
+        raise _otherwise(weights, bad)
 
 
 def _check_adapter(source: Source, weights: WeightsTarget, folder: Path) -> None:
@@ -241,21 +239,30 @@ def _check_adapter(source: Source, weights: WeightsTarget, folder: Path) -> None
     from zerotrain.families.lora import ADAPTER
 
     part = weights.family.denoiser_part
-    try:
-        held = open_tensors([folder / ADAPTER])
-        model = weights.family.load_trained(folder).state_dict()
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        raise PipelineError(f"{weights.folder}: does not load again: {error}", hint=DISK) from error
-    loaded = {_adapted(name): tensor for name, tensor in model.items() if ".lora_" in name}
     expected = {_adapted(name): name for name in source.shapes}
-    for name in sorted(expected.keys() | loaded.keys()):
-        good = name in expected and name in loaded and f"{part}.{name}" in held
-        if good:
-            written = held[f"{part}.{name}"].get_tensor(f"{part}.{name}")
-            good = same_bits(loaded[name], written)
-            good = good and same_bits(written, source.tensor(expected[name], MASTER))
-        if not good:
-            raise _otherwise(weights, name)
+    with _loading_again(weights), closing(WrittenTensors([folder / ADAPTER])) as written:
+        model = weights.family.load_trained(folder).state_dict()
+        # The library has it in float32; the file's own type tells whether it rounds to the file.
+        loaded = {_adapted(name): tensor for name, tensor in model.items() if ".lora_" in name}
+
+        def good(name: str) -> bool:
+            if name not in expected or name not in loaded:
+                return False
+            stored = f"{part}.{name}"
+            master = source.tensor(expected[name], MASTER)
+            return written.holds(stored, loaded[name]) and written.holds(stored, master)
+
+        bad = next((n for n in sorted(expected.keys() | loaded.keys()) if not good(n)), None)
+    if bad:
+        raise _otherwise(weights, bad)
+
+
+@contextmanager
+def _loading_again(weights: WeightsTarget) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
+        raise PipelineError(f"{weights.folder}: does not load again: {error}", hint=DISK) from error
 
 
 def _adapted(name: str) -> str:

@@ -41,6 +41,8 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 
+TYPES = {name: dtype for dtype, name in DTYPES.items()}
+
 Layout = Mapping[str, tuple[torch.dtype, Sequence[int]]]
 """Type and shape of each tensor of a file, by name."""
 
@@ -174,6 +176,54 @@ def chunks(tensor: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     length = CHUNK_BYTES // max(flat.dtype.itemsize, dtype.itemsize)
     for start in range(0, flat.numel(), length):
         yield flat[start : start + length].to("cpu", dtype)
+
+
+class WrittenTensors:
+    """Safetensors files that were written, to be held to what was meant.
+
+    They are read, not mapped: a page that is touched once costs more than its copy.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._place: dict[str, tuple[int, int, int]] = {}
+        self._types: dict[str, torch.dtype] = {}
+        self._shapes: dict[str, list[int]] = {}
+        self._open: list[BinaryIO] = []
+        for path in paths:
+            stream = path.open("rb")
+            self._open.append(stream)
+            length = int.from_bytes(stream.read(8), "little")
+            for name, entry in json.loads(stream.read(length)).items():
+                if name != "__metadata__":
+                    start, end = entry["data_offsets"]
+                    self._place[name] = stream.fileno(), 8 + length + start, end - start
+                    self._types[name] = TYPES[entry["dtype"]]
+                    self._shapes[name] = entry["shape"]
+
+    @property
+    def names(self) -> set[str]:
+        """The tensors."""
+        return set(self._place)
+
+    def holds(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether the file has a tensor: its shape, and its bytes in the file's own type."""
+        if self._shapes.get(name) != list(tensor.shape):
+            return False
+        handle, offset, left = self._place[name]
+        buffer = bytearray(min(left, CHUNK_BYTES))
+        for part in chunks(tensor, self._types[name]):
+            view = memoryview(buffer)[: part.nbytes]
+            if left < part.nbytes or os.preadv(handle, [view], offset) != part.nbytes:
+                return False
+            if not torch.equal(torch.frombuffer(view, dtype=torch.uint8), part.view(torch.uint8)):
+                return False
+            offset, left = offset + part.nbytes, left - part.nbytes
+        return left == 0
+
+    def close(self) -> None:
+        """Close the files."""
+        for stream in self._open:
+            stream.close()
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -45,13 +45,20 @@ class ForeignCheckpoint:
         return list(self.shapes)
 
     def tensor(self, name: str, slot: str) -> torch.Tensor:
-        """The full float32 tensor of one trained parameter in one slot, in memory of its own.
+        """The full float32 tensor of one trained parameter in one slot, for reading.
+
+        Where it lies in one piece of a file it is that piece, mapped; else it is put together.
 
         Raises:
             PipelineError: the files hold more or fewer elements than the parameter's shape.
         """
-        whole = torch.empty(self.shapes[name], dtype=torch.float32)
-        self._fill(whole, self.pieces(name, slot), f"{name} ({slot})")
+        pieces, size = list(self.pieces(name, slot)), torch.Size(self.shapes[name])
+        if len(pieces) == 1 and pieces[0].dtype == torch.float32:
+            only = pieces[0].detach()
+            if only.is_contiguous() and only.numel() == size.numel():
+                return only.view(size)
+        whole = torch.empty(size, dtype=torch.float32)
+        self._fill(whole, pieces, f"{name} ({slot})")
         return whole
 
     def frozen_tensor(self, name: str) -> torch.Tensor:
