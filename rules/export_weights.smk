@@ -22,7 +22,8 @@ rule export_weights:
     params:
         config_file=config_file,
         export=RUN.export.model_dump(mode="json"),
-        trained=what_is_trained(),
+        lora=RUN.model_dump(mode="json")["lora"],
+        frozen_parameters=RUN.frozen_parameters,
     shell:
         """
         zerotrain --log {log:q} export_weights \

@@ -21,7 +21,8 @@ rule import_checkpoint:
     params:
         config_file=config_file,
         folder=RUN.resume_from_checkpoint,
-        trained=what_is_trained(),
+        lora=RUN.model_dump(mode="json")["lora"],
+        frozen_parameters=RUN.frozen_parameters,
         seed=RUN.seed,
         batch=RUN.phases[0].train.global_batch_size,
     shell:

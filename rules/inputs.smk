@@ -76,11 +76,6 @@ def run_start(wildcards=None):
     )
 
 
-def what_is_trained():
-    """What decides which parameters are trained, in the form that Snakemake can compare."""
-    return RUN.model_dump(mode="json", include={"lora", "frozen_parameters"})
-
-
 def elsewhere_files(wildcards):
     """The files of the checkpoint of elsewhere."""
     path = Path(RUN.resume_from_checkpoint).expanduser()

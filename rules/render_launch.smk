@@ -23,7 +23,8 @@ rule render_launch:
         config_file=config_file,
         seed=RUN.seed,
         family=RUN.family,
-        trained=what_is_trained(),
+        lora=RUN.model_dump(mode="json")["lora"],
+        frozen_parameters=RUN.frozen_parameters,
         phases=phases_so_far,
         start=lambda wildcards, input: f"--start {input.start}" if input.start else "",
     shell:

@@ -167,7 +167,7 @@ def test_an_elastic_checkpoint_is_read(copy: Any) -> None:
     """Its moments have no padding and its groups no learning rates, which is said."""
     path = copy(2) / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     before = open_foreign(path.parent)
-    moments = {name: before.tensor(name, "exp_avg") for name in before.names}
+    moments = {name: before.tensor(name, "exp_avg").clone() for name in before.names}
     document = torch.load(path, weights_only=False)
     optimizer = document["optimizer_state_dict"]
     lean = len(optimizer["single_partition_of_fp32_groups"][0])

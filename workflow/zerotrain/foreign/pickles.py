@@ -34,8 +34,18 @@ def _numpy_scalar(dtype: Record, data: bytes = b"") -> float | int | None:
     return struct.unpack(formats[code], data)[0] if code in formats else None
 
 
+_ZERO_STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
+
+
+def _enum_member(stand_in: type, name: str) -> int | str:
+    """Python 3.11.0 to 3.11.3 write an enum's member as getattr(class, name): nothing is asked."""
+    return _ZERO_STAGES.get(name, name) if stand_in is int else name
+
+
 _STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (int, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+    (_enum_member, "builtins.getattr"),
+    (_enum_member, "getattr"),
     (str, "deepspeed.runtime.zero.offload_config.OffloadDeviceEnum"),
     (str, "deepspeed.runtime.fp16.loss_scaler.LossScaleProfile"),
     *(

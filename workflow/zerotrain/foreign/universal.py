@@ -76,7 +76,8 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
             place = draft / "zero" / name
             place.mkdir(parents=True)
             for slot in source.slots:
-                tensor = source.tensor(name, slot)
+                # A view would take the whole file that it lies in along.
+                tensor = source.tensor(name, slot).clone()
                 file = "fp32" if slot == MASTER else slot
                 torch.save({"param": tensor, "cat_dim": 0}, place / f"{file}.pt")
             torch.save(step, place / "step.pt")
