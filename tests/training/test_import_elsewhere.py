@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.training import accelerate_loop
 from tests.training.matrix import deviation
 
+from zerotrain import artifact
 from zerotrain.config import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.stages.import_checkpoint import import_checkpoint
@@ -103,6 +104,9 @@ def test_import_of_weights_alone_says_what_is_lost(training, tmp_path, capsys):
     state = State(tmp_path / "state")
     assert state.slots == ["master"]
     assert state.position.step == 2000
+    made_by = artifact.read(tmp_path / "state", "state").made_by["checkpoint"]
+    named = artifact.digest([[file.name, file.stat().st_size]])
+    assert made_by == {"path": str(file), "files": named}
     assert all((state.tensor(name, "master") == tensor).all() for name, tensor in unet.items())
     assert "holds weights alone: no moments" in capsys.readouterr().err
 

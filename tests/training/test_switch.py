@@ -16,7 +16,7 @@ from tests.training.test_resume import wait_for_step
 
 from zerotrain import artifact
 from zerotrain.checkpoint import Checkpoint
-from zerotrain.state import State
+from zerotrain.state import State, write_state
 from zerotrain.training import progress_folder
 
 STEPS, SWITCH = 14, 7
@@ -166,3 +166,21 @@ def test_switch_between_fp16_engines_keeps_the_loss_scale(training):
     training.run("third", "torch", SWITCH + 3, state=state, **shape)
     last = Checkpoint(training.progress("third") / f"step-{SWITCH + 3:08d}").position
     assert last.loss_scale == {"scale": 512.0, "good_steps": 6}
+
+
+@pytest.mark.parametrize("preset", ["torch", "zero2", "zero3"])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_switch_with_allowed_loss_begins_the_optimizer_anew(training, preset, precision):
+    """From weights alone a phase goes on: the first loss is that of the weights, the optimizer
+    counts from the start, and the moments' loss is seen in the losses after."""
+    whole = training.run("whole", "torch", STEPS, save_every=SWITCH, keep=9)
+    rolling = training.progress("whole") / f"step-{SWITCH:08d}"
+    found = Checkpoint(rolling)
+    with artifact.publish(training.folder / "weights", "state") as draft:
+        write_state(draft.folder, found.position, found.shapes, ["master"], found.tensor)
+    losses = training.run("second", preset, STEPS, state=training.folder / "weights",
+                          mixed_precision=precision, allow=["moments"])  # fmt: skip
+    assert losses[0] == pytest.approx(whole[SWITCH], rel=1e-6 if precision == "no" else 5e-3)
+    assert deviation(losses, whole[SWITCH:]) > 1e-3
+    position = Checkpoint(training.progress("second") / f"step-{STEPS:08d}").position
+    assert (position.step, position.optimizer_step) == (STEPS, STEPS - SWITCH)

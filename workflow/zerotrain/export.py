@@ -317,7 +317,10 @@ def _lineage(
     others = {}
     for name, found in origins.items():
         if isinstance(found, Path):
-            files = sorted(path for path in found.rglob("*") if path.is_file())
-            sizes = [[path.relative_to(found).as_posix(), path.stat().st_size] for path in files]
+            # A checkpoint may be a single file of weights.
+            root = found.parent if found.is_file() else found
+            below = [found] if found.is_file() else found.rglob("*")
+            files = sorted(path for path in below if path.is_file())
+            sizes = [[path.relative_to(root).as_posix(), path.stat().st_size] for path in files]
             others[name] = {"path": str(found), "files": digest(sizes)}
     return parents, others
