@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from zerotrain import tensor_file
+from zerotrain import direct_file, tensor_file
 from zerotrain.artifact import file_sha256
 from zerotrain.tensor_file import OpenTensorFile, open_tensors, same_bits, write_tensor_file
 
@@ -46,12 +46,12 @@ def test_the_file_is_the_librarys_byte_for_byte(tmp_path: Path, dtype: torch.dty
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("chunk", [4, 12, 8 * 1024**2])
+@pytest.mark.parametrize("block", [4, 12, 8 * 1024**2])
 def test_tensors_are_converted_on_their_way(
-    tmp_path: Path, monkeypatch, dtype: torch.dtype, chunk: int
+    tmp_path: Path, monkeypatch, dtype: torch.dtype, block: int
 ) -> None:
-    """Chunk by chunk, with the values that `.to` gives; both of the library's readers agree."""
-    monkeypatch.setattr(tensor_file, "CHUNK_BYTES", chunk)
+    """Block by block, with the values that `.to` gives; both of the library's readers agree."""
+    monkeypatch.setattr(direct_file, "BLOCK_BYTES", block)
     tensors = values()
     wanted = {name: (dtype, shape) for name, shape in SHAPES.items()}
     known = write_tensor_file(tmp_path / "f", wanted, tensors.__getitem__)
@@ -132,7 +132,7 @@ def test_a_full_header_takes_no_more(tmp_path: Path, monkeypatch) -> None:
 
 def test_bits_are_compared(monkeypatch) -> None:
     """Zeros of two signs differ; so does one bit in the last chunk, and a shape."""
-    monkeypatch.setattr(tensor_file, "CHUNK_BYTES", 8)
+    monkeypatch.setattr(tensor_file, "BLOCK_BYTES", 8)
     a = torch.arange(5.0)
     assert same_bits(a, a.clone())
     assert same_bits((a + 1).to(torch.bfloat16), a + 1.0001)

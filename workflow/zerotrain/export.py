@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from zerotrain.position import MASTER, TrainingPosition
 from zerotrain.state import KIND as STATE
 from zerotrain.state import State, write_state
 from zerotrain.state_source import Source
-from zerotrain.tensor_file import WrittenTensors
+from zerotrain.tensor_file import open_tensors, same_bits
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NEVER_NEGATIVE = "exp_avg_sq"
@@ -221,15 +221,20 @@ def _write_weights(source: Source, weights: WeightsTarget, folder: Path) -> dict
 def _check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
     """Compare the written files with the master weights, and with what the library loads."""
     files = (folder / weights.family.denoiser_part).glob("*.safetensors")
-    with _loading_again(weights), closing(WrittenTensors(files)) as written:
+    with _loading_again(weights):
+        written = open_tensors(files)
         loaded = weights.family.load_denoiser(folder, DTYPES[weights.dtype]).state_dict()
 
         def good(name: str) -> bool:
-            if name not in loaded or not written.holds(name, loaded[name]):
+            if name not in loaded or name not in written:
                 return False
-            return name not in source.shapes or written.holds(name, source.tensor(name, MASTER))
+            stored = written[name].get_tensor(name)
+            trained = name in source.shapes
+            return same_bits(stored, loaded[name]) and (
+                not trained or same_bits(stored, source.tensor(name, MASTER))
+            )
 
-        bad = next((n for n in sorted(written.names | loaded.keys()) if not good(n)), None)
+        bad = next((n for n in sorted(written.keys() | loaded.keys()) if not good(n)), None)
     if bad:
         raise _otherwise(weights, bad)
 
@@ -240,17 +245,19 @@ def _check_adapter(source: Source, weights: WeightsTarget, folder: Path) -> None
 
     part = weights.family.denoiser_part
     expected = {_adapted(name): name for name in source.shapes}
-    with _loading_again(weights), closing(WrittenTensors([folder / ADAPTER])) as written:
+    with _loading_again(weights):
+        written = open_tensors([folder / ADAPTER])
         model = weights.family.load_trained(folder).state_dict()
         # The library has it in float32; the file's own type tells whether it rounds to the file.
         loaded = {_adapted(name): tensor for name, tensor in model.items() if ".lora_" in name}
 
         def good(name: str) -> bool:
-            if name not in expected or name not in loaded:
+            in_file = f"{part}.{name}"
+            if name not in expected or name not in loaded or in_file not in written:
                 return False
-            stored = f"{part}.{name}"
+            stored = written[in_file].get_tensor(in_file)
             master = source.tensor(expected[name], MASTER)
-            return written.holds(stored, loaded[name]) and written.holds(stored, master)
+            return same_bits(stored, loaded[name]) and same_bits(stored, master)
 
         bad = next((n for n in sorted(expected.keys() | loaded.keys()) if not good(n)), None)
     if bad:

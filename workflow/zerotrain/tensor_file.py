@@ -7,7 +7,6 @@ bytes, row by row, one after the other without gaps.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,8 +17,7 @@ from typing import Any, BinaryIO
 import torch
 from safetensors import safe_open
 
-CHUNK_BYTES = 8 * 1024**2
-"""What is converted, hashed, written or compared at a time."""
+from zerotrain.direct_file import BLOCK_BYTES, DirectWriter
 
 FLUSH_BYTES = 64 * 1024**2
 """After as many bytes the system is asked to bring them to disk, while more are written."""
@@ -41,8 +39,6 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 
-TYPES = {name: dtype for dtype, name in DTYPES.items()}
-
 Layout = Mapping[str, tuple[torch.dtype, Sequence[int]]]
 """Type and shape of each tensor of a file, by name."""
 
@@ -60,7 +56,7 @@ def write_tensor_file(path: Path, layout: Layout, read: Callable[[str], torch.Te
         read: Gives the tensor of a name, on any device.
 
     Returns:
-        The file's sha256, computed on the way by a second thread.
+        The file's sha256, computed on the way.
 
     Raises:
         ValueError: a tensor has another shape than the layout says.
@@ -72,25 +68,16 @@ def write_tensor_file(path: Path, layout: Layout, read: Callable[[str], torch.Te
         dtype, shape = layout[name]
         start, end = end, end + torch.Size(shape).numel() * dtype.itemsize
         entries[name] = _entry(dtype, shape, start, end)
-    digest = hashlib.sha256()
-    with path.open("wb") as file, ThreadPoolExecutor(1) as second:
-        stream = _FlushedStream(file)
-
-        def put(data: bytes | memoryview) -> None:
-            hashed = second.submit(digest.update, data)
-            stream.write(data)
-            hashed.result()
-
-        put(_header(entries))
+    header = _header(entries)
+    with DirectWriter(path, len(header) + end) as file:
+        file.append(torch.frombuffer(bytearray(header), dtype=torch.uint8), torch.uint8)
         for name in names:
             dtype, shape = layout[name]
             tensor = read(name)
             if list(tensor.shape) != list(shape):
                 raise ValueError(f"{name}: shape {list(tensor.shape)}, expected {list(shape)}")
-            for part in chunks(tensor, dtype):
-                put(_bytes(part))
-        stream.flush()
-    return digest.hexdigest()
+            file.append(tensor, dtype)
+    return file.sha256
 
 
 class _FlushedStream:
@@ -171,59 +158,11 @@ class OpenTensorFile:
 
 
 def chunks(tensor: torch.Tensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """The elements row by row as flat tensors on CPU of this type, CHUNK_BYTES or less each."""
+    """The elements row by row as flat tensors on CPU of this type, BLOCK_BYTES or less each."""
     flat = tensor.detach().reshape(-1)
-    length = CHUNK_BYTES // max(flat.dtype.itemsize, dtype.itemsize)
+    length = BLOCK_BYTES // dtype.itemsize
     for start in range(0, flat.numel(), length):
         yield flat[start : start + length].to("cpu", dtype)
-
-
-class WrittenTensors:
-    """Safetensors files that were written, to be held to what was meant.
-
-    They are read, not mapped: a page that is touched once costs more than its copy.
-    """
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._place: dict[str, tuple[int, int, int]] = {}
-        self._types: dict[str, torch.dtype] = {}
-        self._shapes: dict[str, list[int]] = {}
-        self._open: list[BinaryIO] = []
-        for path in paths:
-            stream = path.open("rb")
-            self._open.append(stream)
-            length = int.from_bytes(stream.read(8), "little")
-            for name, entry in json.loads(stream.read(length)).items():
-                if name != "__metadata__":
-                    start, end = entry["data_offsets"]
-                    self._place[name] = stream.fileno(), 8 + length + start, end - start
-                    self._types[name] = TYPES[entry["dtype"]]
-                    self._shapes[name] = entry["shape"]
-
-    @property
-    def names(self) -> set[str]:
-        """The tensors."""
-        return set(self._place)
-
-    def holds(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether the file has a tensor: its shape, and its bytes in the file's own type."""
-        if self._shapes.get(name) != list(tensor.shape):
-            return False
-        handle, offset, left = self._place[name]
-        buffer = bytearray(min(left, CHUNK_BYTES))
-        for part in chunks(tensor, self._types[name]):
-            view = memoryview(buffer)[: part.nbytes]
-            if left < part.nbytes or os.preadv(handle, [view], offset) != part.nbytes:
-                return False
-            if not torch.equal(torch.frombuffer(view, dtype=torch.uint8), part.view(torch.uint8)):
-                return False
-            offset, left = offset + part.nbytes, left - part.nbytes
-        return left == 0
-
-    def close(self) -> None:
-        """Close the files."""
-        for stream in self._open:
-            stream.close()
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -239,7 +178,7 @@ def pairs(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Two tensors of one shape in flat parts of equal length, on CPU, `nbytes` each or less."""
     first, second = a.detach().reshape(-1), b.detach().reshape(-1)
-    length = (nbytes or CHUNK_BYTES) // max(a.dtype.itemsize, b.dtype.itemsize)
+    length = (nbytes or BLOCK_BYTES) // max(a.dtype.itemsize, b.dtype.itemsize)
     for start in range(0, first.numel(), length):
         part = slice(start, start + length)
         yield first[part].cpu(), second[part].cpu()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -29,6 +30,9 @@ from zerotrain.training.engine import adam_groups, describe_phase
 from zerotrain.training.param_groups import param_groups
 from zerotrain.training.zero_partitions import GroupPartitions, ParameterPartitions
 from zerotrain.training.zero_swap import point_to, read_gradients_through_aligned_memory
+
+# torch has new names for collectives that DeepSpeed calls several times at every step.
+warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
 
 class ZeroEngine:
