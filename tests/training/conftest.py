@@ -22,7 +22,7 @@ from zerotrain.cache.writer import Stored, place, write_series
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml, write_run_yaml
-from zerotrain.training import rank
+from zerotrain.training import progress_folder, rank
 
 SAMPLES = 24
 PRESETS = Path("config/launch")
@@ -89,7 +89,10 @@ class Training:
             "cache": self.cache,
             "progress": progress,
         }
-        if state:
+        until = read_run_yaml(arguments["launch"] / "run.yaml").until_step
+        if resume := progress_folder.newest_whole(progress, until):
+            arguments["resume"] = resume
+        elif state:
             arguments["start"] = state
         words = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
         with socket.socket() as probe:

@@ -88,7 +88,7 @@ def test_resume_after_a_request_to_stop(training, how):
     assert training.hashes("stopped", STEPS) == training.hashes("whole", STEPS)
 
 
-def test_resume_takes_the_checkpoint_before_a_damaged_one(training):
+def test_resume_takes_the_checkpoint_before_a_damaged_one(training, capsys):
     """A damaged checkpoint is recognised by its hash and said; the one before it is taken."""
     whole = training.run("damaged", "torch", 12, save_every=5)
     expected = training.hashes("damaged", 12)
@@ -97,7 +97,7 @@ def test_resume_takes_the_checkpoint_before_a_damaged_one(training):
     victim.write_bytes(victim.read_bytes()[:-1] + b"\0")
     assert training.train("damaged") == whole
     assert training.hashes("damaged", 12) == expected
-    assert "the checkpoint before it is taken" in training.output.read_text()
+    assert "the checkpoint before it is taken" in capsys.readouterr().err
 
 
 def test_resume_with_a_later_end_trains_the_new_steps_only(training, preset):

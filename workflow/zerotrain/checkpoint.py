@@ -78,8 +78,8 @@ def write_position(
 class Checkpoint:
     """A complete checkpoint, read tensor by tensor, whatever engine wrote it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.artifact: Artifact = artifact.read(folder, KIND)
+    def __init__(self, folder: Path, *, verify: bool = True) -> None:
+        self.artifact: Artifact = artifact.read(folder, KIND, verify=verify)
         document = json.loads(self.artifact.path("checkpoint.json").read_text())
         self.position = read_position(self.artifact, "checkpoint.json")
         self.shapes: dict[str, list[int]] = document["parameters"]

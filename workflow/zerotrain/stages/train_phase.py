@@ -109,7 +109,9 @@ def _launch(
         *("--launch", str(launch), "--base", str(base), "--cache", str(cache)),
         *("--progress", str(progress)),
     ]
-    if start is not None:
+    if resume := progress_folder.newest_whole(progress, phase.until_step):
+        command += ["--resume", str(resume)]
+    elif start is not None:
         command += ["--start", str(start)]
 
     def ask_to_stop(number: int) -> None:

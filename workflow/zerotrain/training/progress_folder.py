@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,23 @@ def saved_steps(progress: Path) -> list[int]:
 def newest_step(progress: Path, until: int) -> int | None:
     """The newest step with a complete checkpoint that is not beyond `until`."""
     return max((step for step in saved_steps(progress) if step <= until), default=None)
+
+
+def newest_whole(progress: Path, until: int) -> Path | None:
+    """The newest checkpoint that is not beyond `until` and whole to the last byte.
+
+    A damaged one is passed over, and said.
+    """
+    for step in reversed(saved_steps(progress)):
+        if step <= until:
+            folder = step_folder(progress, step)
+            try:
+                artifact.read(folder, "checkpoint")
+            except PipelineError as error:
+                print(f"{error.what}; the checkpoint before it is taken", file=sys.stderr)
+            else:
+                return folder
+    return None
 
 
 def prune(progress: Path, keep: int, upto: int) -> None:

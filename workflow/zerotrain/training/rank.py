@@ -38,6 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--base", type=Path, required=True, help="folder of the base model")
     parser.add_argument("--cache", type=Path, required=True, help="folder of the cache")
     parser.add_argument("--start", type=Path, help="state of the phase before")
+    parser.add_argument("--resume", type=Path, help="checkpoint of this phase, instead")
     parser.add_argument("--progress", type=Path, required=True, help="folder of the progress")
     parser.add_argument("--swap", type=Path, help="folder for what is swapped to a disk")
     arguments = parser.parse_args(argv)
@@ -62,20 +63,26 @@ def run(
     launch: Path,
     base: Path,
     cache: Path,
-    start: Path | None,
     progress: Path,
+    start: Path | None = None,
+    resume: Path | None = None,
     swap: Path | None = None,
 ) -> bool:
     """Train; whether the phase was finished. The stage has verified the folders it names."""
     phase = read_run_yaml(launch / "run.yaml")
     family = load_family(phase.family)
-    source = _source(phase, start, progress)
+    source: Checkpoint | State | None = None
+    if resume is not None:
+        source = Checkpoint(resume, verify=False)
+    elif start is not None:
+        source = State(start, verify=False)
     model = family.load_denoiser(base)
     choose_trained(model, phase.lora, phase.frozen_parameters, phase.seed)
     if source is not None:
         _take_weights(model, source)
     engine = open_engine(model, phase, launch, exact=source is None, swap=swap)
-    clock = Clock(0, 0, phase.lr_scheduler_steps)
+    own_horizon = phase.lr_scheduler_steps
+    clock = Clock(0, 0, own_horizon)
     records, same_phase = None, isinstance(source, Checkpoint)
     if source is not None:
         position = source.position
@@ -90,6 +97,11 @@ def run(
     log: Log = NoLog()
     if engine.rank == 0:
         log = TrainingLog(progress, phase, records, clock.step, same_phase=same_phase)
+    if clock.horizon != own_horizon and phase.lr_scheduler != "constant":
+        log.say(
+            f"{phase.phase}: the learning rate keeps its horizon of {clock.horizon} steps although "
+            f"the last phase now ends at {own_horizon}; set train.lr_scheduler_steps to change it"
+        )
     log.say(
         f"{phase.phase}: {phase.preset} on {_devices(engine)}, steps {clock.step} to "
         f"{phase.until_step}, global batch {phase.global_batch_size}"
@@ -113,18 +125,6 @@ def _devices(engine: Engine) -> str:
     return str(engine.device) if engine.world_size == 1 else f"{engine.world_size} processes"
 
 
-def _source(phase: ResolvedPhase, start: Path | None, progress: Path) -> Checkpoint | State | None:
-    """Where the phase goes on from: its newest whole checkpoint, else the state before it."""
-    for step in reversed(progress_folder.saved_steps(progress)):
-        if step > phase.until_step:
-            continue
-        try:
-            return Checkpoint(progress_folder.step_folder(progress, step))
-        except PipelineError as error:
-            print(f"{error.what}; the checkpoint before it is taken", file=sys.stderr, flush=True)
-    return State(start, verify=False) if start else None
-
-
 def _take_weights(model: object, source: Checkpoint | State) -> None:
     """Fill the model's trained parameters before an engine is built around it."""
     import torch
@@ -143,17 +143,7 @@ def _horizon(phase: ResolvedPhase, kept: int) -> int:
     """The schedule's horizon: the user's word, else the one that training began with."""
     own = phase.lr_scheduler_steps
     # A state of elsewhere names no horizon.
-    if phase.sources["lr_scheduler_steps"][0] == "user" or kept in (0, own):
-        return own
-    if phase.lr_scheduler != "constant":
-        print(
-            f"{phase.phase}: the learning rate keeps its horizon of {kept} steps although the last "
-            f"phase now ends at {phase.lr_scheduler_steps}; set train.lr_scheduler_steps to change "
-            "it",
-            file=sys.stderr,
-            flush=True,
-        )
-    return kept
+    return own if phase.sources["lr_scheduler_steps"][0] == "user" or kept == 0 else kept
 
 
 class _StopRequest:
