@@ -109,7 +109,8 @@ def ours(checkpoint: Path, out: Path, dtype: str) -> Callable[[], float]:
     """
     import torch
 
-    from zerotrain.export import DTYPES, CheckedSource
+    from zerotrain.export import DTYPES
+    from zerotrain.export_check import CheckedSource
     from zerotrain.foreign import open_foreign  # noqa: F401
     from zerotrain.position import MASTER
     from zerotrain.state_source import open_source

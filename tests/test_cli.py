@@ -14,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from zerotrain import cli
+from zerotrain.cli.options import folder_of
 from zerotrain.errors import EXIT_USER_ERROR
 
 ROOT = Path(__file__).parents[1]
@@ -101,8 +102,8 @@ def test_log_is_a_copy_of_the_output(tmp_path: Path, form: str) -> None:
 
 def test_a_manifest_names_its_folder() -> None:
     """Rules name manifest.json, people name folders."""
-    assert cli._path("results/a/weights/manifest.json") == Path("results/a/weights")
-    assert cli._path("results/a/weights") == Path("results/a/weights")
+    assert folder_of("results/a/weights/manifest.json") == Path("results/a/weights")
+    assert folder_of("results/a/weights") == Path("results/a/weights")
 
 
 def test_accept_takes_run_and_phase(tmp_path: Path) -> None:

@@ -151,8 +151,8 @@ EDITS = {
         source("families/sdxl.py"),
         FROM_TRAINING | {"build_base": 1, "cache_latents": 1},
     ),
-    "artifact.py": (source("artifact.py"), EVERYTHING),
-    "cli.py": (source("cli.py"), NOTHING),
+    "artifact/manifest.py": (source("artifact/manifest.py"), EVERYTHING),
+    "cli/stages.py": (source("cli/stages.py"), NOTHING),
     "new.py": (source("new.py"), NOTHING),
     "dvc.py": (source("dvc.py"), NOTHING),
 }

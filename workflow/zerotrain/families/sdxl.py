@@ -18,10 +18,12 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from zerotrain.artifact import write_json
 from zerotrain.errors import PipelineError
 from zerotrain.families.ddpm import DenoisingObjective, read_noise_schedule
+from zerotrain.families.denoiser_tensors import DenoiserTensors, tensor_sources
 from zerotrain.families.lora import apply_adapter
+from zerotrain.families.sdxl_encoders import SdxlEncoders
 from zerotrain.families.sdxl_pipeline import load_pipeline
 from zerotrain.progress import progress
-from zerotrain.tensor_file import open_tensors, write_tensor_file
+from zerotrain.tensor_file import write_tensor_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,48 +35,6 @@ if TYPE_CHECKING:
 SAMPLERS = {"ddim": DDIMScheduler, "euler": EulerDiscreteScheduler}
 WEIGHTS = "diffusion_pytorch_model"
 MAX_SHARD_SIZE = "10GB"
-
-
-class SdxlEncoders:
-    """VAE and text encoders of a base model, used through the pipeline's own code."""
-
-    def __init__(self, base: Path, device: str) -> None:
-        self.pipeline = load_pipeline(base, torch.float32, unet=None).to(device)
-
-    @torch.inference_mode()
-    def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] to scaled latents [B, C, h, w]: the posterior's mode.
-
-        It is the inverse of what the pipeline does before it decodes.
-        """
-        vae = self.pipeline.vae
-        latents: torch.Tensor = vae.encode(pixels.to(vae.device)).latent_dist.mode()
-        if vae.config.latents_mean is not None and vae.config.latents_std is not None:
-            mean, std = (
-                torch.tensor(values, device=latents.device).view(1, -1, 1, 1)
-                for values in (vae.config.latents_mean, vae.config.latents_std)
-            )
-            latents = (latents - mean) / std
-        scaled: torch.Tensor = latents * vae.config.scaling_factor
-        return scaled.float().cpu()
-
-    @torch.inference_mode()
-    def encode_prompts(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """B prompts to `prompt_embeds` [B, T, D] and `pooled_prompt_embeds` [B, P].
-
-        The empty prompt becomes what the pipeline uses where no negative prompt is given (zeros, if
-        the base says force_zeros_for_empty_prompt): captions dropped in training then teach exactly
-        the unconditional branch of classifier-free guidance.
-        """
-        empty = torch.tensor([prompt == "" for prompt in prompts])
-        embeds, negative, pooled, negative_pooled = self.pipeline.encode_prompt(
-            list(prompts), do_classifier_free_guidance=bool(empty.any())
-        )
-        embeds, pooled = embeds.float().cpu(), pooled.float().cpu()
-        if empty.any():
-            embeds[empty] = negative.float().cpu()[empty]
-            pooled[empty] = negative_pooled.float().cpu()[empty]
-        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
 
 
 class SdxlObjective(DenoisingObjective):
@@ -119,7 +79,7 @@ class Sdxl:
     image_parts = ("vae",)
     # model_index.json says how the empty prompt is encoded.
     text_parts = ("model_index.json", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
-    encoding_modules = ("zerotrain.families.sdxl", "zerotrain.families.sdxl_pipeline")
+    encoding_modules = ("zerotrain.families.sdxl_encoders", "zerotrain.families.sdxl_pipeline")
     denoiser_part = "unet"
     classes: Mapping[str, str] = {
         "text_encoder": "CLIPTextModel",
@@ -183,8 +143,8 @@ class Sdxl:
         """Write the U-Net beside an unchanged copy of the base's config.json; see Family."""
         config = base / "unet" / "config.json"
         model = self.empty_denoiser(base)
-        sources = _sources(model, shapes, frozen, config)
-        held = _Weights(base / "unet", sources, read)
+        sources = tensor_sources(model, shapes, frozen, config)
+        held = DenoiserTensors(base / "unet", sources, read)
         expected = model.state_dict()
         folder = out / "unet"
         folder.mkdir(parents=True, exist_ok=True)
@@ -235,63 +195,9 @@ class Sdxl:
         return list(progress(images(), len(prompts), "sampling images", "image"))
 
 
-def _sources(
-    model: torch.nn.Module,
-    shapes: Mapping[str, list[int]],
-    frozen: Callable[[str], bool],
-    config: Path,
-) -> dict[str, str | None]:
-    """The trained tensor that fills each of the model's; None where the base's own does.
-
-    Raises:
-        PipelineError: naming the first tensor that the model or the training lacks, or whose shape
-            differs between them.
-    """
-    held = model.state_dict(keep_vars=True)
-    trained = {id(held[name]): name for name in shapes if name in held}
-    # Tied weights are one parameter under several names, of which training knows one.
-    found = {n: n if n in shapes else trained.get(id(tensor)) for n, tensor in held.items()}
-    for name in sorted(held.keys() | shapes.keys()):
-        buffer = name in held and not isinstance(held[name], torch.nn.Parameter)
-        source = found.get(name, name)
-        if source is None and (buffer or frozen(name)):
-            continue
-        expected = tuple(held[name].shape) if name in held else "absent"
-        given = tuple(shapes[source]) if source is not None and source in shapes else "absent"
-        if expected != given:
-            raise PipelineError(
-                f"{name}: {given} in the trained tensors, {expected} by {config}",
-                hint="export the weights with the base model that the training started from",
-            )
-    return found
-
-
 def _stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
     """Counters and indices keep their type."""
     return dtype if tensor.is_floating_point() else tensor.dtype
-
-
-class _Weights:
-    """Tensors of the U-Net to write: trained ones, and the base's own where nothing was trained."""
-
-    def __init__(
-        self,
-        folder: Path,
-        sources: Mapping[str, str | None],
-        read: Callable[[str], torch.Tensor],
-    ) -> None:
-        self._sources = sources
-        self._read = read
-        kept = None in sources.values()
-        self._base = open_tensors(sorted(folder.glob("*.safetensors"))) if kept else {}
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """The tensor of one of the U-Net's own names."""
-        source = self._sources[name]
-        found: torch.Tensor = (
-            self._base[name].get_tensor(name) if source is None else self._read(source)
-        )
-        return found
 
 
 FAMILY = Sdxl()

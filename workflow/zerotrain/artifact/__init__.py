@@ -1,0 +1,42 @@
+"""Artifact folders: written beside their place, listed with hashes, published by a rename.
+
+A folder counts as written only when its manifest.json lies in it. Format version 1:
+
+    {"format": 1, "kind": "cache", "content": {...},
+     "files": {"a/b": {"sha256": "...", "bytes": 3}},
+     "parents": {"dataset": {"path": "...", "identity": "..."}}, "made_by": {...}}
+
+The *identity* of a folder is a digest of its kind, content and files: two folders with one identity
+can stand for each other, whoever made them. Files under ``records/`` (logs, timings) are listed and
+checked but are no part of the identity.
+
+`manifest` reads, `publication` writes, `leftovers` mends what a killed writer left.
+"""
+
+from zerotrain.artifact.leftovers import mend
+from zerotrain.artifact.manifest import (
+    MANIFEST,
+    RECORDS,
+    Artifact,
+    digest,
+    file_sha256,
+    is_published,
+    read,
+    write_json,
+)
+from zerotrain.artifact.publication import link_or_copy, publish, publish_manifest
+
+__all__ = [
+    "MANIFEST",
+    "RECORDS",
+    "Artifact",
+    "digest",
+    "file_sha256",
+    "is_published",
+    "link_or_copy",
+    "mend",
+    "publish",
+    "publish_manifest",
+    "read",
+    "write_json",
+]

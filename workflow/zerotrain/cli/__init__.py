@@ -1,0 +1,74 @@
+"""The command line: one command per stage, the same that the rules call, and those for people.
+
+Imports stand inside the commands: a stage that needs no torch does not wait for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotrain.cli import by_hand, groups, stages
+from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+
+HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
+COMMANDS: tuple[Callable[..., None], ...] = (
+    stages.prepare_dataset,
+    stages.build_base,
+    stages.cache_latents,
+    stages.render_launch,
+    stages.train_phase,
+    stages.export_weights,
+    stages.import_checkpoint,
+    by_hand.export,
+    stages.evaluate,
+    stages.report,
+    by_hand.new,
+    by_hand.check,
+    by_hand.switch,
+    by_hand.build_ops,
+)
+"""In the order of `zerotrain --help`."""
+
+app = typer.Typer(
+    help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+for command in COMMANDS:
+    app.command(command.__name__)(command)
+app.add_typer(groups.progress_app, name="progress")
+app.add_typer(groups.state_app, name="state")
+app.add_typer(groups.dvc_app, name="dvc")
+
+
+@app.callback()
+def supervised(
+    log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append a copy of the command's output to this file."),
+    ] = None,
+) -> None:
+    from zerotrain.supervise import end_with_parent, supervise
+
+    end_with_parent()
+    if log is not None:
+        command = [sys.executable, "-m", "zerotrain", *_after_log(sys.argv)]
+        raise typer.Exit(supervise(command, log=log))
+
+
+def _after_log(words: list[str]) -> list[str]:
+    """The stage's own command line: what follows --log FILE or --log=FILE, which precede it."""
+    place = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--log")
+    return words[place + (1 if "=" in words[place] else 2) :]
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is printed without a traceback."""
+    try:
+        app()
+    except PipelineError as error:
+        print(error, file=sys.stderr, flush=True)
+        sys.exit(EXIT_USER_ERROR)

@@ -1,0 +1,134 @@
+"""The commands that a person calls and no rule does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotrain.cli.options import folder_of
+
+
+def export(
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            parser=folder_of,
+            help="A checkpoint, rolling or published, a state, or a folder of DeepSpeed or "
+            "accelerate.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(parser=folder_of, metavar="FOLDER", help="Folder to publish the model at."),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(parser=folder_of, metavar="FOLDER", help="Folder to publish a state at."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The run's config: family, base and dtype.")
+    ] = None,
+    family: Annotated[
+        str | None, typer.Option(help="Family of the base, where there is no config.")
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            parser=folder_of,
+            metavar="FOLDER",
+            help="Base model folder; with a config, the run's own.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, bf16 or fp16; default: the config's, else fp32.")
+    ] = None,
+    to: Annotated[
+        str, typer.Option(help="diffusers, or universal: what DeepSpeed loads under another stage.")
+    ] = "diffusers",
+    trust_pickle: Annotated[
+        bool, typer.Option(help="Let pickles of the checkpoint run code: only where you trust it.")
+    ] = False,
+) -> None:
+    """Export any complete checkpoint by hand, after checking it: weights, a state, or both."""
+    from zerotrain.export_by_hand import export_by_hand
+
+    export_by_hand(
+        checkpoint, output, state, config=config, family=family, base=base, dtype=dtype, to=to,
+        trust_pickle=trust_pickle,
+    )  # fmt: skip
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the run: config/NAME.yaml.")],
+    images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of your images.")],
+    base: Annotated[str, typer.Option(metavar="MODEL", help="Folder or hub id of the model.")],
+) -> None:
+    """Write a commented configuration for a folder of your own images."""
+    from zerotrain.new import new
+
+    path = new(name, images, base)
+    print(f"wrote {path}; look at it, then: make train CONFIG={path}")
+
+
+def check(
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="The run's config.")],
+) -> None:
+    """Check a configuration file, and say nothing where it is right."""
+    from zerotrain.config import read_config
+
+    read_config(config)
+
+
+def switch(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of the run, or its config.")],
+    to: Annotated[
+        str, typer.Option("--to", metavar="PRESET", help="Launch preset to go on under.")
+    ],
+    at: Annotated[
+        str, typer.Option(metavar="STEP", help="Saved step to end the phase at, or `last`.")
+    ] = "last",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the new phase; default: PHASE-PRESET.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The run's config, where several fit.")
+    ] = None,
+    offload_path: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Folder on a fast disk, for presets that use one."),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long a running training may take to stop.")
+    ] = 600.0,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Go on though code, data or values have changed.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")
+    ] = False,
+) -> None:
+    """End the phase that trains where it stands, export it, and go on under another launch."""
+    from zerotrain.switch import switch
+
+    said = switch(
+        run,
+        to,
+        at=at,
+        name=name,
+        config=config,
+        offload_path=offload_path,
+        wait=wait,
+        accept=accept,
+        dry_run=dry_run,
+    )
+    print(said)
+
+
+def build_ops() -> None:
+    """Build DeepSpeed's compiled ops into the environment (set-up does it)."""
+    from zerotrain.compiled_ops import build_ops
+
+    build_ops()

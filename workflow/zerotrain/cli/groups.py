@@ -1,0 +1,89 @@
+"""Commands of two words: those of progress, of state and of dvc."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotrain.cli.options import folder_of
+from zerotrain.errors import PipelineError
+
+progress_app = typer.Typer(help="The rolling checkpoints of a phase.", no_args_is_help=True)
+state_app = typer.Typer(help="Training states: look at one, compare two.", no_args_is_help=True)
+dvc_app = typer.Typer(help="The DVC side of the graph.")
+
+
+@progress_app.command()
+def accept(
+    phase: Annotated[str, typer.Argument(metavar="RUN/PHASE", help="As in results/RUN/PHASE.")],
+) -> None:
+    """Take back progress that was set aside, as if its fingerprint were the present one."""
+    from zerotrain.training.progress_folder import accept
+
+    folder = Path(phase)
+    if len(folder.parts) < 2:
+        raise PipelineError(
+            f"{phase!r} names no phase", hint="name it as RUN/PHASE, as in results/RUN/PHASE"
+        )
+    print(accept(folder if folder.parts[0] == "results" else Path("results") / folder))
+
+
+StateFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FOLDER",
+        parser=folder_of,
+        help="A state, checkpoint or weights folder, or a checkpoint of DeepSpeed or accelerate.",
+    ),
+]
+TrustPickle = Annotated[
+    bool, typer.Option(help="Let pickles of the folder run code: only where you trust it.")
+]
+
+
+@state_app.command()
+def show(
+    folder: StateFolder,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    trust_pickle: TrustPickle = False,
+) -> None:
+    """Say where a training stands, what made it, and what its tensors amount to."""
+    from zerotrain.state_source import open_view
+    from zerotrain.state_view import show
+
+    for line in show(open_view(folder, trust_pickle=trust_pickle), tensors=tensors):
+        print(line)
+
+
+@state_app.command()
+def diff(
+    a: StateFolder,
+    b: StateFolder,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Largest absolute difference that counts as equal.")
+    ] = 0.0,
+    trust_pickle: TrustPickle = False,
+) -> None:
+    """Compare two states tensor by tensor. Exit code 1: they differ."""
+    from zerotrain.state_diff import diff
+    from zerotrain.state_source import open_view
+
+    first, second = (open_view(folder, trust_pickle=trust_pickle) for folder in (a, b))
+    found = diff(first, second, tolerance=tolerance)
+    print("\n".join(found.lines))
+    raise typer.Exit(0 if found.equal else 1)
+
+
+@dvc_app.command()
+def generate(
+    config: Annotated[Path, typer.Option(metavar="FILE", help="The run's config.")] = Path(
+        "config/config.yaml"
+    ),
+    output: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("dvc.yaml"),
+) -> None:
+    """Write dvc.yaml from the Snakemake graph."""
+    from zerotrain.dvc import generate
+
+    generate(config, output)

@@ -1,0 +1,157 @@
+"""The commands that the rules call: one per stage, of its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotrain.cli.options import (
+    Base,
+    Cache,
+    ConfigFile,
+    Dataset,
+    Launch,
+    Output,
+    PhaseName,
+    State,
+    Weights,
+    folder_of,
+    folder_option,
+)
+
+
+def prepare_dataset(config: ConfigFile, output: Output) -> None:
+    """Check images and captions, and list them with their hashes."""
+    from zerotrain.config import read_config
+    from zerotrain.stages.prepare_dataset import prepare_dataset
+
+    prepare_dataset(read_config(config).data, output)
+
+
+def build_base(
+    config: ConfigFile,
+    output: Output,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(parser=folder_of, metavar="FOLDER", help="Dataset folder; presets need it."),
+    ] = None,
+) -> None:
+    """Build the base model, or take it from a folder or hub."""
+    from zerotrain.config import read_config
+    from zerotrain.stages.build_base import build_base
+
+    build_base(read_config(config), dataset, output)
+
+
+def cache_latents(
+    config: ConfigFile,
+    pixels: Annotated[int, typer.Option(help="Side of the square images, in pixels.")],
+    dataset: Dataset,
+    base: Base,
+    output: Output,
+) -> None:
+    """Encode images and captions once; what is encoded already is kept."""
+    from zerotrain.config import read_config
+    from zerotrain.stages.cache_latents import cache_latents
+
+    cache_latents(read_config(config), pixels, dataset, base, output)
+
+
+def render_launch(
+    config: ConfigFile,
+    phase: PhaseName,
+    dataset: Dataset,
+    preset: Annotated[Path, typer.Option(metavar="FILE", help="The launch preset.")],
+    output: Output,
+    start: Annotated[
+        Path | None,
+        typer.Option(parser=folder_of, metavar="FOLDER", help="State that the run begins with."),
+    ] = None,
+) -> None:
+    """Write a phase's accelerate.yaml, deepspeed.json and run.yaml."""
+    from zerotrain.config import read_config
+    from zerotrain.stages.render_launch import render_launch
+
+    render_launch(read_config(config), phase, dataset, preset, start, output)
+
+
+def train_phase(
+    launch: Launch,
+    base: Base,
+    cache: Cache,
+    progress: Annotated[Path, typer.Option(metavar="FOLDER", help="Rolling checkpoints.")],
+    output: Output,
+    start: Annotated[
+        Path | None,
+        typer.Option(parser=folder_of, metavar="FOLDER", help="State of the phase before."),
+    ] = None,
+) -> None:
+    """Train a phase, or go on with it. Exit code 85: stopped on request, unfinished."""
+    from zerotrain.stages.train_phase import train_phase
+
+    raise typer.Exit(train_phase(launch, base, cache, start, progress, output))
+
+
+def export_weights(
+    config: ConfigFile,
+    checkpoint: Annotated[Path, folder_option("Checkpoint folder.")],
+    base: Base,
+    weights: Weights,
+    state: State,
+) -> None:
+    """Turn a phase's checkpoint into weights for use and a state for the next phase."""
+    from zerotrain.config import read_config
+    from zerotrain.stages.export_weights import export_weights
+
+    export_weights(read_config(config), checkpoint, base, weights, state)
+
+
+def import_checkpoint(
+    config: ConfigFile,
+    checkpoint: Annotated[
+        Path, typer.Option(metavar="PATH", help="Checkpoint of another program, or a state.")
+    ],
+    base: Base,
+    state: State,
+    trust_pickle: Annotated[
+        bool, typer.Option(help="Let pickles of the checkpoint run code: only where you trust it.")
+    ] = False,
+) -> None:
+    """Turn another program's checkpoint into the state that a run begins with."""
+    from zerotrain.config import read_config
+    from zerotrain.stages.import_checkpoint import import_checkpoint
+
+    import_checkpoint(read_config(config), checkpoint, base, state, trust_pickle=trust_pickle)
+
+
+def evaluate(
+    config: ConfigFile,
+    phase: PhaseName,
+    dataset: Dataset,
+    cache: Cache,
+    weights: Weights,
+    state: State,
+    output: Output,
+    metrics: Annotated[Path, typer.Option(metavar="FILE", help="metrics.json to write.")],
+) -> None:
+    """Sample a grid, measure held-out loss and accuracy, draw the loss curve."""
+    from zerotrain.config import read_config
+    from zerotrain.stages.evaluate import evaluate
+
+    evaluate(read_config(config), phase, dataset, cache, weights, state, output, metrics)
+
+
+def report(
+    config: ConfigFile,
+    output: Output,
+    phases: Annotated[
+        list[Path], typer.Argument(metavar="PHASE_FOLDER...", help="As results/RUN/PHASE.")
+    ],
+) -> None:
+    """Put grids, curves and metrics of the phases on one page."""
+    from zerotrain.config import read_config
+    from zerotrain.stages.report import report
+
+    report(read_config(config), phases, output)

@@ -1,0 +1,121 @@
+"""What an export checks: each tensor as it is read, and the files once they are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+
+from zerotrain.errors import PipelineError
+from zerotrain.position import MASTER
+from zerotrain.state_source import Source
+from zerotrain.tensor_file import open_tensors, same_bits
+
+if TYPE_CHECKING:
+    from zerotrain.export import WeightsTarget
+
+NEVER_NEGATIVE = "exp_avg_sq"
+DAMAGED = "the checkpoint is damaged; take an older one, or train on from it"
+DISK = "look at the disk and its room; nothing was published"
+TOO_LARGE = "choose export.dtype fp32 or bf16: the weights exceed the range of fp16"
+
+
+class CheckedSource:
+    """A source whose tensors have elements and are finite, as each is found when it is read."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.position, self.shapes = source.position, source.shapes
+        self.names, self.slots = source.names, source.slots
+        for name, shape in source.shapes.items():
+            if torch.Size(shape).numel() == 0:
+                raise PipelineError(f"{name}: empty tensor of shape {list(shape)}", hint=DAMAGED)
+
+    def tensor(self, name: str, slot: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The tensor in float32; refused where a value of it would not be finite in `dtype`."""
+        tensor = self._source.tensor(name, slot)
+        called = name if slot == MASTER else f"{name} ({slot})"
+        ends = torch.stack(tensor.aminmax())  # a NaN anywhere is both
+        # Rounding keeps the order, so that all are finite where the ends are.
+        if not bool(ends.to(dtype).isfinite().all()):
+            count = int((~tensor.to(dtype).isfinite()).sum())
+            fits = bool(ends.isfinite().all())
+            raise PipelineError(
+                f"{called}: {count} values are not finite in {dtype}",
+                hint=TOO_LARGE if fits else DAMAGED,
+            )
+        if slot == NEVER_NEGATIVE and ends[0] < 0:
+            raise PipelineError(
+                f"{called}: {int((tensor < 0).sum())} values are negative, a mean of squares",
+                hint=DAMAGED,
+            )
+        return tensor
+
+
+def check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
+    """Compare the written files with the master weights, and with what the library loads."""
+    files = (folder / weights.family.denoiser_part).glob("*.safetensors")
+    with _loading_again(weights):
+        written = open_tensors(files)
+        loaded = weights.family.load_denoiser(folder, weights.torch_dtype).state_dict()
+
+        def good(name: str) -> bool:
+            if name not in loaded or name not in written:
+                return False
+            stored = written[name].get_tensor(name)
+            trained = name in source.shapes
+            return same_bits(stored, loaded[name]) and (
+                not trained or same_bits(stored, source.tensor(name, MASTER))
+            )
+
+        bad = next((n for n in sorted(written.keys() | loaded.keys()) if not good(n)), None)
+    if bad:
+        raise _otherwise(weights, bad)
+
+
+def check_adapter(source: Source, weights: WeightsTarget, folder: Path) -> None:
+    """The same for an adapter, whose names the file and the library each change a little."""
+    from zerotrain.families.lora import ADAPTER
+
+    part = weights.family.denoiser_part
+    expected = {_adapted(name): name for name in source.shapes}
+    with _loading_again(weights):
+        written = open_tensors([folder / ADAPTER])
+        model = weights.family.load_trained(folder).state_dict()
+        # The library has it in float32; the file's own type tells whether it rounds to the file.
+        loaded = {_adapted(name): tensor for name, tensor in model.items() if ".lora_" in name}
+
+        def good(name: str) -> bool:
+            in_file = f"{part}.{name}"
+            if name not in expected or name not in loaded or in_file not in written:
+                return False
+            stored = written[in_file].get_tensor(in_file)
+            master = source.tensor(expected[name], MASTER)
+            return same_bits(stored, loaded[name]) and same_bits(stored, master)
+
+        bad = next((n for n in sorted(expected.keys() | loaded.keys()) if not good(n)), None)
+    if bad:
+        raise _otherwise(weights, bad)
+
+
+@contextmanager
+def _loading_again(weights: WeightsTarget) -> Iterator[None]:
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
+        raise PipelineError(f"{weights.folder}: does not load again: {error}", hint=DISK) from error
+
+
+def _adapted(name: str) -> str:
+    """A factor's name without the adapter's own, "default" or "default_0"."""
+    return re.sub(r"(\.lora_\w+)\.[^.]+\.", r"\1.", name)
+
+
+def _otherwise(weights: WeightsTarget, name: str) -> PipelineError:
+    what = f"{weights.folder}: {name} reads back otherwise than it was written"
+    return PipelineError(what, hint=DISK)
