@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from zerotrain import compiled_ops
+
+ROOT = Path(__file__).parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +35,7 @@ def server() -> multiprocessing.context.ForkServerContext:
     """
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
     # Forks import test modules by their names, which `pytest`, unlike `python -m pytest`, hides.
-    sys.path.append(str(Path(__file__).parents[1]))
+    sys.path.append(str(ROOT))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preload"])
     return context
@@ -48,3 +51,42 @@ def generated(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
         assert path.read_text() == text, f"{path} is out of date: make test ARGS=--fix"
 
     return hold
+
+
+@pytest.fixture
+def private_project(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a copy of the project, without results, in a folder of this name."""
+
+    def copy(name: str) -> Path:
+        folder = tmp_path / name
+        for part in ("Snakefile", "rules", "config", "profiles", "envs", "workflow"):
+            source = ROOT / part
+            if source.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+                shutil.copytree(source, folder / part, ignore=ignored)
+            else:
+                folder.mkdir(exist_ok=True, parents=True)
+                shutil.copy(source, folder / part)
+        return folder
+
+    return copy
+
+
+@pytest.fixture
+def fresh_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The ops folder of an environment in which nothing is built or remembered."""
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    return compiled_ops.ops_folder()
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script of ours, empty at first, that runs in Python's place with Python's arguments; the
+    file `calls` beside it has those of each call on a line."""
+    script = tmp_path / "script.sh"
+    script.write_text("")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n. {script}\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    return script

@@ -17,41 +17,23 @@ from zerotrain.errors import PipelineError
 OPS = list(compiled_ops.OPS)
 
 
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The ops folder of an environment in which nothing is built."""
-    monkeypatch.setattr(compiled_ops.sys, "prefix", str(tmp_path / "venv"))
-    return compiled_ops.ops_folder()
+def built(stand_in: Path) -> list[str]:
+    """The ops that were to be built, in the order of the calls: -m MODULE --load OP."""
+    noted = stand_in.with_name("calls")
+    return [line.split()[3] for line in noted.read_text().splitlines()] if noted.exists() else []
 
 
-@pytest.fixture
-def builder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for Python, which would compile: it notes its call and runs a script of ours."""
-    script = tmp_path / "script.sh"
-    script.write_text("")
-    stand_in = tmp_path / "python"
-    stand_in.write_text(f'#!/bin/sh\nop="$4"\necho "$op" >> {tmp_path}/calls\n. {script}\n')
-    stand_in.chmod(0o755)
-    monkeypatch.setattr(compiled_ops.sys, "executable", str(stand_in))
-    return script
-
-
-def calls(builder: Path) -> list[str]:
-    noted = builder.with_name("calls")
-    return noted.read_text().split() if noted.exists() else []
-
-
-def test_folder_lies_in_the_environment_and_names_what_decides_it(fresh: Path) -> None:
+def test_folder_lies_in_the_environment_and_names_what_decides_it(fresh_ops: Path) -> None:
     """Two environments, two versions or two processors never share compiled code."""
-    assert fresh.parts[-3:-1] == ("venv", "zerotrain-ops")
-    assert "torch-2.13.0" in fresh.name
-    assert "deepspeed-0.19.8" in fresh.name
+    assert fresh_ops.parts[-3:-1] == ("venv", "zerotrain-ops")
+    assert "torch-2.13.0" in fresh_ops.name
+    assert "deepspeed-0.19.8" in fresh_ops.name
 
 
-def test_environment_points_torch_at_the_folder_and_at_ninja(fresh: Path) -> None:
+def test_environment_points_torch_at_the_folder_and_at_ninja(fresh_ops: Path) -> None:
     """What a training process needs in order to compile nothing."""
     found = compiled_ops.environment()
-    assert found["TORCH_EXTENSIONS_DIR"] == str(fresh)
+    assert found["TORCH_EXTENSIONS_DIR"] == str(fresh_ops)
     scripts = found["PATH"].split(os.pathsep)[0]
     assert (Path(scripts) / "ninja").exists()
 
@@ -62,16 +44,16 @@ def test_import_is_cheap() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_each_op_is_built_once(fresh: Path, builder: Path) -> None:
+def test_each_op_is_built_once(fresh_ops: Path, stand_in: Path) -> None:
     """A second call starts no process."""
     compiled_ops.build()
-    assert sorted(calls(builder)) == sorted(OPS)
+    assert sorted(built(stand_in)) == sorted(OPS)
     compiled_ops.build()
-    assert len(calls(builder)) == len(OPS)
+    assert len(built(stand_in)) == len(OPS)
 
 
 def test_later_processes_use_the_compiler_that_built(
-    fresh: Path, builder: Path, monkeypatch: pytest.MonkeyPatch
+    fresh_ops: Path, stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another compiler in the environment would make torch compile everything again."""
     monkeypatch.setenv("CXX", "g++")
@@ -80,27 +62,27 @@ def test_later_processes_use_the_compiler_that_built(
     assert compiled_ops.environment()["CXX"] == "g++"
 
 
-def test_failed_build_says_the_compilers_first_error(fresh: Path, builder: Path) -> None:
+def test_failed_build_says_the_compilers_first_error(fresh_ops: Path, stand_in: Path) -> None:
     """The cause in one sentence, the whole output in a log."""
-    builder.write_text(
+    stand_in.write_text(
         "echo warming up; echo 'a.cpp:1: fatal error: no Python.h'; echo Trace; exit 1"
     )
     with pytest.raises(PipelineError) as caught:
         compiled_ops.build()
     assert "did not build: a.cpp:1: fatal error: no Python.h" in caught.value.what
-    assert str(fresh / OPS[0]) + ".log" in caught.value.hint
-    assert not (fresh / compiled_ops.BUILT).exists()
+    assert str(fresh_ops / OPS[0]) + ".log" in caught.value.hint
+    assert not (fresh_ops / compiled_ops.BUILT).exists()
 
 
-def test_a_build_that_hangs_is_ended_with_its_children(fresh: Path, builder: Path) -> None:
+def test_a_build_that_hangs_is_ended_with_its_children(fresh_ops: Path, stand_in: Path) -> None:
     """A time-out leaves no compiler behind, and the next call builds."""
-    pid_file = builder.with_name("pid")
-    builder.write_text(f"sleep 60 & echo $! > {pid_file}; wait")
+    pid_file = stand_in.with_name("pid")
+    stand_in.write_text(f"sleep 60 & echo $! > {pid_file}; wait")
     with pytest.raises(PipelineError, match="was not built in time"):
         compiled_ops.build(timeout_s=1)
     pid = int(pid_file.read_text())
     assert _ends(pid)
-    builder.write_text("")
+    stand_in.write_text("")
     compiled_ops.build()
 
 
@@ -113,36 +95,36 @@ def _ends(pid: int) -> bool:
     return False
 
 
-def test_lock_of_a_killed_build_is_removed(fresh: Path, builder: Path) -> None:
+def test_lock_of_a_killed_build_is_removed(fresh_ops: Path, stand_in: Path) -> None:
     """torch would wait on such a lock without an end and without a word."""
-    lock = fresh / OPS[0] / "lock"
+    lock = fresh_ops / OPS[0] / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
     compiled_ops.build()
     assert not lock.exists()
 
 
-def test_lock_of_a_living_build_is_kept(fresh: Path, builder: Path) -> None:
+def test_lock_of_a_living_build_is_kept(fresh_ops: Path, stand_in: Path) -> None:
     """A process that compiles right now has the lock open."""
-    lock = fresh / OPS[0] / "lock"
+    lock = fresh_ops / OPS[0] / "lock"
     lock.parent.mkdir(parents=True)
     with lock.open("w"):
         compiled_ops.build()
         assert lock.exists()
 
 
-def test_second_builder_waits_and_says_for_whom(fresh: Path, builder: Path) -> None:
+def test_second_builder_waits_and_says_for_whom(fresh_ops: Path, stand_in: Path) -> None:
     """One process builds; the other does not start a second compilation beside it."""
-    fresh.mkdir(parents=True)
-    with (fresh / ".build-lock").open("w") as held:
+    fresh_ops.mkdir(parents=True)
+    with (fresh_ops / ".build-lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(PipelineError, match="another process has been building"):
             compiled_ops.build(timeout_s=0.3)
-    assert calls(builder) == []
+    assert built(stand_in) == []
 
 
 def test_missing_compiler_is_said(
-    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh_ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is started."""
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -164,10 +146,10 @@ def test_environment_that_cannot_be_written_is_said(
 
 
 @pytest.mark.slow
-def test_real_ops_build_and_load_without_compiling_again(fresh: Path) -> None:
+def test_real_ops_build_and_load_without_compiling_again(fresh_ops: Path) -> None:
     """The very ops, in a fresh folder: built once, then loaded with no compiler in reach."""
     compiled_ops.build()
-    objects = {path: path.stat().st_mtime_ns for path in fresh.rglob("*.so")}
+    objects = {path: path.stat().st_mtime_ns for path in fresh_ops.rglob("*.so")}
     assert len(objects) == len(OPS)
     for op in OPS:
         command = [sys.executable, "-m", "zerotrain.compiled_ops", "--load", op]
@@ -179,4 +161,4 @@ def test_real_ops_build_and_load_without_compiling_again(fresh: Path) -> None:
             check=True,
         )
         assert "no work to do" in done.stdout
-    assert objects == {path: path.stat().st_mtime_ns for path in fresh.rglob("*.so")}
+    assert objects == {path: path.stat().st_mtime_ns for path in fresh_ops.rglob("*.so")}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,20 +13,6 @@ import pytest
 from zerotrain import artifact
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parent.parent
-
-
-def project(folder: Path) -> Path:
-    """A copy of the project without results."""
-    for name in ("Snakefile", "rules", "config", "profiles", "envs", "workflow"):
-        source = ROOT / name
-        if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(source, folder / name, ignore=ignored)
-        else:
-            folder.mkdir(exist_ok=True, parents=True)
-            shutil.copy(source, folder / name)
-    return folder
 
 
 def snakemake(folder: Path) -> str:
@@ -45,10 +30,10 @@ def snakemake(folder: Path) -> str:
     return done.stdout
 
 
-def test_example_learns_to_write_digits(tmp_path):
+def test_example_learns_to_write_digits(private_project):
     """After the last phase the judge reads at least 95 of 100 generated digits as what was asked
     for, and loses none of its own; a second call has nothing to do; diffusers loads the weights."""
-    folder = project(tmp_path / "project")
+    folder = private_project("project")
     snakemake(folder)
     metrics = json.loads((folder / "results/digits/offload/metrics.json").read_text())
     assert metrics["prompt_accuracy"] >= 0.95
@@ -64,11 +49,11 @@ def test_example_learns_to_write_digits(tmp_path):
     assert image.images[0].size == (32, 32)
 
 
-def test_example_twice_gives_the_same_weights(tmp_path):
+def test_example_twice_gives_the_same_weights(private_project):
     """Two runs from one seed on one machine export the same bytes, through both engines."""
     hashes = []
     for name in ("first", "second"):
-        folder = project(tmp_path / name)
+        folder = private_project(name)
         config = folder / "config/config.yaml"
         text = (
             config.read_text().replace("until: 300", "until: 6").replace("until: 700", "until: 12")

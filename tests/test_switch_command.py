@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -51,6 +52,8 @@ for _ in range(600):
     if (progress / "stop").exists() and "deaf" not in sys.argv:
         break
     time.sleep(0.05)
+else:
+    sys.exit("nobody has asked it to stop")
 lock.release()
 """
 
@@ -95,11 +98,16 @@ def finish(phase: str, step: int) -> None:
 
 def refusal(run: str = "flowers", to: str = "zero2", **options: object) -> str:
     """The sentence with which a switch is refused; the configuration stays as it was."""
-    files = {path: path.read_bytes() for path in Path("config").glob("*.yaml")}
+    files = contents()
     with pytest.raises(PipelineError) as caught:
         switch.switch(run, to, **options)  # type: ignore[arg-type]
-    assert {path: path.read_bytes() for path in Path("config").glob("*.yaml")} == files
+    assert contents() == files
     return str(caught.value)
+
+
+def contents() -> dict[Path, bytes]:
+    """What lies in the folder of configurations, drafts too."""
+    return {path: path.read_bytes() for path in Path("config").rglob("*") if path.is_file()}
 
 
 def test_a_run_is_found_by_its_name_or_its_file() -> None:
@@ -470,16 +478,8 @@ def test_progress_of_other_making_is_refused() -> None:
     switch_checks.refuse_other_making(config, config.phases[0])
 
 
-def real_project(folder: Path) -> tuple[Path, dict[str, str]]:
-    """A private copy of the project, its example cut to a few steps; and its environment."""
-    for name in ("Snakefile", "rules", "config", "profiles", "envs", "workflow"):
-        source = ROOT / name
-        if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(source, folder / name, ignore=ignored)
-        else:
-            folder.mkdir(exist_ok=True, parents=True)
-            shutil.copy(source, folder / name)
+def shorten(folder: Path) -> None:
+    """Cut the example of a copy of the project to steps that are short and saved often."""
     path = folder / "config/config.yaml"
     raw = YAML().load(path)
     raw["phases"] = [{"name": "plain", "until": 400, "launch": "torch"}]
@@ -487,14 +487,17 @@ def real_project(folder: Path) -> tuple[Path, dict[str, str]]:
     raw["launch"]["num_cpu_threads_per_process"] = 1
     raw["evaluate"].update(images_per_prompt=1, num_inference_steps=1)
     YAML().dump(raw, path)
-    return folder, {**os.environ, "PYTHONPATH": str(folder / "workflow")}
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_under_deepspeed(tmp_path: Path) -> None:
+def test_a_killed_training_goes_on_under_deepspeed(
+    private_project: Callable[[str], Path],
+) -> None:
     """kill -9 in the middle, one command, and the same training under ZeRO-2 with offload: the log
     has every step once, and the weights are those of the last."""
-    folder, environment = real_project(tmp_path / "project")
+    folder = private_project("project")
+    shorten(folder)
+    environment = {**os.environ, "PYTHONPATH": str(folder / "workflow")}
     command = [sys.executable, "-m", "snakemake", "--cores", "all"]
 
     def call(*words: str) -> str:

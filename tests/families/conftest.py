@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from diffusers import StableDiffusionXLPipeline
 from PIL import Image
 
 from zerotrain.families import sdxl_nano
@@ -22,6 +24,20 @@ def pictures(side: int, count: int = 8) -> list[Image.Image]:
         pixels[: side // 2], pixels[side // 2 :] = draw.integers(0, 256, (2, 3), dtype=np.uint8)
         made.append(Image.fromarray(pixels))
     return made
+
+
+def drawn(pipeline: StableDiffusionXLPipeline) -> bytes:
+    """Pixels of the 16 px image that a user's own call draws: a red house, seed 7, guidance 3."""
+    image = pipeline(
+        "a red house",
+        height=16,
+        width=16,
+        num_inference_steps=2,
+        guidance_scale=3.0,
+        generator=torch.Generator().manual_seed(7),
+    ).images[0]
+    pixels: bytes = image.tobytes()
+    return pixels
 
 
 @pytest.fixture(scope="session")

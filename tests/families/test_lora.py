@@ -11,6 +11,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionXLPipeline
 from safetensors import safe_open
+from tests.families.conftest import drawn
 
 from zerotrain.config import EvaluateConfig
 from zerotrain.errors import PipelineError
@@ -207,15 +208,7 @@ def test_a_weights_folder_is_sampled_and_measured_with_its_adapter(nano, tmp_pat
     ]
     pipeline = StableDiffusionXLPipeline.from_pretrained(folder, add_watermarker=False)
     pipeline.load_lora_weights(folder)
-    expected = pipeline(
-        "a red house",
-        height=16,
-        width=16,
-        num_inference_steps=2,
-        guidance_scale=3.0,
-        generator=torch.Generator().manual_seed(7),
-    ).images[0]
-    assert images[0].tobytes() == expected.tobytes() != images[1].tobytes()
+    assert images[0].tobytes() == drawn(pipeline) != images[1].tobytes()
 
 
 def test_a_folder_without_an_adapter_is_loaded_as_it_is(nano):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
+from tests.training.kill_point import KillPoint
 
 from zerotrain import artifact
 from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
@@ -28,7 +29,14 @@ SAMPLES = 24
 PRESETS = Path("config/launch")
 
 
-def _rank(number: int, world_size: int, arguments: list[str], port: int, output: Path) -> None:
+def _rank(
+    number: int,
+    world_size: int,
+    arguments: list[str],
+    port: int,
+    output: Path,
+    kill: KillPoint | None,
+) -> None:
     # The fork server was started under another test's captured output.
     stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(stream, 1)
@@ -36,6 +44,8 @@ def _rank(number: int, world_size: int, arguments: list[str], port: int, output:
     faulthandler.dump_traceback_later(100, exit=True)
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if kill:
+        kill.arm()
     rank.main(arguments)
 
 
@@ -73,12 +83,19 @@ class Training:
             write_launch_files(phase, chosen, draft.folder, launch)
         return phase
 
-    def start(self, name: str, *, state: Path | None = None) -> ForkServerProcess:
+    def start(
+        self, name: str, *, state: Path | None = None, kill: KillPoint | None = None
+    ) -> ForkServerProcess:
         """Start a phase of one process without waiting for its end."""
-        return self.start_ranks(name, 1, state=state)[0]
+        return self.start_ranks(name, 1, state=state, kill=kill)[0]
 
     def start_ranks(
-        self, name: str, processes: int, *, state: Path | None = None
+        self,
+        name: str,
+        processes: int,
+        *,
+        state: Path | None = None,
+        kill: KillPoint | None = None,
     ) -> list[ForkServerProcess]:
         """Start the processes that train a phase."""
         progress = self.progress(name)
@@ -99,7 +116,9 @@ class Training:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         started = [
-            self._server.Process(target=_rank, args=(number, processes, words, port, self.output))
+            self._server.Process(
+                target=_rank, args=(number, processes, words, port, self.output, kill)
+            )
             for number in range(processes)
         ]
         for process in started:
@@ -155,21 +174,26 @@ def _for_tiny_models(preset: Preset) -> Preset:
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base model and a cache, small enough to train a step in some ten milliseconds."""
     folder = tmp_path_factory.mktemp("inputs")
+    write_base(folder / "base", (9, 15))
+    _write_cache(folder / "cache")
+    return folder
+
+
+def write_base(folder: Path, channels: tuple[int, int]) -> None:
+    """Publish a base model: a U-Net of two blocks of so many channels, and a scheduler."""
     torch.manual_seed(0)
     unet = UNet2DConditionModel(
-        sample_size=8, in_channels=4, out_channels=4, block_out_channels=(9, 15),
+        sample_size=8, in_channels=4, out_channels=4, block_out_channels=channels,
         layers_per_block=1, norm_num_groups=3, cross_attention_dim=16, attention_head_dim=3,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         addition_embed_type="text_time", addition_time_embed_dim=4,
         projection_class_embeddings_input_dim=6 * 4 + 6,
     )  # fmt: skip
-    with artifact.publish(folder / "base", "base") as draft:
+    with artifact.publish(folder, "base") as draft:
         unet.save_pretrained(draft.folder / "unet")
         DDPMScheduler(prediction_type="v_prediction").save_pretrained(draft.folder / "scheduler")
         draft.content = {"parts": {"unet": "made by hand"}}
-    _write_cache(folder / "cache")
-    return folder
 
 
 def _write_cache(folder: Path) -> None:

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerotrain import artifact
 from zerotrain.checkpoint import Checkpoint
-from zerotrain.state import write_state
+from zerotrain.export import export
 
 PRESETS = ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
 SWITCH, STEPS = 10, 20
@@ -112,9 +111,7 @@ def covering() -> list[Switch]:
     following = list(zip(PRESETS, [*PRESETS[1:], PRESETS[0]], strict=True))
     found = [Switch(Setup(p, precision="bf16"), Setup(p, precision="bf16")) for p in PRESETS]
     for one, two in ((2, 2), (1, 2), (2, 1)):
-        found += [
-            Switch(Setup(a, one), Setup(b, two)) for a, b in following if (one, two) != (1, 1)
-        ]
+        found += [Switch(Setup(a, one), Setup(b, two)) for a, b in following]
     for precision in ("bf16", "fp16"):
         found += [
             Switch(Setup(a, precision=precision), Setup(b, precision=precision))
@@ -136,15 +133,9 @@ def sampled() -> list[Switch]:
     return random.Random(20).sample(covering(), SAMPLED)
 
 
-def export(checkpoint: Path, state: Path) -> Path:
+def export_state(checkpoint: Path, state: Path) -> Path:
     """The state half of export_weights."""
-    found = Checkpoint(checkpoint)
-    with artifact.publish(state, "state") as draft:
-        write_state(draft.folder, found.position, found.shapes, found.slots, found.tensor)
-        records = draft.folder / "records"
-        records.mkdir()
-        for name in ("training_log.jsonl", "resources.json"):
-            (records / name).write_bytes(found.artifact.path(f"records/{name}").read_bytes())
+    export(Checkpoint(checkpoint), checkpoint, None, state)
     return state
 
 
@@ -175,18 +166,21 @@ class Matrix:
         self.whole(setup)
         state = self.training.folder / f"{setup}-state"
         if not state.exists():
-            export(self.training.progress(str(setup)) / f"step-{SWITCH:08d}", state)
+            export_state(self.training.progress(str(setup)) / f"step-{SWITCH:08d}", state)
         return state
 
     def deviation(self, switch: Switch) -> float:
         """How far the losses of a switched run are from those of its reference."""
-        first, second = self.whole(switch.first), switch.second
-        losses = self.training.run(
-            str(switch), second.preset, STEPS, state=self.state(switch.first), **second.changes()
-        )
-        assert losses[:SWITCH] == first[:SWITCH]
-        self.measured[switch] = deviation(losses, self.whole(switch.reference))
+        if switch not in self.measured:
+            self.measured[switch] = self.apart(switch, str(switch), self.state(switch.first))
         return self.measured[switch]
+
+    def apart(self, switch: Switch, name: str, state: Path) -> float:
+        """The same for a run of this name that goes on from this state."""
+        first, second = self.whole(switch.first), switch.second
+        losses = self.training.run(name, second.preset, STEPS, state=state, **second.changes())
+        assert losses[:SWITCH] == first[:SWITCH]
+        return deviation(losses, self.whole(switch.reference))
 
     def write(self, page: Path) -> None:
         """Put the tables of all that was measured into the page."""

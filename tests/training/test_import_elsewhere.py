@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tests.training import accelerate_loop
 from tests.training.matrix import deviation
@@ -21,6 +23,7 @@ from zerotrain.config import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.stages.import_checkpoint import import_checkpoint
 from zerotrain.state import State
+from zerotrain.training.preflight import check_start
 
 STEPS, SWITCH = 10, 5
 CONSTANT = {"lr_scheduler": "constant", "lr_warmup_steps": 0, "lr_scheduler_steps": STEPS}
@@ -98,8 +101,9 @@ def test_import_of_weights_alone_says_what_is_lost(training, tmp_path, capsys):
     """A step's safetensors file has weights alone: they come over to the bit under the model's own
     names, and the state says that there are no moments, which only `allow` lets pass."""
     unet = load_file(training.base / "unet" / "diffusion_pytorch_model.safetensors")
+    trained = {name: tensor + 1 for name, tensor in unet.items()}  # not what the base has
     file = tmp_path / "step-2000.safetensors"
-    save_file({f"pipe.dit.{name}": tensor for name, tensor in unet.items()}, file)
+    save_file({f"pipe.dit.{name}": tensor for name, tensor in trained.items()}, file)
     import_checkpoint(parse_config(RUN, "c"), file, training.base, tmp_path / "state")
     state = State(tmp_path / "state")
     assert state.slots == ["master"]
@@ -107,8 +111,13 @@ def test_import_of_weights_alone_says_what_is_lost(training, tmp_path, capsys):
     made_by = artifact.read(tmp_path / "state", "state").made_by["checkpoint"]
     named = artifact.digest([[file.name, file.stat().st_size]])
     assert made_by == {"path": str(file), "files": named}
-    assert all((state.tensor(name, "master") == tensor).all() for name, tensor in unet.items())
+    assert set(state.names) == set(trained)
+    assert all(torch.equal(state.tensor(name, "master"), trained[name]) for name in trained)
     assert "holds weights alone: no moments" in capsys.readouterr().err
+    phase = training.phase("on", "torch", STEPS)
+    with pytest.raises(PipelineError, match="the optimizer would begin anew"):
+        check_start(state.artifact, phase)
+    assert len(check_start(state.artifact, replace(phase, allow=["moments"]))) == 1
 
 
 def test_import_of_another_model_is_refused(training, tmp_path):

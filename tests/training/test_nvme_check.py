@@ -64,25 +64,7 @@ def swap(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An ops folder in which nothing is remembered."""
-    monkeypatch.setattr(compiled_ops.sys, "prefix", str(tmp_path / "venv"))
-    return compiled_ops.ops_folder()
-
-
-@pytest.fixture
-def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for Python, which runs a script of ours as the trial; $6 is its folder."""
-    script = tmp_path / "script.sh"
-    stand_in = tmp_path / "python"
-    stand_in.write_text(f"#!/bin/sh\n. {script}\n")
-    stand_in.chmod(0o755)
-    monkeypatch.setattr(nvme_check.sys, "executable", str(stand_in))
-    return script
-
-
-def test_equal_numbers_pass_once(tmp_path: Path, launch: Path, swap: Path, ops: Path) -> None:
+def test_equal_numbers_pass_once(tmp_path: Path, launch: Path, swap: Path, fresh_ops: Path) -> None:
     """One line says so; the second training of this machine and disk makes no trial."""
     trials: list[Path] = []
 
@@ -101,7 +83,7 @@ def test_equal_numbers_pass_once(tmp_path: Path, launch: Path, swap: Path, ops: 
 
 
 def test_other_numbers_are_refused_with_the_figures(
-    tmp_path: Path, launch: Path, swap: Path, ops: Path
+    tmp_path: Path, launch: Path, swap: Path, fresh_ops: Path
 ) -> None:
     """Both losses of each step that differs; a failure is never remembered."""
     wrong = {**EQUAL, "nvme": [1.0, 0.95, 0.8, 0.7, 0.65], "state_deviation": 0.02}
@@ -136,23 +118,23 @@ def test_what_the_trial_refuses_is_passed_on(tmp_path: Path) -> None:
 
 
 def test_a_crash_is_one_sentence(
-    tmp_path: Path, launch: Path, swap: Path, ops: Path, child: Path
+    tmp_path: Path, launch: Path, swap: Path, fresh_ops: Path, stand_in: Path
 ) -> None:
     """With the error's own line, the log kept, and the packages that may be missing."""
-    child.write_text("echo 'RuntimeError: libaio.so.1: cannot open'; echo bye; exit 3")
+    stand_in.write_text("echo 'RuntimeError: libaio.so.1: cannot open'; echo bye; exit 3")
     with pytest.raises(PipelineError, match=r"ended with code 3.*libaio\.so\.1") as caught:
         nvme_check.check(a_phase(tmp_path), launch, swap)
     assert "libaio-dev" in caught.value.hint
     assert "libaio-devel" in caught.value.hint
     assert "python -m zerotrain.compiled_ops --async-io" in caught.value.hint
-    assert "RuntimeError" in (ops / "nvme-check.log").read_text()
+    assert "RuntimeError" in (fresh_ops / "nvme-check.log").read_text()
 
 
 def test_a_trial_that_hangs_is_ended(
-    tmp_path: Path, launch: Path, swap: Path, ops: Path, child: Path
+    tmp_path: Path, launch: Path, swap: Path, fresh_ops: Path, stand_in: Path
 ) -> None:
     """With its children, after the time-out."""
-    child.write_text(f"sleep 60 & echo $! > {tmp_path}/pid; wait")
+    stand_in.write_text(f"sleep 60 & echo $! > {tmp_path}/pid; wait")
     start = time.monotonic()
     with pytest.raises(PipelineError, match="did not end within 1 s"):
         nvme_check.run_trial(a_phase(tmp_path), launch, swap, timeout_s=1)
@@ -165,16 +147,16 @@ def test_a_trial_that_hangs_is_ended(
     raise AssertionError("the trial's child still runs")
 
 
-def test_a_missing_op_names_the_package(ops: Path, child: Path) -> None:
+def test_a_missing_op_names_the_package(fresh_ops: Path, stand_in: Path) -> None:
     """Built on demand; without libaio the sentence says what to install and to run."""
-    child.write_text('[ "$4" != async_io ] || { echo "error: libaio is missing"; exit 1; }')
+    stand_in.write_text('[ "$4" != async_io ] || { echo "error: libaio is missing"; exit 1; }')
     with pytest.raises(PipelineError, match="async_io did not build: error: libaio") as caught:
         compiled_ops.build_swap_op()
     assert "libaio-dev" in caught.value.hint
     assert "libaio-devel" in caught.value.hint
-    child.write_text("")
+    stand_in.write_text("")
     compiled_ops.build_swap_op()
-    child.write_text("exit 1")
+    stand_in.write_text("exit 1")
     compiled_ops.build_swap_op()  # it is there: nothing is started
 
 

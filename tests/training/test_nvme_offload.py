@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from diffusers import DDPMScheduler, UNet2DConditionModel
+from tests.training.conftest import write_base
 
 from zerotrain import artifact, compiled_ops
 from zerotrain.launch.files import write_launch_files
@@ -30,19 +29,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     """A U-Net of the tiny one's inputs, but of several sub-groups that DeepSpeed swaps."""
-    torch.manual_seed(0)
-    unet = UNet2DConditionModel(
-        sample_size=8, in_channels=4, out_channels=4, block_out_channels=(33, 99),
-        layers_per_block=1, norm_num_groups=3, cross_attention_dim=16, attention_head_dim=3,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        addition_embed_type="text_time", addition_time_embed_dim=4,
-        projection_class_embeddings_input_dim=6 * 4 + 6,
-    )  # fmt: skip
-    with artifact.publish(tmp_path / "base", "base") as draft:
-        unet.save_pretrained(draft.folder / "unet")
-        DDPMScheduler(prediction_type="v_prediction").save_pretrained(draft.folder / "scheduler")
-        draft.content = {"parts": {"unet": "made by hand"}}
+    write_base(tmp_path / "base", (33, 99))
     return tmp_path / "base"
 
 
