@@ -34,14 +34,13 @@ class DirectWriter:
     A context manager: at a good end of its block the file is whole and on disk (fsync).
     """
 
-    def __init__(self, path: Path, size: int) -> None:
-        """`size`: bytes that will be appended in all, at least one."""
+    def __init__(self, path: Path) -> None:
         self.sha256 = ""
         """Of the file, once it is whole."""
         self._handle = _open(path)
-        self._size = size
-        room, private = min(BLOCK_BYTES, _rounded_up(size)), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._memory = [mmap.mmap(-1, room, flags=private) for _ in range(BLOCKS)]
+        # Aligned to pages, which come when they are first written to.
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = [mmap.mmap(-1, BLOCK_BYTES, flags=private) for _ in range(BLOCKS)]
         self._blocks = [torch.frombuffer(memory, dtype=torch.uint8) for memory in self._memory]
         self._under_way: list[list[Future[Any]]] = [[] for _ in self._blocks]
         self._hasher, self._disk = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
@@ -72,7 +71,7 @@ class DirectWriter:
                 self._hand_over()
                 for block in self._under_way:
                     _settle(block)
-                os.ftruncate(self._handle, self._size)
+                os.ftruncate(self._handle, self._written)
                 os.fsync(self._handle)
                 self.sha256 = self._digest.hexdigest()
         finally:

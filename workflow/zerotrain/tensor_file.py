@@ -1,4 +1,4 @@
-"""Safetensors files, written and compared tensor by tensor: memory is one chunk of one tensor.
+"""Safetensors files, written and compared tensor by tensor: memory is a few blocks.
 
 The format (https://huggingface.co/docs/safetensors): the header's length as eight bytes, little
 end first; the header, JSON padded with spaces to a multiple of eight bytes; then the tensors'
@@ -47,7 +47,7 @@ def write_tensor_file(path: Path, layout: Layout, read: Callable[[str], torch.Te
     """Write a safetensors file whose header is known, one tensor at a time.
 
     `read` is asked once for each name when its turn comes: in the layout's order, wide types first,
-    so that each tensor stays aligned. A tensor of another floating type is converted chunk by chunk
+    so that each tensor stays aligned. A tensor of another floating type is converted block by block
     on its way; one that does not lie row by row is copied whole.
 
     Args:
@@ -68,9 +68,9 @@ def write_tensor_file(path: Path, layout: Layout, read: Callable[[str], torch.Te
         dtype, shape = layout[name]
         start, end = end, end + torch.Size(shape).numel() * dtype.itemsize
         entries[name] = _entry(dtype, shape, start, end)
-    header = _header(entries)
-    with DirectWriter(path, len(header) + end) as file:
-        file.append(torch.frombuffer(bytearray(header), dtype=torch.uint8), torch.uint8)
+    header = bytearray(_header(entries))
+    with DirectWriter(path) as file:
+        file.append(torch.frombuffer(header, dtype=torch.uint8), torch.uint8)
         for name in names:
             dtype, shape = layout[name]
             tensor = read(name)
