@@ -61,6 +61,12 @@ def phase_preset(wildcards):
     return f"config/launch/{RUN.phase(wildcards.phase).launch.preset}.yaml"
 
 
+def launch_base(wildcards):
+    """The base model, whose sizes ZeRO's buckets follow; plain PyTorch has none."""
+    preset = RUN.phase(wildcards.phase).launch.preset
+    return [] if preset == "torch" else f"{RESULTS}/base/manifest.json"
+
+
 def phase_start(wildcards):
     """The state that the phase continues; none for the first of a run that begins from nothing."""
     before = RUN.phase_before(wildcards.phase)

@@ -9,6 +9,7 @@ rule render_launch:
     input:
         dataset=f"{DATA}/manifest.json",
         preset=phase_preset,
+        base=launch_base,
         start=run_start,
         code=code("render_launch"),
     output:
@@ -26,6 +27,7 @@ rule render_launch:
         lora=RUN.model_dump(mode="json")["lora"],
         frozen_parameters=RUN.frozen_parameters,
         phases=phases_so_far,
+        base=lambda wildcards, input: f"--base {input.base}" if input.base else "",
         start=lambda wildcards, input: f"--start {input.start}" if input.start else "",
     shell:
         """
@@ -34,5 +36,5 @@ rule render_launch:
             --phase {wildcards.phase:q} \
             --dataset {input.dataset:q} \
             --preset {input.preset:q} \
-            --output {output.manifest:q} {params.start}
+            --output {output.manifest:q} {params.base} {params.start}
         """

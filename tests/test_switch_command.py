@@ -24,7 +24,9 @@ from zerotrain.checkpoint import KIND, Fragment, write_position, write_rank
 from zerotrain.config import read_config
 from zerotrain.config.find import find_config
 from zerotrain.errors import PipelineError
-from zerotrain.launch.resolved import read_run_yaml
+from zerotrain.launch.preset import read_preset
+from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolved import read_run_yaml, write_run_yaml
 from zerotrain.position import TrainingPosition
 from zerotrain.stages.train_phase import fingerprint
 from zerotrain.training import stop
@@ -459,7 +461,8 @@ def test_progress_of_other_making_is_refused() -> None:
             draft.content = {"parts": {}}
         parents[name] = artifact.read(folder, name)
     with artifact.publish(results / "plain/launch", "launch") as draft:
-        shutil.copy(ROOT / "tests/golden/launch/plain/run.yaml", draft.folder)
+        preset = read_preset(ROOT / "config/launch/torch.yaml")
+        write_run_yaml(resolve_phase(config, "plain", preset, 906), draft.folder / "run.yaml")
     progress = save("plain", 100)
     present = fingerprint(read_run_yaml(results / "plain/launch/run.yaml"), parents)
     path = progress / "fingerprint.json"

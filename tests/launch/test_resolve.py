@@ -14,9 +14,15 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import phase_spans, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml, warmup_share, write_run_yaml
+from zerotrain.model_sizes import ModelSizes
 
-TORCH = Preset("torch", "torch", {})
-OFFLOAD = Preset("zero2_offload", "deepspeed", {"stage": 2, "offload_optimizer": {"device": "cpu"}})
+TORCH = Preset("torch", "torch")
+OFFLOAD = Preset("zero2_offload", "deepspeed", 2, "cpu")
+ZERO3 = Preset("zero3", "deepspeed", 3)
+SIZES = ModelSizes(
+    everything=100_000_000, trained=90_000_000, largest=30_000_001, largest_name="up.weight",
+    largest_trained=25_000_001, largest_vector=1280,
+)  # fmt: skip
 EPOCH = 100
 
 
@@ -40,10 +46,11 @@ def resolve(
     *phases: dict[str, Any], name: str = "a", preset: Preset = TORCH, **sections: Any
 ) -> ResolvedPhase:
     """One of these phases, resolved."""
-    return resolve_phase(parse_config(raw(*phases, **sections), "c"), name, preset, EPOCH)
+    return resolve_phase(parse_config(raw(*phases, **sections), "c"), name, preset, EPOCH, SIZES)
 
 
 def refusal(*phases: dict[str, Any], **sections: Any) -> str:
+    """The message that these phases get."""
     with pytest.raises(PipelineError) as caught:
         resolve(*phases, **sections)
     return str(caught.value)
@@ -162,7 +169,8 @@ def test_sources_say_user_default_or_derived() -> None:
         train={"global_batch_size": 8, "gradient_accumulation_steps": 4},
         preset=OFFLOAD,
     )
-    found = {name: phase.sources[name][0] for name in vars(phase) if name != "sources"}
+    names = vars(phase).keys() - {"sources", "accelerate", "deepspeed"}
+    found = {name: phase.sources[name][0] for name in names}
     assert set(found.values()) == {"user", "default", "derived"}
     assert {name for name, source in found.items() if source == "user"} == {
         "run", "phase", "preset", "until_step", "global_batch_size", "gradient_accumulation_steps",
@@ -237,8 +245,12 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
     names = {item.name for item in fields(ResolvedPhase)}
     assert names - set(found.numbers()) == {
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
-        "log_every", "offload_path", "allow", "sources",
+        "log_every", "offload_path", "allow", "sources", "main_process_port", "accelerate",
+        "deepspeed", "partition_activations", "cpu_checkpointing",
+        "contiguous_memory_optimization", "fp16",
     }  # fmt: skip
+    fp16 = resolve({"name": "a", "until": 100}, launch={"mixed_precision": "fp16"})
+    assert "fp16" in fp16.numbers()
 
 
 def test_run_yaml_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -252,5 +264,6 @@ def test_run_yaml_comes_back_as_it_was_written(tmp_path: Path) -> None:
     found = read_run_yaml(tmp_path / "run.yaml")
     assert found == phase
     assert {n: phase.sources[n] for n in found.sources} == found.sources
+    assert phase.sources.keys() == found.sources.keys()
     assert found.numbers() == phase.numbers()
     assert {type(v) for v in vars(found).values()} == {type(v) for v in vars(phase).values()}

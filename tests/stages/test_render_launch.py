@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from zerotrain import artifact
 from zerotrain.config import parse_config
@@ -30,6 +32,17 @@ def publish_dataset(folder: Path, *, train: int, holdout: int = 0, repeats: int 
     return folder
 
 
+def publish_base(folder: Path) -> Path:
+    """A base model of one layer, and a VAE that is not trained."""
+    if not folder.exists():
+        with artifact.publish(folder, "base") as draft:
+            for part, width in (("unet", 3001), ("vae", 9999)):
+                (draft.folder / part).mkdir()
+                layer = {"a.weight": torch.zeros(width, 50), "a.bias": torch.zeros(50)}
+                save_file(layer, draft.folder / part / "diffusion_pytorch_model.safetensors")
+    return folder
+
+
 def render(folder: Path, dataset: Path, name: str, preset: str, **changes: Any) -> Path:
     """Render a phase; the folder of its launch files."""
     raw = {
@@ -44,7 +57,9 @@ def render(folder: Path, dataset: Path, name: str, preset: str, **changes: Any) 
         **changes,
     }
     output = folder / name / "launch"
-    render_launch(parse_config(raw, "c"), name, dataset, PRESETS / f"{preset}.yaml", None, output)
+    chosen = PRESETS / f"{preset}.yaml"
+    base = None if preset == "torch" else publish_base(folder / "base")
+    render_launch(parse_config(raw, "c"), name, dataset, chosen, base, None, output)
     return output
 
 
@@ -57,6 +72,18 @@ def test_files_are_published_and_name_their_place(tmp_path: Path) -> None:
     assert sorted(offload.files) == ["accelerate.yaml", "deepspeed.json", "run.yaml"]
     named = yaml.safe_load(offload.path("accelerate.yaml").read_text())["deepspeed_config"]
     assert Path(named["deepspeed_config_file"]) == offload.path("deepspeed.json")
+
+
+def test_buckets_are_those_of_the_base_model(tmp_path: Path) -> None:
+    """Of the part that is trained; a ZeRO preset without a model is refused."""
+    dataset = publish_dataset(tmp_path / "data", train=10)
+    phase = read_run_yaml(render(tmp_path, dataset, "offload", "zero2_offload") / "run.yaml")
+    assert phase.deepspeed["zero_optimization"]["reduce_bucket_size"] == 3002 * 50
+    config = {"run": "a", "base": "nano", "data": {"source": "digits"}}
+    config["phases"] = [{"name": "a", "until": 1, "launch": "zero1"}]
+    preset = PRESETS / "zero1.yaml"
+    with pytest.raises(PipelineError, match="preset zero1 is fitted to the model, and none"):
+        render_launch(parse_config(config, "c"), "a", dataset, preset, None, None, tmp_path / "x")
 
 
 def test_epochs_are_those_of_the_dataset(tmp_path: Path) -> None:

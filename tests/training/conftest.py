@@ -20,9 +20,12 @@ from tests.training.kill_point import KillPoint
 from zerotrain import artifact
 from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
 from zerotrain.cache.writer import Stored, place, write_series
+from zerotrain.config import LaunchConfig
+from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
-from zerotrain.launch.preset import Preset, read_preset
+from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml, write_run_yaml
+from zerotrain.model_sizes import read_sizes
 from zerotrain.training import progress_folder, rank
 
 SAMPLES = 24
@@ -59,9 +62,11 @@ class Training:
         self.output = folder / "output.txt"
         """What the training processes said."""
 
-    def phase(self, name: str, preset: str, until: int, **changes: Any) -> ResolvedPhase:
-        """A phase with its launch files written."""
-        chosen = _for_tiny_models(read_preset(PRESETS / f"{preset}.yaml"))
+    def phase(
+        self, name: str, preset: str, until: int, *, zero: Any = None, **changes: Any
+    ) -> ResolvedPhase:
+        """A phase with its launch files written; `zero` are own values of zero_optimization."""
+        chosen = read_preset(PRESETS / f"{preset}.yaml")
         phase = ResolvedPhase(
             run="tiny", phase=name, family="sdxl", seed=7, preset=preset, engine=chosen.engine,
             zero_stage=chosen.zero_stage, offload_optimizer=chosen.offload_optimizer,
@@ -77,11 +82,18 @@ class Training:
         phase = replace(phase, **changes)
         parts = phase.gradient_accumulation_steps * phase.num_processes
         phase = replace(phase, micro_batch_size=phase.global_batch_size // parts)
+        phase = self._with_files(phase, zero)
         launch = self.folder / name / "launch"
         with artifact.publish(launch, "launch") as draft:
             write_run_yaml(phase, draft.folder / "run.yaml")
-            write_launch_files(phase, chosen, draft.folder, launch)
+            write_launch_files(phase, draft.folder, launch)
         return phase
+
+    def _with_files(self, phase: ResolvedPhase, zero: Any) -> ResolvedPhase:
+        sizes = read_sizes(artifact.read(self.base, "base"), phase.lora, phase.frozen_parameters)
+        own = zero or (TINY if phase.zero_stage == 3 else {})
+        launch = LaunchConfig(deepspeed={"zero_optimization": own} if own else {})
+        return with_files(phase, launch, sizes)
 
     def start(
         self, name: str, *, state: Path | None = None, kill: KillPoint | None = None
@@ -159,15 +171,11 @@ class Training:
         return {n: f["sha256"] for n, f in found.files.items() if n.endswith(".safetensors")}
 
 
-def _for_tiny_models(preset: Preset) -> Preset:
-    """Stage 3 leaves small parameters whole and in one group: no test would see it at work."""
-    if preset.zero_stage != 3:
-        return preset
-    sizes = {
-        "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0,
-        "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0, "sub_group_size": 3001,
-    }  # fmt: skip
-    return replace(preset, zero_optimization={**preset.zero_optimization, **sizes})
+TINY = {
+    "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0, "sub_group_size": 3001,
+}  # fmt: skip
+"""Stage 3 leaves small parameters whole and in one group: no test would see it at work."""
 
 
 @pytest.fixture(scope="session")

@@ -16,10 +16,12 @@ import pytest
 import torch
 
 from zerotrain import compiled_ops
+from zerotrain.config import LaunchConfig
 from zerotrain.errors import PipelineError
+from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
-from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolved import ResolvedPhase, write_run_yaml
+from zerotrain.model_sizes import model_sizes
 from zerotrain.training import nvme_check, zero_swap
 
 LOSSES = [1.0, 0.9, 0.8, 0.7, 0.6]
@@ -28,7 +30,7 @@ EQUAL = {"cpu": LOSSES, "nvme": LOSSES, "state_deviation": 0.0}
 
 def a_phase(disk: Path, precision: Any = "bf16") -> ResolvedPhase:
     """A phase of the shipped preset."""
-    return ResolvedPhase(
+    phase = ResolvedPhase(
         run="tiny", phase="swapped", family="sdxl", seed=7, preset="zero3_nvme",
         engine="deepspeed", zero_stage=3, offload_optimizer="nvme", offload_param="nvme",
         offload_path=str(disk), num_processes=1, num_cpu_threads_per_process=1,
@@ -39,6 +41,7 @@ def a_phase(disk: Path, precision: Any = "bf16") -> ResolvedPhase:
         adam_beta2=0.99, adam_epsilon=1e-8, adam_weight_decay=0.1, max_grad_norm=1.0,
         snr_gamma=None, caption_dropout_probability=0.0, save_every=8, keep=1, log_every=1,
     )  # fmt: skip
+    return with_files(phase, LaunchConfig(), model_sizes({"a.weight": [1000, 1000]}))
 
 
 @pytest.fixture
@@ -51,8 +54,7 @@ def write_launch(folder: Path, phase: ResolvedPhase) -> Path:
     launch = folder / "launch"
     launch.mkdir()
     write_run_yaml(phase, launch / "run.yaml")
-    preset = read_preset(Path("config/launch/zero3_nvme.yaml"))
-    write_launch_files(phase, preset, launch, launch)
+    write_launch_files(phase, launch, launch)
     return launch
 
 

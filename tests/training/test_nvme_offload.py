@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.training.conftest import write_base
 
-from zerotrain import artifact, compiled_ops
-from zerotrain.launch.files import write_launch_files
-from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolved import write_run_yaml
+from zerotrain import compiled_ops
 from zerotrain.stages.train_phase import train_phase
 
 SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
@@ -41,21 +37,17 @@ def test_resume_under_nvme_offload_has_the_bits_of_cpu_offload(
     """Losses, master weights and moments; and the disk is as it was."""
     disk = tmp_path / "disk"
     disk.mkdir()
+    training.base = base
 
     def train(name: str, preset: str, until: int, path: str | None = None) -> list[float]:
-        phase = training.phase(
-            name, preset, until, mixed_precision="bf16", offload_path=path, num_processes=processes
-        )
-        chosen = read_preset(Path(f"config/launch/{preset}.yaml"))
-        zero = {**chosen.zero_optimization, **SIZES}
-        if path:  # the preset's buffers are for real models
-            zero["offload_param"] = {**zero["offload_param"], "buffer_size": 10**6}
+        # The derived buffers are for real models.
+        buffers = {"offload_param": {"buffer_size": 10**6}} if path else {}
+        training.phase(
+            name, preset, until, mixed_precision="bf16", offload_path=path,
+            num_processes=processes, zero={**SIZES, **buffers},
+        )  # fmt: skip
         folder = training.folder / name
         launch = folder / "launch"
-        with artifact.publish(launch, "launch") as draft:
-            write_run_yaml(phase, draft.folder / "run.yaml")
-            chosen = replace(chosen, zero_optimization=zero)
-            write_launch_files(phase, chosen, draft.folder, launch)
         progress = training.progress(name)
         assert train_phase(launch, base, training.cache, None, progress, folder / "end") == 0
         losses: list[float] = training.losses(name)

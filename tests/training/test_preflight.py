@@ -15,6 +15,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.model_sizes import model_sizes
 from zerotrain.training.preflight import check_progress, check_start
 
 POSITION = {
@@ -32,7 +33,8 @@ def phase(preset: str = "torch", **changes: Any) -> ResolvedPhase:
         "phases": [{"name": "plain", "until": 300, "launch": preset, "global_batch_size": 4}],
     }  # fmt: skip
     chosen = read_preset(Path(f"config/launch/{preset}.yaml"))
-    return replace(resolve_phase(parse_config(raw, "c"), "plain", chosen, 100), **changes)
+    sizes = model_sizes({"a.weight": [10, 10]})
+    return replace(resolve_phase(parse_config(raw, "c"), "plain", chosen, 100, sizes), **changes)
 
 
 def state(folder: Path, slots: list[str], **changes: Any) -> artifact.Artifact:

@@ -39,7 +39,8 @@ TARGETS = {
     "base": {"prepare_dataset": 1, "build_base": 1},
     "build_base": {"prepare_dataset": 1, "build_base": 1},
     "cache": {"prepare_dataset": 1, "build_base": 1, "cache_latents": 1},
-    "launch": {"prepare_dataset": 1, "render_launch": 2},
+    # ZeRO's buckets are fitted to the base model.
+    "launch": {"prepare_dataset": 1, "build_base": 1, "render_launch": 2},
     # The second phase starts from the exported state of the first.
     "checkpoints": EVERYTHING | {"export_weights": 1, "evaluate": 0, "report": 0},
     "weights": EVERYTHING | {"evaluate": 0, "report": 0},
@@ -149,7 +150,7 @@ EDITS = {
     "training/zero_engine.py": (source("training/zero_engine.py"), FROM_TRAINING),
     "families/sdxl.py": (
         source("families/sdxl.py"),
-        FROM_TRAINING | {"build_base": 1, "cache_latents": 1},
+        FROM_TRAINING | {"build_base": 1, "cache_latents": 1, "render_launch": 1},
     ),
     "artifact/manifest.py": (source("artifact/manifest.py"), EVERYTHING),
     "cli/stages.py": (source("cli/stages.py"), NOTHING),
@@ -176,7 +177,7 @@ def test_graph_dataset_edit_leaves_a_base_from_a_folder_alone(built_on_folder, e
 def test_graph_base_folder_edit_reruns_all_but_the_dataset(built_on_folder):
     """A file of the base model's folder is an input of the run."""
     (built_on_folder.folder / "sdxl" / "unet" / "config.json").write_text('{"sample_size": 8}\n')
-    expected = EVERYTHING | {"prepare_dataset": 0, "render_launch": 0}
+    expected = EVERYTHING | {"prepare_dataset": 0, "render_launch": 1}
     assert built_on_folder.planned("train") == without_zeros(expected)
 
 

@@ -65,6 +65,10 @@ def render_launch(
     dataset: Dataset,
     preset: Annotated[Path, typer.Option(metavar="FILE", help="The launch preset.")],
     output: Output,
+    base: Annotated[
+        Path | None,
+        typer.Option(parser=folder_of, metavar="FOLDER", help="Base model; ZeRO presets need it."),
+    ] = None,
     start: Annotated[
         Path | None,
         typer.Option(parser=folder_of, metavar="FOLDER", help="State that the run begins with."),
@@ -74,7 +78,7 @@ def render_launch(
     from zerotrain.config import read_config
     from zerotrain.stages.render_launch import render_launch
 
-    render_launch(read_config(config), phase, dataset, preset, start, output)
+    render_launch(read_config(config), phase, dataset, preset, base, start, output)
 
 
 def train_phase(

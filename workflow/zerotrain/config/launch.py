@@ -36,6 +36,22 @@ Memory = Annotated[
 """Bytes; "24 GiB" is taken as 24 * 2**30."""
 
 
+class Fp16Config(Section):
+    """The loss scale of mixed_precision fp16, the same under every engine; DeepSpeed's names."""
+
+    loss_scale: float = Field(0, ge=0, description="A fixed scale; 0 finds it while it trains.")
+    initial_scale_power: Whole = Field(
+        16, ge=0, le=32, description="The first scale is 2 to this power."
+    )
+    loss_scale_window: Whole = Field(
+        2000, ge=1, description="Steps without an overflow after which the scale doubles."
+    )
+    hysteresis: Whole = Field(
+        1, ge=1, description="Overflows, counted over a window, before the scale is halved."
+    )
+    min_loss_scale: float = Field(1, gt=0, description="The scale is never halved below this.")
+
+
 class LaunchConfig(Section):
     """How a phase is launched: a preset and what overrides it."""
 
@@ -81,6 +97,7 @@ class LaunchConfig(Section):
     contiguous_memory_optimization: bool = Field(
         False, description="DeepSpeed's key of that name; needs partition_activations."
     )
+    fp16: Fp16Config = Fp16Config()
     zero3_init: bool = Field(
         False,
         description="Build the model in parts under ZeRO 3, so that no process ever holds all of "

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from zerotrain.errors import PipelineError
+
+KEYS = {"engine", "zero_stage", "offload_optimizer", "offload_param", "choose"}
+DEVICES = ("none", "cpu", "nvme")
 
 
 @dataclass(frozen=True)
@@ -18,38 +20,33 @@ class Preset:
     """What a preset file says."""
 
     name: str
-    engine: Literal["torch", "deepspeed"]
-    zero_optimization: dict[str, Any]
-    """DeepSpeed's section of that name; empty for torch."""
-
-    @property
-    def zero_stage(self) -> int:
-        """ZeRO stage; 0 without DeepSpeed."""
-        return int(self.zero_optimization.get("stage", 0))
-
-    @property
-    def offload_optimizer(self) -> str:
-        """Where the optimizer lives: none (on the device), cpu or nvme."""
-        return str(self.zero_optimization.get("offload_optimizer", {}).get("device", "none"))
-
-    @property
-    def offload_param(self) -> str:
-        """Where parameters wait: none (on the device), cpu or nvme."""
-        return str(self.zero_optimization.get("offload_param", {}).get("device", "none"))
+    engine: Literal["torch", "deepspeed", "auto"]
+    zero_stage: int = 0
+    """1 to 3; 0 without DeepSpeed."""
+    offload_optimizer: str = "none"
+    """Where the optimizer lives: none (on the device), cpu or nvme."""
+    offload_param: str = "none"
+    """Where parameters wait: none (on the device), cpu or nvme."""
+    choose: tuple[str, ...] = ()
+    """Of `engine: auto`: the presets to choose from, the lowest first."""
 
 
 def read_preset(path: Path) -> Preset:
     """Read a preset file; its name is the file's.
 
     Raises:
-        PipelineError: the file is missing or no YAML, or holds an unknown engine or key, or "auto".
+        PipelineError: the file is missing or no YAML, holds an unknown engine or key, or values
+            that do not fit together.
     """
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml"))) or "none"
         raise PipelineError(
             f"{path}: no such launch preset", hint=f"presets in {path.parent}: {known}"
         )
-    hint = "a preset holds `engine: torch`, or `engine: deepspeed` and `zero_optimization`"
+    hint = (
+        "a preset holds `engine: torch`; `engine: deepspeed` with zero_stage (1, 2, 3), "
+        "offload_optimizer and offload_param (none, cpu, nvme); or `engine: auto` with choose"
+    )
     try:
         found = YAML(typ="safe").load(path.read_text())
     except YAMLError as error:
@@ -57,29 +54,57 @@ def read_preset(path: Path) -> Preset:
         raise PipelineError(f"{path}: not valid YAML: {text}", hint=hint) from error
     if not isinstance(found, dict):
         raise PipelineError(f"{path}: holds {type(found).__name__}, not keys", hint=hint)
-    unknown = set(found) - {"engine", "zero_optimization"}
-    engine, zero = found.get("engine"), found.get("zero_optimization", {})
-    if unknown or engine not in ("torch", "deepspeed"):
-        raise PipelineError(f"{path}: engine {engine!r}, unknown keys {sorted(unknown)}", hint=hint)
-    if not isinstance(zero, dict) or bool(zero) != (engine == "deepspeed"):
-        raise PipelineError(f"{path}: engine {engine}, zero_optimization {zero!r}", hint=hint)
-    if keys := [key for key, value in _leaves(zero) if value == "auto"]:
+    if unknown := sorted(set(found) - KEYS):
+        raise PipelineError(f"{path}: unknown keys {', '.join(unknown)}", hint=hint)
+    if wrong := _wrong(found):
+        key = wrong[0]
         raise PipelineError(
-            f"{path}: zero_optimization.{keys[0]} is 'auto'",
-            hint="give a value: what is launched is written down before it starts",
+            f"{path}: engine {found.get('engine')!r} with {key} {found.get(key)!r}", hint=hint
         )
-    if zero.get("round_robin_gradients"):
-        raise PipelineError(
-            f"{path}: round_robin_gradients is on",
-            hint="turn it off: under it DeepSpeed names other parameters' moments, so that no "
-            "checkpoint of two or more processes would be right",
-        )
-    return Preset(path.stem, engine, zero)
+    choose = tuple(found.pop("choose", ()))
+    preset = Preset(path.stem, choose=choose, **found)
+    check_offload(preset, str(path))
+    return preset
 
 
-def _leaves(section: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, dict):
-            yield from ((f"{key}.{inner}", leaf) for inner, leaf in _leaves(value))
-        else:
-            yield key, value
+def check_offload(preset: Preset, where: str) -> None:
+    """Refuse what DeepSpeed would pass over in silence or die of: offload without its stage.
+
+    Raises:
+        PipelineError: naming target, device and stage.
+    """
+    stage = preset.zero_stage
+    launch = "plain PyTorch" if stage == 0 else f"ZeRO stage {stage}"
+    for target, device, lowest in (
+        (
+            "offload_optimizer",
+            preset.offload_optimizer,
+            3 if preset.offload_optimizer == "nvme" else 1,
+        ),
+        ("offload_param", preset.offload_param, 3),
+    ):
+        if device != "none" and stage < lowest:
+            raise PipelineError(
+                f"{where}: {target} is {device} under {launch}, which cannot do that: it needs "
+                f"ZeRO stage {lowest}" + (" or higher" if lowest < 3 else ""),
+                hint=f"set {target} to none, or choose a preset of stage {lowest}",
+            )
+
+
+def _wrong(found: dict[str, object]) -> list[str]:
+    """The keys whose values the engine cannot have."""
+    engine = found.get("engine")
+    if engine not in ("torch", "deepspeed", "auto"):
+        return ["engine"]
+    wrong = []
+    stages = (1, 2, 3) if engine == "deepspeed" else (None,)
+    if found.get("zero_stage") not in stages:
+        wrong.append("zero_stage")
+    for target in ("offload_optimizer", "offload_param"):
+        if target in found and (engine != "deepspeed" or found[target] not in DEVICES):
+            wrong.append(target)
+    choose = found.get("choose")
+    named = isinstance(choose, list) and choose and all(isinstance(n, str) for n in choose)
+    if bool(named) != (engine == "auto") or (choose is not None and not named):
+        wrong.append("choose")
+    return wrong

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from fractions import Fraction
 
-from zerotrain.config import RunConfig
+from zerotrain.config import LaunchConfig, RunConfig, TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.preset import Preset
-from zerotrain.launch.resolved import ResolvedPhase, Source, warmup_share
+from zerotrain.launch.derive import with_files
+from zerotrain.launch.preset import Preset, check_offload
+from zerotrain.launch.resolved import FILES, ResolvedPhase, warmup_share
+from zerotrain.launch.settings import Source
+from zerotrain.model_sizes import ModelSizes
 
 Sources = dict[str, tuple[Source, str]]
 
@@ -19,6 +23,7 @@ def resolve_phase(
     name: str,
     preset: Preset,
     epoch_size: int,
+    sizes: ModelSizes | None = None,
     begun: tuple[int, int] = (0, 0),
 ) -> ResolvedPhase:
     """Resolve one phase.
@@ -28,11 +33,13 @@ def resolve_phase(
         name: The phase.
         preset: The preset that the phase's launch names.
         epoch_size: Samples in an epoch, from the dataset's manifest.
+        sizes: The model's, which buckets and thresholds of ZeRO are derived from; plain PyTorch
+            needs none.
         begun: Steps and samples that the run begins with, where it goes on from elsewhere.
 
     Raises:
         PipelineError: a phase ends at or before its start, a batch cannot be divided, or the
-            warm-up is longer than the schedule.
+            warm-up is longer than the schedule; or the launch asks for what its stage cannot do.
     """
     if epoch_size < 1:
         raise PipelineError(
@@ -47,13 +54,18 @@ def resolve_phase(
     sources["family"] = _source(config, "family")
     for key in type(train).model_fields:
         sources[key] = _source(train, key)
-    for key in type(launch).model_fields:
+    for key in set(type(launch).model_fields) - {"device_memory", *FILES}:
         sources[key] = _source(launch, key)
     for key in ("lora", "frozen_parameters"):
         sources[key] = _source(config, key)
     sources["allow"] = _source(phase, "allow")
+    preset = _with_own_offload(preset, launch, f"phase {name}")
+    if preset.engine == "auto":
+        raise ValueError("a preset is chosen before a phase is resolved")
     for key in ("engine", "zero_stage", "offload_optimizer", "offload_param"):
-        sources[key] = ("derived", f"preset {preset.name}")
+        if getattr(launch, key, None) is None:
+            sources[key] = ("derived", f"preset {preset.name}")
+    _check_checkpointing(train, launch, name)
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
     sources["epoch_size"] = ("derived", "training samples x repeats, from the dataset manifest")
@@ -90,7 +102,7 @@ def resolve_phase(
         f"global batch {train.global_batch_size} / {_count(accumulation, 'accumulation')} / "
         f"{_count(launch.num_processes, 'process')}",
     )
-    return ResolvedPhase(
+    phase_values = ResolvedPhase(
         run=config.run,
         phase=name,
         family=config.family,
@@ -103,7 +115,9 @@ def resolve_phase(
         offload_path=launch.offload_path,
         num_processes=launch.num_processes,
         num_cpu_threads_per_process=threads,
+        main_process_port=launch.main_process_port,
         mixed_precision=launch.mixed_precision,
+        fp16=launch.fp16.model_dump(),
         start_step=start,
         until_step=until,
         epoch_size=epoch_size,
@@ -112,6 +126,10 @@ def resolve_phase(
         micro_batch_size=train.global_batch_size // accumulation // launch.num_processes,
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing=train.gradient_checkpointing,
+        partition_activations=launch.partition_activations,
+        cpu_checkpointing=launch.cpu_checkpointing,
+        contiguous_memory_optimization=launch.contiguous_memory_optimization,
+        zero3_init=launch.zero3_init,
         lora=config.lora_values(),
         frozen_parameters=list(config.frozen_parameters),
         optimizer=train.optimizer,
@@ -141,6 +159,34 @@ def resolve_phase(
         allow=list(phase.allow),
         sources=sources,
     )
+    return with_files(phase_values, launch, sizes)
+
+
+def _with_own_offload(preset: Preset, launch: LaunchConfig, where: str) -> Preset:
+    """The preset with the launch's own words on what is offloaded where."""
+    own = {
+        key: value
+        for key in ("offload_optimizer", "offload_param")
+        if (value := getattr(launch, key)) is not None
+    }
+    changed = replace(preset, **own)
+    check_offload(changed, where)
+    if launch.zero3_init and preset.zero_stage != 3:
+        raise PipelineError(
+            f"{where}: zero3_init under preset {preset.name}, which keeps the model whole",
+            hint="remove zero3_init, or choose zero3, zero3_offload or zero3_nvme",
+        )
+    return changed
+
+
+def _check_checkpointing(train: TrainConfig, launch: LaunchConfig, phase: str) -> None:
+    for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
+        if getattr(launch, key) and not train.gradient_checkpointing:
+            raise PipelineError(
+                f"phase {phase}: launch.{key}, but gradient_checkpointing is off: it says where "
+                "that keeps what it saves",
+                hint="set train.gradient_checkpointing: true, or remove the key",
+            )
 
 
 def _given(value: float | None, default: float) -> float:

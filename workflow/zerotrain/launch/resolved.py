@@ -6,6 +6,7 @@ Written by render_launch, read by training; training reads no other configuratio
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +14,25 @@ from typing import Any, Literal
 
 import yaml
 
-Source = Literal["user", "derived", "default"]
+from zerotrain.launch.settings import Source, leaves, nested
+
+FILES = ("accelerate", "deepspeed")
+"""Fields that hold a whole launch file, whose values have sources of their own."""
+MEMORY_KEYS = ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization")
+"""What decides where activations wait; recomputed, they are the same."""
+EXACT_KEYS = {
+    *(f"zero_optimization.{key}" for key in (
+        "contiguous_gradients", "overlap_comm", "reduce_bucket_size", "allgather_bucket_size",
+        "allgather_partitions", "sub_group_size", "stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
+        "stage3_max_live_parameters", "stage3_max_reuse_distance",
+        "stage3_gather_16bit_weights_on_model_save", "log_trace_cache_warnings",
+    )),
+    *(f"zero_optimization.{target}.{key}" for target in ("offload_optimizer", "offload_param")
+      for key in ("pin_memory", "buffer_count", "buffer_size", "max_in_cpu")),
+    "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level",
+}  # fmt: skip
+"""DeepSpeed's keys that may change in the middle of a phase, as after an out of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +51,11 @@ class ResolvedPhase:
     offload_path: str | None = None
     num_processes: int
     num_cpu_threads_per_process: int
+    main_process_port: int | None = None
+    """Port on which the processes meet; None: one that is free at the start."""
     mixed_precision: Literal["no", "bf16", "fp16"]
+    fp16: dict[str, Any] = field(default_factory=dict)
+    """DeepSpeed's five keys of the loss scale; what every engine does under fp16."""
     start_step: int
     """The global step at which the phase before ends; 0 for the first."""
     until_step: int
@@ -43,6 +66,10 @@ class ResolvedPhase:
     micro_batch_size: int
     gradient_accumulation_steps: int
     gradient_checkpointing: bool
+    partition_activations: bool = False
+    cpu_checkpointing: bool = False
+    contiguous_memory_optimization: bool = False
+    zero3_init: bool = False
     lora: dict[str, Any] | None = None
     """rank, alpha, dropout and target_modules of an adapter; None trains the model itself."""
     frozen_parameters: list[str] = field(default_factory=list)
@@ -67,6 +94,10 @@ class ResolvedPhase:
     log_every: int
     allow: list[str] = field(default_factory=list)
     """What the switch into this phase may lose."""
+    accelerate: dict[str, Any] = field(default_factory=dict)
+    """accelerate's file, without the place of DeepSpeed's."""
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    """DeepSpeed's file; empty under plain PyTorch."""
     sources: dict[str, tuple[Source, str]] = field(default_factory=dict, compare=False)
     """Where each value comes from, and why where it is derived."""
 
@@ -80,15 +111,27 @@ class ResolvedPhase:
         """The values that the trained numbers depend on: what a fingerprint of progress holds.
 
         Not `until_step`, nor the horizon of the schedule (a user who changes it means the steps
-        from there on) and a warm-up that is a share of it, nor names, logging and saving.
+        from there on) and a warm-up that is a share of it, nor names, logging and saving, nor what
+        only decides where tensors lie and how they travel. Of DeepSpeed's and accelerate's keys,
+        those that the user has set.
         """
         left_out = {
             "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
-            "log_every", "offload_path", "allow", "sources",
+            "log_every", "offload_path", "allow", "sources", "main_process_port", "accelerate",
+            "deepspeed", *MEMORY_KEYS,
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:
             left_out.add("lr_warmup_steps")
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        if self.mixed_precision != "fp16":
+            left_out.add("fp16")
+        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        users = {
+            key: value
+            for key, value in leaves({"deepspeed": self.deepspeed})
+            if self.sources.get(key, ("default", ""))[0] == "user"
+            and key.partition(".")[2] not in EXACT_KEYS
+        }
+        return {**found, **({"overrides": users} if users else {})}
 
 
 def warmup_share(ratio: float, horizon: int) -> int:
@@ -100,21 +143,43 @@ def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
     """Write each value with its source, in the order of the class."""
     document: dict[str, Any] = {}
     for item in fields(phase):
-        if item.name == "sources":
-            continue
-        source, reason = phase.sources.get(item.name, ("default", ""))
-        entry: dict[str, Any] = {"value": getattr(phase, item.name), "source": source}
-        if reason:
-            entry["reason"] = reason
-        document[item.name] = entry
+        value = getattr(phase, item.name)
+        if item.name in FILES:
+            entries = {k: _entry(phase, f"{item.name}.{k}", v) for k, v in leaves(value)}
+            document[item.name] = nested(entries)
+        elif item.name != "sources":
+            document[item.name] = _entry(phase, item.name, value)
     # PyYAML quotes what YAML 1.1 readers take for booleans: mixed_precision is 'no'.
-    path.write_text(yaml.safe_dump(document, sort_keys=False, width=200, default_flow_style=None))
+    text = yaml.dump(
+        document, Dumper=yaml.CSafeDumper, sort_keys=False, width=200, default_flow_style=None
+    )
+    path.write_text(text)
 
 
 def read_run_yaml(path: Path) -> ResolvedPhase:
     """Read what write_run_yaml wrote."""
-    document = yaml.safe_load(path.read_text())
-    return ResolvedPhase(
-        **{name: entry["value"] for name, entry in document.items()},
-        sources={n: (e["source"], e.get("reason", "")) for n, e in document.items()},
-    )
+    document = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
+    values: dict[str, Any] = {}
+    sources: dict[str, tuple[Source, str]] = {}
+    for name, entry in document.items():
+        found = dict(_entries(entry, f"{name}.")) if name in FILES else {name: entry}
+        sources |= {key: (e["source"], e.get("reason", "")) for key, e in found.items()}
+        values[name] = entry.get("value")
+        if name in FILES:
+            inside = {key.partition(".")[2]: e["value"] for key, e in found.items()}
+            values[name] = nested(inside)
+    return ResolvedPhase(**values, sources=sources)
+
+
+def _entry(phase: ResolvedPhase, key: str, value: Any) -> dict[str, Any]:
+    source, reason = phase.sources.get(key, ("default", ""))
+    return {"value": value, "source": source, **({"reason": reason} if reason else {})}
+
+
+def _entries(section: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The entries of a nested file, by dotted key."""
+    for key, value in section.items():
+        if value.keys() <= {"value", "source", "reason"} and "source" in value:
+            yield f"{prefix}{key}", value
+        else:
+            yield from _entries(value, f"{prefix}{key}.")

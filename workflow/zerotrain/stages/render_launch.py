@@ -7,17 +7,25 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.config import RunConfig
 from zerotrain.data.dataset import read_dataset
+from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import write_run_yaml
+from zerotrain.model_sizes import read_sizes
 from zerotrain.position import read_position
 
 KIND = "launch"
 
 
 def render_launch(
-    config: RunConfig, phase: str, dataset: Path, preset: Path, start: Path | None, output: Path
+    config: RunConfig,
+    phase: str,
+    dataset: Path,
+    preset: Path,
+    base: Path | None,
+    start: Path | None,
+    output: Path,
 ) -> None:
     """Write the launch files of one phase.
 
@@ -26,6 +34,7 @@ def render_launch(
         phase: The phase's name.
         dataset: Folder of the dataset, whose number of samples turns epochs into steps.
         preset: The launch preset's file.
+        base: Folder of the base model, whose sizes decide ZeRO's; plain PyTorch needs none.
         start: State of elsewhere that the run goes on from; None where it begins.
         output: Folder to publish.
 
@@ -38,7 +47,18 @@ def render_launch(
     if start is not None:
         position = read_position(artifact.read(start, "state"), "state.json")
         begun = position.step, position.samples
-    resolved = resolve_phase(config, phase, chosen, samples.epoch_size, begun)
+    sizes = None
+    if chosen.engine == "deepspeed":
+        if base is None:
+            raise PipelineError(
+                f"phase {phase}: preset {chosen.name} is fitted to the model, and none is named",
+                hint="give --base, the folder of the base model",
+            )
+        lora = config.lora_values()
+        sizes = read_sizes(
+            artifact.read(base, "base", verify=False), lora, config.frozen_parameters
+        )
+    resolved = resolve_phase(config, phase, chosen, samples.epoch_size, sizes, begun)
     with artifact.publish(output, KIND) as draft:
         write_run_yaml(resolved, draft.folder / "run.yaml")
-        write_launch_files(resolved, chosen, draft.folder, output)
+        write_launch_files(resolved, draft.folder, output)

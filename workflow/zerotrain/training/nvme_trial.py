@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from deepspeed.accelerator import get_accelerator
 
 from zerotrain.artifact import write_json
 from zerotrain.errors import PipelineError
-from zerotrain.launch.files import deepspeed_config
-from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml
 from zerotrain.position import MASTER
 from zerotrain.supervise import end_with_parent
@@ -50,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     end_with_parent()
     phase = read_run_yaml(arguments.launch / "run.yaml")
-    zero = json.loads((arguments.launch / "deepspeed.json").read_text())["zero_optimization"]
+    zero = phase.deepspeed["zero_optimization"]
     folder: Path = arguments.folder
     try:
         _refuse_unswappable_weights(phase)
@@ -96,8 +93,7 @@ def _train(
     """Train some steps under stage 3, from weights or a state; losses and the state at the end."""
     folder.mkdir()
     small = _trial_phase(phase, device)
-    config = deepspeed_config(small, Preset("trial", "deepspeed", _zero(zero, device)))
-    write_json(folder / "deepspeed.json", config)
+    write_json(folder / "deepspeed.json", _config(small, _zero(zero, device)))
     model = _model()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -138,6 +134,18 @@ def _trial_phase(phase: ResolvedPhase, device: str) -> ResolvedPhase:
         offload_optimizer=device if phase.offload_optimizer == "nvme" else phase.offload_optimizer,
         offload_param=device if phase.offload_param == "nvme" else phase.offload_param,
     )
+
+
+def _config(small: ResolvedPhase, zero: dict[str, Any]) -> dict[str, Any]:
+    """The launch's own file, for the small model."""
+    return {
+        **small.deepspeed,
+        "train_batch_size": small.global_batch_size,
+        "train_micro_batch_size_per_gpu": small.micro_batch_size,
+        "gradient_accumulation_steps": small.gradient_accumulation_steps,
+        "gradient_clipping": small.max_grad_norm,
+        "zero_optimization": zero,
+    }
 
 
 def _zero(found: dict[str, Any], device: str) -> dict[str, Any]:

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
 
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.model_sizes import read_sizes
 from zerotrain.training.lock import Holder, this_process
 
 PREFIX = "zerotrain-"
@@ -31,7 +30,6 @@ OPTIMIZER_BYTES = 16
 """Of a trained parameter: float32 master weight, Adam's two moments and the gradient."""
 WEIGHT_BYTES = {"no": 4, "bf16": 2, "fp16": 2}
 """Of every parameter, by precision."""
-DENOISERS = ("unet", "transformer")
 
 
 def swaps(phase: ResolvedPhase) -> bool:
@@ -107,19 +105,9 @@ def needed_bytes(phase: ResolvedPhase, base: Artifact) -> int:
     the weights, where they are swapped. Parameters are counted in the headers of the base model's
     files.
     """
-    shapes = _shapes(base)
-    everything = sum(_numel(shape) for shape in shapes.values())
-    if phase.lora is not None:
-        trained = _adapter_parameters(shapes, phase.lora["rank"], phase.lora["target_modules"])
-        everything += trained
-    else:
-        trained = sum(
-            _numel(shape)
-            for name, shape in shapes.items()
-            if not any(re.search(pattern, name) for pattern in phase.frozen_parameters)
-        )
-    optimizer = OPTIMIZER_BYTES * trained if phase.offload_optimizer == "nvme" else 0
-    weights = WEIGHT_BYTES[phase.mixed_precision] * everything
+    sizes = read_sizes(base, phase.lora, phase.frozen_parameters)
+    optimizer = OPTIMIZER_BYTES * sizes.trained if phase.offload_optimizer == "nvme" else 0
+    weights = WEIGHT_BYTES[phase.mixed_precision] * sizes.everything
     return optimizer + (weights if phase.offload_param == "nvme" else 0)
 
 
@@ -176,38 +164,6 @@ def _size(folder: Path) -> int:
     with contextlib.suppress(OSError):
         for path in folder.rglob("*"):
             total += path.lstat().st_size
-    return total
-
-
-def _shapes(base: Artifact) -> dict[str, list[int]]:
-    """Shape of each parameter of the base model's denoiser, from the headers of its files."""
-    found: dict[str, list[int]] = {}
-    for name in base.files:
-        if name.split("/")[0] in DENOISERS and name.endswith(".safetensors"):
-            with base.path(name).open("rb") as stream:
-                found |= _header_shapes(stream)
-    return found
-
-
-def _header_shapes(stream: BinaryIO) -> dict[str, list[int]]:
-    header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-
-
-def _adapter_parameters(shapes: Mapping[str, list[int]], rank: int, targets: list[str]) -> int:
-    """Parameters of an adapter: two factors for each layer whose name ends with a target."""
-    total = 0
-    for name, shape in shapes.items():
-        layer, _, kind = name.rpartition(".")
-        if kind == "weight" and any(f".{layer}".endswith(f".{target}") for target in targets):
-            total += rank * (shape[0] + _numel(shape) // shape[0])
-    return total
-
-
-def _numel(shape: list[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
     return total
 
 

@@ -1,0 +1,130 @@
+"""Every value of the two launch files, derived from the resolved phase and the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zerotrain.config import LaunchConfig
+from zerotrain.errors import PipelineError
+from zerotrain.launch.overrides import overlay
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.settings import Settings, nested
+from zerotrain.launch.zero import zero_optimization
+from zerotrain.model_sizes import ModelSizes
+
+COMMUNICATION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
+NEVER = 1_000_000_000
+
+
+def with_files(
+    phase: ResolvedPhase, launch: LaunchConfig, sizes: ModelSizes | None
+) -> ResolvedPhase:
+    """The phase with the content of its two launch files, each value with its source.
+
+    Raises:
+        PipelineError: the launch sets a key that it cannot.
+    """
+    files: dict[str, Settings] = {"accelerate": accelerate_settings(phase), "deepspeed": {}}
+    if phase.engine == "deepspeed":
+        if sizes is None:
+            raise ValueError("ZeRO's buckets are derived from the model's sizes")
+        files["deepspeed"] = deepspeed_settings(phase, sizes)
+    elif launch.deepspeed:
+        raise PipelineError(
+            f"phase {phase.phase}: launch.deepspeed sets {', '.join(launch.deepspeed)}, but preset "
+            f"{phase.preset} is plain PyTorch",
+            hint="remove launch.deepspeed, or choose a ZeRO preset",
+        )
+    sources = dict(phase.sources)
+    for program, settings in files.items():
+        files[program] = overlay(settings, program, getattr(launch, program), phase.phase)
+        sources |= {f"{program}.{key}": entry[1:] for key, entry in files[program].items()}
+    return replace(
+        phase,
+        accelerate=nested({key: entry[0] for key, entry in files["accelerate"].items()}),
+        deepspeed=nested({key: entry[0] for key, entry in files["deepspeed"].items()}),
+        sources=sources,
+    )
+
+
+def accelerate_settings(phase: ResolvedPhase) -> Settings:
+    """accelerate's file in the form `accelerate config` writes; ZeRO stands in DeepSpeed's."""
+    several = phase.num_processes > 1
+    kind = "MULTI_GPU" if several else "NO"
+    found: Settings = {
+        "compute_environment": ("LOCAL_MACHINE", "default", ""),
+        "debug": (False, "default", ""),
+        "distributed_type": (
+            "DEEPSPEED" if phase.engine == "deepspeed" else kind,
+            "derived",
+            f"preset {phase.preset}, {phase.num_processes} processes",
+        ),
+        "downcast_bf16": ("no", "default", ""),
+        "enable_cpu_affinity": (False, "default", ""),
+        "machine_rank": (0, "default", ""),
+        "main_training_function": ("main", "default", ""),
+        "num_machines": (1, "default", ""),
+        "num_processes": (phase.num_processes, "derived", "launch.num_processes"),
+        "rdzv_backend": ("static", "default", ""),
+        "same_network": (True, "default", ""),
+        "use_cpu": (False, "default", "a GPU is used where there is one"),
+    }
+    if phase.engine == "deepspeed":
+        found["deepspeed_config.zero3_init_flag"] = (
+            phase.zero3_init,
+            "derived",
+            "launch.zero3_init",
+        )
+    else:
+        found["mixed_precision"] = (phase.mixed_precision, "derived", "launch.mixed_precision")
+    return found
+
+
+def deepspeed_settings(phase: ResolvedPhase, sizes: ModelSizes) -> Settings:
+    """What deepspeed.initialize reads. Optimizer and schedule are the program's, never the file's.
+
+    gradient_clipping is always written: DeepSpeed's default is 1.0, and 0.0 means none.
+    """
+    precision = phase.mixed_precision
+    zero = zero_optimization(
+        phase.zero_stage,
+        phase.offload_optimizer,
+        phase.offload_param,
+        phase.offload_path,
+        phase.num_processes,
+        sizes,
+    )
+    found: Settings = {
+        "train_batch_size": (phase.global_batch_size, "derived", "train.global_batch_size"),
+        "train_micro_batch_size_per_gpu": (
+            phase.micro_batch_size,
+            "derived",
+            "global batch / accumulation / processes",
+        ),
+        "gradient_accumulation_steps": (
+            phase.gradient_accumulation_steps,
+            "derived",
+            "train.gradient_accumulation_steps",
+        ),
+        "gradient_clipping": (
+            phase.max_grad_norm,
+            "derived",
+            "train.max_grad_norm; DeepSpeed would clip at 1.0 where nothing is said",
+        ),
+        "communication_data_type": (
+            COMMUNICATION[precision],
+            "derived",
+            f"gradients are exchanged as they come under mixed_precision {precision}",
+        ),
+        **{f"zero_optimization.{key}": value for key, value in zero.items()},
+        "bf16.enabled": (precision == "bf16", "derived", "launch.mixed_precision"),
+        "fp16.enabled": (precision == "fp16", "derived", "launch.mixed_precision"),
+    }
+    if precision == "fp16":
+        for key, value in phase.fp16.items():
+            found[f"fp16.{key}"] = (value, "derived", f"launch.fp16.{key}")
+    for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
+        found[f"activation_checkpointing.{key}"] = (getattr(phase, key), "derived", f"launch.{key}")
+    found["steps_per_print"] = (NEVER, "default", "the program logs by itself")
+    found["wall_clock_breakdown"] = (False, "default", "timers would stop the GPU at every step")
+    return found

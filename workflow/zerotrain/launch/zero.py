@@ -1,0 +1,145 @@
+"""DeepSpeed's zero_optimization, derived from the model: buckets, prefetch, buffers.
+
+DeepSpeed's own defaults (buckets of 5e8 elements, 1e9 live parameters) are made for models that
+fill clusters; on one small GPU they cost gigabytes and gain nothing. What each key does:
+https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training
+"""
+
+from __future__ import annotations
+
+import math
+
+from zerotrain.launch.settings import Settings
+from zerotrain.model_sizes import ModelSizes
+
+SMALL_BUCKET, LARGE_BUCKET = 20_000_000, 50_000_000
+"""Elements. Below, collectives get slow; above, they get no faster."""
+LIVE_PARAMETERS = 1_000_000_000
+SUB_GROUP = 100_000_000
+"""Elements of a sub-group where its states are swapped: three float32 buffers of it are held."""
+BUFFERS = {"offload_optimizer": 4, "offload_param": 5}
+"""DeepSpeed's own numbers of buffers."""
+
+
+def zero_optimization(
+    stage: int,
+    offload_optimizer: str,
+    offload_param: str,
+    offload_path: str | None,
+    num_processes: int,
+    sizes: ModelSizes,
+) -> Settings:
+    """Every value of the section, in elements where DeepSpeed counts so."""
+    bucket = min(max(sizes.largest_trained, SMALL_BUCKET), LARGE_BUCKET, sizes.trained)
+    bucket += bucket % 2  # DeepSpeed wants its stages 1 and 2 to have an even one
+    why = (
+        f"the largest trained parameter ({_count(sizes.largest_trained)} elements) within "
+        f"{_count(SMALL_BUCKET)} and {_count(LARGE_BUCKET)}, at most the whole "
+        f"({_count(sizes.trained)}); DeepSpeed's default is 500 M"
+    )
+    found: Settings = {
+        "stage": (stage, "derived", "the preset's"),
+        "contiguous_gradients": (True, "default", "keeps gradients from fragmenting the memory"),
+        "overlap_comm": (
+            False,
+            "default",
+            "overlapping holds two buckets; one process has nothing to overlap",
+        ),
+        "reduce_bucket_size": (bucket, "derived", why),
+    }
+    if stage < 3:
+        found["allgather_bucket_size"] = (bucket, "derived", why)
+        found["round_robin_gradients"] = (
+            False,
+            "default",
+            "with it DeepSpeed names other parameters' moments, and no checkpoint would be right",
+        )
+    else:
+        found |= _stage3(offload_optimizer, offload_param, bucket, sizes)
+    for target, device in (
+        ("offload_optimizer", offload_optimizer),
+        ("offload_param", offload_param),
+    ):
+        if device != "none":
+            found |= _offload(target, device, offload_path, num_processes, sizes)
+    return found
+
+
+def _stage3(offload_optimizer: str, offload_param: str, bucket: int, sizes: ModelSizes) -> Settings:
+    prefetch = min(max(sizes.largest, SMALL_BUCKET), LARGE_BUCKET, sizes.everything)
+    live = min(LIVE_PARAMETERS, sizes.everything)
+    live_reason = f"at most {_count(LIVE_PARAMETERS)} elements of {_count(sizes.everything)}"
+    if offload_param != "none":
+        live = min(2 * (prefetch + sizes.largest), sizes.everything)
+        live_reason = (
+            f"twice a prefetch and the largest parameter ({sizes.largest_name}, "
+            f"{_count(sizes.largest)}): weights leave the GPU as soon as they are used"
+        )
+    group = min(SUB_GROUP if offload_optimizer == "nvme" else LIVE_PARAMETERS, sizes.trained)
+    return {
+        "stage3_prefetch_bucket_size": (
+            prefetch,
+            "derived",
+            f"the largest parameter ({sizes.largest_name}, {_count(sizes.largest)} elements) "
+            f"within {_count(SMALL_BUCKET)} and {_count(LARGE_BUCKET)}, at most the whole",
+        ),
+        "stage3_param_persistence_threshold": (
+            sizes.largest_vector + 1,
+            "derived",
+            "norms and biases stay on every process: the largest has "
+            f"{_count(sizes.largest_vector)} elements",
+        ),
+        "stage3_max_live_parameters": (live, "derived", live_reason),
+        "stage3_max_reuse_distance": (live, "derived", live_reason),
+        "sub_group_size": (
+            max(group, sizes.largest_trained),
+            "derived",
+            "states are swapped a group at a time, which holds the largest parameter"
+            if offload_optimizer == "nvme"
+            else f"at most {_count(LIVE_PARAMETERS)} of {_count(sizes.trained)} elements at a time",
+        ),
+        "stage3_gather_16bit_weights_on_model_save": (
+            False,
+            "default",
+            "weights leave through export_weights, which gathers nothing",
+        ),
+    }
+
+
+def _offload(
+    target: str, device: str, path: str | None, num_processes: int, sizes: ModelSizes
+) -> Settings:
+    found: Settings = {
+        f"{target}.device": (device, "derived", f"launch.{target}"),
+        f"{target}.pin_memory": (True, "default", "transfers are faster from page-locked memory"),
+    }
+    if device != "nvme":
+        return found
+    found[f"{target}.nvme_path"] = (path, "derived", "launch.offload_path")
+    count = BUFFERS[target]
+    if target == "offload_param":
+        part = math.ceil(sizes.largest / num_processes)
+        found[f"{target}.buffer_size"] = (
+            part,
+            "derived",
+            f"a process's part of the largest parameter ({sizes.largest_name}, "
+            f"{_count(sizes.largest)} elements)",
+        )
+        prefetch = min(max(sizes.largest, SMALL_BUCKET), LARGE_BUCKET, sizes.everything)
+        count = max(count, math.ceil(prefetch / sizes.largest) + 1)
+        reason = "those of one prefetch and the one in use, at least DeepSpeed's own number"
+        found[f"{target}.buffer_count"] = (count, "derived", reason)
+        return found
+    found[f"{target}.buffer_count"] = (
+        count,
+        "derived",
+        "master weight, gradient and Adam's two moments of a sub-group",
+    )
+    return found
+
+
+def _count(elements: int) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M")):
+        if elements >= size:
+            return f"{elements / size:.3g} {unit}"
+    return f"{elements:,}"

@@ -1,0 +1,99 @@
+"""What a launch depends on of a model: how many parameters, and how large they are.
+
+Read from the headers of the base model's files, so neither torch nor the weights are needed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerotrain.artifact import Artifact
+
+DENOISERS = ("unet", "transformer")
+"""Sub-folders of the part that training changes, in diffusers' layout."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Numbers of elements, never of bytes."""
+
+    everything: int
+    """All parameters, an adapter's with them."""
+    trained: int
+    largest: int
+    """The largest parameter."""
+    largest_name: str
+    largest_trained: int
+    largest_vector: int
+    """The largest parameter of one dimension: norms and biases are."""
+
+
+def read_sizes(
+    base: Artifact, lora: Mapping[str, Any] | None, frozen_parameters: Sequence[str]
+) -> ModelSizes:
+    """Sizes of a base model's denoiser.
+
+    Args:
+        base: The base model.
+        lora: rank and target_modules of an adapter that is trained instead; None for none.
+        frozen_parameters: Regular expressions; parameters whose names contain one are not trained.
+    """
+    shapes: dict[str, list[int]] = {}
+    for name in base.files:
+        if name.split("/")[0] in DENOISERS and name.endswith(".safetensors"):
+            shapes |= header_shapes(base.path(name))
+    return model_sizes(shapes, lora, frozen_parameters)
+
+
+def model_sizes(
+    shapes: Mapping[str, Sequence[int]],
+    lora: Mapping[str, Any] | None = None,
+    frozen_parameters: Sequence[str] = (),
+) -> ModelSizes:
+    """Sizes of a model whose parameters have these shapes; see read_sizes."""
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    if lora is None:
+        trained = {n: s for n, s in sizes.items() if not _any(frozen_parameters, n)}
+    else:
+        trained = _adapter(shapes, lora["rank"], lora["target_modules"])
+        sizes |= trained
+    largest = max(sizes, key=lambda name: sizes[name])
+    vectors = (sizes[name] for name, shape in shapes.items() if len(shape) == 1)
+    return ModelSizes(
+        everything=sum(sizes.values()),
+        trained=sum(trained.values()),
+        largest=sizes[largest],
+        largest_name=largest,
+        largest_trained=max(trained.values(), default=0),
+        largest_vector=max(vectors, default=0),
+    )
+
+
+def header_shapes(path: Path) -> dict[str, list[int]]:
+    """Shape of each tensor of a safetensors file, from its header."""
+    with path.open("rb") as stream:
+        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+
+
+def _adapter(
+    shapes: Mapping[str, Sequence[int]], rank: int, targets: Sequence[str]
+) -> dict[str, int]:
+    """The two factors for each layer whose name ends with a target."""
+    found: dict[str, int] = {}
+    for name, shape in shapes.items():
+        layer, _, kind = name.rpartition(".")
+        if kind == "weight" and any(f".{layer}".endswith(f".{target}") for target in targets):
+            found[f"{layer}.lora_A"] = rank * (math.prod(shape) // shape[0])
+            found[f"{layer}.lora_B"] = rank * shape[0]
+    return found
+
+
+def _any(patterns: Sequence[str], name: str) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)
