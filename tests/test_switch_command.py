@@ -26,7 +26,7 @@ from zerotrain.config.find import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.resolved import read_run_yaml, write_run_yaml
+from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.position import TrainingPosition
 from zerotrain.stages.train_phase import fingerprint
 from zerotrain.training import stop

@@ -16,7 +16,8 @@ from zerotrain.config import parse_config
 from zerotrain.launch.files import accelerate_config, write_launch_files
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.resolved import ResolvedPhase, write_run_yaml
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.model_sizes import ModelSizes
 
 ROOT = Path(__file__).parents[2]

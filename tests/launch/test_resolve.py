@@ -13,7 +13,8 @@ from zerotrain.config import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import phase_spans, resolve_phase
-from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml, warmup_share, write_run_yaml
+from zerotrain.launch.resolved import ResolvedPhase, warmup_share
+from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.model_sizes import ModelSizes
 
 TORCH = Preset("torch", "torch")

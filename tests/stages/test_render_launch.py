@@ -14,7 +14,7 @@ from zerotrain import artifact
 from zerotrain.config import parse_config
 from zerotrain.data.dataset import Sample, dataset_content
 from zerotrain.errors import PipelineError
-from zerotrain.launch.resolved import read_run_yaml
+from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.stages.render_launch import render_launch
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"

@@ -16,7 +16,7 @@ from accelerate.utils import InitProcessGroupKwargs
 
 from zerotrain.cache import read_cache
 from zerotrain.families.sdxl import FAMILY
-from zerotrain.launch.resolved import read_run_yaml
+from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.training.batches import Batches
 
 

@@ -24,7 +24,8 @@ from zerotrain.config import LaunchConfig
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml, write_run_yaml
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.model_sizes import read_sizes
 from zerotrain.training import progress_folder, rank
 

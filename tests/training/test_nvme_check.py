@@ -20,7 +20,8 @@ from zerotrain.config import LaunchConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
-from zerotrain.launch.resolved import ResolvedPhase, write_run_yaml
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.model_sizes import model_sizes
 from zerotrain.training import nvme_check, zero_swap
 

@@ -66,7 +66,7 @@ def refuse_other_making(config: RunConfig, phase: Phase) -> None:
     former = json.loads(found.read_text()) if found.is_file() else {}
     if former.get("accepted"):
         return
-    from zerotrain.launch.resolved import read_run_yaml
+    from zerotrain.launch.run_yaml import read_run_yaml
     from zerotrain.stages.train_phase import fingerprint
 
     parents = {

@@ -1,20 +1,13 @@
-"""run.yaml: everything a phase's training needs to know, resolved, each value with its source.
-
-Written by render_launch, read by training; training reads no other configuration.
-"""
+"""Everything a phase's training needs to know, resolved, each value with its source."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from zerotrain.launch.settings import Source, leaves, nested
+from zerotrain.launch.settings import Source, leaves
 
 FILES = ("accelerate", "deepspeed")
 """Fields that hold a whole launch file, whose values have sources of their own."""
@@ -137,49 +130,3 @@ class ResolvedPhase:
 def warmup_share(ratio: float, horizon: int) -> int:
     """A share of a schedule in whole steps, rounded up; 0.07 of 100 are 7, not 8."""
     return math.ceil(Fraction(str(ratio)) * horizon)
-
-
-def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
-    """Write each value with its source, in the order of the class."""
-    document: dict[str, Any] = {}
-    for item in fields(phase):
-        value = getattr(phase, item.name)
-        if item.name in FILES:
-            entries = {k: _entry(phase, f"{item.name}.{k}", v) for k, v in leaves(value)}
-            document[item.name] = nested(entries)
-        elif item.name != "sources":
-            document[item.name] = _entry(phase, item.name, value)
-    # PyYAML quotes what YAML 1.1 readers take for booleans: mixed_precision is 'no'.
-    text = yaml.dump(
-        document, Dumper=yaml.CSafeDumper, sort_keys=False, width=200, default_flow_style=None
-    )
-    path.write_text(text)
-
-
-def read_run_yaml(path: Path) -> ResolvedPhase:
-    """Read what write_run_yaml wrote."""
-    document = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
-    values: dict[str, Any] = {}
-    sources: dict[str, tuple[Source, str]] = {}
-    for name, entry in document.items():
-        found = dict(_entries(entry, f"{name}.")) if name in FILES else {name: entry}
-        sources |= {key: (e["source"], e.get("reason", "")) for key, e in found.items()}
-        values[name] = entry.get("value")
-        if name in FILES:
-            inside = {key.partition(".")[2]: e["value"] for key, e in found.items()}
-            values[name] = nested(inside)
-    return ResolvedPhase(**values, sources=sources)
-
-
-def _entry(phase: ResolvedPhase, key: str, value: Any) -> dict[str, Any]:
-    source, reason = phase.sources.get(key, ("default", ""))
-    return {"value": value, "source": source, **({"reason": reason} if reason else {})}
-
-
-def _entries(section: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The entries of a nested file, by dotted key."""
-    for key, value in section.items():
-        if value.keys() <= {"value", "source", "reason"} and "source" in value:
-            yield f"{prefix}{key}", value
-        else:
-            yield from _entries(value, f"{prefix}{key}.")

@@ -11,7 +11,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.resolved import write_run_yaml
+from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.model_sizes import read_sizes
 from zerotrain.position import read_position
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.resolved import read_run_yaml
+from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.page import PhaseFacts, render_page
 
 KIND = "report"

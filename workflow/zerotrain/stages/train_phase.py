@@ -19,7 +19,8 @@ from typing import Any
 from zerotrain import artifact, compiled_ops
 from zerotrain.artifact import Artifact
 from zerotrain.errors import EXIT_UNFINISHED, PipelineError
-from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.sources import source_digest
 from zerotrain.supervise import supervise
 from zerotrain.training import lock, nvme_check, preflight, progress_folder, swap_folder

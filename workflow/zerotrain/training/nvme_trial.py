@@ -21,7 +21,8 @@ from deepspeed.accelerator import get_accelerator
 
 from zerotrain.artifact import write_json
 from zerotrain.errors import PipelineError
-from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.position import MASTER
 from zerotrain.supervise import end_with_parent
 from zerotrain.training.nvme_check import TRIAL

@@ -18,7 +18,8 @@ from zerotrain.cache import read_cache
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
 from zerotrain.families import load_family
-from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.position import MASTER
 from zerotrain.state import State
 from zerotrain.supervise import SUPERVISOR, end_with_parent
