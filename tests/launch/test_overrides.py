@@ -81,6 +81,12 @@ def test_what_only_moves_memory_may_change_in_a_phase() -> None:
             {"reduce_bucket_size": 5},
             "deepspeed has no such key", "did you mean zero_optimization.reduce_bucket_size?",
         ),
+        (
+            {"zero_optimization": {"reduce_bucket_size": "large"}},
+            "'large' is no value for it", "it takes a whole number from 0",
+        ),
+        ({"prescale_gradients": 1}, "1 is no value for it", "it takes true or false"),
+        ({"communication_data_type": "fp8"}, "is no value for it", "it takes fp32, fp16, bf16"),
         ({"quux": 5}, "deepspeed has no such key", "keys of deepspeed: "),
     ],
     ids=str,

@@ -22,10 +22,12 @@ class Key:
     """Our key, or the reason."""
     harmless: Any = UNSET
     """A value that changes nothing and is taken without a word."""
+    kind: type | tuple[str, ...] = object
+    """Of a free key's values, or the choice of them; numbers are never negative."""
 
 
-def _free(*names: str) -> dict[str, Key]:
-    return dict.fromkeys(names, Key("free"))
+def _free(kind: type | tuple[str, ...], *names: str) -> dict[str, Key]:
+    return dict.fromkeys(names, Key("free", kind=kind))
 
 
 def _refused(reason: str, *names: str, harmless: Any = UNSET) -> dict[str, Key]:
@@ -52,21 +54,24 @@ _PARALLEL = "the model is trained data-parallel; models are not cut within a lay
 _ALIAS = "an old name; use offload_optimizer, offload_param or the key without fp16"
 
 _OFFLOAD = {
-    **_free("pin_memory", "buffer_count"),
+    **_free(bool, "pin_memory"),
+    **_free(int, "buffer_count"),
     **_ours(device="launch.{target}", nvme_path="launch.offload_path"),
 }
 _ZERO = {
     **_ours(stage="launch.preset"),
     **_free(
-        "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions",
-        "allgather_bucket_size", "use_multi_rank_bucket_allreduce", "overlap_comm",
-        "sub_group_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+        bool, "contiguous_gradients", "reduce_scatter", "allgather_partitions", "overlap_comm",
+        "use_multi_rank_bucket_allreduce", "stage3_use_all_reduce_for_fetch_params",
+        "stage3_allgather_sequential", "ignore_unused_parameters", "memory_efficient_linear",
+        "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks",
+        "stage3_gather_16bit_weights_on_model_save",
+    ),
+    **_free(
+        int, "reduce_bucket_size", "allgather_bucket_size", "sub_group_size",
+        "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
         "stage3_model_persistence_threshold", "stage3_max_live_parameters",
         "stage3_max_reuse_distance", "stage3_module_granularity_threshold",
-        "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
-        "ignore_unused_parameters", "memory_efficient_linear", "override_module_apply",
-        "log_trace_cache_warnings", "enable_sanity_checks",
-        "stage3_gather_16bit_weights_on_model_save",
     ),
     **_refused(
         "under it DeepSpeed names other parameters' moments, so that no checkpoint would be right",
@@ -89,12 +94,12 @@ _ZERO = {
     **_refused(_ALIAS, "cpu_offload", "cpu_offload_param", "cpu_offload_use_pin_memory",
                "stage3_gather_fp16_weights_on_model_save", harmless=False),
     **_inside("offload_optimizer", {
-        **_OFFLOAD, **_free("pipeline_read", "pipeline_write", "fast_init"),
+        **_OFFLOAD, **_free(bool, "pipeline_read", "pipeline_write", "fast_init"),
         **_refused(_STATE, "ratio", harmless=1.0),
         **_refused(_STATE, "super_offload", harmless=False),
         **_idle("belongs to super_offload", "cpuadam_cores_perc"),
     }),
-    **_inside("offload_param", {**_OFFLOAD, **_free("buffer_size", "max_in_cpu")}),
+    **_inside("offload_param", {**_OFFLOAD, **_free(int, "buffer_size", "max_in_cpu")}),
 }  # fmt: skip
 _FP16 = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
 
@@ -121,7 +126,7 @@ DEEPSPEED: dict[str, Key] = {
     }),
     **_inside("bf16", {
         **_ours(enabled="launch.mixed_precision"),
-        **_free("immediate_grad_update", "check_grad_overflow"),
+        **_free(bool, "immediate_grad_update", "check_grad_overflow"),
         **_idle("a loss scale belongs to fp16: bf16 has float32's range", *_FP16),
         **_refused("master weights and moments are float32, or a switch would lose their last bits",
                    "bf16_master_weights_and_grads", "bf16_optimizer_states", harmless=False),
@@ -129,15 +134,18 @@ DEEPSPEED: dict[str, Key] = {
     **_inside("activation_checkpointing", {
         **_ours(**{key: f"launch.{key}" for key in (
             "partition_activations", "cpu_checkpointing", "contiguous_memory_optimization")}),
-        **_free("number_checkpoints", "synchronize_checkpoint_boundary", "profile"),
+        **_free(int, "number_checkpoints"),
+        **_free(bool, "synchronize_checkpoint_boundary", "profile"),
     }),
-    **_inside("aio", _free("block_size", "queue_depth", "intra_op_parallelism", "single_submit",
-                           "overlap_events", "use_gds")),
-    **_free(
-        "communication_data_type", "prescale_gradients", "gradient_predivide_factor",
-        "gradient_allreduce_op", "steps_per_print", "wall_clock_breakdown", "memory_breakdown",
-        "dump_state", "disable_python_gc", "log_level", "timers", "comms_logger", "flops_profiler",
-    ),
+    **_inside("aio", {**_free(int, "block_size", "queue_depth", "intra_op_parallelism"),
+                      **_free(bool, "single_submit", "overlap_events", "use_gds")}),
+    **_free(bool, "prescale_gradients", "wall_clock_breakdown", "memory_breakdown", "dump_state",
+            "disable_python_gc"),
+    **_free(int, "steps_per_print"),
+    **_free(float, "gradient_predivide_factor"),
+    **_free(("fp32", "fp16", "bf16"), "communication_data_type"),
+    **_free(str, "log_level"),
+    **_free(object, "timers", "comms_logger", "flops_profiler"),
     **_idle("the program chooses the optimizer itself and answers for it",
             "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
     **_idle("only without ZeRO, which every preset here has", "disable_allgather"),
@@ -149,6 +157,7 @@ DEEPSPEED: dict[str, Key] = {
                harmless=True),
     **_refused("curves are logged for TensorBoard already", "tensorboard", "wandb", "csv_monitor",
                "comet"),
+    **_refused("the loss is a mean over all processes", "gradient_allreduce_op", harmless="mean"),
     **_refused("Apex is gone; set launch.mixed_precision", "amp"),
     **_refused("precision is launch.mixed_precision", "torch_autocast", "data_types"),
     **_refused(_QUANTIZED, "weight_quantization", "compression_training", "quantize_training"),
@@ -169,8 +178,8 @@ DEEPSPEED: dict[str, Key] = {
 _MODEL = "the model is prepared by the program, not by accelerate"
 
 ACCELERATE: dict[str, Key] = {
-    **_free("gpu_ids", "rdzv_backend", "same_network", "enable_cpu_affinity", "debug",
-            "main_process_ip"),
+    **_free(str, "gpu_ids", "rdzv_backend", "main_process_ip"),
+    **_free(bool, "same_network", "enable_cpu_affinity", "debug"),
     **_ours(
         distributed_type="launch.preset",
         mixed_precision="launch.mixed_precision",

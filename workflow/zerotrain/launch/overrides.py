@@ -11,6 +11,7 @@ from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key, find_key
 from zerotrain.launch.settings import Settings, leaves
 
 TABLES = {"deepspeed": DEEPSPEED, "accelerate": ACCELERATE}
+WORDS = {bool: "true or false", int: "a whole number from 0", float: "a number from 0", str: "text"}
 
 
 def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: str) -> Settings:
@@ -24,7 +25,7 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
 
     Raises:
         PipelineError: a key is unknown, has one of ours for it, would do nothing, or is refused;
-            or a value is "auto".
+            or a value is "auto" or of another kind.
     """
     found = dict(settings)
     for dotted, value in leaves(given):
@@ -41,7 +42,10 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
             continue
         if key.verdict != "free":
             raise PipelineError(where + _why(key, dotted), hint=_instead(key, dotted))
-        found[dotted] = (_number(value), "user", f"launch.{program}")
+        value = _number(value, key.kind)
+        if not _fits(value, key.kind):
+            raise PipelineError(f"{where} is no value for it", hint=f"it takes {_words(key.kind)}")
+        found[dotted] = (value, "user", f"launch.{program}")
     return found
 
 
@@ -69,11 +73,24 @@ def _near(program: str, dotted: str) -> str:
     return f"keys of {program}: {', '.join(sections)}"
 
 
-def _number(value: Any) -> Any:
+def _words(kind: type | tuple[str, ...]) -> str:
+    return ", ".join(kind) if isinstance(kind, tuple) else WORDS[kind]
+
+
+def _number(value: Any, kind: type | tuple[str, ...]) -> Any:
     """5e8 and "5e8" are whole numbers where JSON readers want them."""
-    if isinstance(value, str):
+    if isinstance(value, str) and kind in (int, float):
         try:
             value = float(value)
         except ValueError:
             return value
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _fits(value: Any, kind: type | tuple[str, ...]) -> bool:
+    if isinstance(kind, tuple):
+        return value in kind
+    if kind in (int, float):
+        numbers = int if kind is int else (int, float)
+        return isinstance(value, numbers) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, kind)

@@ -1,0 +1,80 @@
+"""`zerotrain launch explain`: every value of a phase's launch, where it comes from and why."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import FILES, ResolvedPhase
+from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.settings import leaves
+
+TITLES = {"accelerate": "accelerate.yaml", "deepspeed": "deepspeed.json"}
+
+
+def explain(place: str, sources: tuple[str, ...] = (), width: int = 100) -> list[str]:
+    """The lines that explain a launch.
+
+    Args:
+        place: RUN/PHASE, a launch folder or a run.yaml.
+        sources: Only values from these: user, derived, default; empty for all.
+        width: Columns of the terminal.
+
+    Raises:
+        PipelineError: nothing has been rendered there.
+    """
+    phase = read_run_yaml(_run_yaml(place))
+    lines: list[str] = []
+    for title, entries in _sections(phase):
+        rows = [row for row in entries if not sources or row[2] in sources]
+        if not rows:
+            continue
+        name_width = max(len(row[0]) for row in rows)
+        value_width = min(max(len(row[1]) for row in rows), 24)
+        lines += ["", title]
+        for name, value, source, reason in rows:
+            head = f"  {name:<{name_width}}  {value:<{value_width}}  {source:<7}  "
+            indent = " " * (name_width + value_width + 15)
+            lines += textwrap.wrap(
+                head + reason,
+                width=max(width, len(indent) + 30),
+                subsequent_indent=indent,
+                drop_whitespace=True,
+                break_on_hyphens=False,
+            )
+    return lines[1:]
+
+
+def _run_yaml(place: str) -> Path:
+    path = Path(place)
+    if path.is_file():
+        return path
+    folders = [path, Path("results") / path / "launch", path / "launch"]
+    found = next((f / "run.yaml" for f in folders if (f / "run.yaml").is_file()), None)
+    if found is None:
+        rendered = sorted(Path("results").glob("*/*/launch/run.yaml"))
+        names = ", ".join("/".join(p.parts[-4:-2]) for p in rendered) or "none"
+        raise PipelineError(
+            f"{place}: no launch has been rendered there",
+            hint=f"`snakemake --cores all launch` renders those of a run; rendered here: {names}",
+        )
+    return found
+
+
+def _sections(phase: ResolvedPhase) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
+    names = [item.name for item in fields(phase) if item.name not in (*FILES, "sources")]
+    own = [_row(phase, name, name, getattr(phase, name)) for name in names]
+    yield f"{phase.run}/{phase.phase}", own
+    for file in FILES:
+        inside = leaves(getattr(phase, file))
+        yield TITLES[file], [_row(phase, key, f"{file}.{key}", value) for key, value in inside]
+
+
+def _row(phase: ResolvedPhase, name: str, key: str, value: Any) -> tuple[str, str, str, str]:
+    source, reason = phase.sources.get(key, ("default", ""))
+    shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return name, shown, source, reason
