@@ -112,6 +112,7 @@ def _kind(found: dict[str, Any], value: dict[str, Any]) -> str:
         "integer": "whole number",
         "number": "number",
         "boolean": "true, false",
+        "object": "mapping",
     }
     if value["type"] == "array":
         items = value["items"]

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from zerotrain import optimizers
 from zerotrain.config.section import Section, Whole
+from zerotrain.optimizer_arguments import read_arguments
 
 
 def _pattern(value: str) -> str:
@@ -15,6 +17,13 @@ def _pattern(value: str) -> str:
         re.compile(value)
     except re.error as error:
         raise ValueError(f"{value!r} is no regular expression: {error}") from error
+    return value
+
+
+def _optimizer(value: str) -> str:
+    found, _ = optimizers.find(value)
+    if found.refused:
+        raise ValueError(f"{found.title}: {found.refused}; the nearest that works: {found.instead}")
     return value
 
 
@@ -69,7 +78,14 @@ class TrainConfig(Section):
         1, ge=1, description="Forward passes per optimizer step."
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations to save memory.")
-    optimizer: Literal["adamw"] = Field("adamw", description="AdamW, fused or on CPU as launched.")
+    optimizer: Annotated[str, AfterValidator(_optimizer)] = Field(
+        "adamw",
+        description="A class of torch.optim or a name of DeepSpeed's, in any case: "
+        "`docs/optimizers.md` lists them.",
+    )
+    optimizer_args: dict[str, Any] = Field(
+        {}, description="What the optimizer takes beyond the keys here: `momentum`, `betas`, ..."
+    )
     param_groups: list[ParamGroup] = Field(
         [],
         description="Parameters with values of their own: a list of `parameters` (regular "
@@ -92,10 +108,14 @@ class TrainConfig(Section):
         description="Horizon of the schedule in steps; default: the last `until` when training "
         "starts, kept when `until` is raised later.",
     )
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
-    adam_epsilon: float = Field(1e-8, gt=0, description="Keeps the update's divisor from zero.")
-    adam_weight_decay: float = Field(1e-2, ge=0, description="Decoupled, as AdamW has it.")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Adam's decay of the first moment.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Adam's decay of the second moment.")
+    adam_epsilon: float = Field(1e-8, gt=0, description="Keeps Adam's divisor from zero.")
+    adam_weight_decay: float = Field(
+        1e-2,
+        ge=0,
+        description="Weight decay of any optimizer; the default is AdamW's, others have their own.",
+    )
     max_grad_norm: float = Field(1.0, ge=0, description="Gradient clipping by norm; 0 is none.")
     snr_gamma: float | None = Field(
         None, gt=0, description="Min-SNR loss weighting (5.0 is usual)."
@@ -121,6 +141,36 @@ class TrainConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _arguments_of_the_optimizer(self) -> TrainConfig:
+        found, _ = optimizers.find(self.optimizer)
+        read_arguments(found, self.optimizer_args, self.optimizer_keys_given())
+        groups = [group.adam_weight_decay for group in self.param_groups]
+        if found.weight_decay is None and any(groups):
+            raise ValueError(f"param_groups: {found.title} has no weight decay")
+        return self
+
+    def optimizer_keys_given(self) -> dict[str, float]:
+        """The adam_ keys that the user gave."""
+        keys = ("adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay")
+        return {key: getattr(self, key) for key in keys if key in self.model_fields_set}
+
+
+class Fp16Config(Section):
+    """fp16's loss scale: the same rule under every engine. Only with mixed_precision fp16."""
+
+    loss_scale: float = Field(0.0, ge=0, description="0 scales dynamically; else it is fixed.")
+    initial_scale_power: Whole = Field(
+        16, ge=0, le=31, description="The dynamic scale begins at 2 to this power."
+    )
+    loss_scale_window: Whole = Field(
+        2000, ge=1, description="Updates without overflow after which the scale doubles."
+    )
+    hysteresis: Whole = Field(
+        1, ge=1, description="Overflows until the scale is halved; each left out its update."
+    )
+    min_loss_scale: Whole = Field(1, ge=1, description="The dynamic scale falls no lower.")
+
 
 class LaunchConfig(Section):
     """How a phase is launched: a preset and what overrides it."""
@@ -145,6 +195,7 @@ class LaunchConfig(Section):
     offload_path: str | None = Field(
         None, description="Folder on a fast disk for presets that offload to NVMe."
     )
+    fp16: Fp16Config = Field(Fp16Config(), description="Loss scaling of mixed_precision fp16.")
 
     @model_validator(mode="before")
     @classmethod
@@ -153,6 +204,15 @@ class LaunchConfig(Section):
         if isinstance(value, dict) and value.get("mixed_precision") is False:
             return {**value, "mixed_precision": "no"}
         return value
+
+    @model_validator(mode="after")
+    def _fp16_with_its_precision(self) -> LaunchConfig:
+        if self.fp16.model_fields_set and self.mixed_precision != "fp16":
+            raise ValueError(
+                f"fp16 ({', '.join(sorted(self.fp16.model_fields_set))}) and mixed_precision "
+                f"{self.mixed_precision}: only fp16 scales its losses"
+            )
+        return self
 
     @model_validator(mode="after")
     def _path_with_nvme(self) -> LaunchConfig:

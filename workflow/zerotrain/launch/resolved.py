@@ -15,6 +15,15 @@ import yaml
 
 Source = Literal["user", "derived", "default"]
 
+FP16 = {
+    "loss_scale": 0.0,
+    "initial_scale_power": 16,
+    "loss_scale_window": 2000,
+    "hysteresis": 1,
+    "min_loss_scale": 1,
+}
+"""fp16's loss scale where nothing else is asked for; the names are DeepSpeed's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedPhase:
@@ -33,6 +42,8 @@ class ResolvedPhase:
     num_processes: int
     num_cpu_threads_per_process: int
     mixed_precision: Literal["no", "bf16", "fp16"]
+    fp16: dict[str, Any] = field(default_factory=FP16.copy)
+    """The loss scale of precision fp16; the keys of FP16."""
     start_step: int
     """The global step at which the phase before ends; 0 for the first."""
     until_step: int
@@ -47,6 +58,9 @@ class ResolvedPhase:
     """rank, alpha, dropout and target_modules of an adapter; None trains the model itself."""
     frozen_parameters: list[str] = field(default_factory=list)
     optimizer: str
+    """A name of zerotrain.optimizers."""
+    optimizer_args: dict[str, Any] = field(default_factory=dict)
+    """What its class takes beyond the values here."""
     param_groups: list[dict[str, Any]] = field(default_factory=list)
     """parameters, learning_rate and adam_weight_decay of groups with values of their own."""
     learning_rate: float
@@ -55,10 +69,12 @@ class ResolvedPhase:
     lr_warmup_ratio: float | None = None
     """If given, lr_warmup_steps is this share of lr_scheduler_steps."""
     lr_scheduler_steps: int
-    adam_beta1: float
-    adam_beta2: float
-    adam_epsilon: float
+    adam_beta1: float | None
+    adam_beta2: float | None
+    adam_epsilon: float | None
+    """None where the optimizer is none of Adam's family."""
     adam_weight_decay: float
+    """Weight decay of any optimizer, decoupled or not as it has it."""
     max_grad_norm: float
     snr_gamma: float | None
     caption_dropout_probability: float
@@ -88,6 +104,8 @@ class ResolvedPhase:
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:
             left_out.add("lr_warmup_steps")
+        if self.mixed_precision != "fp16":
+            left_out.add("fp16")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
 
 

@@ -15,12 +15,14 @@ from zerotrain.checkpoint import KIND, write_position, write_rank
 from zerotrain.errors import PipelineError
 from zerotrain.families import Objective
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.position import ADAM_SLOTS, MASTER, TrainingPosition
+from zerotrain.position import MASTER, TrainingPosition
 from zerotrain.training import ranks
 from zerotrain.training.batches import Batches
 from zerotrain.training.draws import step_seed
 from zerotrain.training.engine import Engine
 from zerotrain.training.log import Log
+from zerotrain.training.loss_scale import exhausted
+from zerotrain.training.optimizer import describe_group
 from zerotrain.training.progress_folder import prune, step_folder
 from zerotrain.training.schedule import learning_rate
 
@@ -74,7 +76,7 @@ def _update(engine: Engine, rate: float, phase: ResolvedPhase, clock: Clock) -> 
     """One optimizer step; the gradients' norm, infinite where fp16 left the update out."""
     scale = engine.loss_scale()
     norm = engine.step(rate)
-    if scale is None or scale["scale"] <= 1:
+    if scale is None or exhausted(scale, phase.fp16):
         _refuse_infinite("gradients' norm", norm, phase, clock)
     return norm
 
@@ -118,14 +120,8 @@ def save(engine: Engine, phase: ResolvedPhase, clock: Clock, log: Log, progress:
         optimizer=phase.optimizer,
         optimizer_step=engine.optimizer_step(),
         param_groups=[
-            {
-                "parameters": group.names,
-                "lr": group.rate(rate, phase),
-                "betas": [phase.adam_beta1, phase.adam_beta2],
-                "eps": phase.adam_epsilon,
-                "weight_decay": group.weight_decay,
-            }
-            for group in engine.groups
+            describe_group(phase, group, rate, scalars)
+            for group, scalars in zip(engine.groups, engine.scalars(), strict=True)
         ],
         lr_scheduler=phase.lr_scheduler,
         lr_scheduler_steps=clock.horizon,
@@ -140,7 +136,7 @@ def save(engine: Engine, phase: ResolvedPhase, clock: Clock, log: Log, progress:
         assert shared is not None
         spans = ranks.gather(write_rank(shared, engine.rank, engine.fragments()))
         if draft:
-            write_position(draft.folder, position, engine.shapes, [MASTER, *ADAM_SLOTS], spans)
+            write_position(draft.folder, position, engine.shapes, [MASTER, *engine.slots()], spans)
             log.write_records(draft.folder / "records")
     if engine.rank == 0:
         prune(progress, phase.keep, clock.step)

@@ -87,8 +87,8 @@ def run(
     if source is not None:
         position = source.position
         engine.load_masters(source.tensor)
-        if not preflight.lacks_moments(position, source.slots):
-            engine.load_moments(source.tensor, position.optimizer_step)
+        if not preflight.lacks_moments(position, source.slots, phase):
+            engine.load_moments(source.tensor, position.optimizer_step, position.param_groups)
         if position.loss_scale and phase.mixed_precision == "fp16":
             engine.load_loss_scale(position.loss_scale)
         clock = Clock(position.step, position.samples, _horizon(phase, position.lr_scheduler_steps))
