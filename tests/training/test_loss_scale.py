@@ -15,7 +15,7 @@ from tests.training.optimizer_trials import trial_phase
 
 from zerotrain import artifact
 from zerotrain.checkpoint import Checkpoint
-from zerotrain.config.training import Fp16Config
+from zerotrain.config.launch import Fp16Config
 from zerotrain.launch.resolved import FP16
 from zerotrain.training.loss_scale import LossScale, exhausted
 from zerotrain.training.zero_engine import ZeroEngine

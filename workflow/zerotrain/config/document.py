@@ -103,16 +103,17 @@ def _values(found: dict[str, Any], value: dict[str, Any]) -> str:
 
 
 def _kind(found: dict[str, Any], value: dict[str, Any]) -> str:
+    if "anyOf" in value:
+        return _values(found, value)
     if "enum" in value or "const" in value:
         return ", ".join(f"`{entry}`" for entry in value.get("enum", [value.get("const")]))
-    if "$ref" in value:
+    if "$ref" in value or value["type"] == "object":
         return "a mapping"
     words = {
         "string": "text",
         "integer": "whole number",
         "number": "number",
         "boolean": "true, false",
-        "object": "mapping",
     }
     if value["type"] == "array":
         items = value["items"]

@@ -1,4 +1,4 @@
-"""The sections that say what is trained, how a step is made and how a phase is launched."""
+"""The sections that say what is trained and how a step is made."""
 
 from __future__ import annotations
 
@@ -154,71 +154,3 @@ class TrainConfig(Section):
         """The adam_ keys that the user gave."""
         keys = ("adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay")
         return {key: getattr(self, key) for key in keys if key in self.model_fields_set}
-
-
-class Fp16Config(Section):
-    """fp16's loss scale: the same rule under every engine. Only with mixed_precision fp16."""
-
-    loss_scale: float = Field(0.0, ge=0, description="0 scales dynamically; else it is fixed.")
-    initial_scale_power: Whole = Field(
-        16, ge=0, le=31, description="The dynamic scale begins at 2 to this power."
-    )
-    loss_scale_window: Whole = Field(
-        2000, ge=1, description="Updates without overflow after which the scale doubles."
-    )
-    hysteresis: Whole = Field(
-        1, ge=1, description="Overflows until the scale is halved; each left out its update."
-    )
-    min_loss_scale: Whole = Field(1, ge=1, description="The dynamic scale falls no lower.")
-
-
-class LaunchConfig(Section):
-    """How a phase is launched: a preset and what overrides it."""
-
-    preset: Literal[
-        "torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "zero3_nvme"
-    ] = Field(
-        "torch", description="A file of config/launch: plain PyTorch, or a ZeRO stage with offload."
-    )
-    num_processes: Whole = Field(
-        1, ge=1, description="Processes, one a GPU; the global batch is shared among them."
-    )
-    mixed_precision: Literal["no", "bf16", "fp16"] = Field(
-        "no", description="Type of forward and backward passes; `no` is fp32."
-    )
-    num_cpu_threads_per_process: Whole | None = Field(
-        None,
-        ge=1,
-        description="Part of the numbers: other counts give other bits. Default: the cores, shared "
-        "among the processes.",
-    )
-    offload_path: str | None = Field(
-        None, description="Folder on a fast disk for presets that offload to NVMe."
-    )
-    fp16: Fp16Config = Field(Fp16Config(), description="Loss scaling of mixed_precision fp16.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _yaml_no(cls, value: Any) -> Any:
-        # `mixed_precision: no` is a boolean to YAML 1.1 readers.
-        if isinstance(value, dict) and value.get("mixed_precision") is False:
-            return {**value, "mixed_precision": "no"}
-        return value
-
-    @model_validator(mode="after")
-    def _fp16_with_its_precision(self) -> LaunchConfig:
-        if self.fp16.model_fields_set and self.mixed_precision != "fp16":
-            raise ValueError(
-                f"fp16 ({', '.join(sorted(self.fp16.model_fields_set))}) and mixed_precision "
-                f"{self.mixed_precision}: only fp16 scales its losses"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _path_with_nvme(self) -> LaunchConfig:
-        if (self.preset == "zero3_nvme") != (self.offload_path is not None):
-            raise ValueError(
-                f"preset {self.preset} and offload_path {self.offload_path!r}: zero3_nvme needs a "
-                "folder on a fast disk, and no other preset uses one"
-            )
-        return self
