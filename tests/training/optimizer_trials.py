@@ -1,4 +1,4 @@
-"""A model of some 70 weights that every engine trains with every optimizer, in one process each.
+"""A model of some 100 weights that every engine trains with every optimizer, in one process each.
 
 The parameters have odd sizes, the biases are a group with a rate and a decay of their own, and a
 checkpoint is written and read as in a training.
@@ -54,11 +54,14 @@ def trial_phase(optimizer: str, preset: str, processes: int = 1, **changes: Any)
 
 
 class Model(torch.nn.Sequential):
-    """Three layers."""
+    """A convolution, whose weights are no matrix, and two linear layers."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
-        super().__init__(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
+        super().__init__(
+            torch.nn.Unflatten(1, (1, 5)), torch.nn.Conv1d(1, 3, 3), torch.nn.Tanh(),
+            torch.nn.Flatten(), torch.nn.Linear(9, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3),
+        )  # fmt: skip
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:

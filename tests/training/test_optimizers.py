@@ -50,6 +50,7 @@ WHOLE = {"muon": ("muon", {"ns_steps": 4}), "adafactor": ("adafactor", {})}
 """On whole parameters: under plain PyTorch."""
 EVERYWHERE = ("zero2", "zero3_offload")
 LATER = ("zero1", "zero2_offload", "zero3")
+DECAY = 0.1
 BOUND, SLOTS_BOUND = 1e-6, 2e-6
 """Of weights, and of slots: a mean of squares has twice the relative error of a gradient."""
 
@@ -131,42 +132,76 @@ def apart(found: Checkpoint, expected: Checkpoint, slots: list[str]) -> float:
 
 
 def direct(optimizer: str, arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The same training by torch's own class, parameter by parameter, without an engine."""
+    """The same training by torch's own class, parameter by parameter, without an engine.
+
+    The fused classes alone step a flat copy of each group: they round the last elements of a tensor
+    otherwise than the rest.
+    """
     model = Model()
     named = dict(model.named_parameters())
-    biases = {n: p for n, p in named.items() if "bias" in n}
-    weights = {n: p for n, p in named.items() if "bias" not in n}
+    biases = [p for n, p in named.items() if "bias" in n]
+    others = [p for n, p in named.items() if "bias" not in n]
     phase = trial_phase(optimizer, "torch", **values(optimizer, arguments))
     table, _ = optimizers.find(optimizer)
-    own: dict[str, Any] = dict(arguments)
+    own = {key: tuple(v) if isinstance(v, list) else v for key, v in arguments.items()}
     if table.adam_keys and optimizer != "muon":
         own |= {"betas": (0.9, 0.99), "eps": 1e-8}
-    parts = [(biases, 0.5, 0.0), (weights, 1.0, phase.adam_weight_decay)]
-    groups = [
-        {"params": list(p.values()), "share": share}
-        | ({} if table.weight_decay is None else {"weight_decay": decay})
-        for p, share, decay in parts
-    ]
-    made: list[torch.optim.Optimizer]
-    first = {"lr": rate(0)}
+    decays = [{"weight_decay": d} if table.weight_decay is not None else {} for d in (0.0, DECAY)]
+    groups: list[dict[str, Any]] = [
+        {"params": biases, "share": 0.5, **decays[0]}, {"params": others, "share": 1.0, **decays[1]}
+    ]  # fmt: skip
+    fused = optimizer in ("adam", "adamw")
+    flats = [Flat(group["params"]) for group in groups] if fused else []
     if optimizer == "muon":
-        adam = torch.optim.AdamW([groups[0]], betas=(0.9, 0.99), fused=True, **first)
-        made = [adam, torch.optim.Muon([groups[1]], **own, **first)]
+        matrices = [p for p in others if p.ndim == 2]
+        kernels = {**groups[1], "params": [p for p in others if p.ndim != 2]}
+        adam = torch.optim.AdamW([groups[0], kernels], lr=0.0, betas=(0.9, 0.99), fused=True)
+        made = [adam, torch.optim.Muon([{**groups[1], "params": matrices}], **own)]
     elif optimizer == "lion":
         made = [Lion(groups)]
+    elif fused:
+        groups = [{**g, "params": [f.weights]} for g, f in zip(groups, flats, strict=True)]
+        made = [getattr(torch.optim, table.title)(groups, **own, fused=True)]
     else:
-        how = {"fused": True} if optimizer in ("adam", "adamw") else {"foreach": False}
-        made = [getattr(torch.optim, table.title)(groups, **own, **how)]
+        # Rprop looks at the first rate alone.
+        groups = [{**group, "lr": group["share"] * rate(0)} for group in groups]
+        made = [getattr(torch.optim, table.title)(groups, **own, foreach=False)]
+    assert phase.adam_weight_decay == DECAY
     for step in range(STEPS):
         inputs, targets = batch(step)
+        model.zero_grad()
+        (model(inputs) - targets).square().mean().backward()
+        for flat in flats:
+            flat.take_gradients()
         for one in made:
             for group in one.param_groups:
                 group["lr"] = group["share"] * rate(step)
-            one.zero_grad()
-        (model(inputs) - targets).square().mean().backward()
-        for one in made:
             one.step()
+        for flat in flats:
+            flat.give_weights()
     return {name: parameter.detach() for name, parameter in named.items()}
+
+
+class Flat:
+    """A copy of parameters in one tensor of an even length."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        self.weights = torch.nn.Parameter(self._flat([p.data for p in parameters]))
+
+    def take_gradients(self) -> None:
+        self.weights.grad = self._flat([p.grad for p in self._parameters])
+
+    def give_weights(self) -> None:
+        rest = self.weights.data
+        for parameter in self._parameters:
+            own, rest = rest[: parameter.numel()], rest[parameter.numel() :]
+            parameter.data.copy_(own.view_as(parameter))
+
+    @staticmethod
+    def _flat(tensors: list[torch.Tensor]) -> torch.Tensor:
+        joined = torch.cat([tensor.flatten() for tensor in tensors])
+        return torch.nn.functional.pad(joined, (0, joined.numel() % 2))
 
 
 @pytest.mark.parametrize("case", [*CASES, *WHOLE])
@@ -251,7 +286,8 @@ def test_the_table_knows_the_slots(optimizer):
     set_all = {key: 0.5 for key in ("momentum",)} | {"amsgrad": True, "centered": True}
     for arguments in ({}, {k: v for k, v in set_all.items() if k in table.arguments}):
         phase = trial_phase(optimizer, "torch", **values(optimizer, arguments))
-        parameters = [torch.nn.Parameter(torch.ones(3, 2)), torch.nn.Parameter(torch.ones(4))]
+        shapes = ((3, 2), (4,), (2, 3, 2, 2))
+        parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
         group = ParamGroup(["a", "b"], 1e-2, 0.0)
         made = open_optimizers(phase, [group], [parameters])
         for parameter in parameters:
@@ -260,12 +296,12 @@ def test_the_table_knows_the_slots(optimizer):
             one.step()
         for parameter in parameters:
             state = next((o.state[parameter] for o in made if parameter in o.state), {})
-            shapes = {
+            named = {
                 slot: optimizers.slot_shape(optimizer, slot, list(parameter.shape))
                 for slot in optimizers.slots(optimizer, arguments)
             }
             kept = {k: list(v.shape) for k, v in state.items() if v.numel() > 1}
-            assert kept == {slot: shape for slot, shape in shapes.items() if shape is not None}
+            assert kept == {slot: shape for slot, shape in named.items() if shape is not None}
             assert state.keys() - kept.keys() <= {"step", *table.scalars}
             assert set(table.scalars) <= state.keys()
 

@@ -23,7 +23,9 @@ def _pattern(value: str) -> str:
 def _optimizer(value: str) -> str:
     found, _ = optimizers.find(value)
     if found.refused:
-        raise ValueError(f"{found.title}: {found.refused}; the nearest that works: {found.instead}")
+        raise ValueError(
+            f"optimizer {found.title}: {found.refused}; the nearest that works: {found.instead}"
+        )
     return value
 
 

@@ -177,8 +177,8 @@ class TorchEngine:
             made = open_optimizers(self._phase, [self.groups[group]], [[small]])
             return next(one for one in made if one.param_groups[0]["params"])
 
-        small = (2,) * min(stepped.ndim, 2) if self._whole else (2,)
-        return counters(open_small, self._all_slots(), self.device, small)
+        # Muon asks for the dimensions.
+        return counters(open_small, self._all_slots(), self.device, (2,) * stepped.ndim)
 
     def _read_slots(
         self, read: ReadTensor, group: int, stepped: torch.nn.Parameter
