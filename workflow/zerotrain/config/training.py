@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from zerotrain.config.lr_scheduler import SchedulerName, read_arguments, refuse_contradictions
 from zerotrain.config.section import Section, Whole
 
 
@@ -76,10 +77,15 @@ class TrainConfig(Section):
         "expressions), `learning_rate`, `adam_weight_decay`. The first that fits counts.",
     )
     learning_rate: float = Field(1e-5, gt=0, description="Peak of the schedule.")
-    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Shape after warm-up; a function of the global step alone."
+    lr_scheduler: SchedulerName = Field(
+        "constant",
+        description="Shape of the learning rate, a function of the global step alone; in any case. "
+        "See [schedules.md](schedules.md).",
     )
-    lr_warmup_steps: Whole = Field(0, ge=0, description="Steps of linear warm-up.")
+    lr_scheduler_args: dict[str, Any] = Field(
+        {}, description="The schedule's own arguments; see [schedules.md](schedules.md)."
+    )
+    lr_warmup_steps: Whole = Field(0, ge=0, description="Steps of warm-up.")
     lr_warmup_ratio: float | None = Field(
         None,
         ge=0,
@@ -109,6 +115,19 @@ class TrainConfig(Section):
     save_every: Whole = Field(500, ge=1, description="Steps between rolling checkpoints.")
     keep: Whole = Field(2, ge=1, description="Rolling checkpoints kept.")
     log_every: Whole = Field(10, ge=1, description="Steps between lines of the log.")
+
+    @field_validator("lr_scheduler_args", mode="before")
+    @classmethod
+    def _of_the_schedule(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.data.get("lr_scheduler")
+        return value if name is None else read_arguments(name, value)
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> TrainConfig:
+        # A schedule with an argument that must be given needs it without lr_scheduler_args, too.
+        read_arguments(self.lr_scheduler, self.lr_scheduler_args)
+        refuse_contradictions(self.lr_scheduler, dict(self), self.model_fields_set)
+        return self
 
     @model_validator(mode="after")
     def _one_warmup(self) -> TrainConfig:

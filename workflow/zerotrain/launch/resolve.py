@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
+from zerotrain.launch.lr_schedule import refuse_impossible_schedule, with_own_keys
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolved import ResolvedPhase, Source, warmup_share
 
@@ -32,7 +33,7 @@ def resolve_phase(
 
     Raises:
         PipelineError: a phase ends at or before its start, a batch cannot be divided, or the
-            warm-up is longer than the schedule.
+            schedule is impossible.
     """
     if epoch_size < 1:
         raise PipelineError(
@@ -57,6 +58,7 @@ def resolve_phase(
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
     sources["epoch_size"] = ("derived", "training samples x repeats, from the dataset manifest")
+    train = with_own_keys(train, sources)
     threads = launch.num_cpu_threads_per_process
     if threads is None:
         threads = max(1, (os.cpu_count() or 1) // launch.num_processes)
@@ -79,18 +81,13 @@ def resolve_phase(
             "derived",
             f"lr_warmup_ratio {train.lr_warmup_ratio:g} of {horizon} steps",
         )
-    if warmup > horizon:
-        raise PipelineError(
-            f"phase {name}: {warmup} steps of warm-up, but the schedule has {horizon}",
-            hint="lower lr_warmup_steps or raise lr_scheduler_steps",
-        )
     accumulation = train.gradient_accumulation_steps
     sources["micro_batch_size"] = (
         "derived",
         f"global batch {train.global_batch_size} / {_count(accumulation, 'accumulation')} / "
         f"{_count(launch.num_processes, 'process')}",
     )
-    return ResolvedPhase(
+    resolved = ResolvedPhase(
         run=config.run,
         phase=name,
         family=config.family,
@@ -125,6 +122,7 @@ def resolve_phase(
         ],
         learning_rate=train.learning_rate,
         lr_scheduler=train.lr_scheduler,
+        lr_scheduler_args=train.lr_scheduler_args,
         lr_warmup_steps=warmup,
         lr_warmup_ratio=train.lr_warmup_ratio,
         lr_scheduler_steps=horizon,
@@ -141,6 +139,8 @@ def resolve_phase(
         allow=list(phase.allow),
         sources=sources,
     )
+    refuse_impossible_schedule(resolved)
+    return resolved
 
 
 def _given(value: float | None, default: float) -> float:

@@ -37,8 +37,10 @@ class Engine(Protocol):
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of one micro batch's mean loss, divided by the accumulation."""
 
-    def step(self, learning_rate: float) -> float:
+    def step(self, learning_rate: float, beta1: float | None = None) -> float:
         """Clip, update, clear the gradients; return the gradients' norm before clipping.
+
+        beta1 is the optimizer's first beta at this step; None is the phase's own.
 
         Where it is not finite, fp16 has left the update out and lowered its loss scale; at other
         precisions the weights are spoilt or the update was left out: never save them.

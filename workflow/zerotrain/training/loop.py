@@ -22,7 +22,7 @@ from zerotrain.training.draws import step_seed
 from zerotrain.training.engine import Engine
 from zerotrain.training.log import Log
 from zerotrain.training.progress_folder import prune, step_folder
-from zerotrain.training.schedule import learning_rate
+from zerotrain.training.schedule import learning_rate, momentum
 
 
 @dataclass
@@ -56,13 +56,14 @@ def train(
     """
     while clock.step < phase.until_step:
         rate = learning_rate(phase, clock.step, clock.horizon)
+        beta1 = momentum(phase, clock.step, clock.horizon)
         own_loss = _accumulate(engine, objective, batches, phase, clock)
         loss, stopping = ranks.settle(own_loss, stop_requested(), engine.device)
         _refuse_infinite("loss", loss, phase, clock)
-        norm = _update(engine, rate, phase, clock)
+        norm = _update(engine, rate, beta1, phase, clock)
         clock.step += 1
         clock.samples += phase.global_batch_size
-        log.step(clock.step, clock.samples, loss, norm, rate)
+        log.step(clock.step, clock.samples, loss, norm, rate, beta1)
         if stopping or clock.step % phase.save_every == 0 or clock.step == phase.until_step:
             save(engine, phase, clock, log, progress)
         if stopping:
@@ -70,10 +71,12 @@ def train(
     return clock.step >= phase.until_step
 
 
-def _update(engine: Engine, rate: float, phase: ResolvedPhase, clock: Clock) -> float:
+def _update(
+    engine: Engine, rate: float, beta1: float | None, phase: ResolvedPhase, clock: Clock
+) -> float:
     """One optimizer step; the gradients' norm, infinite where fp16 left the update out."""
     scale = engine.loss_scale()
-    norm = engine.step(rate)
+    norm = engine.step(rate, beta1)
     if scale is None or scale["scale"] <= 1:
         _refuse_infinite("gradients' norm", norm, phase, clock)
     return norm
@@ -110,6 +113,7 @@ def save(engine: Engine, phase: ResolvedPhase, clock: Clock, log: Log, progress:
     Every process writes its own part; the first one publishes them together.
     """
     rate = learning_rate(phase, clock.step, clock.horizon)
+    beta1 = momentum(phase, clock.step, clock.horizon)
     position = TrainingPosition(
         run=phase.run,
         phase=phase.phase,
@@ -121,7 +125,7 @@ def save(engine: Engine, phase: ResolvedPhase, clock: Clock, log: Log, progress:
             {
                 "parameters": group.names,
                 "lr": group.rate(rate, phase),
-                "betas": [phase.adam_beta1, phase.adam_beta2],
+                "betas": [phase.adam_beta1 if beta1 is None else beta1, phase.adam_beta2],
                 "eps": phase.adam_epsilon,
                 "weight_decay": group.weight_decay,
             }

@@ -107,11 +107,13 @@ class TorchEngine:
         share = loss / self._phase.gradient_accumulation_steps
         self._scaler.scale(share).backward()  # type: ignore[no-untyped-call]
 
-    def step(self, learning_rate: float) -> float:
+    def step(self, learning_rate: float, beta1: float | None = None) -> float:
         self._scaler.unscale_(self._optimizer)
         norm = self._clip()
         for group, own in zip(self._optimizer.param_groups, self.groups, strict=True):
             group["lr"] = own.rate(learning_rate, self._phase)
+            if beta1 is not None:
+                group["betas"] = (beta1, group["betas"][1])
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=False)

@@ -97,10 +97,12 @@ class ZeroEngine:
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
 
-    def step(self, learning_rate: float) -> float:
+    def step(self, learning_rate: float, beta1: float | None = None) -> float:
         base = self._zero.optimizer
         for group, own in zip(base.param_groups, self.groups, strict=True):
             group["lr"] = own.rate(learning_rate, self._phase)
+            if beta1 is not None:
+                group["betas"] = (beta1, group["betas"][1])
         if isinstance(base, DeepSpeedCPUAdam):
             _forget_bias_history(base)
         self._engine.step()
