@@ -202,7 +202,7 @@ def read_arguments(name: str, given: Any) -> dict[str, Any]:
     known = ARGUMENTS[name]
     for key in given:
         if key not in known.model_fields:
-            raise ValueError(f"{name} has no argument {key!r}; {_known(known, str(key))}")
+            raise ValueError(f"schedule {name} has no argument {key!r}; {_known(known, str(key))}")
     try:
         return known.model_validate(given).model_dump(exclude_unset=True)
     except ValidationError as error:
@@ -218,10 +218,10 @@ def _known(known: type[Section], key: str) -> str:
 def _explain(name: str, detail: Any) -> str:
     message = detail["msg"].removeprefix("Value error, ")
     if not detail["loc"]:
-        return f"{name}: {message}"
+        return f"schedule {name}: {message}"
     key = detail["loc"][0]
     if detail["type"] == "missing":
-        return f"{name} needs {key}"
+        return f"schedule {name} needs {key}"
     return f"{key} {detail['input']!r}: {message[0].lower()}{message[1:]}"
 
 
@@ -255,7 +255,7 @@ def refuse_contradictions(name: str, values: dict[str, Any], given: set[str]) ->
             raise ValueError(f"lr_scheduler_args.{key} {low:g} is above the peak of {peak:g}")
     if name == "OneCycle" and arguments.get("cycle_momentum", True) and "adam_beta1" in given:
         raise ValueError(
-            f"OneCycle sets adam_beta1 at every step, so adam_beta1 {values['adam_beta1']:g} would "
+            f"schedule OneCycle sets adam_beta1 at every step, so adam_beta1 {values['adam_beta1']:g} would "
             "never be used: remove it, or set lr_scheduler_args.cycle_momentum to false"
         )
 
@@ -265,10 +265,10 @@ def _refuse_warmup(name: str, values: dict[str, Any], given: set[str]) -> None:
     if name in ("OneCycle", "LRRangeTest"):
         if values["lr_warmup_steps"] or ratio:
             key = "lr_warmup_ratio" if ratio else "lr_warmup_steps"
-            raise ValueError(f"{name} has no warm-up: remove {key}")
+            raise ValueError(f"schedule {name} has no warm-up: remove {key}")
     elif "warmup_num_steps" in ARGUMENTS[name].model_fields:
         if ratio is not None and "warmup_num_steps" in arguments:
             raise ValueError("give lr_scheduler_args.warmup_num_steps or lr_warmup_ratio, not both")
         if ratio == 0 or ("lr_warmup_steps" in given and values["lr_warmup_steps"] == 0):
             key = "lr_warmup_steps" if ratio is None else "lr_warmup_ratio"
-            raise ValueError(f"{name} begins with a warm-up: {key} must be above 0")
+            raise ValueError(f"schedule {name} begins with a warm-up: {key} must be above 0")
