@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zerotrain.config import RunConfig, parse_config
-from zerotrain.config.lr_scheduler import ARGUMENTS
+from zerotrain.config.lr_scheduler_args import ARGUMENTS
 from zerotrain.errors import PipelineError
 
 

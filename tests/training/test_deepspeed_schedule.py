@@ -73,7 +73,7 @@ def test_every_argument_of_deepspeed_is_known_with_its_default() -> None:
     the step; a peak is learning_rate, and the total is the horizon."""
     import inspect
 
-    from zerotrain.config.lr_scheduler import ARGUMENTS
+    from zerotrain.config.lr_scheduler_args import ARGUMENTS
 
     for name in lr_schedules.VALID_LR_SCHEDULES:
         theirs = dict(inspect.signature(getattr(lr_schedules, name)).parameters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from zerotrain.config import TrainConfig
-from zerotrain.config.lr_scheduler import ARGUMENTS, OWN_KEYS
+from zerotrain.config.lr_scheduler_args import ARGUMENTS, OWN_KEYS
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase, Source
 from zerotrain.training.schedule import momentum
