@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zerotrain import optimizers
-from zerotrain.optimizer_arguments import read_arguments
+from zerotrain.optimizer_arguments import read_optimizer_args
 from zerotrain.optimizer_page import page
 from zerotrain.training.lion import Lion
 
@@ -138,7 +138,7 @@ def test_a_disk_holds_the_state_of_plain_adam_alone() -> None:
 def test_arguments_that_mean_nothing_are_refused(name, arguments, given, message) -> None:
     """With the nearest name, the kind that is wanted, or the key that is right."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        read_arguments(optimizers.find(name)[0], arguments, given)
+        read_optimizer_args(optimizers.find(name)[0], arguments, given)
     assert message in str(caught.value)
 
 
@@ -146,13 +146,13 @@ def test_arguments_with_a_key_of_their_own_move_there() -> None:
     """The same value has one place, whichever way it came."""
     adamw, muon, lion = (optimizers.find(name)[0] for name in ("adamw", "muon", "lion"))
     found = {"betas": ["0.9", 0.95], "eps": "1e-6", "weight_decay": 0.1, "amsgrad": True}
-    assert read_arguments(adamw, found, {}) == (
+    assert read_optimizer_args(adamw, found, {}) == (
         {"amsgrad": True},
         {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_epsilon": 1e-6, "adam_weight_decay": 0.1},
     )
     # Muon's own epsilon is none of the AdamW's beside it.
-    assert read_arguments(muon, {"eps": 1e-5}, {"adam_epsilon": 1e-8}) == ({"eps": 1e-5}, {})
-    assert read_arguments(lion, {"betas": [0.95, 0.98]}, {}) == ({"betas": [0.95, 0.98]}, {})
+    assert read_optimizer_args(muon, {"eps": 1e-5}, {"adam_epsilon": 1e-8}) == ({"eps": 1e-5}, {})
+    assert read_optimizer_args(lion, {"betas": [0.95, 0.98]}, {}) == ({"betas": [0.95, 0.98]}, {})
 
 
 def test_only_adam_and_adamw_continue_each_other() -> None:

@@ -97,6 +97,17 @@ def test_what_cannot_work_is_refused(
     assert all(message in text for message in messages), text
 
 
+def test_a_cycled_momentum_needs_one() -> None:
+    """Refused before a step is made, with both ways out."""
+    bounds = {"cycle_min_lr": 0, "cycle_max_lr": 1e-3}
+    cycle: dict[str, Any] = {"lr_scheduler": "OneCycle", "lr_scheduler_args": bounds}
+    text = refusal(optimizer="sgd", **cycle)
+    assert "OneCycle cycles the momentum, and optimizer sgd has none" in text
+    assert "cycle_momentum to false" in text
+    resolve(optimizer="sgd", optimizer_args={"momentum": 0.9}, **cycle)
+    resolve(optimizer="lion", **cycle)
+
+
 def test_deepspeed_is_told_to_take_any_optimizer() -> None:
     """Where it is not its own; its parser takes the file."""
     for optimizer, arguments, told in (

@@ -35,7 +35,7 @@ class Engine:
     def backward(self, loss: torch.Tensor) -> None:
         pass
 
-    def step(self, learning_rate: float) -> float:
+    def step(self, learning_rate: float, beta1: float | None = None) -> float:
         return self.norm
 
 

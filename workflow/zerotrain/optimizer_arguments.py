@@ -12,7 +12,7 @@ from typing import Any
 from zerotrain.optimizers import ENGINES_OWN, Optimizer
 
 
-def read_arguments(
+def read_optimizer_args(
     optimizer: Optimizer, found: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Check a phase's optimizer_args, and the keys of `train` that the user gave beside them.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from zerotrain import optimizers
+from zerotrain.config.lr_scheduler import SchedulerName, read_arguments, refuse_contradictions
 from zerotrain.config.section import Section, Whole
-from zerotrain.optimizer_arguments import read_arguments
+from zerotrain.optimizer_arguments import read_optimizer_args
 
 
 def _pattern(value: str) -> str:
@@ -94,10 +95,15 @@ class TrainConfig(Section):
         "expressions), `learning_rate`, `adam_weight_decay`. The first that fits counts.",
     )
     learning_rate: float = Field(1e-5, gt=0, description="Peak of the schedule.")
-    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Shape after warm-up; a function of the global step alone."
+    lr_scheduler: SchedulerName = Field(
+        "constant",
+        description="Shape of the learning rate, a function of the global step alone; in any case. "
+        "See [schedules.md](schedules.md).",
     )
-    lr_warmup_steps: Whole = Field(0, ge=0, description="Steps of linear warm-up.")
+    lr_scheduler_args: dict[str, Any] = Field(
+        {}, description="The schedule's own arguments; see [schedules.md](schedules.md)."
+    )
+    lr_warmup_steps: Whole = Field(0, ge=0, description="Steps of warm-up.")
     lr_warmup_ratio: float | None = Field(
         None,
         ge=0,
@@ -132,6 +138,19 @@ class TrainConfig(Section):
     keep: Whole = Field(2, ge=1, description="Rolling checkpoints kept.")
     log_every: Whole = Field(10, ge=1, description="Steps between lines of the log.")
 
+    @field_validator("lr_scheduler_args", mode="before")
+    @classmethod
+    def _of_the_schedule(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.data.get("lr_scheduler")
+        return value if name is None else read_arguments(name, value)
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> TrainConfig:
+        # A schedule with an argument that must be given needs it without lr_scheduler_args, too.
+        read_arguments(self.lr_scheduler, self.lr_scheduler_args)
+        refuse_contradictions(self.lr_scheduler, dict(self), self.model_fields_set)
+        return self
+
     @model_validator(mode="after")
     def _one_warmup(self) -> TrainConfig:
         if self.lr_warmup_ratio is not None and self.lr_warmup_steps:
@@ -146,7 +165,7 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _arguments_of_the_optimizer(self) -> TrainConfig:
         found, _ = optimizers.find(self.optimizer)
-        read_arguments(found, self.optimizer_args, self.optimizer_keys_given())
+        read_optimizer_args(found, self.optimizer_args, self.optimizer_keys_given())
         groups = [group.adam_weight_decay for group in self.param_groups]
         if found.weight_decay is None and any(groups):
             raise ValueError(f"param_groups: {found.title} has no weight decay")

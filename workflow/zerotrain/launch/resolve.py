@@ -11,9 +11,10 @@ from zerotrain import optimizers
 from zerotrain.config import RunConfig
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
+from zerotrain.launch.lr_schedule import refuse_impossible_schedule, with_own_keys
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolved import ResolvedPhase, Source, warmup_share
-from zerotrain.optimizer_arguments import read_arguments
+from zerotrain.optimizer_arguments import read_optimizer_args
 
 Sources = dict[str, tuple[Source, str]]
 
@@ -35,8 +36,8 @@ def resolve_phase(
         begun: Steps and samples that the run begins with, where it goes on from elsewhere.
 
     Raises:
-        PipelineError: a phase ends at or before its start, a batch cannot be divided, the warm-up
-            is longer than the schedule, or the optimizer does not work under the launch.
+        PipelineError: a phase ends at or before its start, a batch cannot be divided, the schedule
+            is impossible, or the optimizer does not work under the launch.
     """
     if epoch_size < 1:
         raise PipelineError(
@@ -61,6 +62,7 @@ def resolve_phase(
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
     sources["epoch_size"] = ("derived", "training samples x repeats, from the dataset manifest")
+    train = with_own_keys(train, sources)
     threads = launch.num_cpu_threads_per_process
     if threads is None:
         threads = max(1, (os.cpu_count() or 1) // launch.num_processes)
@@ -83,11 +85,6 @@ def resolve_phase(
             "derived",
             f"lr_warmup_ratio {train.lr_warmup_ratio:g} of {horizon} steps",
         )
-    if warmup > horizon:
-        raise PipelineError(
-            f"phase {name}: {warmup} steps of warm-up, but the schedule has {horizon}",
-            hint="lower lr_warmup_steps or raise lr_scheduler_steps",
-        )
     chosen = _optimizer(name, train, preset, sources)
     accumulation = train.gradient_accumulation_steps
     sources["micro_batch_size"] = (
@@ -95,7 +92,7 @@ def resolve_phase(
         f"global batch {train.global_batch_size} / {_count(accumulation, 'accumulation')} / "
         f"{_count(launch.num_processes, 'process')}",
     )
-    return ResolvedPhase(
+    resolved = ResolvedPhase(
         run=config.run,
         phase=name,
         family=config.family,
@@ -130,6 +127,7 @@ def resolve_phase(
         ],
         learning_rate=train.learning_rate,
         lr_scheduler=train.lr_scheduler,
+        lr_scheduler_args=train.lr_scheduler_args,
         lr_warmup_steps=warmup,
         lr_warmup_ratio=train.lr_warmup_ratio,
         lr_scheduler_steps=horizon,
@@ -143,12 +141,16 @@ def resolve_phase(
         sources=sources,
         **chosen,
     )
+    refuse_impossible_schedule(resolved)
+    return resolved
 
 
 def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) -> dict[str, Any]:
     """optimizer, optimizer_args and the adam_ values of a phase, which are None without meaning."""
     found, reason = optimizers.find(train.optimizer)
-    arguments, moved = read_arguments(found, train.optimizer_args, train.optimizer_keys_given())
+    arguments, moved = read_optimizer_args(
+        found, train.optimizer_args, train.optimizer_keys_given()
+    )
     refused, hint = optimizers.refusal(
         found.name, arguments, engine=preset.engine, offload_optimizer=preset.offload_optimizer
     )

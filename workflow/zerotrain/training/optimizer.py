@@ -138,13 +138,17 @@ def drive(
 
 
 def describe_group(
-    phase: ResolvedPhase, group: ParamGroup, learning_rate: float, scalars: Mapping[str, float]
+    phase: ResolvedPhase,
+    group: ParamGroup,
+    learning_rate: float,
+    beta1: float | None,
+    scalars: Mapping[str, float],
 ) -> dict[str, Any]:
-    """A group as a position has it, at a step at which the phase's rate is `learning_rate`."""
+    """A group as a position has it, at a step with this rate of the phase and this first beta."""
     found: dict[str, Any] = {"parameters": group.names, **_shared_values(phase, group)}
     found["lr"] = group.rate(learning_rate, phase)
     if "betas" in found:
-        found["betas"] = list(found["betas"])
+        found["betas"] = [phase.adam_beta1 if beta1 is None else beta1, phase.adam_beta2]
     if phase.optimizer_args:
         found["optimizer_args"] = phase.optimizer_args
     return {**found, "scalars": dict(scalars)} if scalars else found
