@@ -11,6 +11,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.settings import Settings, nested
 from zerotrain.launch.zero import zero_optimization
 from zerotrain.model_sizes import ModelSizes
+from zerotrain.optimizers import plain_adam
 
 COMMUNICATION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 NEVER = 1_000_000_000
@@ -125,6 +126,10 @@ def deepspeed_settings(phase: ResolvedPhase, sizes: ModelSizes) -> Settings:
             found[f"fp16.{key}"] = (value, "derived", f"launch.fp16.{key}")
     for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
         found[f"activation_checkpointing.{key}"] = (getattr(phase, key), "derived", f"launch.{key}")
+    if not plain_adam(phase.optimizer, phase.optimizer_args):
+        why = f"DeepSpeed takes few optimizers beside Adam by itself; {phase.optimizer} is tested"
+        found["zero_allow_untested_optimizer"] = (True, "derived", why)
+        found["zero_force_ds_cpu_optimizer"] = (False, "derived", why)
     found["steps_per_print"] = (NEVER, "default", "the program logs by itself")
     found["wall_clock_breakdown"] = (False, "default", "timers would stop the GPU at every step")
     return found

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.launch.resolved import FILES, ResolvedPhase
+from zerotrain.launch.resolved import FILES, ResolvedPhase, explained
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.launch.settings import leaves
 
+Row = tuple[str, str, str, str]
+"""Name, value, source, reason."""
 TITLES = {"accelerate": "accelerate.yaml", "deepspeed": "deepspeed.json"}
 
 
@@ -65,16 +64,14 @@ def _run_yaml(place: str) -> Path:
     return found
 
 
-def _sections(phase: ResolvedPhase) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
-    names = [item.name for item in fields(phase) if item.name not in (*FILES, "sources")]
-    own = [_row(phase, name, name, getattr(phase, name)) for name in names]
-    yield f"{phase.run}/{phase.phase}", own
-    for file in FILES:
-        inside = leaves(getattr(phase, file))
-        yield TITLES[file], [_row(phase, key, f"{file}.{key}", value) for key, value in inside]
-
-
-def _row(phase: ResolvedPhase, name: str, key: str, value: Any) -> tuple[str, str, str, str]:
-    source, reason = phase.sources.get(key, ("default", ""))
-    shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    return name, shown, source, reason
+def _sections(phase: ResolvedPhase) -> Iterator[tuple[str, list[Row]]]:
+    """Title and rows of the phase's own values, and of each launch file."""
+    rows: dict[str, list[Row]] = {"": [], **{file: [] for file in FILES}}
+    for name, value, source, reason in explained(phase):
+        first, _, rest = name.partition(".")
+        file = first if first in FILES and rest else ""
+        number = isinstance(value, int) and not isinstance(value, bool)
+        shown = f"{value:,}" if number else str(value)
+        rows[file].append((rest if file else name, shown, source, reason))
+    for file, found in rows.items():
+        yield TITLES.get(file, f"{phase.run}/{phase.phase}"), found

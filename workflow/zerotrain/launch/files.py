@@ -15,10 +15,6 @@ import yaml
 
 from zerotrain.launch.resolved import ResolvedPhase
 
-INITIAL_LOSS_SCALE = 65536.0
-LOSS_SCALE_WINDOW = 2000
-"""Steps without an overflow after which the fp16 loss scale doubles: torch's GradScaler's own."""
-
 
 def accelerate_config(phase: ResolvedPhase, deepspeed_file: Path) -> dict[str, Any]:
     """What `accelerate launch --config_file` reads, in the form `accelerate config` writes."""

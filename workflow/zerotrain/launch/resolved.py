@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, Literal
@@ -27,6 +28,15 @@ EXACT_KEYS = {
 }  # fmt: skip
 """DeepSpeed's keys that may change in the middle of a phase, as after an out of memory."""
 
+FP16 = {
+    "loss_scale": 0.0,
+    "initial_scale_power": 16,
+    "loss_scale_window": 2000,
+    "hysteresis": 1,
+    "min_loss_scale": 1,
+}
+"""fp16's loss scale where nothing else is asked for; the names are DeepSpeed's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedPhase:
@@ -47,8 +57,8 @@ class ResolvedPhase:
     main_process_port: int | None = None
     """Port on which the processes meet; None: one that is free at the start."""
     mixed_precision: Literal["no", "bf16", "fp16"]
-    fp16: dict[str, Any] = field(default_factory=dict)
-    """DeepSpeed's five keys of the loss scale; what every engine does under fp16."""
+    fp16: dict[str, Any] = field(default_factory=FP16.copy)
+    """The loss scale of precision fp16; the keys of FP16."""
     start_step: int
     """The global step at which the phase before ends; 0 for the first."""
     until_step: int
@@ -67,18 +77,25 @@ class ResolvedPhase:
     """rank, alpha, dropout and target_modules of an adapter; None trains the model itself."""
     frozen_parameters: list[str] = field(default_factory=list)
     optimizer: str
+    """A name of zerotrain.optimizers."""
+    optimizer_args: dict[str, Any] = field(default_factory=dict)
+    """What its class takes beyond the values here."""
     param_groups: list[dict[str, Any]] = field(default_factory=list)
     """parameters, learning_rate and adam_weight_decay of groups with values of their own."""
     learning_rate: float
     lr_scheduler: str
+    lr_scheduler_args: dict[str, Any] = field(default_factory=dict)
+    """The schedule's arguments but for those that are keys here, as a peak, warm-up and horizon."""
     lr_warmup_steps: int
     lr_warmup_ratio: float | None = None
     """If given, lr_warmup_steps is this share of lr_scheduler_steps."""
     lr_scheduler_steps: int
-    adam_beta1: float
-    adam_beta2: float
-    adam_epsilon: float
+    adam_beta1: float | None
+    adam_beta2: float | None
+    adam_epsilon: float | None
+    """None where the optimizer is none of Adam's family."""
     adam_weight_decay: float
+    """Weight decay of any optimizer, decoupled or not as it has it."""
     max_grad_norm: float
     snr_gamma: float | None
     caption_dropout_probability: float
@@ -130,3 +147,20 @@ class ResolvedPhase:
 def warmup_share(ratio: float, horizon: int) -> int:
     """A share of a schedule in whole steps, rounded up; 0.07 of 100 are 7, not 8."""
     return math.ceil(Fraction(str(ratio)) * horizon)
+
+
+def explained(phase: ResolvedPhase) -> Iterator[tuple[str, Any, Source, str]]:
+    """Dotted name, value, source and reason of each value, in the order of the class.
+
+    A mapping whose keys have sources of their own gives a row for each: `lr_scheduler_args.power`.
+    """
+    for item in fields(phase):
+        value = getattr(phase, item.name)
+        if item.name == "sources":
+            continue
+        rows = [(item.name, value)]
+        if isinstance(value, dict):
+            inside = list(leaves({item.name: value}))
+            rows = inside if any(name in phase.sources for name, _ in inside) else rows
+        for name, part in rows:
+            yield (name, part, *phase.sources.get(name, ("default", "")))
