@@ -126,7 +126,8 @@ def _inconsistent(train: Part, micro: Part, steps: Part, world: Part) -> Pipelin
 def _note(
     flat: dict[str, Any], draft: Draft, micro: Part, steps: Part, world: Part, total: int
 ) -> None:
-    product = f"{micro.value} a process x {steps.value} accumulated x {world.value} processes"
+    product = f"{micro.value} a process x {steps.value} accumulated x {world.value} process"
+    product += "es" if world.value != 1 else ""
     for key in (TRAIN, MICRO):
         if flat.get(key) == AUTO:
             reason = f"{product}; {micro.reason}" if micro.reason else product

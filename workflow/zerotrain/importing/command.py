@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Mapping
@@ -33,8 +34,8 @@ ACCELERATE_FLAGS: dict[str, Key] = {
     **LAUNCH_FLAGS,
 }
 HINT = "paste a whole command line: 'accelerate launch ... train.py ...' or 'torchrun ...'"
-END = {";", "&&", "||", "|", "&"}
-REDIRECTS = re.compile(r"^(\d*|&)>{1,2}(&\d)?")
+SEPARATORS = set(";|&")
+REDIRECTION = re.compile(r"(?<=\s)(?:\d|&)?>{1,2}\s*(&\d|[^\s;|&]+)")
 
 
 @dataclass
@@ -60,6 +61,8 @@ def parse_commands(text: str) -> list[Command]:
     """
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\s+", " ", "\n".join(lines) + "\n")
+    logs = [file for file in REDIRECTION.findall(joined) if not file.startswith("&")]
+    joined = REDIRECTION.sub(" ", joined)
     try:
         lexer = shlex.shlex(joined.replace("\n", " ; "), posix=True, punctuation_chars=";|&")
         lexer.whitespace_split = True
@@ -75,10 +78,12 @@ def parse_commands(text: str) -> list[Command]:
     starts = [place for place in range(len(words)) if _launcher(words, place)]
     if not starts:
         raise PipelineError("--command: neither accelerate launch nor torchrun", hint=HINT)
-    return [
+    commands = [
         _parse(words[start:end])
         for start, end in zip(starts, [*starts[1:], len(words)], strict=True)
     ]
+    commands[-1].log = logs[-1] if logs else None
+    return commands
 
 
 def _launcher(words: list[str], place: int) -> tuple[str, ...] | None:
@@ -89,7 +94,7 @@ def _parse(words: list[str]) -> Command:
     launcher = _launcher(words, 0)
     assert launcher is not None
     command = Command(LAUNCHERS[launcher])
-    rest = _until_end(words[len(launcher) :], command)
+    rest = list(itertools.takewhile(lambda word: set(word) - SEPARATORS, words[len(launcher) :]))
     table = ACCELERATE_FLAGS if command.launcher == "accelerate" else TORCHRUN_FLAGS
     while rest and rest[0].startswith("-"):
         word, _, value = rest.pop(0).partition("=")
@@ -109,39 +114,6 @@ def _parse(words: list[str]) -> Command:
     command.script = rest.pop(0)
     command.arguments = _arguments(rest)
     return command
-
-
-def _until_end(words: list[str], command: Command) -> list[str]:
-    """The words of one command: up to a separator, without redirections."""
-    kept: list[str] = []
-    place = 0
-    while place < len(words):
-        word = words[place]
-        # The lexer splits 2>&1 at its ampersand.
-        if (
-            word in ("&", ">&", "2>&")
-            and kept
-            and place + 1 < len(words)
-            and (words[place + 1].isdigit() and words[place - 1].endswith(">"))
-        ):
-            place += 2
-            continue
-        if word in END or set(word) <= set(";&|"):
-            if kept and words[place - 1].endswith(">"):
-                place += 1
-                continue
-            break
-        if REDIRECTS.match(word):
-            target = REDIRECTS.sub("", word)
-            if not target and not word.endswith(("&", "1")) and place + 1 < len(words):
-                place += 1
-                target = words[place]
-            if target and not target.isdigit() and set(target) - set("&;"):
-                command.log = target
-        else:
-            kept.append(word)
-        place += 1
-    return kept
 
 
 def _arguments(words: list[str]) -> dict[str, Any]:

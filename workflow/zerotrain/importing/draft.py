@@ -76,9 +76,17 @@ class Draft:
         """Set what the file leaves open."""
         self.put("default", ours, None, ours, value, reason)
 
-    def say(self, outcome: Outcome, key: str, given: Any, reason: str, ours: str = "") -> None:
-        """Note a key that sets none of ours."""
-        self.notes.append(Note(self.shown.get(key, key), given, outcome, ours, None, reason))
+    def say(
+        self,
+        outcome: Outcome,
+        key: str,
+        given: Any,
+        reason: str,
+        ours: str = "",
+        value: Any = None,
+    ) -> None:
+        """Note a key that sets none of ours by itself."""
+        self.notes.append(Note(self.shown.get(key, key), given, outcome, ours, value, reason))
 
     def ignore(self, key: str, given: Any, reason: str) -> None:
         """Note a key that changes nothing."""

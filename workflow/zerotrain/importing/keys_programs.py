@@ -37,7 +37,7 @@ TRAINER = by_name(
         honoured("save_strategy", "text", "train.save_every", "steps"),
         honoured("save_steps", "number", "train.save_every", 500),
         honoured("save_total_limit", "whole", "train.keep"),
-        honoured("logging_steps", "number", "train.log_every", 500),
+        honoured("logging_steps", "whole", "train.log_every", 500),
         honoured("seed", "whole", "seed", 42),
         honoured("dataloader_num_workers", "whole", "data.num_workers", 0),
         honoured("resume_from_checkpoint", "text", "resume_from_checkpoint"),

@@ -174,9 +174,13 @@ def _without_block(draft: Draft, program: Program) -> None:
     name = TRAINER_NAMES.get(str(given).casefold()) or optimizer_name(str(given))
     draft.default("train.optimizer", name, reason)
     for ours in (*OURS.values(), *BETAS):
-        value = program.value(ours)
-        if value is not None and (name in ADAM or ours == "train.learning_rate"):
+        value, argument = program.value(ours), program.argument(ours)
+        if value is None or (name not in ADAM and ours != "train.learning_rate"):
+            continue
+        if argument is None:
             draft.default(ours, *value)
+        else:
+            draft.keep(argument, value[0], ours)
 
 
 def without_auto(value: Any) -> Any:

@@ -83,7 +83,7 @@ def read_precision(
     for kind, value in switches.items():
         key = f"{kind}.enabled"
         if value == AUTO:
-            draft.resolve(key, OURS, precision, f"{source}: {precision}")
+            draft.resolve(key, OURS, precision, source)
         elif value is not None:
             draft.keep(key, value, OURS, precision or "no")
     if OURS not in draft.values and given is not None:

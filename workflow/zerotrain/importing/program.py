@@ -26,15 +26,20 @@ class Program:
     def value(self, ours: str) -> tuple[Any, str] | None:
         """What it would take for one of our keys, and why; None where only its script knows."""
         if ours in self.fixed:
-            return self.fixed[ours], f"stands in the code of {self.name}"
+            return self.fixed[ours], f"in the code of {self.name}"
         rows = [key for key in self.table.values() if key.ours == ours]
         for key in rows:
             if key.name in self.arguments:
                 return self.arguments[key.name], f"{self.name} takes it from {key.name}"
         for key in rows:
             if key.default is not None:
-                return key.default, f"{self.name}'s default of {key.name}"
+                return key.default, f"{self.name}'s own {key.name}"
         return None
+
+    def argument(self, ours: str) -> str | None:
+        """The argument that was given for one of our keys."""
+        rows = [key.name for key in self.table.values() if key.ours == ours]
+        return next((name for name in rows if name in self.arguments), None)
 
     def given(self, name: str) -> Any:
         """An argument, or None where it was not given."""

@@ -43,7 +43,7 @@ from zerotrain.importing.zero import PRESETS
 
 PEFT_NAME = "peft_lora_seq2seq_accelerate_ds_zero3_offload.py"
 PEFT_PROGRAM = Program(
-    PEFT_NAME,
+    "the script",
     fixed={
         "train.optimizer": "adamw",
         "train.learning_rate": PEFT_SCRIPT["train.learning_rate"],
@@ -254,7 +254,7 @@ def _read_script(command: Command, draft: Draft, asked: Asked) -> None:
     read_accelerate(config, path, draft, asked.beside(PEFT_PROGRAM))
     for ours, value in PEFT_SCRIPT.items():
         if ours not in draft.values:
-            draft.default(ours, value, f"stands in the code of {PEFT_NAME}")
+            draft.default(ours, value, "in the code of the script")
 
 
 def _launch_config(command: Command, draft: Draft) -> tuple[dict[str, Any], Path | None]:

@@ -95,7 +95,8 @@ def _put(draft: Draft, short: str, given: Any, value: Any, reason: str) -> None:
     arguments = draft.values.setdefault("train.lr_scheduler_args", {})
     arguments[short] = value
     outcome: Outcome = "default" if given is None else "resolved" if given == AUTO else "kept"
-    draft.say(outcome, key, given, reason or repr(value), "train.lr_scheduler_args")
+    said = f"{short} {value}: {reason}" if reason else ""
+    draft.say(outcome, key, given, said, "train.lr_scheduler_args", value)
 
 
 def _maximum(draft: Draft, value: Any) -> None:
@@ -153,7 +154,9 @@ def _without_block(draft: Draft, program: Program) -> None:
     ours = "train.lr_scheduler"
     if program is RUN:
         return
-    if program.name == "SimpleTuner":
+    if ours in program.fixed:
+        draft.default(ours, program.fixed[ours], f"in the code of {program.name}")
+    elif program.name == "SimpleTuner":
         draft.default(ours, "WarmupLR", "SimpleTuner under DeepSpeed, where none is configured")
         _put(draft, "warmup_min_lr", None, 0, "DeepSpeed's own")
         _put(draft, "warmup_type", None, "log", "DeepSpeed's own")

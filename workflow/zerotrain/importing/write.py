@@ -24,7 +24,7 @@ def config_text(imported: Imported) -> str:
     """A configuration, or the part of one that the source holds, with where each value is from."""
     found = imported.nested()
     because = _reasons(imported.notes)
-    lines = [f"# Imported from {imported.source}, by `zerotrain launch import`."]
+    lines = _comment(f"Imported from {imported.source}, by `zerotrain launch import`.", "")
     if missing := [key for key in NEEDED if key not in found]:
         lines += [f"# A part of a configuration: {', '.join(missing)} it does not say."]
     lines += ["# All keys with their values: docs/configuration.md"]
@@ -36,7 +36,8 @@ def config_text(imported: Imported) -> str:
             lines += ["", f"{key}:", *_section(value, f"{key}.", because, "  ")]
         elif key == "phases":
             first, *rest = _section(value[0], "phases.", because, "    ")
-            lines += ["", "phases:", f"  - {first.lstrip()}", *rest]
+            lines += ["", *_comment(because.get("phases", ""), ""), "phases:"]
+            lines += [f"  - {first.lstrip()}", *rest]
         else:
             lines += _line(key, value, because.get(key, ""), "")
     lines += _without_value(imported.notes)
@@ -50,13 +51,9 @@ def _reasons(notes: list[Note]) -> dict[str, str]:
         if not note.ours:
             continue
         if note.value is None:
-            text = ""
-        elif note.given is None:
-            text = f"{note.outcome}: {note.reason}"
-        elif note.outcome == "kept":
-            text = ""
+            text = note.reason if note.ours == "phases" else ""
         else:
-            text = f"{note.key}: {note.reason}"
+            text = "" if note.outcome == "kept" else f"{note.outcome}: {note.reason}"
         found.setdefault(note.ours, []).append(text)
     return {ours: "; ".join(dict.fromkeys(t for t in texts if t)) for ours, texts in found.items()}
 
@@ -86,7 +83,14 @@ def _line(key: str, value: Any, reason: str, indent: str) -> list[str]:
 
 def _comment(text: str, indent: str) -> list[str]:
     start = f"{indent}# "
-    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=start)
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=start,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _without_value(notes: list[Note]) -> list[str]:
