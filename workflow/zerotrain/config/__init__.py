@@ -1,5 +1,6 @@
 """The run's configuration: typed, validated, with messages that name file, key, value and fix."""
 
+from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.models import (
     CacheConfig,
     DataConfig,
@@ -8,7 +9,7 @@ from zerotrain.config.models import (
     RunConfig,
 )
 from zerotrain.config.read import parse_config, read_config
-from zerotrain.config.training import LaunchConfig, LoraConfig, ParamGroup, TrainConfig
+from zerotrain.config.training import LoraConfig, ParamGroup, TrainConfig
 
 __all__ = [
     "CacheConfig",

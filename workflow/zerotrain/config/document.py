@@ -103,9 +103,11 @@ def _values(found: dict[str, Any], value: dict[str, Any]) -> str:
 
 
 def _kind(found: dict[str, Any], value: dict[str, Any]) -> str:
+    if "anyOf" in value:
+        return _values(found, value)
     if "enum" in value or "const" in value:
         return ", ".join(f"`{entry}`" for entry in value.get("enum", [value.get("const")]))
-    if "$ref" in value:
+    if "$ref" in value or value["type"] == "object":
         return "a mapping"
     words = {
         "string": "text",

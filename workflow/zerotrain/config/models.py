@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.section import Name, Section, Whole
-from zerotrain.config.training import LaunchConfig, LoraConfig, Pattern, TrainConfig
+from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
 from zerotrain.errors import PipelineError
 
 

@@ -99,9 +99,19 @@ def expand_phases(raw: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(launch, str):
             launch = {"preset": launch}
         if isinstance(launch, dict):
-            own["launch"] = {**_mapping(raw.get("launch")), **launch}
+            own["launch"] = _merged(_mapping(raw.get("launch")), launch)
         phases.append(own)
     return {**raw, "phases": phases}
+
+
+def _merged(run: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A run's section with a phase's own values, also inside of keys that hold keys."""
+    both = {
+        key: _merged(run[key], value)
+        for key, value in own.items()
+        if isinstance(value, dict) and isinstance(run.get(key), dict)
+    }
+    return {**run, **own, **both}
 
 
 def _mapping(value: Any) -> dict[str, Any]:

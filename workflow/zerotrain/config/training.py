@@ -1,9 +1,9 @@
-"""The sections that say what is trained, how a step is made and how a phase is launched."""
+"""The sections that say what is trained and how a step is made."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -118,47 +118,5 @@ class TrainConfig(Section):
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} is no multiple of "
                 f"gradient_accumulation_steps {self.gradient_accumulation_steps}"
-            )
-        return self
-
-
-class LaunchConfig(Section):
-    """How a phase is launched: a preset and what overrides it."""
-
-    preset: Literal[
-        "torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "zero3_nvme"
-    ] = Field(
-        "torch", description="A file of config/launch: plain PyTorch, or a ZeRO stage with offload."
-    )
-    num_processes: Whole = Field(
-        1, ge=1, description="Processes, one a GPU; the global batch is shared among them."
-    )
-    mixed_precision: Literal["no", "bf16", "fp16"] = Field(
-        "no", description="Type of forward and backward passes; `no` is fp32."
-    )
-    num_cpu_threads_per_process: Whole | None = Field(
-        None,
-        ge=1,
-        description="Part of the numbers: other counts give other bits. Default: the cores, shared "
-        "among the processes.",
-    )
-    offload_path: str | None = Field(
-        None, description="Folder on a fast disk for presets that offload to NVMe."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _yaml_no(cls, value: Any) -> Any:
-        # `mixed_precision: no` is a boolean to YAML 1.1 readers.
-        if isinstance(value, dict) and value.get("mixed_precision") is False:
-            return {**value, "mixed_precision": "no"}
-        return value
-
-    @model_validator(mode="after")
-    def _path_with_nvme(self) -> LaunchConfig:
-        if (self.preset == "zero3_nvme") != (self.offload_path is not None):
-            raise ValueError(
-                f"preset {self.preset} and offload_path {self.offload_path!r}: zero3_nvme needs a "
-                "folder on a fast disk, and no other preset uses one"
             )
         return self

@@ -1,0 +1,142 @@
+"""The section that says how a phase is launched."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from zerotrain.config.section import Section, Whole
+
+Device = Literal["none", "cpu", "nvme"]
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def _bytes(value: Any) -> Any:
+    """A size such as "24 GiB", "24GB" or a number of bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?|)b?\s*", str(value), re.IGNORECASE)
+    if isinstance(value, bool) or not match:
+        raise ValueError('must be a size such as "24 GiB"')
+    return int(float(match[1]) * UNITS[match[2].lower()])
+
+
+Memory = Annotated[
+    int,
+    BeforeValidator(_bytes),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": r"^\s*[0-9.]+\s*([kKmMgG]i?)?[bB]?\s*$"},
+            ]
+        }
+    ),
+]
+"""Bytes; "24 GiB" is taken as 24 * 2**30."""
+
+
+class LaunchConfig(Section):
+    """How a phase is launched: a preset and what overrides it."""
+
+    preset: Literal[
+        "torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "zero3_nvme", "auto"
+    ] = Field(
+        "torch",
+        description="A file of config/launch: plain PyTorch, a ZeRO stage with or without offload, "
+        "or `auto`, the lowest of them that fits the GPU.",
+    )
+    num_processes: Whole = Field(
+        1, ge=1, description="Processes, one a GPU; the global batch is shared among them."
+    )
+    mixed_precision: Literal["no", "bf16", "fp16"] = Field(
+        "no", description="Type of forward and backward passes; `no` is fp32."
+    )
+    num_cpu_threads_per_process: Whole | None = Field(
+        None,
+        ge=1,
+        description="Part of the numbers: other counts give other bits. Default: the cores, shared "
+        "among the processes.",
+    )
+    offload_optimizer: Device | None = Field(
+        None,
+        description="Where master weights, moments and gradients live: on the GPU (none), in host "
+        "memory (cpu: ZeRO 1 to 3) or on a disk (nvme: ZeRO 3). Default: the preset's.",
+    )
+    offload_param: Device | None = Field(
+        None,
+        description="Where weights wait until they are used; cpu and nvme need ZeRO 3. Default: "
+        "the preset's.",
+    )
+    offload_path: str | None = Field(
+        None, description="Folder on a fast disk for what is offloaded to NVMe."
+    )
+    partition_activations: bool = Field(
+        False, description="DeepSpeed's key of that name; needs gradient_checkpointing."
+    )
+    cpu_checkpointing: bool = Field(
+        False,
+        description="Keep the activations that gradient checkpointing saves in host memory.",
+    )
+    contiguous_memory_optimization: bool = Field(
+        False, description="DeepSpeed's key of that name; needs partition_activations."
+    )
+    zero3_init: bool = Field(
+        False,
+        description="Build the model in parts under ZeRO 3, so that no process ever holds all of "
+        "it; accelerate's zero3_init_flag.",
+    )
+    main_process_port: Whole | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        description="Port on which the processes meet; default: one that is free at the start.",
+    )
+    device_memory: Memory | None = Field(
+        None,
+        description='Memory of a GPU that `auto` plans for, such as "24 GiB"; default: that of '
+        "the machine that renders the launch files.",
+    )
+    deepspeed: dict[str, Any] = Field(
+        {},
+        description="Any other key of DeepSpeed's file, nested as it is there; it wins over the "
+        "value that would be derived.",
+    )
+    accelerate: dict[str, Any] = Field(
+        {}, description="Any other key of accelerate's file; it wins over the derived value."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _yaml_no(cls, value: Any) -> Any:
+        # `mixed_precision: no` is a boolean to YAML 1.1 readers.
+        if isinstance(value, dict) and value.get("mixed_precision") is False:
+            return {**value, "mixed_precision": "no"}
+        return value
+
+    @model_validator(mode="after")
+    def _path_with_nvme(self) -> LaunchConfig:
+        devices = [
+            "nvme" if own is None and self.preset == "zero3_nvme" else own
+            for own in (self.offload_optimizer, self.offload_param)
+        ]
+        if "nvme" in devices and self.offload_path is None:
+            raise ValueError(
+                f"preset {self.preset} with offload_optimizer {devices[0]} and offload_param "
+                f"{devices[1]} needs offload_path, a folder on a fast disk"
+            )
+        if self.offload_path is not None and "nvme" not in devices and self.preset != "auto":
+            raise ValueError(
+                f"offload_path {self.offload_path!r}, but preset {self.preset} offloads nothing to "
+                "a disk: remove it, or choose zero3_nvme"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _memory_with_auto(self) -> LaunchConfig:
+        if self.device_memory is not None and self.preset != "auto":
+            raise ValueError(
+                f"device_memory {self.device_memory}, but only preset auto plans by it: remove it, "
+                "or choose auto; `zerotrain plan` shows the plan of any preset"
+            )
+        return self
