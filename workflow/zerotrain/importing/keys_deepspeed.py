@@ -58,6 +58,9 @@ DEEPSPEED = by_name(
             True,
             "false with type Adam means Adam with L2 decay; DeepSpeed's Adam is AdamW otherwise",
         ),
+        refused("optimizer.params.bias_correction", "flag", "Adam corrects its bias here", True),
+        no_op("optimizer.params.fp32_optimizer_states", "flag", MASTERS),
+        no_op("optimizer.params.set_grad_none", "flag", "zerotrain clears gradients itself"),
         no_op("optimizer.params.torch_adam", "flag", "zerotrain chooses the implementation"),
         refused(
             "optimizer.params.max_grad_norm", "number", "DeepSpeed refuses it: gradient_clipping"
@@ -77,6 +80,8 @@ DEEPSPEED = by_name(
         honoured("scheduler.params.warmup_num_steps", "whole", "train.lr_warmup_steps", 1000),
         honoured("scheduler.params.total_num_steps", "whole", "train.lr_scheduler_steps"),
         honoured("scheduler.params.warmup_max_lr", "number", "train.learning_rate"),
+        honoured("scheduler.params.cycle_max_lr", "number", "train.learning_rate"),
+        honoured("scheduler.params.lr_range_test_min_lr", "number", "train.learning_rate", 1e-3),
         honoured("scheduler.params.warmup_min_lr", "number", "train.lr_scheduler_args", 0),
         honoured("scheduler.params.warmup_type", "text", "train.lr_scheduler_args", "log"),
         honoured("scheduler.params.*", "block", "train.lr_scheduler_args"),

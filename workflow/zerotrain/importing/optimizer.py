@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from zerotrain.errors import PipelineError
 from zerotrain.importing.draft import AUTO, Draft
+from zerotrain.importing.keys import unknown_key
 from zerotrain.importing.program import RUN, Program
-
-DEEPSPEED_NAMES = {
-    name.casefold(): name.casefold()
-    for name in (
-        "AdamW", "Adam", "Adagrad", "Lamb", "OneBitAdam", "OneBitLamb", "ZeroOneAdam", "MuAdam",
-        "MuAdamW", "MuSGD", "Lion", "Muon",
-    )
-}  # fmt: skip
-REPLACED = {"cpuadam": "adamw", "fusedadam": "adamw"}
-"""Implementations that DeepSpeed has no name for; zerotrain chooses among them itself."""
-
-TORCH_NAMES = (
-    "ASGD", "Adadelta", "Adafactor", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
-)  # fmt: skip
-"""torch.optim classes beside those that DeepSpeed has under the same name."""
-
-ADAM = {"adamw", "adam", "onebitadam", "zerooneadam", "muadam", "muadamw"}
-"""Those whose betas, epsilon and weight decay are our adam_ keys."""
+from zerotrain.optimizers import ENGINES_OWN, Optimizer, deepspeed_meaning, find
 
 PARAMS = "optimizer.params."
 OURS = {
@@ -42,24 +25,15 @@ DEEPSPEED_HAS: dict[str, Any] = {
 }
 """What DeepSpeed's Adam takes where a parameter is absent."""
 
-TRAINER_NAMES = {
-    "adamw_torch": "adamw",
-    "adamw_torch_fused": "adamw",
-    "adamw_hf": "adamw",
-    "adamw": "adamw",
-    "adamw_bf16": "adamw",
-    "adagrad": "adagrad",
-    "sgd": "SGD",
-    "rmsprop": "RMSprop",
-}
-"""Names by which trainers' own flags call them."""
+TRAINER_NAMES = {"adamw_hf": "adamw", "adamw_bf16": "adamw", "adamw_torch_xla": "adamw"}
+"""Names that trainers' flags alone have."""
 
 
 def read_optimizer(flat: dict[str, Any], draft: Draft, program: Program) -> None:
     """Settle the optimizer and its values.
 
     Raises:
-        PipelineError: an unknown name, with the nearest, or a value that no optimizer takes.
+        PipelineError: an unknown name, with the nearest, or a value that it does not take.
     """
     params = {name: value for name, value in flat.items() if name.startswith(PARAMS)}
     if "optimizer.type" not in flat:
@@ -69,64 +43,69 @@ def read_optimizer(flat: dict[str, Any], draft: Draft, program: Program) -> None
             )
         _without_block(draft, program)
         return
-    name = optimizer_name(flat["optimizer.type"])
-    _note_name(flat, draft, name)
-    name = draft.values["train.optimizer"]
+    found = _note_name(flat, draft)
     arguments: dict[str, Any] = {}
     for short in dict.fromkeys([*DEEPSPEED_HAS, *(key.removeprefix(PARAMS) for key in params)]):
         key = PARAMS + short
-        if short == "adam_w_mode":
+        if short == "lr" or (short in DEEPSPEED_HAS and _is_ours(found, short)):
+            if key in flat or found.name in ("adamw", "adam"):
+                _value(flat, draft, program, short)
+            elif short == "lr":
+                raise PipelineError(f"{key} is missing", hint="say the learning rate there")
+        elif key not in flat or short == "adam_w_mode":
             continue
-        if short in DEEPSPEED_HAS and (name in ADAM or short == "lr"):
-            _adam_value(flat, draft, program, short)
-        elif key in flat and flat[key] == AUTO:
-            draft.say("resolved", key, AUTO, f"nothing fills it: {name}'s own")
-        elif key in flat:
+        elif short in ENGINES_OWN:
+            draft.ignore(key, flat[key], "zerotrain chooses the implementation")
+        elif flat[key] == AUTO:
+            draft.say("resolved", key, AUTO, f"nothing fills it: {found.title}'s own")
+        elif short not in found.arguments:
+            known = [PARAMS + name for name in (*DEEPSPEED_HAS, *found.arguments)]
+            raise unknown_key(f"optimizer {found.title}", key, known)
+        else:
             arguments[short] = without_auto(flat[key])
             draft.say("kept", key, flat[key], "", "train.optimizer_args")
     if arguments:
         draft.values["train.optimizer_args"] = arguments
 
 
-def optimizer_name(given: str) -> str:
-    """Our name of an optimizer, whatever its case.
-
-    Raises:
-        PipelineError: no such optimizer.
-    """
-    folded = given.casefold().replace("-", "").replace("_", "")
-    torch_names = {name.casefold(): name for name in TORCH_NAMES}
-    known = {**DEEPSPEED_NAMES, **REPLACED, **torch_names}
-    if folded in known:
-        return known[folded]
-    near = difflib.get_close_matches(folded, known, n=3, cutoff=0.5)
-    names = ", ".join(known[name] for name in near) or ", ".join(DEEPSPEED_NAMES)
-    raise PipelineError(
-        f"optimizer.type: no optimizer is called {given!r}", hint=f"the nearest: {names}"
-    )
+def _is_ours(found: Optimizer, short: str) -> bool:
+    """Whether one of our own keys says it; else it is an argument of the optimizer."""
+    if short == "weight_decay":
+        return found.weight_decay is not None
+    return found.adam_keys
 
 
-def _note_name(flat: dict[str, Any], draft: Draft, name: str) -> None:
+def _note_name(flat: dict[str, Any], draft: Draft) -> Optimizer:
     given, ours = flat["optimizer.type"], "train.optimizer"
     mode = flat.get(PARAMS + "adam_w_mode")
-    folded = given.casefold()
-    if folded in REPLACED:
-        draft.put(
-            "changed", "optimizer.type", given, ours, name,
-            f"{given} is an implementation of AdamW; zerotrain chooses by where the optimizer is",
-        )  # fmt: skip
-    elif name == "adam" and mode is not False:
-        draft.put(
-            "changed", "optimizer.type", given, ours, "adamw",
-            "DeepSpeed's Adam decays weights as AdamW does unless adam_w_mode is false",
-        )  # fmt: skip
-    else:
-        draft.keep("optimizer.type", given, ours, name)
-    if PARAMS + "adam_w_mode" in flat:
+    found, reason = _usable("optimizer.type", given, adam_w_mode=mode is not False)
+    draft.put("changed" if reason else "kept", "optimizer.type", given, ours, found.name, reason)
+    if mode is not None:
         draft.say("kept", PARAMS + "adam_w_mode", mode, "part of the name", ours)
+    return found
 
 
-def _adam_value(flat: dict[str, Any], draft: Draft, program: Program, short: str) -> None:
+def _usable(key: str, given: str, adam_w_mode: bool | None) -> tuple[Optimizer, str]:
+    """The optimizer that a name means, in a DeepSpeed file or, without adam_w_mode, in a flag.
+
+    Raises:
+        PipelineError: no such optimizer, or none that can be trained with here.
+    """
+    try:
+        found, reason = (
+            find(given) if adam_w_mode is None else deepspeed_meaning(given, adam_w_mode)
+        )
+    except ValueError as error:
+        raise PipelineError(f"{key}: {error}", hint="choose one of those") from error
+    if found.refused:
+        raise PipelineError(
+            f"{key}: {found.title}: {found.refused}",
+            hint=f"the nearest that works: {found.instead}",
+        )
+    return found, reason
+
+
+def _value(flat: dict[str, Any], draft: Draft, program: Program, short: str) -> None:
     """lr, betas, eps or weight_decay: as given, as the program fills it, or as DeepSpeed has it."""
     key = PARAMS + short
     given = flat.get(key)
@@ -171,11 +150,16 @@ def _without_block(draft: Draft, program: Program) -> None:
         )  # fmt: skip
         return
     given, reason = found or ("adamw", f"{program.name} takes AdamW")
-    name = TRAINER_NAMES.get(str(given).casefold()) or optimizer_name(str(given))
-    draft.default("train.optimizer", name, reason)
+    folded = TRAINER_NAMES.get(str(given).casefold(), str(given))
+    name = _usable("optimizer", folded, None)[0].name
+    argument = program.argument("train.optimizer")
+    if argument is None:
+        draft.default("train.optimizer", name, reason)
+    else:
+        draft.keep(argument, given, "train.optimizer", name)
     for ours in (*OURS.values(), *BETAS):
         value, argument = program.value(ours), program.argument(ours)
-        if value is None or (name not in ADAM and ours != "train.learning_rate"):
+        if value is None or (name not in ("adam", "adamw") and ours != "train.learning_rate"):
             continue
         if argument is None:
             draft.default(ours, *value)

@@ -9,15 +9,17 @@ from typing import Any
 
 from zerotrain.errors import PipelineError
 from zerotrain.importing.draft import AUTO, Draft, Outcome
+from zerotrain.importing.keys import unknown_key
 from zerotrain.importing.program import RUN, Program
 
 DEEPSPEED_NAMES = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 TRAINER_NAMES = {
     "constant": "constant",
-    "constant_with_warmup": "constant",
+    "constant_with_warmup": "constant_with_warmup",
     "linear": "linear",
     "cosine": "cosine",
     "polynomial": "polynomial",
+    "cosine_with_restarts": "cosine_with_restarts",
 }
 """Names by which trainers' flags call them."""
 
@@ -36,8 +38,28 @@ DEEPSPEED_HAS: dict[str, dict[str, Any]] = {
 }
 """What DeepSpeed takes where a parameter is absent."""
 
+_WARMUP = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type")
+TAKES: dict[str, tuple[str, ...]] = {
+    "WarmupLR": _WARMUP,
+    "WarmupDecayLR": (*_WARMUP, "total_num_steps"),
+    "WarmupCosineLR": (
+        "total_num_steps", "warmup_min_ratio", "warmup_num_steps", "cos_min_ratio", "warmup_type",
+    ),
+    "OneCycle": (
+        "cycle_min_lr", "cycle_max_lr", "decay_lr_rate", "cycle_first_step_size",
+        "cycle_second_step_size", "cycle_first_stair_count", "cycle_second_stair_count",
+        "decay_step_size", "cycle_momentum", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate",
+    ),
+    "LRRangeTest": (
+        "lr_range_test_min_lr", "lr_range_test_step_size", "lr_range_test_step_rate",
+        "lr_range_test_staircase",
+    ),
+}  # fmt: skip
+"""The parameters of each."""
+
 OURS = {"warmup_num_steps": "train.lr_warmup_steps", "total_num_steps": "train.lr_scheduler_steps"}
-ABSENT = "scheduler"
+PEAKS = ("warmup_max_lr", "cycle_max_lr", "lr_range_test_min_lr")
+"""Rates that are our learning rate under another name."""
 
 
 def read_schedule(flat: dict[str, Any], draft: Draft, program: Program) -> None:
@@ -59,15 +81,27 @@ def read_schedule(flat: dict[str, Any], draft: Draft, program: Program) -> None:
     for short, value in DEEPSPEED_HAS[name].items():
         if short not in params:
             _put(draft, short, None, value, "DeepSpeed's own, where params has none")
+    _without_second_beta(draft, name, params)
     for short, value in params.items():
+        if short not in TAKES[name]:
+            known = [PARAMS + own for own in TAKES[name]]
+            raise unknown_key(f"schedule {name}", PARAMS + short, known)
         if value == AUTO:
             _resolve(draft, program, short)
-        elif short == "warmup_max_lr":
-            _maximum(draft, value)
+        elif short in PEAKS:
+            _peak(draft, short, value)
         else:
             if short in OURS and value < (short == "total_num_steps"):
                 raise PipelineError(f"{PARAMS}{short} is {value}", hint="give steps from 1 on")
             _put(draft, short, value, value, "")
+
+
+def _without_second_beta(draft: Draft, name: str, params: dict[str, Any]) -> None:
+    """OneCycle sets Adam's first beta at every step, so that the optimizer's own never holds."""
+    ours = "train.adam_beta1"
+    if name == "OneCycle" and params.get("cycle_momentum", True) and ours in draft.values:
+        beta = draft.values.pop(ours)
+        draft.ignore("optimizer.params.betas", beta, "OneCycle sets the first at every step")
 
 
 def _schedule_name(given: str) -> str:
@@ -99,9 +133,9 @@ def _put(draft: Draft, short: str, given: Any, value: Any, reason: str) -> None:
     draft.say(outcome, key, given, said, "train.lr_scheduler_args", value)
 
 
-def _maximum(draft: Draft, value: Any) -> None:
-    """The peak: our learning rate, unless the optimizer's is another."""
-    key, ours = f"{PARAMS}warmup_max_lr", "train.learning_rate"
+def _peak(draft: Draft, short: str, value: Any) -> None:
+    """The rate that the schedule is measured by is our learning rate, whatever the optimizer's."""
+    key, ours = f"{PARAMS}{short}", "train.learning_rate"
     if not value > 0:
         raise PipelineError(f"{key} is {value!r}", hint="give a number above 0")
     if draft.values.get(ours, value) == value:
@@ -131,7 +165,7 @@ def _resolve(draft: Draft, program: Program, short: str) -> None:
         _put(draft, short, AUTO, total, steps[1] if steps else "")
     elif short == "total_num_steps":
         draft.say("resolved", key, AUTO, "the last phase's end", OURS[short])
-    elif short == "warmup_max_lr":
+    elif short in PEAKS:
         draft.say("resolved", key, AUTO, "the learning rate itself", "train.learning_rate")
     else:
         draft.say("resolved", key, AUTO, "nothing fills it: DeepSpeed's own")
@@ -194,7 +228,7 @@ def flag_schedule(draft: Draft, program: Program) -> None:
         )
     flag = next(key.name for key in program.table.values() if key.ours == "train.lr_scheduler")
     if program.given(flag) is not None:
-        reason = "" if name == given else "its warm-up is lr_warmup_steps"
+        reason = ""
         if program.name == "HF Trainer":
             reason = "also where a guide says WarmupDecayLR: a file without one leaves it to this"
         draft.keep(flag, given, "train.lr_scheduler", name, reason)
