@@ -81,7 +81,7 @@ def read_accelerate(
         PipelineError: a key or value that cannot be taken, or values that contradict each other.
     """
     where = str(path or "accelerate launch")
-    flat = read_keys(config, ACCELERATE, where, draft)
+    flat = read_keys(config, ACCELERATE, where, draft, auto_under=PLUGIN)
     if flat.pop("fp16", False):
         draft.say("kept", "fp16", True, "the old form", "launch.mixed_precision")
         flat.setdefault("mixed_precision", "fp16")
@@ -228,7 +228,8 @@ def find_file(file: str, path: Path | None) -> Path:
     if path is not None:
         places += [path.parent / named, path.parent / named.name]
     for place in places:
-        if place.is_file():
+        # isfile, unlike Path.is_file, takes a name that no file can have for one that is not there.
+        if os.path.isfile(place):
             return place
     looked = ", ".join(dict.fromkeys(str(place) for place in places))
     raise PipelineError(

@@ -108,7 +108,7 @@ def read_deepspeed(config: Mapping[str, Any], where: str, draft: Draft, beside: 
         PipelineError: a key or value that cannot be taken, or values that contradict each other.
     """
     renamed = {ALIASES.get(name, name): value for name, value in config.items()}
-    flat = read_keys(renamed, DEEPSPEED, where, draft)
+    flat = read_keys(renamed, DEEPSPEED, where, draft, auto_under="")
     preset = read_zero(flat, draft, beside.presets, beside.offload_path)
     precision = _read_precision(flat, draft, beside)
     read_loss_scale(flat, draft, precision)

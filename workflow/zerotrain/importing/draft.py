@@ -98,9 +98,22 @@ class Draft:
 
 
 def read_keys(
-    found: Mapping[Any, Any], table: Mapping[str, Key], where: str, draft: Draft, prefix: str = ""
+    found: Mapping[Any, Any],
+    table: Mapping[str, Key],
+    where: str,
+    draft: Draft,
+    prefix: str = "",
+    auto_under: str | None = None,
 ) -> dict[str, Any]:
     """The values of a file by their paths, each of its kind; what the table settles is noted.
+
+    Args:
+        found: The file's keys.
+        table: Their rows.
+        where: Names the file in messages.
+        draft: Gets the notes.
+        prefix: The section that is read, with a dot.
+        auto_under: Beginning of the paths that may be "auto"; None: none may.
 
     Raises:
         PipelineError: a key that the table does not have or refuses, or a value of another kind.
@@ -114,9 +127,12 @@ def read_keys(
         if value is None:
             draft.ignore(path, None, "empty")
             continue
+        filled = auto_under is not None and path.startswith(auto_under) and key.kind != "section"
+        if value == AUTO and key.fate != "no-op" and not filled:
+            raise PipelineError(f'{where}: {path}: "auto" means nothing there', hint="give a value")
         typed = _typed(where, path, key, value)
         if key.kind == "section":
-            flat.update(read_keys(typed, table, where, draft, f"{path}."))
+            flat.update(read_keys(typed, table, where, draft, f"{path}.", auto_under))
         elif key.fate in ("honoured", "passed on"):
             flat[path] = typed
         elif key.fate == "no-op":
@@ -145,6 +161,10 @@ def asks_nothing(key: Key, value: Any) -> bool:
 
 def _typed(where: str, path: str, key: Key, value: Any) -> Any:
     """The value as its kind has it: numbers also from text, as command lines and YAML 1.1 leave."""
+    if not _finite(value):
+        raise PipelineError(
+            f"{where}: {path}: holds a number without end (found {value!r})", hint=f"change {path}"
+        )
     if key.kind == "block" or (value == AUTO and key.kind not in ("section", "list")):
         return value
     if key.kind == "section" and isinstance(value, Mapping):
@@ -169,6 +189,14 @@ FLAGS = {
     **dict.fromkeys(("true", "yes", "1"), True),
     **dict.fromkeys(("false", "no", "0"), False),
 }
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _number(value: Any) -> float | int | None:
