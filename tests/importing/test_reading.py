@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -213,6 +214,22 @@ def test_questions_do_not_guess_a_precision(place: Path) -> None:
     """Without a terminal and without a file that says it."""
     with pytest.raises(PipelineError, match="Mixed precision"):
         ask_launch(Answers(), None, interactive=False, presets=PRESETS)
+
+
+def test_questions_are_asked_until_answered(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty line takes what is offered; a precision has to be chosen."""
+    answers = ["4", "9", "2", "cpu", "2", "", "", "fp8", "bf16", "100"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(answers) + "\n"))
+    phase = ask_launch(Answers(), None, interactive=True, presets=PRESETS)
+    assert phase.values["launch"] == {
+        "preset": "zero2_offload", "num_processes": 4, "mixed_precision": "bf16",
+    }  # fmt: skip
+    assert (phase.values["until"], phase.values["global_batch_size"]) == (100, 8)
+    asked = capsys.readouterr().err
+    assert asked.count("Which ZeRO stage") == asked.count("Mixed precision?") == 2
+    assert "not asked" in asked
 
 
 def test_the_command_writes_and_reports(place: Path) -> None:
