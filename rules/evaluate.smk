@@ -1,7 +1,7 @@
 """This part of the workflow measures what a phase has learned.
 
-OUTPUTS: results/<run>/<phase>/evaluation/manifest.json (grid.png, loss.csv, loss.png),
-results/<run>/<phase>/metrics.json
+OUTPUTS: results/<run>/<phase>/evaluation/manifest.json (grid.png, loss.csv, loss.png,
+learning_rate.png), results/<run>/<phase>/metrics.json
 """
 
 

@@ -116,7 +116,8 @@ def test_the_position_says_where_the_training_stood(
     assert engine["mixed_precision"] == options.get("precision", "no")
     assert engine["offload_optimizer"] == ("cpu" if options.get("offload") else "none")
     fp16 = options.get("precision") == "fp16"
-    assert position.loss_scale == ({"scale": 256.0, "good_steps": STEPS} if fp16 else None)
+    kept = {"scale": 256.0, "good_steps": STEPS, "hysteresis": 2}
+    assert position.loss_scale == (kept if fp16 else None)
 
 
 def test_an_empty_latest_means_the_only_tag(copy: Any) -> None:

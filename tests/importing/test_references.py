@@ -185,14 +185,16 @@ def test_nvme_offload_of_parameters_alone(imported: Callable[..., Imported]) -> 
     assert launch["deepspeed"]["zero_optimization"]["offload_param"] == {"buffer_size": 100_000_000}
 
 
-def test_a_launch_is_a_phase_that_the_configuration_takes(
+def test_launch_and_train_are_what_the_configuration_takes(
     imported: Callable[..., Imported],
 ) -> None:
     """Of every guide's file, in a run of the example's data."""
     for name in NAMES:
-        launch = imported(name, "bf16" if name in ASKS else None).nested()["launch"]
+        nested = imported(name, "bf16" if name in ASKS else None).nested()
+        launch = nested["launch"]
         run = {
             "run": "a", "base": "nano", "data": {"source": "digits"}, "launch": launch,
-            "train": {"global_batch_size": 8}, "phases": [{"name": "b", "until": 1}],
+            "train": nested["train"], "lora": nested.get("lora"),
+            "phases": [{"name": "b", "until": 1}],
         }  # fmt: skip
         assert parse_config(run, name).phases[0].launch.preset == launch["preset"]

@@ -233,12 +233,97 @@ def test_numbers_leave_a_new_horizon_to_the_steps_from_there_on() -> None:
 
 def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
     """A field that is added later counts until somebody decides otherwise."""
-    found = resolve({"name": "a", "until": 100})
+    found = resolve({"name": "a", "until": 100}, launch={"mixed_precision": "fp16"})
     names = {item.name for item in fields(ResolvedPhase)}
     assert names - set(found.numbers()) == {
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
         "log_every", "offload_path", "allow", "sources",
     }  # fmt: skip
+
+
+SCHEDULE = {
+    "lr_scheduler": "warmupdecaylr",
+    "lr_scheduler_args": {"warmup_max_lr": 1e-4, "warmup_type": "linear"},
+}
+
+
+def test_deepspeeds_names_stand_under_our_own_keys_with_their_sources() -> None:
+    """A peak, a warm-up and a horizon are said in one place; the rest has a source each."""
+    phase = resolve({"name": "a", "until": 2000}, train=SCHEDULE)
+    assert (phase.lr_scheduler, phase.learning_rate) == ("WarmupDecayLR", 1e-4)
+    assert (phase.lr_warmup_steps, phase.lr_scheduler_steps) == (1000, 2000)
+    assert phase.lr_scheduler_args == {"warmup_min_lr": 0.0, "warmup_type": "linear"}
+    assert phase.sources["learning_rate"] == ("user", "lr_scheduler_args.warmup_max_lr")
+    source, reason = phase.sources["lr_warmup_steps"]
+    assert (source, reason) == ("default", "WarmupDecayLR's warmup_num_steps, as DeepSpeed has it")
+    assert phase.sources["lr_scheduler_steps"][0] == "derived"
+    assert phase.sources["lr_scheduler_args.warmup_type"] == ("user", "")
+    assert phase.sources["lr_scheduler_args.warmup_min_lr"] == ("default", "")
+
+
+def test_our_own_keys_say_it_for_deepspeeds_schedules_too() -> None:
+    """Each wins over DeepSpeed's default, and is the user's."""
+    own = {"learning_rate": 3e-4, "lr_scheduler_steps": 500, "lr_warmup_steps": 20}
+    phase = resolve({"name": "a", "until": 100}, train={"lr_scheduler": "WarmupCosineLR", **own})
+    assert {key: getattr(phase, key) for key in own} == own
+    assert {phase.sources[key] for key in own} == {("user", "")}
+    share = {"lr_scheduler": "WarmupLR", "lr_warmup_ratio": 0.1}
+    assert resolve({"name": "a", "until": 100}, train=share).lr_warmup_steps == 10
+    test = resolve({"name": "a", "until": 100}, train={"lr_scheduler": "LRRangeTest"})
+    assert test.learning_rate == 1e-3
+    test = {"lr_scheduler": "LRRangeTest", "learning_rate": 1e-6}
+    assert resolve({"name": "a", "until": 100}, train=test).learning_rate == 1e-6
+
+
+def test_a_total_that_the_user_gives_is_the_users_horizon() -> None:
+    """So that it is taken at once, as lr_scheduler_steps is, and not kept from before."""
+    args = {"total_num_steps": 1500, "warmup_num_steps": 30}
+    train = {"lr_scheduler": "WarmupDecayLR", "lr_scheduler_args": args}
+    phase = resolve({"name": "a", "until": 100}, train=train)
+    assert (phase.lr_warmup_steps, phase.lr_scheduler_steps) == (30, 1500)
+    assert phase.sources["lr_scheduler_steps"] == ("user", "lr_scheduler_args.total_num_steps")
+
+
+def test_an_argument_whose_default_is_another_says_so() -> None:
+    train = {
+        "lr_scheduler": "OneCycle",
+        "lr_scheduler_args": {"cycle_min_lr": 0, "cycle_first_step_size": 7},
+    }
+    phase = resolve({"name": "a", "until": 100}, train=train)
+    assert phase.lr_scheduler_args["cycle_second_step_size"] == 7
+    source = phase.sources["lr_scheduler_args.cycle_second_step_size"]
+    assert source == ("derived", "cycle_first_step_size")
+
+
+def test_an_impossible_schedule_is_refused() -> None:
+    """With DeepSpeed's names, too, where they can be changed."""
+    text = refusal({"name": "a", "until": 300}, train=SCHEDULE)
+    assert "phase a: 1000 steps of warm-up, but the schedule has 300" in text
+    assert "lower lr_warmup_steps (lr_scheduler_args.warmup_num_steps) or raise" in text
+    assert "lr_scheduler_steps (lr_scheduler_args.total_num_steps)" in text
+    args = {"cycle_min_lr": 0, "cycle_first_step_size": 10, "decay_step_size": 10,
+            "decay_mom_rate": 0.1}  # fmt: skip
+    train = {"lr_scheduler": "OneCycle", "lr_scheduler_args": args}
+    assert resolve({"name": "a", "until": 31}, train=train)
+    text = refusal({"name": "a", "until": 40}, train=train)
+    assert "decay_mom_rate 0.1 lets the first beta grow to 1.071 by step 40" in text
+
+
+def test_numbers_follow_a_schedules_arguments_but_not_its_horizon() -> None:
+    """As warm-up and horizon do for every schedule."""
+    before = resolve({"name": "a", "until": 2000}, train=SCHEDULE)
+    assert resolve({"name": "a", "until": 4000}, train=SCHEDULE).numbers() == before.numbers()
+    other = {**SCHEDULE, "lr_scheduler_args": {"warmup_max_lr": 1e-4, "warmup_type": "log"}}
+    assert resolve({"name": "a", "until": 2000}, train=other).numbers() != before.numbers()
+
+
+def test_run_yaml_has_a_row_for_each_argument(tmp_path: Path) -> None:
+    """With its source; and it comes back as it was written."""
+    phase = resolve({"name": "a", "until": 2000}, train=SCHEDULE)
+    write_run_yaml(phase, tmp_path / "run.yaml")
+    lines = (tmp_path / "run.yaml").read_text().splitlines()
+    assert "lr_scheduler_args.warmup_type: {value: linear, source: user}" in lines
+    assert read_run_yaml(tmp_path / "run.yaml") == phase
 
 
 def test_run_yaml_comes_back_as_it_was_written(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def config() -> RunConfig:
 def phase(folder: Path, **metrics: object) -> Path:
     """An evaluated phase."""
     with artifact.publish(folder / "evaluation", "evaluation") as draft:
-        for name in ("grid", "loss"):
+        for name in ("grid", "loss", "learning_rate"):
             Image.new("RGB", (8, 8), "red").save(draft.folder / f"{name}.png")
     (folder / "metrics.json").write_text(json.dumps(metrics))
     return folder
@@ -70,7 +70,7 @@ def test_the_page_shows_every_phase_and_needs_no_other_file(config, tmp_path):
     report(config, [plain, offload], tmp_path / "report")
     file = artifact.read(tmp_path / "report", "report").path("index.html")
     page = Page(file.read_text())
-    assert len(page.references) == 3
+    assert len(page.references) == 4
     for reference in page.references:
         kind, data = reference.split(",")
         assert kind == "data:image/png;base64"

@@ -61,26 +61,14 @@ class Training:
 
     def phase(self, name: str, preset: str, until: int, **changes: Any) -> ResolvedPhase:
         """A phase with its launch files written."""
-        chosen = _for_tiny_models(read_preset(PRESETS / f"{preset}.yaml"))
-        phase = ResolvedPhase(
-            run="tiny", phase=name, family="sdxl", seed=7, preset=preset, engine=chosen.engine,
-            zero_stage=chosen.zero_stage, offload_optimizer=chosen.offload_optimizer,
-            offload_param=chosen.offload_param, num_processes=1, num_cpu_threads_per_process=1,
-            mixed_precision="no", start_step=0, until_step=until, epoch_size=SAMPLES,
-            resolution=64, global_batch_size=4, micro_batch_size=4,
-            gradient_accumulation_steps=1, gradient_checkpointing=False,
-            optimizer="adamw", learning_rate=1e-3, lr_scheduler="cosine", lr_warmup_steps=3,
-            lr_scheduler_steps=16, adam_beta1=0.9, adam_beta2=0.99, adam_epsilon=1e-8,
-            adam_weight_decay=0.1, max_grad_norm=1.0, snr_gamma=5.0,
-            caption_dropout_probability=0.3, save_every=100, keep=2, log_every=1,
-        )  # fmt: skip
+        phase = tiny_phase(name, preset, until)
         phase = replace(phase, **changes)
         parts = phase.gradient_accumulation_steps * phase.num_processes
         phase = replace(phase, micro_batch_size=phase.global_batch_size // parts)
         launch = self.folder / name / "launch"
         with artifact.publish(launch, "launch") as draft:
             write_run_yaml(phase, draft.folder / "run.yaml")
-            write_launch_files(phase, chosen, draft.folder, launch)
+            write_launch_files(phase, tiny_preset(preset), draft.folder, launch)
         return phase
 
     def start(
@@ -159,8 +147,26 @@ class Training:
         return {n: f["sha256"] for n, f in found.files.items() if n.endswith(".safetensors")}
 
 
-def _for_tiny_models(preset: Preset) -> Preset:
+def tiny_phase(name: str, preset: str, until: int) -> ResolvedPhase:
+    """A phase of one process in float32."""
+    chosen = tiny_preset(preset)
+    return ResolvedPhase(
+        run="tiny", phase=name, family="sdxl", seed=7, preset=preset, engine=chosen.engine,
+        zero_stage=chosen.zero_stage, offload_optimizer=chosen.offload_optimizer,
+        offload_param=chosen.offload_param, num_processes=1, num_cpu_threads_per_process=1,
+        mixed_precision="no", start_step=0, until_step=until, epoch_size=SAMPLES,
+        resolution=64, global_batch_size=4, micro_batch_size=4,
+        gradient_accumulation_steps=1, gradient_checkpointing=False,
+        optimizer="adamw", learning_rate=1e-3, lr_scheduler="cosine", lr_warmup_steps=3,
+        lr_scheduler_steps=16, adam_beta1=0.9, adam_beta2=0.99, adam_epsilon=1e-8,
+        adam_weight_decay=0.1, max_grad_norm=1.0, snr_gamma=5.0,
+        caption_dropout_probability=0.3, save_every=100, keep=2, log_every=1,
+    )  # fmt: skip
+
+
+def tiny_preset(name: str) -> Preset:
     """Stage 3 leaves small parameters whole and in one group: no test would see it at work."""
+    preset = read_preset(PRESETS / f"{name}.yaml")
     if preset.zero_stage != 3:
         return preset
     sizes = {

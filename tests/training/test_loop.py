@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import FP16
 from zerotrain.training import loop
 
 
@@ -29,12 +30,12 @@ class Engine:
         return contextlib.nullcontext()
 
     def loss_scale(self) -> dict[str, float] | None:
-        return None if self.scale is None else {"scale": self.scale}
+        return None if self.scale is None else {"scale": self.scale, "hysteresis": 1}
 
     def backward(self, loss: torch.Tensor) -> None:
         pass
 
-    def step(self, learning_rate: float) -> float:
+    def step(self, learning_rate: float, beta1: float | None = None) -> float:
         return self.norm
 
 
@@ -51,7 +52,7 @@ def run(
     phase = SimpleNamespace(
         phase="a", until_step=3, save_every=1, global_batch_size=2, micro_batch_size=2, seed=0,
         gradient_accumulation_steps=1, learning_rate=1.0, lr_scheduler="constant",
-        snr_gamma=None, warmup_steps=lambda horizon: 0,
+        snr_gamma=None, warmup_steps=lambda horizon: 0, fp16=FP16,
     )  # fmt: skip
     objective = SimpleNamespace(loss=lambda *args, **kwargs: torch.full((2,), loss))
     batches = SimpleNamespace(batch=lambda *args: None)

@@ -103,6 +103,40 @@ def test_slots_of_another_optimizer_are_refused_unless_allowed(tmp_path: Path) -
     assert said.endswith("the optimizer would begin anew; allowed")
 
 
+@pytest.mark.parametrize(
+    ("before", "slots", "after", "arguments", "what"),
+    [
+        ("adam", ADAM, "adamw", {}, ""),
+        ("adamw", ADAM, "adam", {}, ""),
+        ("nadam", ADAM, "adamw", {}, "the state of nadam has exp_avg and exp_avg_sq"),
+        ("adamw", ADAM, "sgd", {}, "sgd continues nothing, but the state of adamw has exp_avg"),
+        ("sgd", ["master"], "sgd", {}, ""),
+        ("", ["master"], "sgd", {}, ""),
+        ("sgd", ["master"], "sgd", {"momentum": 0.9}, "sgd continues momentum_buffer"),
+        ("adamw", ADAM, "adamw", {"amsgrad": True}, "exp_avg_sq and max_exp_avg_sq, but"),
+    ],
+)
+def test_each_optimizer_continues_its_own_slots(
+    tmp_path: Path, before: str, slots: list[str], after: str, arguments: dict[str, Any], what: str
+) -> None:
+    """Adam and AdamW each other's; where something is lost the sentence says what there is."""
+    found = state(tmp_path, slots, optimizer=before)
+    chosen = phase(optimizer=after, optimizer_args=arguments)
+    if not what:
+        assert check_start(found, chosen) == []
+    else:
+        assert what in refusal(check_start, found, chosen)
+        assert len(check_start(found, replace(chosen, allow=["moments"]))) == 1
+
+
+def test_an_optimizer_before_its_first_update_has_nothing_to_lose(tmp_path: Path) -> None:
+    """As after fp16's first overflows: no slots, and the same optimizer."""
+    found = state(tmp_path, ["master"], optimizer_step=0)
+    assert check_start(found, phase()) == []
+    text = refusal(check_start, found, phase(optimizer="lion"))
+    assert "lion continues exp_avg" in text
+
+
 def test_weights_alone_are_no_moments(tmp_path: Path) -> None:
     """As a checkpoint without its optimizer gives them."""
     text = refusal(check_start, state(tmp_path, ["master"], optimizer=""), phase())

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+import torch
+import transformers
+from diffusers import optimization
 
-from zerotrain.training.schedule import learning_rate
+from zerotrain.training.schedule import follows_horizon, learning_rate
 
 
 @dataclass
@@ -17,22 +21,35 @@ class Settings:
     lr_scheduler: str
     warmup: int = 0
     learning_rate: float = 1e-3
+    lr_scheduler_args: dict[str, Any] = field(default_factory=dict)
+    lr_warmup_ratio: float | None = None
 
     def warmup_steps(self, horizon: int) -> int:
         return self.warmup
 
 
-def rates(lr_scheduler: str, warmup: int, horizon: int, steps: int) -> list[float]:
+def rates(lr_scheduler: str, warmup: int, horizon: int, steps: int, **args: Any) -> list[float]:
     """The rates of the first steps."""
-    settings = Settings(lr_scheduler, warmup)
+    settings = Settings(lr_scheduler, warmup, lr_scheduler_args=args)
     return [learning_rate(settings, step, horizon) for step in range(steps)]
 
 
-@pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
+USUAL: dict[str, dict[str, Any]] = {
+    "constant": {},
+    "constant_with_warmup": {},
+    "linear": {},
+    "cosine": {},
+    "cosine_with_restarts": {"num_cycles": 3},
+    "polynomial": {"power": 2.0, "lr_end": 1e-5},
+}
+
+
+@pytest.mark.parametrize("name", USUAL)
 def test_warmup_rises_to_the_peak(name: str) -> None:
     """The first step is not lost to a rate of zero, and the last of the warm-up has the peak."""
-    assert rates(name, 4, 100, 4) == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3], rel=1e-12)
-    assert rates(name, 0, 100, 1) == [1e-3]
+    expected = pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3], rel=1e-12)
+    assert rates(name, 4, 100, 4, **USUAL[name]) == expected
+    assert rates(name, 0, 100, 1, **USUAL[name]) == [1e-3]
 
 
 def test_constant_stays() -> None:
@@ -53,6 +70,83 @@ def test_cosine_falls_to_zero_at_the_horizon() -> None:
     assert rates("cosine", 0, 4, 6) == pytest.approx([1e-3 * s for s in shares], abs=1e-18)
 
 
-def test_a_schedule_of_warmup_alone_ends() -> None:
+def test_cosine_with_restarts_begins_again() -> None:
+    """Two halves of a cosine over four steps: the peak, half of it, twice; then 0 for good."""
+    found = rates("cosine_with_restarts", 0, 4, 6, num_cycles=2)
+    assert found == pytest.approx([1e-3, 0.5e-3, 1e-3, 0.5e-3, 0, 0], abs=1e-18)
+
+
+def test_polynomial_falls_to_its_end() -> None:
+    """A parabola from 1e-3 to 1e-4: 1, 0.5625, 0.25, 0.0625, 0 of the way at the quarters."""
+    found = rates("polynomial", 0, 4, 6, power=2.0, lr_end=1e-4)
+    shares = [1, 0.5625, 0.25, 0.0625, 0, 0]
+    assert found == pytest.approx([1e-4 + 9e-4 * share for share in shares], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cosine", "cosine_with_restarts", "polynomial"])
+def test_a_schedule_of_warmup_alone_ends(name: str) -> None:
     """A horizon at the end of the warm-up divides nothing by zero."""
-    assert rates("cosine", 3, 3, 5) == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, 0])
+    end = USUAL[name].get("lr_end", 0)
+    found = rates(name, 3, 3, 5, **USUAL[name])
+    assert found == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3, end])
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+@pytest.mark.parametrize("name", USUAL)
+def test_usual_schedules_are_those_of_diffusers_and_transformers(name: str, warmup: int) -> None:
+    """From the end of the warm-up to the horizon at every step; within the warm-up ours is one step
+    ahead, because theirs spends the first step at a rate of 0. Their `constant` has no warm-up."""
+    horizon = 60
+    theirs = "constant_with_warmup" if name == "constant" else name
+    ours = rates(name, warmup, horizon, horizon, **USUAL[name])
+    for expected in (_diffusers(theirs, warmup, horizon), _transformers(theirs, warmup, horizon)):
+        assert ours[:warmup] == pytest.approx(expected[1 : warmup + 1], rel=1e-12)
+        assert ours[warmup:] == pytest.approx(expected[warmup:], rel=1e-9, abs=1e-16)
+
+
+def _diffusers(name: str, warmup: int, horizon: int) -> list[float]:
+    builders = {str(key.value): value for key, value in
+                optimization.TYPE_TO_SCHEDULER_FUNCTION.items()}  # fmt: skip
+    steps = {"num_warmup_steps": warmup}
+    if name != "constant_with_warmup":
+        steps["num_training_steps"] = horizon
+    return _used(lambda optimizer: builders[name](optimizer, **steps, **USUAL[name]), horizon)
+
+
+def _transformers(name: str, warmup: int, horizon: int) -> list[float]:
+    def build(optimizer: torch.optim.Optimizer) -> Any:
+        return transformers.get_scheduler(
+            name, optimizer, warmup, horizon, scheduler_specific_kwargs=USUAL[name]
+        )
+
+    return _used(build, horizon)
+
+
+def _used(build: Any, steps: int) -> list[float]:
+    """The rate that each update of a training loop has."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+    scheduler = build(optimizer)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "expected"),
+    [
+        ("constant", None, False),
+        ("constant", 0.1, True),
+        ("cosine", None, True),
+        ("WarmupLR", None, False),
+        ("WarmupLR", 0.1, True),
+        ("WarmupDecayLR", None, True),
+        ("OneCycle", None, False),
+    ],
+)
+def test_the_horizon_matters_where_a_curve_ends_or_its_warmup_is_a_share(
+    name: str, ratio: float | None, expected: bool
+) -> None:
+    assert follows_horizon(Settings(name, lr_warmup_ratio=ratio)) is expected

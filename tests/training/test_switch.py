@@ -183,19 +183,19 @@ def test_switch_between_fp16_engines_keeps_the_loss_scale(training):
 
     def lower(folder: Path) -> None:
         document = json.loads((folder / "state.json").read_text())
-        document["loss_scale"] = {"scale": 512.0, "good_steps": 3}
+        document["loss_scale"] = {"scale": 512.0, "good_steps": 3, "hysteresis": 1}
         artifact.write_json(folder / "state.json", document)
 
     lowered = changed(state, training.folder / "lowered", lower)
     training.run("second", "zero2", SWITCH + 2, state=lowered, **shape)
     after = Checkpoint(training.progress("second") / f"step-{SWITCH + 2:08d}").position
     assert before.loss_scale["good_steps"] == SWITCH
-    assert after.loss_scale == {"scale": 512.0, "good_steps": 5}
+    assert after.loss_scale == {"scale": 512.0, "good_steps": 5, "hysteresis": 1}
     rolling = training.progress("second") / f"step-{SWITCH + 2:08d}"
     state = export_state(rolling, training.folder / "state2")
     training.run("third", "torch", SWITCH + 3, state=state, **shape)
     last = Checkpoint(training.progress("third") / f"step-{SWITCH + 3:08d}").position
-    assert last.loss_scale == {"scale": 512.0, "good_steps": 6}
+    assert last.loss_scale == {"scale": 512.0, "good_steps": 6, "hysteresis": 1}
 
 
 @pytest.mark.parametrize("preset", ["torch", "zero2", "zero3"])

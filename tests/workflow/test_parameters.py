@@ -43,6 +43,7 @@ OTHER_VALUES: dict[str, Any] = {
     "train.param_groups": [{"parameters": ["bias"], "adam_weight_decay": 0.0}],
     "train.learning_rate": 1e-4,
     "train.lr_scheduler": "cosine",
+    "train.lr_scheduler_args": {"power": 2.0},
     "train.lr_warmup_steps": 5,
     "train.lr_warmup_ratio": 0.1,
     "train.lr_scheduler_steps": 1000,
@@ -81,6 +82,7 @@ WITHOUT_EFFECT = {
 NEEDED_WITH = {
     "data.source": {"data.images": None},
     "evaluate.judge": {"data.holdout": 0.5},
+    "train.lr_scheduler_args": {"train.lr_scheduler": "polynomial"},
     "launch.preset": {"phases.0.launch": None, "phases.1.launch": None},
     "train.gradient_accumulation_steps": {"train.global_batch_size": 2},
     "launch.num_processes": {"train.global_batch_size": 2},

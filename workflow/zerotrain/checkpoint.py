@@ -22,6 +22,7 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
+from zerotrain.optimizers import slot_shape
 from zerotrain.position import MASTER, TrainingPosition, read_position
 from zerotrain.state import Shards, write_tensors
 
@@ -35,7 +36,8 @@ class Fragment:
     name: str
     start: int
     slots: dict[str, torch.Tensor]
-    """Flat float32 tensors of equal length by slot, ``master`` among them."""
+    """Float32 tensors by slot, ``master`` among them; flat and of equal length, but for slots of
+    a shape of their own (zerotrain.optimizers.slot_shape), which are whole."""
 
 
 def write_rank(folder: Path, rank: int, fragments: Iterable[Fragment]) -> dict[str, list[int]]:
@@ -110,7 +112,8 @@ class Checkpoint:
         held = [r for r, spans in self._spans.items() if name in spans and key in self._files[r]]
         if len(held) == 1 and self._spans[held[0]][name] == [0, shape.numel()]:
             only: torch.Tensor = self._shards.open(self._files[held[0]][key]).get_tensor(key)
-            return only.reshape(shape)
+            own = slot_shape(self.position.optimizer, slot, self.shapes[name])
+            return only.reshape(own or shape)
         whole = torch.empty(shape.numel())
         for rank in sorted(held, key=lambda rank: self._spans[rank][name]):
             start, length = self._spans[rank][name]

@@ -19,7 +19,17 @@ from zerotrain.tensor_file import open_tensors, same_bits
 if TYPE_CHECKING:
     from zerotrain.export import WeightsTarget
 
-NEVER_NEGATIVE = "exp_avg_sq"
+NEVER_NEGATIVE = (
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "square_avg",
+    "sum",
+    "exp_inf",
+    "variance",
+    "row_var",
+    "col_var",
+    "acc_delta",
+)
 DAMAGED = "the checkpoint is damaged; take an older one, or train on from it"
 DISK = "look at the disk and its room; nothing was published"
 TOO_LARGE = "choose export.dtype fp32 or bf16: the weights exceed the range of fp16"
@@ -49,7 +59,7 @@ class CheckedSource:
                 f"{called}: {count} values are not finite in {dtype}",
                 hint=TOO_LARGE if fits else DAMAGED,
             )
-        if slot == NEVER_NEGATIVE and ends[0] < 0:
+        if slot in NEVER_NEGATIVE and ends[0] < 0:
             raise PipelineError(
                 f"{called}: {int((tensor < 0).sum())} values are negative, a mean of squares",
                 hint=DAMAGED,

@@ -61,8 +61,10 @@ class PhaseFacts:
     metrics: dict[str, Any]
     grid: bytes
     """PNG."""
-    curve: bytes
+    loss: bytes
     """PNG: the run up to the end of this phase."""
+    learning_rate: bytes
+    """PNG: the same run."""
     launch: list[tuple[str, str, str]]
     """Name, value and source."""
     weights: Path
@@ -76,7 +78,9 @@ def render_page(run: str, summary: Sequence[tuple[str, str]], phases: Sequence[P
         f'<p class="soft">{facts}</p>',
         _compared(phases),
         "<h3>Training loss</h3>",
-        _image(phases[-1].curve, "Training loss over the steps of all phases"),
+        _image(phases[-1].loss, "Training loss over the steps of all phases"),
+        "<h3>Learning rate</h3>",
+        _image(phases[-1].learning_rate, "Learning rate over the steps of all phases"),
         *(_phase(phase) for phase in phases),
     ]
     return (

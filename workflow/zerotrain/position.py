@@ -26,9 +26,10 @@ class TrainingPosition:
     """Samples drawn since the start of the run: the position of the sampler."""
     optimizer: str
     optimizer_step: int
-    """The optimizer's own count, from which Adam's bias correction follows."""
+    """Updates that the optimizer has made, from which Adam's bias correction follows."""
     param_groups: list[dict[str, Any]]
-    """Learning rate, betas, eps, weight_decay and the parameter names of each group."""
+    """Parameter names, learning rate, weight_decay and the optimizer's values of each group; under
+    `scalars` the numbers that it keeps beside its tensors and its count, such as NAdam's."""
     lr_scheduler: str
     lr_scheduler_steps: int
     rng: dict[str, Any]
@@ -37,7 +38,8 @@ class TrainingPosition:
     """What made it: preset, engine, zero_stage, offload_optimizer, offload_param, world_size,
     mixed_precision, global_batch_size, gradient_accumulation_steps."""
     loss_scale: dict[str, Any] | None = None
-    """fp16 only: {"scale": 65536.0, "good_steps": 12}, the steps since it was last changed."""
+    """fp16 only: {"scale": 65536.0, "good_steps": 12, "hysteresis": 1}, the good steps since it was
+    last changed, and the overflows until it is halved."""
 
 
 def read_position(found: Artifact, name: str) -> TrainingPosition:

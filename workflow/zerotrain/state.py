@@ -4,6 +4,7 @@ A state folder (kind "state", format 1) holds
     state.json                 a TrainingPosition; plus "shapes": {parameter: shape} and
                                "slots": {slot: {parameter: file}}
     <slot>-00000.safetensors   one tensor per parameter name, float32, the parameter's own shape
+                               but for optimizers.slot_shape, by which a parameter may lack a slot
     records/                   the log and the resources of the run so far
 with the slots ``master`` (weights) and the optimizer's own (Adam: ``exp_avg``, ``exp_avg_sq``).
 """
@@ -22,6 +23,7 @@ from safetensors import safe_open
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
+from zerotrain.optimizers import slot_shape
 from zerotrain.position import TrainingPosition, read_position
 from zerotrain.tensor_file import OpenTensorFile, write_tensor_file
 
@@ -92,9 +94,11 @@ def write_state(
     files: dict[str, dict[str, str]] = {slot: {} for slot in slots}
     known: dict[str, str] = {}
     for slot in slots:
-        for number, names in enumerate(_shards(shapes)):
+        every = {n: slot_shape(position.optimizer, slot, shape) for n, shape in shapes.items()}
+        own = {name: shape for name, shape in every.items() if shape is not None}
+        for number, names in enumerate(_shards(own)):
             file = f"{slot}-{number:05d}.safetensors"
-            layout = {name: (torch.float32, shapes[name]) for name in names}
+            layout = {name: (torch.float32, own[name]) for name in names}
             known[file] = write_tensor_file(folder / file, layout, partial(_of_slot, read, slot))
             files[slot].update(dict.fromkeys(names, file))
     artifact.write_json(

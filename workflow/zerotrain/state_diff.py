@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from zerotrain.position import MASTER
-from zerotrain.state_source import Source, Weights
+from zerotrain.state_source import Source, Weights, has_slot
 from zerotrain.tensor_file import pairs
 
 MADE_BY = ("engine", "phase", "run")
@@ -59,6 +59,8 @@ def diff(a: Source | Weights, b: Source | Weights, *, tolerance: float = 0.0) ->
             said = _lacking(name in a.shapes, name in b.shapes)
             if not said and a.shapes[name] != b.shapes[name]:
                 said = f"shape {a.shapes[name]} / {b.shapes[name]}"
+            if not said and not (has_slot(a, name, slot) and has_slot(b, name, slot)):
+                continue
             if not said:
                 absolute, relative = distance(a.tensor(name, slot), b.tensor(name, slot))
                 same += absolute == 0

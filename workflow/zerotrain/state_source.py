@@ -13,6 +13,7 @@ from zerotrain import artifact
 from zerotrain.checkpoint import KIND as CHECKPOINT
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.errors import PipelineError
+from zerotrain.optimizers import slot_shape
 from zerotrain.position import MASTER, TrainingPosition
 from zerotrain.state import KIND as STATE
 from zerotrain.state import State
@@ -65,6 +66,12 @@ class Weights:
         stored = self._stored[name]
         found: torch.Tensor = self._files[stored].get_tensor(stored)
         return found
+
+
+def has_slot(source: Source | Weights, name: str, slot: str) -> bool:
+    """Whether a parameter has one of the source's slots: Muon and Adafactor look at its shape."""
+    optimizer = source.position.optimizer if source.position else ""
+    return slot_shape(optimizer, slot, source.shapes[name]) is not None
 
 
 def _trained_name(stored: str, part: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from zerotrain.position import MASTER, TrainingPosition
-from zerotrain.state_source import Source, Weights
+from zerotrain.state_source import Source, Weights, has_slot
 from zerotrain.tensor_file import chunks
 
 WIDTH = 80
@@ -82,6 +82,9 @@ def show(source: Source | Weights, *, tensors: bool = False) -> Iterator[str]:
         norms = []
         for slot in slots:
             one = Extent()
+            if not has_slot(source, name, slot):
+                norms.append(one.norm)
+                continue
             one.add(source.tensor(name, slot))
             extents[slot].take(one.squares, one.largest, one.smallest)
             norms.append(one.norm)

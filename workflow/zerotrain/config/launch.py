@@ -36,6 +36,22 @@ Memory = Annotated[
 """Bytes; "24 GiB" is taken as 24 * 2**30."""
 
 
+class Fp16Config(Section):
+    """fp16's loss scale: the same rule under every engine. Only with mixed_precision fp16."""
+
+    loss_scale: float = Field(0.0, ge=0, description="0 scales dynamically; else it is fixed.")
+    initial_scale_power: Whole = Field(
+        16, ge=0, le=31, description="The dynamic scale begins at 2 to this power."
+    )
+    loss_scale_window: Whole = Field(
+        2000, ge=1, description="Updates without overflow after which the scale doubles."
+    )
+    hysteresis: Whole = Field(
+        1, ge=1, description="Overflows until the scale is halved; each left out its update."
+    )
+    min_loss_scale: Whole = Field(1, ge=1, description="The dynamic scale falls no lower.")
+
+
 class LaunchConfig(Section):
     """How a phase is launched: a preset and what overrides it."""
 
@@ -86,6 +102,9 @@ class LaunchConfig(Section):
         description="Build the model in parts under ZeRO 3, so that no process ever holds all of "
         "it; accelerate's zero3_init_flag.",
     )
+    fp16: Fp16Config = Field(
+        Fp16Config(), description="Loss scaling, with mixed_precision fp16 alone."
+    )
     main_process_port: Whole | None = Field(
         None,
         ge=1,
@@ -113,6 +132,15 @@ class LaunchConfig(Section):
         if isinstance(value, dict) and value.get("mixed_precision") is False:
             return {**value, "mixed_precision": "no"}
         return value
+
+    @model_validator(mode="after")
+    def _fp16_with_its_precision(self) -> LaunchConfig:
+        if self.fp16.model_fields_set and self.mixed_precision != "fp16":
+            raise ValueError(
+                f"fp16 ({', '.join(sorted(self.fp16.model_fields_set))}) and mixed_precision "
+                f"{self.mixed_precision}: only fp16 scales its losses"
+            )
+        return self
 
     @model_validator(mode="after")
     def _path_with_nvme(self) -> LaunchConfig:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from zerotrain import optimizers
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.section import Name, Section, Whole
 from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
@@ -119,6 +120,20 @@ class Phase(Section):
                 f"gradient_accumulation_steps {train.gradient_accumulation_steps} x "
                 f"num_processes {processes}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _optimizer_under_launch(self) -> Phase:
+        """Known at once where a preset is named; what `auto` chooses is looked at when it has."""
+        launch, (found, _) = self.launch, optimizers.find(self.train.optimizer)
+        refused, hint = optimizers.refusal(
+            found.name,
+            self.train.optimizer_args,
+            engine="torch" if launch.preset in ("torch", "auto") else "deepspeed",
+            offload_optimizer="none",
+        )
+        if refused:
+            raise ValueError(f"{refused} (preset {launch.preset}); {hint}")
         return self
 
 

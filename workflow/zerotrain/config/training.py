@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from zerotrain import optimizers
+from zerotrain.config.lr_scheduler import SchedulerName, read_arguments, refuse_contradictions
 from zerotrain.config.section import Section, Whole
+from zerotrain.optimizer_arguments import read_optimizer_args
 
 
 def _pattern(value: str) -> str:
@@ -15,6 +18,15 @@ def _pattern(value: str) -> str:
         re.compile(value)
     except re.error as error:
         raise ValueError(f"{value!r} is no regular expression: {error}") from error
+    return value
+
+
+def _optimizer(value: str) -> str:
+    found, _ = optimizers.find(value)
+    if found.refused:
+        raise ValueError(
+            f"optimizer {found.title}: {found.refused}; the nearest that works: {found.instead}"
+        )
     return value
 
 
@@ -69,17 +81,29 @@ class TrainConfig(Section):
         1, ge=1, description="Forward passes per optimizer step."
     )
     gradient_checkpointing: bool = Field(False, description="Recompute activations to save memory.")
-    optimizer: Literal["adamw"] = Field("adamw", description="AdamW, fused or on CPU as launched.")
+    optimizer: Annotated[str, AfterValidator(_optimizer)] = Field(
+        "adamw",
+        description="A class of torch.optim or a name of DeepSpeed's, in any case: "
+        "`docs/optimizers.md` lists them.",
+    )
+    optimizer_args: dict[str, Any] = Field(
+        {}, description="What the optimizer takes beyond the keys here: `momentum`, `betas`, ..."
+    )
     param_groups: list[ParamGroup] = Field(
         [],
         description="Parameters with values of their own: a list of `parameters` (regular "
         "expressions), `learning_rate`, `adam_weight_decay`. The first that fits counts.",
     )
     learning_rate: float = Field(1e-5, gt=0, description="Peak of the schedule.")
-    lr_scheduler: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="Shape after warm-up; a function of the global step alone."
+    lr_scheduler: SchedulerName = Field(
+        "constant",
+        description="Shape of the learning rate, a function of the global step alone; in any case. "
+        "See [schedules.md](schedules.md).",
     )
-    lr_warmup_steps: Whole = Field(0, ge=0, description="Steps of linear warm-up.")
+    lr_scheduler_args: dict[str, Any] = Field(
+        {}, description="The schedule's own arguments; see [schedules.md](schedules.md)."
+    )
+    lr_warmup_steps: Whole = Field(0, ge=0, description="Steps of warm-up.")
     lr_warmup_ratio: float | None = Field(
         None,
         ge=0,
@@ -92,10 +116,14 @@ class TrainConfig(Section):
         description="Horizon of the schedule in steps; default: the last `until` when training "
         "starts, kept when `until` is raised later.",
     )
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Decay of the first moment.")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Decay of the second moment.")
-    adam_epsilon: float = Field(1e-8, gt=0, description="Keeps the update's divisor from zero.")
-    adam_weight_decay: float = Field(1e-2, ge=0, description="Decoupled, as AdamW has it.")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="Adam's decay of the first moment.")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="Adam's decay of the second moment.")
+    adam_epsilon: float = Field(1e-8, gt=0, description="Keeps Adam's divisor from zero.")
+    adam_weight_decay: float = Field(
+        1e-2,
+        ge=0,
+        description="Weight decay of any optimizer; the default is AdamW's, others have their own.",
+    )
     max_grad_norm: float = Field(1.0, ge=0, description="Gradient clipping by norm; 0 is none.")
     snr_gamma: float | None = Field(
         None, gt=0, description="Min-SNR loss weighting (5.0 is usual)."
@@ -110,6 +138,19 @@ class TrainConfig(Section):
     keep: Whole = Field(2, ge=1, description="Rolling checkpoints kept.")
     log_every: Whole = Field(10, ge=1, description="Steps between lines of the log.")
 
+    @field_validator("lr_scheduler_args", mode="before")
+    @classmethod
+    def _of_the_schedule(cls, value: Any, info: ValidationInfo) -> Any:
+        name = info.data.get("lr_scheduler")
+        return value if name is None else read_arguments(name, value)
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> TrainConfig:
+        # A schedule with an argument that must be given needs it without lr_scheduler_args, too.
+        read_arguments(self.lr_scheduler, self.lr_scheduler_args)
+        refuse_contradictions(self.lr_scheduler, dict(self), self.model_fields_set)
+        return self
+
     @model_validator(mode="after")
     def _one_warmup(self) -> TrainConfig:
         if self.lr_warmup_ratio is not None and self.lr_warmup_steps:
@@ -120,3 +161,17 @@ class TrainConfig(Section):
                 f"gradient_accumulation_steps {self.gradient_accumulation_steps}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _arguments_of_the_optimizer(self) -> TrainConfig:
+        found, _ = optimizers.find(self.optimizer)
+        read_optimizer_args(found, self.optimizer_args, self.optimizer_keys_given())
+        groups = [group.adam_weight_decay for group in self.param_groups]
+        if found.weight_decay is None and any(groups):
+            raise ValueError(f"param_groups: {found.title} has no weight decay")
+        return self
+
+    def optimizer_keys_given(self) -> dict[str, float]:
+        """The adam_ keys that the user gave."""
+        keys = ("adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay")
+        return {key: getattr(self, key) for key in keys if key in self.model_fields_set}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 COLUMNS = ("phase", "step", "samples", "loss", "learning_rate", "grad_norm")
+COLOUR = "#1f4e8c"
 SMOOTHING = 0.6
 """Share of the running mean that each line of the log keeps."""
 
@@ -36,18 +38,23 @@ def draw_curve(log: list[dict[str, Any]], path: Path) -> None:
     steps = [line["step"] for line in log]
     losses = [line["loss"] for line in log]
     axes.plot(steps, losses, color="#9db4d0", linewidth=1, label="logged")
-    axes.plot(steps, running_mean(losses), color="#1f4e8c", linewidth=2, label="running mean")
-    top = axes.get_ylim()[1]
-    for phase, first, last in phase_spans(log):
-        if first:
-            axes.axvline(first, color="#888888", linewidth=1, linestyle="--")
-        axes.text((first + last) / 2, top, phase, ha="center", va="bottom", color="#555555")
+    axes.plot(steps, running_mean(losses), color=COLOUR, linewidth=2, label="running mean")
+    mark_phases([axes], log)
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")
     axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path, metadata={"Software": None})
+
+
+def mark_phases(panels: Sequence[Any], log: list[dict[str, Any]]) -> None:
+    """Name each phase above the first panel, and draw a line through all where one hands over."""
+    top = panels[0].get_ylim()[1]
+    for phase, first, last in phase_spans(log):
+        for axes in panels if first else ():
+            axes.axvline(first, color="#888888", linewidth=1, linestyle="--")
+        panels[0].text((first + last) / 2, top, phase, ha="center", va="bottom", color="#555555")
 
 
 def running_mean(values: list[float]) -> list[float]:

@@ -198,7 +198,7 @@ def _engine(
 
 
 def _loss_scale(optimizer: dict[str, Any]) -> dict[str, Any] | None:
-    """Scale and steps since it changed (runtime/fp16/loss_scaler.py); None without fp16."""
+    """What training/loss_scale.py carries (runtime/fp16/loss_scaler.py); None without fp16."""
     scaler: Any = optimizer.get("loss_scaler")
     scale = float(getattr(scaler, "cur_scale", 1.0))
     if not getattr(scaler, "dynamic", False):
@@ -206,7 +206,8 @@ def _loss_scale(optimizer: dict[str, Any]) -> dict[str, Any] | None:
     good = scaler.cur_iter - scaler.last_overflow_iter - 1
     if good > scaler.scale_window:  # it doubles at the update after each window, and counts on
         good = (good - 1) % scaler.scale_window + 1
-    return {"scale": scale, "good_steps": int(good)}
+    left = int(getattr(scaler, "cur_hysteresis", 1))
+    return {"scale": scale, "good_steps": int(good), "hysteresis": left}
 
 
 def _open_stage0(

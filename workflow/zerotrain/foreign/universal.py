@@ -59,6 +59,12 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
         PipelineError: the source has no moments, or the tag is there already.
     """
     position = source.position
+    if position.optimizer not in ("", "adamw", "adam"):
+        raise PipelineError(
+            f"{folder}: the source's optimizer is {position.optimizer}; DeepSpeed's universal "
+            "checkpoints carry Adam's state alone",
+            hint="go on in zerotrain, which carries every optimizer's, or start from the weights",
+        )
     if not set(ADAM_SLOTS) <= set(source.slots):
         raise PipelineError(
             f"{folder}: the source holds {', '.join(source.slots)} alone, and DeepSpeed loads no "

@@ -8,17 +8,10 @@ from typing import Any
 from zerotrain.errors import PipelineError
 from zerotrain.importing.draft import AUTO, Draft
 from zerotrain.importing.keys_deepspeed import FP16_KEYS
-from zerotrain.launch.files import LOSS_SCALE_WINDOW
+from zerotrain.launch.resolved import FP16
 
 OURS = "launch.mixed_precision"
 CHOICES = ("bf16", "fp16", "no")
-WE_WRITE = {
-    "loss_scale": 0,
-    "initial_scale_power": 16,
-    "loss_scale_window": LOSS_SCALE_WINDOW,
-    "hysteresis": 1,
-    "min_loss_scale": 1,
-}
 DEEPSPEED_HAS = {
     "loss_scale": 0,
     "initial_scale_power": 16,
@@ -104,11 +97,11 @@ def read_loss_scale(flat: dict[str, Any], draft: Draft, precision: str) -> None:
         value = flat.get(key)
         if value in (None, AUTO):
             value, reason = DEEPSPEED_HAS[name], "DeepSpeed's own, where the file has none"
-            if value != WE_WRITE[name]:
+            if value != FP16[name]:
                 draft.default(ours, value, reason)
             if key in flat:
                 draft.say("resolved", key, AUTO, reason, ours)
-        elif value == WE_WRITE[name]:
+        elif value == FP16[name]:
             draft.say("kept", key, value, "what the launch files say anyway", ours)
         else:
             draft.keep(key, value, ours)

@@ -8,7 +8,6 @@ on a GPU and, where there is none, on the CPU.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,7 @@ import yaml
 
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolved import ResolvedPhase
-
-INITIAL_LOSS_SCALE = 65536.0
-LOSS_SCALE_WINDOW = 2000
-"""Steps without an overflow after which the fp16 loss scale doubles: torch's GradScaler's own."""
+from zerotrain.optimizers import plain_adam
 
 
 def accelerate_config(phase: ResolvedPhase, deepspeed_file: Path) -> dict[str, Any]:
@@ -53,17 +49,24 @@ def deepspeed_config(phase: ResolvedPhase, preset: Preset) -> dict[str, Any]:
 
     gradient_clipping is always written: DeepSpeed's default is 1.0, and 0.0 means none.
     """
-    return {
+    config: dict[str, Any] = {
         "train_batch_size": phase.global_batch_size,
         "train_micro_batch_size_per_gpu": phase.micro_batch_size,
         "gradient_accumulation_steps": phase.gradient_accumulation_steps,
         "gradient_clipping": phase.max_grad_norm,
         "zero_optimization": _zero_optimization(phase, preset),
         "bf16": {"enabled": phase.mixed_precision == "bf16"},
-        "fp16": _fp16() if phase.mixed_precision == "fp16" else {"enabled": False},
+        "fp16": {"enabled": False},
         "steps_per_print": 1_000_000_000,
         "wall_clock_breakdown": False,
     }
+    if phase.mixed_precision == "fp16":
+        config["fp16"] = {"enabled": True, **phase.fp16}
+    if not plain_adam(phase.optimizer, phase.optimizer_args):
+        # It takes few other optimizers by itself, and none of them where one is offloaded.
+        config["zero_allow_untested_optimizer"] = True
+        config["zero_force_ds_cpu_optimizer"] = False
+    return config
 
 
 def _distributed_type(phase: ResolvedPhase) -> str:
@@ -79,18 +82,6 @@ def _zero_optimization(phase: ResolvedPhase, preset: Preset) -> dict[str, Any]:
         if isinstance(value, dict) and value.get("device") == "nvme"
         else value
         for key, value in preset.zero_optimization.items()
-    }
-
-
-def _fp16() -> dict[str, Any]:
-    """Loss scaling as torch's GradScaler does it: a scale means the same in every engine."""
-    return {
-        "enabled": True,
-        "loss_scale": 0,
-        "initial_scale_power": int(math.log2(INITIAL_LOSS_SCALE)),
-        "loss_scale_window": LOSS_SCALE_WINDOW,
-        "hysteresis": 1,
-        "min_loss_scale": 1,
     }
 
 

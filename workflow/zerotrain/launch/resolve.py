@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 import os
 from fractions import Fraction
+from typing import Any
 
+from zerotrain import optimizers
 from zerotrain.config import RunConfig
+from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
+from zerotrain.launch.lr_schedule import refuse_impossible_schedule, with_own_keys
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolved import ResolvedPhase, Source, warmup_share
+from zerotrain.optimizer_arguments import read_optimizer_args
 
 Sources = dict[str, tuple[Source, str]]
 
@@ -31,8 +36,8 @@ def resolve_phase(
         begun: Steps and samples that the run begins with, where it goes on from elsewhere.
 
     Raises:
-        PipelineError: a phase ends at or before its start, a batch cannot be divided, or the
-            warm-up is longer than the schedule.
+        PipelineError: a phase ends at or before its start, a batch cannot be divided, the schedule
+            is impossible, or the optimizer does not work under the launch.
     """
     if epoch_size < 1:
         raise PipelineError(
@@ -57,6 +62,7 @@ def resolve_phase(
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
     sources["epoch_size"] = ("derived", "training samples x repeats, from the dataset manifest")
+    train = with_own_keys(train, sources)
     threads = launch.num_cpu_threads_per_process
     if threads is None:
         threads = max(1, (os.cpu_count() or 1) // launch.num_processes)
@@ -79,18 +85,14 @@ def resolve_phase(
             "derived",
             f"lr_warmup_ratio {train.lr_warmup_ratio:g} of {horizon} steps",
         )
-    if warmup > horizon:
-        raise PipelineError(
-            f"phase {name}: {warmup} steps of warm-up, but the schedule has {horizon}",
-            hint="lower lr_warmup_steps or raise lr_scheduler_steps",
-        )
+    chosen = _optimizer(name, train, preset, sources)
     accumulation = train.gradient_accumulation_steps
     sources["micro_batch_size"] = (
         "derived",
         f"global batch {train.global_batch_size} / {_count(accumulation, 'accumulation')} / "
         f"{_count(launch.num_processes, 'process')}",
     )
-    return ResolvedPhase(
+    resolved = ResolvedPhase(
         run=config.run,
         phase=name,
         family=config.family,
@@ -104,6 +106,7 @@ def resolve_phase(
         num_processes=launch.num_processes,
         num_cpu_threads_per_process=threads,
         mixed_precision=launch.mixed_precision,
+        fp16=launch.fp16.model_dump(),
         start_step=start,
         until_step=until,
         epoch_size=epoch_size,
@@ -114,24 +117,20 @@ def resolve_phase(
         gradient_checkpointing=train.gradient_checkpointing,
         lora=config.lora_values(),
         frozen_parameters=list(config.frozen_parameters),
-        optimizer=train.optimizer,
         param_groups=[
             {
                 "parameters": group.parameters,
                 "learning_rate": _given(group.learning_rate, train.learning_rate),
-                "adam_weight_decay": _given(group.adam_weight_decay, train.adam_weight_decay),
+                "adam_weight_decay": _given(group.adam_weight_decay, chosen["adam_weight_decay"]),
             }
             for group in train.param_groups
         ],
         learning_rate=train.learning_rate,
         lr_scheduler=train.lr_scheduler,
+        lr_scheduler_args=train.lr_scheduler_args,
         lr_warmup_steps=warmup,
         lr_warmup_ratio=train.lr_warmup_ratio,
         lr_scheduler_steps=horizon,
-        adam_beta1=train.adam_beta1,
-        adam_beta2=train.adam_beta2,
-        adam_epsilon=train.adam_epsilon,
-        adam_weight_decay=train.adam_weight_decay,
         max_grad_norm=train.max_grad_norm,
         snr_gamma=train.snr_gamma,
         caption_dropout_probability=train.caption_dropout_probability,
@@ -140,7 +139,37 @@ def resolve_phase(
         log_every=train.log_every,
         allow=list(phase.allow),
         sources=sources,
+        **chosen,
     )
+    refuse_impossible_schedule(resolved)
+    return resolved
+
+
+def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) -> dict[str, Any]:
+    """optimizer, optimizer_args and the adam_ values of a phase, which are None without meaning."""
+    found, reason = optimizers.find(train.optimizer)
+    arguments, moved = read_optimizer_args(
+        found, train.optimizer_args, train.optimizer_keys_given()
+    )
+    refused, hint = optimizers.refusal(
+        found.name, arguments, engine=preset.engine, offload_optimizer=preset.offload_optimizer
+    )
+    if refused:
+        raise PipelineError(f"phase {name}: {refused} (preset {preset.name})", hint=hint)
+    if reason:
+        sources["optimizer"] = ("derived", reason)
+    chosen: dict[str, Any] = {"optimizer": found.name, "optimizer_args": arguments}
+    for key in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+        chosen[key] = moved.get(key, getattr(train, key)) if found.adam_keys else None
+    chosen["adam_weight_decay"] = train.adam_weight_decay
+    if "adam_weight_decay" not in train.model_fields_set:
+        chosen["adam_weight_decay"] = found.weight_decay or 0.0
+        if found.name != "adamw":
+            sources["adam_weight_decay"] = ("derived", f"the default of {found.title}")
+    for key, value in moved.items():
+        chosen[key] = value
+        sources[key] = ("user", "optimizer_args")
+    return chosen
 
 
 def _given(value: float | None, default: float) -> float:

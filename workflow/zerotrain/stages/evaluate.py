@@ -23,6 +23,7 @@ from zerotrain.data.source import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.grid import draw_grid
 from zerotrain.evaluation.holdout_loss import holdout_loss
+from zerotrain.evaluation.learning_rate_curve import draw_learning_rate
 from zerotrain.evaluation.loss_curve import draw_curve, phase_spans, read_log, write_csv
 from zerotrain.families import load_family
 from zerotrain.judge import Judge
@@ -59,7 +60,8 @@ def evaluate(
         cache: Folder of the phase's cache.
         weights: Folder of the phase's weights.
         state: Folder of the phase's state, for its log and resources.
-        output: Folder to publish: grid.png, samples/, loss.csv, loss.png.
+        output: Folder to publish: grid.png, samples/, loss.csv, loss.png,
+            learning_rate.png.
         metrics: JSON file to write.
 
     Raises:
@@ -99,6 +101,7 @@ def evaluate(
                 image.save(draft.folder / "samples" / f"{number:02d}-{column:02d}.png")
         write_csv(log, draft.folder / "loss.csv")
         draw_curve(log, draft.folder / "loss.png")
+        draw_learning_rate(log, draft.folder / "learning_rate.png")
         draft.content = {
             "phase": phase,
             "prompts": prompts,

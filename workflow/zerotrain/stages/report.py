@@ -9,7 +9,7 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.resolved import read_run_yaml
+from zerotrain.launch.resolved import explained, read_run_yaml
 from zerotrain.page import PhaseFacts, render_page
 
 KIND = "report"
@@ -17,12 +17,13 @@ LAUNCH_FACTS = (
     *("preset", "engine", "zero_stage", "offload_optimizer", "num_processes"),
     *("num_cpu_threads_per_process", "mixed_precision", "start_step", "until_step"),
     *("resolution", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
-    *("optimizer", "learning_rate", "lr_scheduler", "snr_gamma", "caption_dropout_probability"),
+    *("optimizer", "learning_rate", "lr_scheduler", "lr_scheduler_args", "lr_warmup_steps"),
+    *("lr_scheduler_steps", "snr_gamma", "caption_dropout_probability"),
 )
 
 
 def report(config: RunConfig, folders: list[Path], output: Path) -> None:
-    """Publish index.html (grid, loss curve, metrics, launch of each phase); say where things lie.
+    """Publish index.html (grid, curves, metrics, launch of each phase); say where things lie.
 
     Args:
         config: The run's configuration.
@@ -63,7 +64,8 @@ def _phase(folder: Path) -> PhaseFacts:
         name=folder.name,
         metrics=json.loads(metrics.read_text()),
         grid=evaluation.path("grid.png").read_bytes(),
-        curve=evaluation.path("loss.png").read_bytes(),
+        loss=evaluation.path("loss.png").read_bytes(),
+        learning_rate=evaluation.path("learning_rate.png").read_bytes(),
         launch=_launch(folder / "launch" / "run.yaml"),
         weights=folder / "weights",
     )
@@ -73,12 +75,11 @@ def _launch(path: Path) -> list[tuple[str, str, str]]:
     """Name, value and source of each launch fact; none if the phase was launched by hand."""
     if not path.is_file():
         return []
-    phase = read_run_yaml(path)
-    facts = []
-    for name in LAUNCH_FACTS:
-        source, reason = phase.sources.get(name, ("default", ""))
-        facts.append((name, str(getattr(phase, name)), f"{source}: {reason}" if reason else source))
-    return facts
+    return [
+        (name, str(value), f"{source}: {reason}" if reason else source)
+        for name, value, source, reason in explained(read_run_yaml(path))
+        if name.partition(".")[0] in LAUNCH_FACTS and value != {}
+    ]
 
 
 def _summary(config: RunConfig) -> list[tuple[str, str]]:

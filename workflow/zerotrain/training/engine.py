@@ -6,7 +6,7 @@ checkpoint format is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,8 +37,10 @@ class Engine(Protocol):
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of one micro batch's mean loss, divided by the accumulation."""
 
-    def step(self, learning_rate: float) -> float:
+    def step(self, learning_rate: float, beta1: float | None = None) -> float:
         """Clip, update, clear the gradients; return the gradients' norm before clipping.
+
+        `beta1` replaces the optimizer's first beta, or its momentum, for this step; None leaves it.
 
         Where it is not finite, fp16 has left the update out and lowered its loss scale; at other
         precisions the weights are spoilt or the update was left out: never save them.
@@ -47,20 +49,31 @@ class Engine(Protocol):
     def load_masters(self, read: ReadTensor) -> None:
         """Take the exact float32 weights over. The model was built from the same weights."""
 
-    def load_moments(self, read: ReadTensor, optimizer_step: int) -> None:
-        """Take the optimizer's moments and its count over."""
+    def load_moments(
+        self, read: ReadTensor, optimizer_step: int, saved: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Take the optimizer's tensors, its count, and the numbers of the saved param_groups over.
+
+        Before its first update an optimizer has nothing that could be taken over.
+        """
 
     def load_loss_scale(self, found: dict[str, Any]) -> None:
         """Take over what loss_scale gave, in this engine or another."""
 
     def fragments(self) -> Iterator[Fragment]:
-        """This rank's part of every trained parameter."""
+        """This rank's part of every trained parameter: the master weights, and `slots`."""
+
+    def slots(self) -> list[str]:
+        """The optimizer's tensors, by its own names; none before its first update."""
+
+    def scalars(self) -> list[dict[str, float]]:
+        """The optimizer's numbers of each group, apart from its count."""
 
     def optimizer_step(self) -> int:
-        """Updates that the optimizer has counted."""
+        """Updates that the optimizer has made."""
 
     def loss_scale(self) -> dict[str, Any] | None:
-        """fp16: the scale, and the steps since it was last changed. Else None."""
+        """fp16: what loss_scale.LossScale.state gives. Else None."""
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint says of the engine that made it."""
@@ -95,20 +108,6 @@ def open_engine(
     from zerotrain.training.torch_engine import TorchEngine
 
     return TorchEngine(model, phase)
-
-
-def adam_groups(phase: ResolvedPhase, groups: list[ParamGroup]) -> list[dict[str, Any]]:
-    """The groups as AdamW takes them, but for `params`. Every value is written: DeepSpeed's and
-    torch's defaults differ."""
-    return [
-        {
-            "lr": group.learning_rate,
-            "betas": (phase.adam_beta1, phase.adam_beta2),
-            "eps": phase.adam_epsilon,
-            "weight_decay": group.weight_decay,
-        }
-        for group in groups
-    ]
 
 
 def describe_phase(phase: ResolvedPhase, world_size: int) -> dict[str, Any]:

@@ -23,8 +23,17 @@ SECONDS_BETWEEN_LINES = 10.0
 class Log(Protocol):
     """What the loop tells."""
 
-    def step(self, step: int, samples: int, loss: float, grad_norm: float, lr: float) -> None:
-        """Note one finished step; grad_norm is infinite where fp16 left the update out."""
+    def step(
+        self,
+        step: int,
+        samples: int,
+        loss: float,
+        grad_norm: float,
+        lr: float,
+        beta1: float | None = None,
+    ) -> None:
+        """Note one finished step; grad_norm is infinite where fp16 left the update out,
+        and beta1 is None where the schedule does not move it."""
 
     def write_records(self, folder: Path) -> None:
         """Copy the log and the resources used so far into a draft's records."""
@@ -39,7 +48,15 @@ class Log(Protocol):
 class NoLog:
     """Of the processes of one training the first one tells; the others are silent."""
 
-    def step(self, step: int, samples: int, loss: float, grad_norm: float, lr: float) -> None:
+    def step(
+        self,
+        step: int,
+        samples: int,
+        loss: float,
+        grad_norm: float,
+        lr: float,
+        beta1: float | None = None,
+    ) -> None:
         pass
 
     def write_records(self, folder: Path) -> None:
@@ -58,7 +75,8 @@ class TrainingLog:
     A line of training_log.jsonl is {"phase", "step", "samples", "loss", "learning_rate",
     "grad_norm", "seconds"}: loss and grad_norm are means over the steps since the line before,
     seconds is the training time of the phase up to here. fp16 adds "skipped": how many of these
-    steps left the update out, because a gradient overflowed; they are no part of grad_norm.
+    steps left the update out, because a gradient overflowed; they are no part of grad_norm. A
+    schedule that moves Adam's first beta adds "beta1".
     """
 
     def __init__(
@@ -101,14 +119,22 @@ class TrainingLog:
         """Training time of the phase so far, without the time between starts."""
         return self._used_before["train_seconds"] + time.monotonic() - self._began
 
-    def step(self, step: int, samples: int, loss: float, grad_norm: float, lr: float) -> None:
+    def step(
+        self,
+        step: int,
+        samples: int,
+        loss: float,
+        grad_norm: float,
+        lr: float,
+        beta1: float | None = None,
+    ) -> None:
         """Note one finished step."""
         self._waiting.append((loss, grad_norm))
         if step % self._phase.log_every == 0 or step == self._phase.until_step:
-            self._write(step, samples, lr)
+            self._write(step, samples, lr, beta1)
         self._show(step, loss, lr)
 
-    def _write(self, step: int, samples: int, lr: float) -> None:
+    def _write(self, step: int, samples: int, lr: float, beta1: float | None) -> None:
         losses, norms = zip(*self._waiting, strict=True)
         taken = [norm for norm in norms if math.isfinite(norm)]
         line: dict[str, Any] = {
@@ -120,13 +146,15 @@ class TrainingLog:
             "learning_rate": lr,
             "seconds": round(self.seconds, 3),
         }
+        if beta1 is not None:
+            line["beta1"] = beta1
         if len(taken) < len(norms):
             line["skipped"] = len(norms) - len(taken)
         self._waiting = []
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()
-        for key in ("loss", "grad_norm", "learning_rate"):
-            if line[key] is not None:
+        for key in ("loss", "grad_norm", "learning_rate", "beta1"):
+            if line.get(key) is not None:
                 self._board.add_scalar(f"train/{key}", line[key], step)
 
     def _show(self, step: int, loss: float, lr: float) -> None:

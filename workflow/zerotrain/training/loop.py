@@ -15,14 +15,16 @@ from zerotrain.checkpoint import KIND, write_position, write_rank
 from zerotrain.errors import PipelineError
 from zerotrain.families import Objective
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.position import ADAM_SLOTS, MASTER, TrainingPosition
+from zerotrain.position import MASTER, TrainingPosition
 from zerotrain.training import ranks
 from zerotrain.training.batches import Batches
 from zerotrain.training.draws import step_seed
 from zerotrain.training.engine import Engine
 from zerotrain.training.log import Log
+from zerotrain.training.loss_scale import exhausted
+from zerotrain.training.optimizer import describe_group
 from zerotrain.training.progress_folder import prune, step_folder
-from zerotrain.training.schedule import learning_rate
+from zerotrain.training.schedule import learning_rate, momentum
 
 
 @dataclass
@@ -56,13 +58,14 @@ def train(
     """
     while clock.step < phase.until_step:
         rate = learning_rate(phase, clock.step, clock.horizon)
+        beta1 = momentum(phase, clock.step, clock.horizon)
         own_loss = _accumulate(engine, objective, batches, phase, clock)
         loss, stopping = ranks.settle(own_loss, stop_requested(), engine.device)
         _refuse_infinite("loss", loss, phase, clock)
-        norm = _update(engine, rate, phase, clock)
+        norm = _update(engine, rate, beta1, phase, clock)
         clock.step += 1
         clock.samples += phase.global_batch_size
-        log.step(clock.step, clock.samples, loss, norm, rate)
+        log.step(clock.step, clock.samples, loss, norm, rate, beta1)
         if stopping or clock.step % phase.save_every == 0 or clock.step == phase.until_step:
             save(engine, phase, clock, log, progress)
         if stopping:
@@ -70,11 +73,13 @@ def train(
     return clock.step >= phase.until_step
 
 
-def _update(engine: Engine, rate: float, phase: ResolvedPhase, clock: Clock) -> float:
+def _update(
+    engine: Engine, rate: float, beta1: float | None, phase: ResolvedPhase, clock: Clock
+) -> float:
     """One optimizer step; the gradients' norm, infinite where fp16 left the update out."""
     scale = engine.loss_scale()
-    norm = engine.step(rate)
-    if scale is None or scale["scale"] <= 1:
+    norm = engine.step(rate, beta1)
+    if scale is None or exhausted(scale, phase.fp16):
         _refuse_infinite("gradients' norm", norm, phase, clock)
     return norm
 
@@ -110,6 +115,7 @@ def save(engine: Engine, phase: ResolvedPhase, clock: Clock, log: Log, progress:
     Every process writes its own part; the first one publishes them together.
     """
     rate = learning_rate(phase, clock.step, clock.horizon)
+    beta1 = momentum(phase, clock.step, clock.horizon)
     position = TrainingPosition(
         run=phase.run,
         phase=phase.phase,
@@ -118,14 +124,8 @@ def save(engine: Engine, phase: ResolvedPhase, clock: Clock, log: Log, progress:
         optimizer=phase.optimizer,
         optimizer_step=engine.optimizer_step(),
         param_groups=[
-            {
-                "parameters": group.names,
-                "lr": group.rate(rate, phase),
-                "betas": [phase.adam_beta1, phase.adam_beta2],
-                "eps": phase.adam_epsilon,
-                "weight_decay": group.weight_decay,
-            }
-            for group in engine.groups
+            describe_group(phase, group, rate, beta1, scalars)
+            for group, scalars in zip(engine.groups, engine.scalars(), strict=True)
         ],
         lr_scheduler=phase.lr_scheduler,
         lr_scheduler_steps=clock.horizon,
@@ -140,7 +140,7 @@ def save(engine: Engine, phase: ResolvedPhase, clock: Clock, log: Log, progress:
         assert shared is not None
         spans = ranks.gather(write_rank(shared, engine.rank, engine.fragments()))
         if draft:
-            write_position(draft.folder, position, engine.shapes, [MASTER, *ADAM_SLOTS], spans)
+            write_position(draft.folder, position, engine.shapes, [MASTER, *engine.slots()], spans)
             log.write_records(draft.folder / "records")
     if engine.rank == 0:
         prune(progress, phase.keep, clock.step)

@@ -13,11 +13,11 @@ from typing import Any
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.position import ADAM_SLOTS, EMA, MASTER, TrainingPosition, read_position
+from zerotrain.optimizers import continues
+from zerotrain.optimizers import slots as slots_of
+from zerotrain.position import EMA, MASTER, TrainingPosition, read_position
 from zerotrain.training.progress_folder import FINGERPRINT, newest_step
 
-ADAM_FAMILY = ("adamw", "adam")
-"""Optimizers whose slots continue each other's."""
 LAUNCH_KEYS = {
     "engine": "engine",
     "zero_stage": "ZeRO stage",
@@ -90,12 +90,12 @@ def lost(
 ) -> dict[str, str]:
     """What a phase cannot take over, by the name that `allow` has for it."""
     losses: dict[str, str] = {}
-    moments = sorted(set(slots) - {MASTER, EMA})
-    if lacks_moments(position, slots):
+    if lacks_moments(position, slots, phase):
+        own, found = _own_slots(phase), sorted(set(slots) - {MASTER, EMA})
         losses["moments"] = (
-            f"{phase.optimizer} continues {' and '.join(ADAM_SLOTS)}, but the state of "
+            f"{phase.optimizer} continues {' and '.join(own) or 'nothing'}, but the state of "
             f"{position.optimizer or 'an unknown optimizer'} has "
-            f"{' and '.join(moments) or 'weights alone'}: the optimizer would begin anew"
+            f"{' and '.join(found) or 'weights alone'}: the optimizer would begin anew"
         )
     if position.loss_scale is not None and phase.mixed_precision != "fp16":
         losses["loss_scale"] = (
@@ -107,6 +107,17 @@ def lost(
     return losses
 
 
-def lacks_moments(position: TrainingPosition, slots: Collection[str]) -> bool:
-    """Whether the optimizer has to begin anew: the slots are not Adam's."""
-    return position.optimizer not in ADAM_FAMILY or set(slots) - {MASTER, EMA} != set(ADAM_SLOTS)
+def lacks_moments(position: TrainingPosition, slots: Collection[str], phase: ResolvedPhase) -> bool:
+    """Whether the phase's optimizer has to begin anew, and something is lost by it.
+
+    Each optimizer goes on from its own slots, Adam and AdamW from each other's. One that keeps none
+    loses nothing with a state that has none, nor does one that had made no update.
+    """
+    found = set(slots) - {MASTER, EMA}
+    if continues(position.optimizer, phase.optimizer):
+        return bool(position.optimizer_step) and found != set(_own_slots(phase))
+    return bool(found or _own_slots(phase))
+
+
+def _own_slots(phase: ResolvedPhase) -> list[str]:
+    return slots_of(phase.optimizer, phase.optimizer_args)

@@ -29,6 +29,7 @@ from zerotrain.training.engine import Engine, open_engine
 from zerotrain.training.lock import hold_writer
 from zerotrain.training.log import Log, NoLog, TrainingLog
 from zerotrain.training.loop import Clock, train
+from zerotrain.training.schedule import follows_horizon
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -87,8 +88,8 @@ def run(
     if source is not None:
         position = source.position
         engine.load_masters(source.tensor)
-        if not preflight.lacks_moments(position, source.slots):
-            engine.load_moments(source.tensor, position.optimizer_step)
+        if not preflight.lacks_moments(position, source.slots, phase):
+            engine.load_moments(source.tensor, position.optimizer_step, position.param_groups)
         if position.loss_scale and phase.mixed_precision == "fp16":
             engine.load_loss_scale(position.loss_scale)
         clock = Clock(position.step, position.samples, _horizon(phase, position.lr_scheduler_steps))
@@ -97,7 +98,7 @@ def run(
     log: Log = NoLog()
     if engine.rank == 0:
         log = TrainingLog(progress, phase, records, clock.step, same_phase=same_phase)
-    if clock.horizon != own_horizon and phase.lr_scheduler != "constant":
+    if clock.horizon != own_horizon and follows_horizon(phase):
         log.say(
             f"{phase.phase}: the learning rate keeps its horizon of {clock.horizon} steps although "
             f"the last phase now ends at {own_horizon}; set train.lr_scheduler_steps to change it"

@@ -1,9 +1,10 @@
-"""Plain PyTorch: fused AdamW on float32 weights; DDP over processes; autocast for bf16 and fp16."""
+"""Plain PyTorch: torch.optim on float32 weights; DDP over processes; autocast for bf16 and fp16."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any
@@ -12,13 +13,22 @@ import torch
 from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
+from zerotrain import optimizers
 from zerotrain.checkpoint import Fragment
-from zerotrain.launch.files import INITIAL_LOSS_SCALE, LOSS_SCALE_WINDOW
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.position import ADAM_SLOTS, MASTER
+from zerotrain.position import MASTER
 from zerotrain.state import ReadTensor
 from zerotrain.trained import trained_parameters
-from zerotrain.training.engine import adam_groups, describe_phase
+from zerotrain.training.engine import describe_phase
+from zerotrain.training.loss_scale import LossScale
+from zerotrain.training.optimizer import (
+    counters,
+    drive,
+    filled,
+    group_scalars,
+    open_optimizers,
+    scalars_of,
+)
 from zerotrain.training.param_groups import param_groups
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -27,11 +37,12 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class FlatGroup:
     """The parameters of a group as views of one flat tensor, and their gradients of another.
 
-    ZeRO steps such tensors, too. The fused AdamW treats the last elements of a tensor otherwise
+    ZeRO steps such tensors, too. A fused optimizer treats the last elements of a tensor otherwise
     than the rest, so that only equal tensors are stepped to equal bits.
     """
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        self.parameters = parameters
         first = next(iter(parameters.values()))
         sizes = [parameter.numel() for parameter in parameters.values()]
         starts = [0, *accumulate(sizes)]
@@ -55,10 +66,15 @@ class FlatGroup:
         start, length = self._spans[name]
         return whole[start : start + length]
 
+    @property
+    def gradient(self) -> torch.Tensor:
+        """The flat gradient of all."""
+        assert self.weights.grad is not None
+        return self.weights.grad
+
     def gradients(self) -> Iterator[torch.Tensor]:
         """The gradient of each parameter, flat."""
-        assert self.weights.grad is not None
-        return (self.part(self.weights.grad, name) for name in self._spans)
+        return (self.part(self.gradient, name) for name in self._spans)
 
 
 class TorchEngine:
@@ -87,16 +103,14 @@ class TorchEngine:
         if self.world_size > 1:
             # Placed by accelerate, the parameters would leave the flat tensors.
             self.model = accelerator.prepare_model(model, device_placement=False)
-        arguments = adam_groups(phase, self.groups)
-        for values, flat in zip(arguments, self._flats, strict=True):
-            values["params"] = [flat.weights]
-        self._optimizer = torch.optim.AdamW(arguments, fused=True)
-        self._scaler = torch.amp.GradScaler(
-            self.device.type,
-            init_scale=INITIAL_LOSS_SCALE,
-            growth_interval=LOSS_SCALE_WINDOW,
-            enabled=phase.mixed_precision == "fp16",
+        self._whole = optimizers.find(phase.optimizer)[0].whole
+        self._optimizers = open_optimizers(
+            phase,
+            self.groups,
+            [list(f.parameters.values()) if self._whole else [f.weights] for f in self._flats],
         )
+        self._updates = 0
+        self._scale = LossScale(phase.fp16) if phase.mixed_precision == "fp16" else None
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
         if isinstance(self.model, DistributedDataParallel) and not last:
@@ -105,16 +119,24 @@ class TorchEngine:
 
     def backward(self, loss: torch.Tensor) -> None:
         share = loss / self._phase.gradient_accumulation_steps
-        self._scaler.scale(share).backward()  # type: ignore[no-untyped-call]
+        scaled = share * self._scale.scale if self._scale else share
+        scaled.backward()  # type: ignore[no-untyped-call]
 
-    def step(self, learning_rate: float) -> float:
-        self._scaler.unscale_(self._optimizer)
+    def step(self, learning_rate: float, beta1: float | None = None) -> float:
+        if self._scale:
+            for flat in self._flats:
+                flat.gradient.mul_(1.0 / self._scale.scale)
         norm = self._clip()
-        for group, own in zip(self._optimizer.param_groups, self.groups, strict=True):
-            group["lr"] = own.rate(learning_rate, self._phase)
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
-        self._optimizer.zero_grad(set_to_none=False)
+        overflow = self._scale is not None and not math.isfinite(norm)
+        if self._scale:
+            self._scale.update(overflow)
+        for optimizer in self._optimizers:
+            drive(optimizer.param_groups, self.groups, self._phase, learning_rate, beta1)
+            if not overflow:
+                optimizer.step()
+        self._updates += not overflow
+        for flat in self._flats:
+            flat.gradient.zero_()
         return norm
 
     def _clip(self) -> float:
@@ -128,8 +150,7 @@ class TorchEngine:
         if self._phase.max_grad_norm:
             excess = torch.clamp((norm + 1e-6) / self._phase.max_grad_norm, min=1.0)
             for flat in self._flats:
-                assert flat.weights.grad is not None
-                flat.weights.grad.mul_(1.0 / excess)
+                flat.gradient.mul_(1.0 / excess)
         return float(norm)
 
     def load_masters(self, read: ReadTensor) -> None:
@@ -137,37 +158,83 @@ class TorchEngine:
             for name in flat.names:
                 flat.part(flat.weights.data, name).copy_(read(name, MASTER).flatten())
 
-    def load_moments(self, read: ReadTensor, optimizer_step: int) -> None:
-        for flat in self._flats:
-            slots = {slot: torch.zeros_like(flat.weights.data) for slot in ADAM_SLOTS}
-            for name in flat.names:
-                for slot in ADAM_SLOTS:
-                    flat.part(slots[slot], name).copy_(read(name, slot).flatten())
-            count = torch.tensor(float(optimizer_step), device=self.device)
-            self._optimizer.state[flat.weights] = {"step": count, **slots}
+    def load_moments(
+        self, read: ReadTensor, optimizer_step: int, saved: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self._updates = optimizer_step
+        numbers = group_scalars(self._phase, self.groups, saved)
+        for optimizer in self._optimizers if optimizer_step else ():
+            for group, own in enumerate(optimizer.param_groups):
+                for stepped in own["params"]:
+                    template = self._counters(group, stepped)
+                    state = filled(template, optimizer_step, numbers[group])
+                    optimizer.state[stepped] = state | self._read_slots(read, group, stepped)
+
+    def _counters(self, group: int, stepped: torch.nn.Parameter) -> dict[str, Any]:
+        """What an optimizer keeps beside its slots of what it steps."""
+
+        def open_small(small: torch.nn.Parameter) -> torch.optim.Optimizer:
+            made = open_optimizers(self._phase, [self.groups[group]], [[small]])
+            return next(one for one in made if one.param_groups[0]["params"])
+
+        # Muon asks for the dimensions.
+        return counters(open_small, self._all_slots(), self.device, (2,) * stepped.ndim)
+
+    def _read_slots(
+        self, read: ReadTensor, group: int, stepped: torch.nn.Parameter
+    ) -> dict[str, torch.Tensor]:
+        flat = self._flats[group]
+        if self._whole:
+            name = next(name for name, own in flat.parameters.items() if own is stepped)
+            return {
+                slot: read(name, slot).to(self.device, copy=True)
+                for slot in self._slots_of(name, self._all_slots())
+            }
+        slots = {slot: torch.zeros_like(flat.weights.data) for slot in self._all_slots()}
+        for name in flat.names:
+            for slot, whole in slots.items():
+                flat.part(whole, name).copy_(read(name, slot).flatten())
+        return slots
+
+    def _all_slots(self) -> list[str]:
+        return optimizers.slots(self._phase.optimizer, self._phase.optimizer_args)
+
+    def _slots_of(self, name: str, slots: list[str]) -> list[str]:
+        """Those of the slots that a parameter has: Muon and Adafactor look at its shape."""
+        shape, optimizer = self.shapes[name], self._phase.optimizer
+        return [slot for slot in slots if optimizers.slot_shape(optimizer, slot, shape) is not None]
 
     def load_loss_scale(self, found: dict[str, Any]) -> None:
-        now = self._scaler.state_dict()
-        due = min(found["good_steps"], LOSS_SCALE_WINDOW - 1)  # at the latest at the next step
-        taken = {"scale": found["scale"], "_growth_tracker": due}
-        self._scaler.load_state_dict({**now, **taken})
+        if self._scale:
+            self._scale.load(found)
 
     def fragments(self) -> Iterator[Fragment]:
         for flat in self._flats:
-            state = self._optimizer.state[flat.weights]
-            slots = {MASTER: flat.weights.data, **{slot: state[slot] for slot in ADAM_SLOTS}}
             # Every process holds all; each writes its share.
             for name in flat.names[self.rank :: self.world_size]:
-                yield Fragment(name, 0, {s: flat.part(whole, name) for s, whole in slots.items()})
+                slots = {MASTER: flat.part(flat.weights.data, name)}
+                for slot in self._slots_of(name, self.slots()):
+                    slots[slot] = self._slot(flat, name, slot)
+                yield Fragment(name, 0, slots)
+
+    def _slot(self, flat: FlatGroup, name: str, slot: str) -> torch.Tensor:
+        stepped = flat.parameters[name] if self._whole else flat.weights
+        state = next(o.state[stepped] for o in self._optimizers if stepped in o.state)
+        found: torch.Tensor = state[slot]
+        return found if self._whole else flat.part(found, name)
+
+    def slots(self) -> list[str]:
+        return self._all_slots() if self._updates else []
+
+    def scalars(self) -> list[dict[str, float]]:
+        states = self._optimizers[0].state
+        return [scalars_of(self._phase, states.get(flat.weights, {})) for flat in self._flats]
 
     def optimizer_step(self) -> int:
-        return int(next(iter(self._optimizer.state.values()))["step"])
+        return self._updates
 
     def loss_scale(self) -> dict[str, Any] | None:
-        if not self._scaler.is_enabled():
-            return None
-        found = self._scaler.state_dict()
-        return {"scale": float(found["scale"]), "good_steps": int(found["_growth_tracker"])}
+        return self._scale.state() if self._scale else None
 
     def describe(self) -> dict[str, Any]:
         return describe_phase(self._phase, self.world_size)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,24 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+from zerotrain import optimizers
 from zerotrain.checkpoint import Fragment
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.position import ADAM_SLOTS
 from zerotrain.state import ReadTensor
 from zerotrain.trained import trained_parameters
-from zerotrain.training.engine import adam_groups, describe_phase
-from zerotrain.training.param_groups import param_groups
+from zerotrain.training.engine import describe_phase
+from zerotrain.training.loss_scale import LossScale, fitted
+from zerotrain.training.optimizer import (
+    counters,
+    drive,
+    filled,
+    group_scalars,
+    group_values,
+    open_optimizers,
+    scalars_of,
+)
+from zerotrain.training.param_groups import ParamGroup, param_groups
 from zerotrain.training.zero_partitions import GroupPartitions, ParameterPartitions
 from zerotrain.training.zero_swap import point_to, read_gradients_through_aligned_memory
 
@@ -54,14 +64,11 @@ class ZeroEngine:
         trained = trained_parameters(model)
         self.shapes = {name: list(p.shape) for name, p in trained.items()}
         self.groups = param_groups(phase, list(trained))
-        groups = adam_groups(phase, self.groups)
-        for values, group in zip(groups, self.groups, strict=True):
-            values["params"] = [trained[name] for name in group.names]
-        optimizer: torch.optim.Optimizer
-        if phase.offload_optimizer == "none":
-            optimizer = torch.optim.AdamW(groups, fused=True)
-        else:
-            optimizer = DeepSpeedCPUAdam(groups, adamw_mode=True)
+        self._updates = 0
+        # Plain Adam is DeepSpeed's to step: it swaps that one's state to a disk, too.
+        direct = optimizers.plain_adam(phase.optimizer, phase.optimizer_args)
+        parameters = [[trained[name] for name in group.names] for group in self.groups]
+        optimizer = self._open(parameters) if direct else _Groups(parameters)
         settings = json.loads(config.read_text())
         if swap is not None:
             point_to(settings, swap)
@@ -78,11 +85,14 @@ class ZeroEngine:
         )
         if masters:
             self._partitions.fill_masters(lambda name, slot: masters[name])
+        if not direct:
+            self._zero.optimizer = self._open(self._partitions.flats())
+            if phase.zero_stage == 3:  # it gives the optimizer one sub-group after another
+                for group in self._zero.optimizer.param_groups:
+                    group["params"] = []
         if phase.mixed_precision == "fp16":
             # At the lowest scale it raises a bare Exception; the loop has a sentence for it.
             self._zero.loss_scaler.raise_error_at_min_scale = False
-            # An update that overflows makes no states, and a checkpoint may follow it.
-            self._create_states(0)
         self.device = torch.device(self._engine.device)
         self.rank: int = deepspeed.comm.get_rank()
         self.world_size: int = deepspeed.comm.get_world_size()
@@ -97,59 +107,109 @@ class ZeroEngine:
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()
 
-    def step(self, learning_rate: float) -> float:
+    def step(self, learning_rate: float, beta1: float | None = None) -> float:
         base = self._zero.optimizer
-        for group, own in zip(base.param_groups, self.groups, strict=True):
-            group["lr"] = own.rate(learning_rate, self._phase)
+        drive(base.param_groups, self.groups, self._phase, learning_rate, beta1)
         if isinstance(base, DeepSpeedCPUAdam):
             _forget_bias_history(base)
         self._engine.step()
         if self._zero.overflow:
             return float("inf")  # DeepSpeed leaves such an update out without a word
+        self._updates += 1
         return float(self._engine.get_global_grad_norm() or 0.0)
 
     def load_masters(self, read: ReadTensor) -> None:
         self._partitions.fill_masters(read)
 
-    def load_moments(self, read: ReadTensor, optimizer_step: int) -> None:
-        self._create_states(optimizer_step)
-        self._partitions.fill_moments(read)
+    def load_moments(
+        self, read: ReadTensor, optimizer_step: int, saved: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        self._updates = optimizer_step
+        if not optimizer_step:
+            return
+        numbers = group_scalars(self._phase, self.groups, saved)
+        templates: dict[torch.device, dict[str, Any]] = {}
 
-    def _create_states(self, optimizer_step: int) -> None:
-        def state(flat: torch.Tensor) -> dict[str, Any]:
-            count: Any = optimizer_step
-            if not isinstance(self._zero.optimizer, DeepSpeedCPUAdam):
-                # torch wants a tensor, and one of its own for each state: it counts in place.
-                count = torch.tensor(float(optimizer_step), device=flat.device)
-            return {"step": count, **{slot: torch.zeros_like(flat.data) for slot in ADAM_SLOTS}}
+        def state(flat: torch.Tensor, group: int) -> dict[str, Any]:
+            if flat.device not in templates:
+                small = lambda one: self._open([[one]], self.groups[:1])  # noqa: E731
+                templates[flat.device] = counters(small, self._all_slots(), flat.device)
+            counts = filled(templates[flat.device], optimizer_step, numbers[group])
+            return counts | {slot: torch.zeros_like(flat.data) for slot in self._all_slots()}
 
         self._partitions.create_states(state)
+        self._partitions.fill_moments(read, self._all_slots())
+
+    def _open(
+        self,
+        parameters: Sequence[Sequence[torch.Tensor]],
+        groups: Sequence[ParamGroup] | None = None,
+    ) -> torch.optim.Optimizer:
+        """The phase's optimizer over what it steps: DeepSpeed's compiled Adam where it can be."""
+        phase, groups = self._phase, groups or self.groups
+        offloaded = phase.offload_optimizer != "none"
+        if offloaded and optimizers.plain_adam(phase.optimizer, phase.optimizer_args):
+            values = [group_values(phase, group) for group in groups]
+            compiled: torch.optim.Optimizer = DeepSpeedCPUAdam(
+                [{**v, "params": p} for v, p in zip(values, parameters, strict=True)],
+                adamw_mode=phase.optimizer == "adamw",
+            )
+            return compiled
+        return open_optimizers(phase, groups, parameters)[0]
+
+    def _all_slots(self) -> list[str]:
+        return optimizers.slots(self._phase.optimizer, self._phase.optimizer_args)
 
     def load_loss_scale(self, found: dict[str, Any]) -> None:
         scaler = self._zero.loss_scaler
-        scaler.cur_scale = found["scale"]
-        scaler.cur_iter, scaler.last_overflow_iter = found["good_steps"], -1
+        if scaler.dynamic:
+            found = fitted(found, self._phase.fp16)
+            scaler.cur_scale, scaler.cur_hysteresis = found["scale"], found["hysteresis"]
+            scaler.cur_iter, scaler.last_overflow_iter = found["good_steps"], -1
 
     def fragments(self) -> Iterator[Fragment]:
-        return self._partitions.fragments()
+        return self._partitions.fragments(self.slots())
+
+    def slots(self) -> list[str]:
+        return self._all_slots() if self._updates else []
+
+    def scalars(self) -> list[dict[str, float]]:
+        states, flats = self._zero.optimizer.state, self._partitions.flats()
+        return [scalars_of(self._phase, states.get(flat[0], {})) for flat in flats]
 
     def optimizer_step(self) -> int:
-        return int(next(iter(self._zero.optimizer.state.values()))["step"])
+        return self._updates
 
     def loss_scale(self) -> dict[str, Any] | None:
         if self._phase.mixed_precision != "fp16":
             return None
         scaler = self._zero.loss_scaler
+        if not scaler.dynamic:
+            return LossScale(self._phase.fp16).state()
         good = scaler.cur_iter - scaler.last_overflow_iter - 1
         # It doubles the scale at the step after the last one of a window, and counts on.
-        since = (good - 1) % scaler.scale_window + 1 if good else 0
-        return {"scale": float(scaler.cur_scale), "good_steps": since}
+        return {
+            "scale": float(scaler.cur_scale),
+            "good_steps": (good - 1) % scaler.scale_window + 1 if good else 0,
+            "hysteresis": int(scaler.cur_hysteresis),
+        }
 
     def describe(self) -> dict[str, Any]:
         return {
             **describe_phase(self._phase, self.world_size),
             "deepspeed": deepspeed.__version__,
         }
+
+
+class _Groups(torch.optim.Optimizer):
+    """Groups of parameters for DeepSpeed to cut up; another optimizer steps its partitions.
+
+    It would make the state of an Adagrad of whole parameters, and then an Adagrad of its own that
+    has one group alone.
+    """
+
+    def __init__(self, parameters: Sequence[Sequence[torch.nn.Parameter]]) -> None:
+        super().__init__([{"params": part} for part in parameters], {"lr": 0.0})
 
 
 def _refuse_fp16_where_unsupported(phase: ResolvedPhase) -> None:

@@ -7,15 +7,18 @@ parameter's part of this process's partition, whatever its padding, by DeepSpeed
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from deepspeed import comm
 
 from zerotrain.checkpoint import Fragment
-from zerotrain.position import ADAM_SLOTS, MASTER
+from zerotrain.position import MASTER
 from zerotrain.state import ReadTensor
+
+CreateState = Callable[[torch.Tensor, int], dict[str, Any]]
+"""From a flat tensor and its group to the optimizer's state of it."""
 
 
 class GroupPartitions:
@@ -28,29 +31,33 @@ class GroupPartitions:
         self._zero = zero
         self._trained = trained
 
-    def create_states(self, create: Callable[[torch.Tensor], dict[str, Any]]) -> None:
-        """Give the optimizer a state for each flat tensor, before the first step has made one."""
-        for flat in self._zero.single_partition_of_fp32_groups:
-            self._zero.optimizer.state[flat] = create(flat)
+    def flats(self) -> list[list[torch.Tensor]]:
+        """The flat tensors of each group, which the optimizer steps."""
+        return [[flat] for flat in self._zero.single_partition_of_fp32_groups]
 
-    def fragments(self) -> Iterator[Fragment]:
+    def create_states(self, create: CreateState) -> None:
+        """Give the optimizer a state for each flat tensor, before the first step has made one."""
+        for group, flat in enumerate(self._zero.single_partition_of_fp32_groups):
+            self._zero.optimizer.state[flat] = create(flat, group)
+
+    def fragments(self, slots: Sequence[str]) -> Iterator[Fragment]:
         """This process's part of each parameter; those that lie elsewhere are left out."""
         self._link_slots()
         for name, mapping in self._mappings():
-            slots = {MASTER: mapping.get_hp_fragment()}
-            slots.update((slot, mapping.get_optim_state_fragment(slot)) for slot in ADAM_SLOTS)
-            yield Fragment(name, mapping.lp_fragment_address.start, slots)
+            parts = {MASTER: mapping.get_hp_fragment()}
+            parts.update((slot, mapping.get_optim_state_fragment(slot)) for slot in slots)
+            yield Fragment(name, mapping.lp_fragment_address.start, parts)
 
     def fill_masters(self, read: ReadTensor) -> None:
         """Set the master weights."""
         for name, mapping in self._mappings():
             _copy_part(read(name, MASTER), mapping, mapping.get_hp_fragment())
 
-    def fill_moments(self, read: ReadTensor) -> None:
-        """Set Adam's moments; the optimizer's states must be there."""
+    def fill_moments(self, read: ReadTensor, slots: Sequence[str]) -> None:
+        """Set the optimizer's slots; its states must be there."""
         self._link_slots()
         for name, mapping in self._mappings():
-            for slot in ADAM_SLOTS:
+            for slot in slots:
                 _copy_part(read(name, slot), mapping, mapping.get_optim_state_fragment(slot))
 
     def _mappings(self) -> Iterator[tuple[str, Any]]:
@@ -83,22 +90,30 @@ class ParameterPartitions:
             group = zero.grad_position[zero.get_param_id(parameter)][0]
             self._groups.setdefault(group, {})[name] = parameter
 
-    def create_states(self, create: Callable[[torch.Tensor], dict[str, Any]]) -> None:
-        """Give the optimizer a state for each flat tensor, before the first step has made one."""
-        for group in self._groups:
-            with self._resident(group, changed=True) as flat:
-                self._zero.optimizer.state[flat] = create(flat)
+    def flats(self) -> list[list[torch.Tensor]]:
+        """The flat tensors of each group, which the optimizer steps."""
+        found: list[list[torch.Tensor]] = [[] for _ in self._zero.optimizer.param_groups]
+        for number, flat in enumerate(self._zero.fp32_partitioned_groups_flat):
+            found[self._zero.sub_group_to_group_id[number]].append(flat)
+        return found
 
-    def fragments(self) -> Iterator[Fragment]:
+    def create_states(self, create: CreateState) -> None:
+        """Give the optimizer a state for each flat tensor, before the first step has made one."""
+        for number in self._groups:
+            group = self._zero.sub_group_to_group_id[number]
+            with self._resident(number, changed=True) as flat:
+                self._zero.optimizer.state[flat] = create(flat, group)
+
+    def fragments(self, slots: Sequence[str]) -> Iterator[Fragment]:
         """This process's part of each parameter, without its padding."""
         for group, parameters in self._groups.items():
             with self._resident(group) as flat:
-                slots = {MASTER: flat.data, **self._moments(flat)}
+                held = {MASTER: flat.data, **self._moments(flat, slots)}
                 for name, parameter in parameters.items():
                     start, length = self._span(name, parameter)
                     if length:
                         first = self._offset(parameter)
-                        parts = {s: v[first : first + length] for s, v in slots.items()}
+                        parts = {s: v[first : first + length] for s, v in held.items()}
                         if self._swapped(group):  # the buffers go to the next sub-group
                             parts = {slot: part.clone() for slot, part in parts.items()}
                         yield Fragment(name, start, parts)
@@ -110,11 +125,11 @@ class ParameterPartitions:
                 for name, parameter in parameters.items():
                     self._fill(flat.data, read(name, MASTER), name, parameter)
 
-    def fill_moments(self, read: ReadTensor) -> None:
-        """Set Adam's moments; the optimizer's states must be there."""
+    def fill_moments(self, read: ReadTensor, slots: Sequence[str]) -> None:
+        """Set the optimizer's slots; its states must be there."""
         for group, parameters in self._groups.items():
             with self._resident(group, changed=True) as flat:
-                for slot, moment in self._moments(flat).items():
+                for slot, moment in self._moments(flat, slots).items():
                     for name, parameter in parameters.items():
                         self._fill(moment, read(name, slot), name, parameter)
 
@@ -133,8 +148,8 @@ class ParameterPartitions:
     def _swapped(self, group: int) -> bool:
         return bool(self._zero._swappable_optimizer_subgroup(group))
 
-    def _moments(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {slot: self._zero.optimizer.state[flat][slot] for slot in ADAM_SLOTS}
+    def _moments(self, flat: torch.Tensor, slots: Sequence[str]) -> dict[str, torch.Tensor]:
+        return {slot: self._zero.optimizer.state[flat][slot] for slot in slots}
 
     def _offset(self, parameter: torch.nn.Parameter) -> int:
         """Where a parameter's part begins in its sub-group's flat tensor."""

@@ -1,0 +1,151 @@
+"""A model of some 100 weights that every engine trains with every optimizer, in one process each.
+
+The parameters have odd sizes, the biases are a group with a rate and a decay of their own, and a
+checkpoint is written and read as in a training.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.training.conftest import tiny_phase, tiny_preset
+
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.position import MASTER
+from zerotrain.state import State
+from zerotrain.training import preflight
+from zerotrain.training.engine import open_engine
+from zerotrain.training.log import NoLog
+from zerotrain.training.loop import Clock, save
+from zerotrain.training.progress_folder import step_folder
+
+HALF, STEPS = 4, 8
+"""A checkpoint is written in the middle and at the end."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: from its start, or from a checkpoint or a state in the middle."""
+
+    name: str
+    phase: ResolvedPhase
+    start: Path | None = None
+
+
+def trial_phase(optimizer: str, preset: str, processes: int = 1, **changes: Any) -> ResolvedPhase:
+    """A phase of the small model; biases learn at half the rate, without decay."""
+    rate = 1e-2
+    biases = {"parameters": ["bias"], "learning_rate": rate / 2, "adam_weight_decay": 0.0}
+    phase = tiny_phase("a", preset, STEPS)
+    return replace(
+        phase, optimizer=optimizer, num_processes=processes, learning_rate=rate,
+        micro_batch_size=4 // processes, lr_scheduler="linear", lr_scheduler_steps=20,
+        max_grad_norm=0.0, param_groups=[biases], **changes,
+    )  # fmt: skip
+
+
+class Model(torch.nn.Sequential):
+    """A convolution, whose weights are no matrix, and two linear layers."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        super().__init__(
+            torch.nn.Unflatten(1, (1, 5)), torch.nn.Conv1d(1, 3, 3), torch.nn.Tanh(),
+            torch.nn.Flatten(), torch.nn.Linear(9, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3),
+        )  # fmt: skip
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Four samples, and what the model should make of them."""
+    source = torch.Generator().manual_seed(step)
+    return torch.randn(4, 5, generator=source), torch.randn(4, 3, generator=source)
+
+
+def rate(step: int) -> float:
+    """The learning rate of a step."""
+    return 1e-2 * (1 - step / 20)
+
+
+def train(job: Job, folder: Path, rank: int) -> list[float]:
+    """Train from the job's start to the last step; the losses."""
+    phase, processes = job.phase, job.phase.num_processes
+    launch = folder / job.name / f"launch{rank}"
+    launch.mkdir(parents=True)
+    preset = tiny_preset(phase.preset)
+    if phase.zero_stage == 3:  # each parameter is a sub-group
+        preset = replace(
+            preset, zero_optimization={**preset.zero_optimization, "sub_group_size": 5}
+        )
+    write_launch_files(phase, preset, launch, launch)
+    source: Checkpoint | State | None = None
+    if job.start is not None:
+        source = State(job.start) if "state" in job.start.name else Checkpoint(job.start)
+    model = Model()
+    if source is not None:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(source.tensor(name, MASTER))
+    engine = open_engine(model, phase, launch, exact=source is None)
+    clock, losses = Clock(0, 0, 20), []
+    if source is not None:
+        engine.load_masters(source.tensor)
+        clock.step = source.position.step
+        if not preflight.lacks_moments(source.position, source.slots, phase):
+            position = source.position
+            engine.load_moments(source.tensor, position.optimizer_step, position.param_groups)
+    while clock.step < STEPS:
+        inputs, targets = (part[rank::processes] for part in batch(clock.step))
+        dtype = next(model.parameters()).dtype if phase.engine == "deepspeed" else torch.float32
+        with engine.micro_batch(last=True):
+            loss = (engine.model(inputs.to(dtype)).float() - targets).square().mean()
+            engine.backward(loss)
+        engine.step(rate(clock.step))
+        losses.append(loss.item())
+        clock.step += 1
+        if clock.step in (HALF, STEPS):
+            save(engine, phase, clock, NoLog(), folder / job.name)
+    if phase.engine == "deepspeed":
+        engine.model.destroy()  # type: ignore[operator]
+    return losses
+
+
+def _rank(rank: int, world_size: int, port: int, jobs: Sequence[Job], folder: Path) -> None:
+    faulthandler.dump_traceback_later(200, exit=True)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    stream = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    for job in jobs:
+        train(job, folder, rank)
+
+
+def run(jobs: Sequence[Job], folder: Path, server: Any) -> None:
+    """Train jobs of one engine, one after the other, in as many processes as it has."""
+    processes = jobs[0].phase.num_processes
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [
+        server.Process(target=_rank, args=(number, processes, port, list(jobs), folder))
+        for number in range(processes)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(250)
+    assert [p.exitcode for p in started] == [0] * processes, (folder / "output.txt").read_text()
+
+
+def checkpoint(folder: Path, name: str, step: int = STEPS) -> Checkpoint:
+    """A checkpoint that a job has written."""
+    return Checkpoint(step_folder(folder / name, step))

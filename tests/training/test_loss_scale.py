@@ -1,0 +1,145 @@
+"""fp16's loss scale: one rule under every engine, and what crosses a switch."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from deepspeed import comm
+from deepspeed.runtime.fp16.loss_scaler import CreateLossScaler
+from deepspeed.runtime.precision_config import DeepSpeedFP16Config
+from tests.training.matrix import export_state
+from tests.training.optimizer_trials import trial_phase
+
+from zerotrain import artifact
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.config.launch import Fp16Config
+from zerotrain.launch.resolved import FP16
+from zerotrain.training.loss_scale import LossScale, exhausted
+from zerotrain.training.zero_engine import ZeroEngine
+
+SETTINGS = [
+    FP16,
+    {**FP16, "loss_scale_window": 3},
+    {**FP16, "loss_scale_window": 1, "initial_scale_power": 8},
+    {**FP16, "loss_scale_window": 4, "hysteresis": 3, "min_loss_scale": 64},
+    {**FP16, "loss_scale_window": 5, "hysteresis": 2, "initial_scale_power": 4},
+    {**FP16, "loss_scale": 128.0, "hysteresis": 2},
+]
+
+
+class Engine(ZeroEngine):
+    """The part of an engine that reads and fills DeepSpeed's scaler."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        config = DeepSpeedFP16Config(enabled=True, **settings)
+        self._phase = trial_phase("adamw", "zero2", mixed_precision="fp16", fp16=settings)
+        self._zero = type("Zero", (), {})()
+        self._zero.loss_scaler = CreateLossScaler(
+            torch.half, config.loss_scale, config.loss_scale == 0, config.dynamic_loss_scale_args()
+        )
+        self._zero.loss_scaler.raise_error_at_min_scale = False
+
+    def update(self, overflow: bool) -> None:
+        self._zero.loss_scaler.update_scale(overflow)
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(monkeypatch):
+    monkeypatch.setattr(comm, "get_rank", lambda *args: 0)
+
+
+def overflows(seed: int, share: float) -> list[bool]:
+    """200 steps, of which a share overflow."""
+    drawn = random.Random(seed)
+    return [drawn.random() < share for _ in range(200)]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_the_rule_is_deepspeeds(settings, share):
+    """A drawn sequence of overflows gives the same scales, and the same state after each."""
+    own, deepspeeds = LossScale(settings), Engine(settings)
+    scales = []
+    for overflow in overflows(1, share):
+        own.update(overflow)
+        deepspeeds.update(overflow)
+        assert own.state() == deepspeeds.loss_scale()
+        scales.append(own.scale)
+    assert len(set(scales)) > 3 or settings["loss_scale"] or settings is FP16
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_a_switch_at_any_step_changes_no_scale(settings):
+    """The state goes from one to the other, at each step of a drawn sequence."""
+    sequence = overflows(2, 0.2)
+    whole = LossScale(settings)
+    own, deepspeeds = LossScale(settings), Engine(settings)
+    for step, overflow in enumerate(sequence):
+        whole.update(overflow)
+        if step % 2:
+            deepspeeds.load_loss_scale(own.state())
+            deepspeeds.update(overflow)
+            own = LossScale(settings)
+            own.load(deepspeeds.loss_scale())
+        else:
+            own.update(overflow)
+        assert own.state() == whole.state()
+
+
+def test_a_shorter_window_and_less_hysteresis_bound_what_is_carried():
+    """A change that is due comes at the next good step, under either engine."""
+    found = {"scale": 512.0, "good_steps": 900, "hysteresis": 4}
+    settings = {**FP16, "loss_scale_window": 10, "hysteresis": 2}
+    own, deepspeeds = LossScale(settings), Engine(settings)
+    own.load(found)
+    deepspeeds.load_loss_scale(found)
+    assert own.state() == deepspeeds.loss_scale()
+    assert own.state()["hysteresis"] == 2
+    own.update(False)
+    deepspeeds.update(False)
+    assert own.scale == deepspeeds.loss_scale()["scale"] == 1024.0
+
+
+def test_a_scale_is_exhausted_at_its_lowest_alone():
+    """A fixed one never is: its overflows are left out, as DeepSpeed does."""
+    lowest = {"scale": 64.0, "good_steps": 0, "hysteresis": 1}
+    settings = {**FP16, "min_loss_scale": 64}
+    assert exhausted(lowest, settings)
+    assert not exhausted({**lowest, "scale": 128.0}, settings)
+    assert not exhausted({**lowest, "hysteresis": 2}, settings)
+    assert not exhausted(lowest, {**settings, "loss_scale": 64.0})
+
+
+def test_the_defaults_are_those_of_the_configuration():
+    """One set of values in two places."""
+    assert Fp16Config().model_dump() == FP16
+
+
+@pytest.mark.parametrize("preset", ["torch", "zero2"])
+def test_an_overflow_leaves_the_update_out_and_crosses_a_switch(training, preset):
+    """A scale far too high: the first updates are left out under either engine, the checkpoint has
+    no moments yet, and the next engine goes on with the scale, its steps and its hysteresis."""
+    settings = {**FP16, "initial_scale_power": 28, "hysteresis": 2}
+    shape = {"mixed_precision": "fp16", "fp16": settings, "lr_warmup_steps": 0}
+    training.run("first", preset, 2, **shape)
+    rolling = training.progress("first") / "step-00000002"
+    found = Checkpoint(rolling)
+    assert found.position.loss_scale == {"scale": 2.0**27, "good_steps": 0, "hysteresis": 1}
+    assert found.position.optimizer_step == 0
+    assert found.slots == ["master"]
+    state = export_state(rolling, training.folder / "state")
+    assert artifact.read(state, "state")
+    other = {"torch": "zero2", "zero2": "torch"}[preset]
+    training.run("second", other, 30, state=state, **shape)
+    last = Checkpoint(training.progress("second") / "step-00000030").position
+    rule, norms = LossScale(settings), [line["grad_norm"] for line in training.log("second")]
+    left_out = [norm is None or not math.isfinite(norm) for norm in norms]
+    for overflow in left_out:
+        rule.update(overflow)
+    assert last.loss_scale == rule.state()
+    assert last.loss_scale["scale"] < 2.0**27
+    assert last.optimizer_step == left_out.count(False) > 0

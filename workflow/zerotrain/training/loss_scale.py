@@ -1,0 +1,73 @@
+"""fp16's loss scale: DeepSpeed's rule, stepped by the torch engine; carried between all engines.
+
+An overflow costs one of `hysteresis`, and halves the scale where only one is left. After every
+`loss_scale_window` updates without one the hysteresis is whole again, and the next good update
+doubles the scale. (The rule of DeepSpeed's runtime/fp16/loss_scaler.py; a test holds it to that.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FACTOR = 2.0
+
+
+class LossScale:
+    """The scale of the losses, and what decides when it changes."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Begin as `fp16` of the resolved phase says; a loss_scale other than 0 never changes."""
+        self._settings = settings
+        self.dynamic = settings["loss_scale"] == 0
+        power = settings["initial_scale_power"]
+        self.scale = float(2**power if self.dynamic else settings["loss_scale"])
+        self._good_steps, self._hysteresis = 0, int(settings["hysteresis"])
+
+    def update(self, overflow: bool) -> None:
+        """Note whether the gradients of this step overflowed; the scale of the next one follows."""
+        if not self.dynamic:
+            return
+        window, hysteresis = self._settings["loss_scale_window"], self._settings["hysteresis"]
+        if overflow:
+            if self._hysteresis == 1:
+                self.scale = max(self.scale / FACTOR, float(self._settings["min_loss_scale"]))
+            else:
+                self._hysteresis -= 1
+            self._good_steps = 0
+        elif self._good_steps == window:
+            self.scale *= FACTOR
+            self._good_steps, self._hysteresis = 1, hysteresis
+        else:
+            self._good_steps += 1
+
+    def state(self) -> dict[str, Any]:
+        """The scale, the good steps since it last changed, and the overflows it still bears."""
+        return {
+            "scale": self.scale,
+            "good_steps": self._good_steps,
+            "hysteresis": self._hysteresis,
+        }
+
+    def load(self, found: Mapping[str, Any]) -> None:
+        """Take over what `state` gave, in this engine or another; a fixed scale stays."""
+        if self.dynamic:
+            found = fitted(found, self._settings)
+            self.scale, self._good_steps = found["scale"], found["good_steps"]
+            self._hysteresis = found["hysteresis"]
+
+
+def fitted(found: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A loss scale's state within other settings: a due change comes at the next step."""
+    hysteresis = settings["hysteresis"]
+    return {
+        "scale": float(found["scale"]),
+        "good_steps": min(int(found["good_steps"]), settings["loss_scale_window"]),
+        "hysteresis": min(int(found.get("hysteresis", hysteresis)), hysteresis),
+    }
+
+
+def exhausted(state: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether a further overflow could lower the scale no more: the training has gone wrong."""
+    lowest = bool(state["scale"] <= settings["min_loss_scale"])
+    return settings["loss_scale"] == 0 and lowest and state["hysteresis"] == 1
