@@ -54,6 +54,8 @@ def read(place: Path, config: Any, name: str = "ds.json", **asked: Any) -> dict[
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}}},
          "one of none, cpu, nvme"),
         (ZERO2 | {"gradient_clipping": -1}, "gradient_clipping is -1"),
+        (ZERO2 | {"optimizer": {"type": "Adam", "params": {"lr": 0}}},
+         "a.json, in our form: train.learning_rate: input should be greater than 0"),
         (YAML_OF_ACCELERATE | {"num_machines": 2}, "several machines"),
         (YAML_OF_ACCELERATE | {"distributed_type": "FSDP"}, "distributed_type is FSDP"),
         (YAML_OF_ACCELERATE | {"num_proceses": 2}, "did you mean num_processes"),

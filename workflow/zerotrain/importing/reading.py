@@ -349,12 +349,14 @@ def _accelerate_processes(command: Command, draft: Draft, beside: Beside) -> Bes
 
 
 def _check(draft: Draft, where: str) -> None:
-    """What every configuration has to hold, before it is written."""
-    rate = draft.values.get("train.learning_rate")
-    if rate is not None and not rate > 0:
-        raise PipelineError(f"{where}: the learning rate is {rate}", hint="give a number above 0")
-    for beta in ("train.adam_beta1", "train.adam_beta2"):
-        if draft.values.get(beta, 0) >= 1:
-            raise PipelineError(
-                f"{where}: {beta} is {draft.values[beta]}", hint="give a number below 1"
-            )
+    """Hold launch, train and lora to our own models before they are written.
+
+    The rest of the run is the example's: not every family is trained yet, nor every data source.
+    """
+    from zerotrain.config import parse_config
+
+    found = nest(draft.values)
+    run = {"run": "imported", "base": "nano", "data": {"source": "digits"}}
+    phases = found.get("phases", [{"name": "train", "until": 1}])
+    own = {key: found[key] for key in ("launch", "train", "lora") if key in found}
+    parse_config({**run, **own, "phases": phases}, f"{where}, in our form")
