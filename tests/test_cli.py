@@ -43,7 +43,9 @@ def test_every_stage_is_a_command() -> None:
         assert f" {stage} " in rule.partition("shell:")[2]
 
 
-@pytest.mark.parametrize("name", sorted({*COMMANDS, "progress accept", "dvc generate"}))
+@pytest.mark.parametrize(
+    "name", sorted({*COMMANDS, "progress accept", "dvc generate", "launch import", "launch init"})
+)
 def test_every_command_has_help(name: str) -> None:
     """A sentence for the command and one for each of its options."""
     result = CliRunner().invoke(cli.app, [*name.split(), "--help"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 from tests.launch.test_files import resolved
 
 from zerotrain.errors import PipelineError
-from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, find_key
 
 
 def refusal(preset: str = "zero2", **launch: Any) -> str:
@@ -59,7 +57,7 @@ def test_what_only_moves_memory_may_change_in_a_phase() -> None:
         ({"optimizer": {"type": "Adam"}}, "a key of its own here", "set train.optimizer"),
         ({"scheduler": {"type": "WarmupLR"}}, "a key of its own", "set train.lr_scheduler"),
         ({"bf16": {"enabled": True}}, "a key of its own here", "set launch.mixed_precision"),
-        ({"bf16": {"loss_scale": 0}}, "would do nothing: a loss scale belongs to fp16", "remove"),
+        ({"bf16": {"loss_scale": 0}}, "would do nothing: a key of the fp16 section", "remove"),
         ({"zero_optimization": {"stage": 3}}, "a key of its own here", "set launch.preset"),
         (
             {"zero_optimization": {"offload_param": {"device": "cpu"}}},
@@ -75,11 +73,11 @@ def test_what_only_moves_memory_may_change_in_a_phase() -> None:
         ),
         (
             {"zero_optimization": {"reduce_buckets_size": 5}},
-            "deepspeed has no such key", "did you mean zero_optimization.reduce_bucket_size?",
+            "unknown key ", "zero_optimization.reduce_bucket_size",
         ),
         (
             {"reduce_bucket_size": 5},
-            "deepspeed has no such key", "did you mean zero_optimization.reduce_bucket_size?",
+            "unknown key ", "zero_optimization.reduce_bucket_size",
         ),
         (
             {"zero_optimization": {"reduce_bucket_size": "large"}},
@@ -87,14 +85,14 @@ def test_what_only_moves_memory_may_change_in_a_phase() -> None:
         ),
         ({"prescale_gradients": 1}, "1 is no value for it", "it takes true or false"),
         ({"communication_data_type": "fp8"}, "is no value for it", "it takes fp32, fp16, bf16"),
-        ({"quux": 5}, "deepspeed has no such key", "keys of deepspeed: "),
+        ({"quux": 5}, "unknown key quux", "docs/importing.md lists all"),
     ],
     ids=str,
 )  # fmt: skip
 def test_other_keys_are_refused(given: dict[str, Any], said: str, hint: str) -> None:
     """With phase, key, value, reason, and what to do instead."""
     text = refusal(deepspeed=given)
-    assert text.startswith("ERROR: phase a: launch.deepspeed.")
+    assert text.startswith("ERROR: phase a: launch.deepspeed")
     assert said in text
     assert hint in text
 
@@ -142,58 +140,3 @@ def test_offload_is_set_for_each_target() -> None:
     moved = resolved("zero3_nvme", offload_param="cpu")
     assert (moved.offload_optimizer, moved.offload_param) == ("nvme", "cpu")
     assert "nvme_path" not in moved.deepspeed["zero_optimization"]["offload_param"]
-
-
-def test_the_tables_hold_every_key_that_deepspeed_knows() -> None:
-    """Of its own classes; what a new version adds is decided on before it can be set."""
-    from deepspeed.runtime.config import DeepSpeedConfig
-    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    from deepspeed.runtime.zero.offload_config import (
-        DeepSpeedZeroOffloadOptimizerConfig,
-        DeepSpeedZeroOffloadParamConfig,
-    )
-
-    def names(model: Any, section: str) -> set[str]:
-        fields = model.model_fields.items()
-        return {f"{section}.{field.alias or name}" for name, field in fields}
-
-    known = names(DeepSpeedZeroConfig, "zero_optimization")
-    known |= names(DeepSpeedZeroOffloadOptimizerConfig, "zero_optimization.offload_optimizer")
-    known |= names(DeepSpeedZeroOffloadParamConfig, "zero_optimization.offload_param")
-    known |= names(DeepSpeedFP16Config, "fp16") | names(DeepSpeedBF16Config, "bf16")
-    known -= {"zero_optimization.offload_optimizer", "zero_optimization.offload_param"}
-    assert {name for name in known if find_key(DEEPSPEED, name) is None} == set()
-    read = Recording(train_batch_size=1, zero_optimization={"stage": 1})
-    DeepSpeedConfig(read)
-    assert read.asked <= {name.partition(".")[0] for name in DEEPSPEED}
-    assert len(read.asked) > 30
-
-
-class Recording(dict[str, Any]):
-    """A configuration that knows which keys were looked for."""
-
-    def __init__(self, **content: Any) -> None:
-        super().__init__(**content)
-        self.asked: set[str] = set()
-
-    def __contains__(self, key: object) -> bool:
-        self.asked.add(str(key))
-        return super().__contains__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value, and a note of the key."""
-        self.asked.add(key)
-        return super().get(key, default)
-
-    def keys(self) -> Any:
-        """Itself: `key in config.keys()` is a question, too."""
-        return self
-
-
-def test_the_tables_hold_every_key_that_accelerate_knows() -> None:
-    """Of the class that reads its files."""
-    from accelerate.commands.config.config_args import ClusterConfig
-
-    known = {field.name for field in dataclasses.fields(ClusterConfig)}
-    assert {name for name in known if find_key(ACCELERATE, name) is None} == set()

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from zerotrain.config import parse_config
 from zerotrain.errors import PipelineError
+from zerotrain.importing.keys import Key
+from zerotrain.importing.keys_accelerate import ACCELERATE
+from zerotrain.importing.keys_deepspeed import DEEPSPEED
 from zerotrain.launch.files import write_launch_files
-from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
@@ -32,18 +34,17 @@ VALUES = st.one_of(
 )  # fmt: skip
 COUNTS = st.one_of(st.sampled_from([1, 2, 4]), st.sampled_from([-1, 0, 3, "4", "auto", 0.5, None]))
 OF_KIND = {
-    bool: st.booleans(), int: st.integers(2, 10**9), float: st.floats(0.5, 4.0),
-    str: st.sampled_from(["info", "warning"]), object: st.just({"enabled": False}),
+    "flag": st.booleans(), "whole": st.integers(2, 10**9), "number": st.floats(0.5, 4.0),
+    "text": st.sampled_from(["info", "fp32"]), "block": st.just({"enabled": False}),
 }  # fmt: skip
 
 
 def sections(table: dict[str, Key], *, tame: bool = False) -> st.SearchStrategy[dict[str, Any]]:
     """A few keys of a program's file: with a value of the right kind, or with any."""
-    free = sorted(name for name, key in table.items() if key.verdict == "free")
+    free = sorted(name for name, key in table.items() if key.fate == "passed on")
 
     def value(name: str) -> st.SearchStrategy[Any]:
-        kind = table[name].kind
-        return st.sampled_from(kind) if isinstance(kind, tuple) else OF_KIND[kind]
+        return OF_KIND[table[name].kind]
 
     fitting = st.sampled_from(free).flatmap(lambda name: st.tuples(st.just(name), value(name)))
     others = st.tuples(st.sampled_from([*sorted(table), "zero_optimization.no_such_key"]), VALUES)

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from zerotrain.config import DataConfig, RunConfig, TrainConfig, parse_config
+from zerotrain.config.scalar import scalar
 from zerotrain.data.source import Found, open_source
 from zerotrain.errors import PipelineError
 
@@ -154,16 +155,7 @@ def _fields(model: type[BaseModel], chosen: dict[str, Any]) -> Iterator[str]:
             continue
         yield from textwrap.wrap(field.description, 96, initial_indent="# ", subsequent_indent="# ")
         value = chosen.get(key, field.default)
-        yield f"{'' if key in chosen else '#'}{key}: {_yaml(value)}"
-
-
-def _yaml(value: Any) -> str:
-    """A value as one line of YAML; JSON is YAML, and a float keeps its point in both."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", value):
-        return value if value not in ("no", "yes", "on", "off", "true", "false") else f'"{value}"'
-    if isinstance(value, float) and "e" in repr(value):
-        return f"{value:.1e}"
-    return json.dumps(value, ensure_ascii=False)
+        yield f"{'' if key in chosen else '#'}{key}: {scalar(value)}"
 
 
 def _phases(epochs: int, usable: int, steps: int) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli import by_hand, groups, stages
+from zerotrain.cli import by_hand, groups, launch, stages
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
@@ -41,6 +41,7 @@ for command in COMMANDS:
     app.command(command.__name__)(command)
 app.add_typer(groups.progress_app, name="progress")
 app.add_typer(groups.state_app, name="state")
+app.add_typer(launch.launch_app, name="launch")
 app.add_typer(groups.dvc_app, name="dvc")
 
 

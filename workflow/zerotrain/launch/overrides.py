@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key, find_key
+from zerotrain.importing.keys import Key, unknown_key
+from zerotrain.importing.keys_accelerate import ACCELERATE
+from zerotrain.importing.keys_deepspeed import DEEPSPEED
 from zerotrain.launch.settings import Settings, leaves
 
 TABLES = {"deepspeed": DEEPSPEED, "accelerate": ACCELERATE}
-WORDS = {bool: "true or false", int: "a whole number from 0", float: "a number from 0", str: "text"}
+CHOICES = {"communication_data_type": ("fp32", "fp16", "bf16")}
+KINDS = {
+    "flag": "true or false",
+    "whole": "a whole number from 0",
+    "number": "a number from 0",
+    "text": "text",
+}
 
 
 def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: str) -> Settings:
@@ -30,56 +37,50 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
     found = dict(settings)
     for dotted, value in leaves(given):
         where = f"phase {phase}: launch.{program}.{dotted}: {value!r}"
-        key = find_key(TABLES[program], dotted)
+        key = _find(TABLES[program], dotted)
         if key is None:
-            raise PipelineError(f"{where}: {program} has no such key", hint=_near(program, dotted))
+            raise unknown_key(f"phase {phase}: launch.{program}", dotted, list(TABLES[program]))
         if value == "auto":
             raise PipelineError(
                 f"{where}: nothing is left open in a launch file",
                 hint="give a value, or remove the key: what is not given is derived",
             )
-        if key.harmless == value:
-            continue
-        if key.verdict != "free":
-            raise PipelineError(where + _why(key, dotted), hint=_instead(key, dotted))
+        if key.fate != "passed on":
+            if key.default is not None and key.default == value and key.fate != "honoured":
+                continue  # what is off is off
+            raise PipelineError(where + _why(key), hint=_instead(key))
         value = _number(value, key.kind)
-        if not _fits(value, key.kind):
-            raise PipelineError(f"{where} is no value for it", hint=f"it takes {_words(key.kind)}")
+        if not _fits(value, key, dotted):
+            words = ", ".join(CHOICES.get(dotted, (KINDS.get(key.kind, "a mapping"),)))
+            raise PipelineError(f"{where} is no value for it", hint=f"it takes {words}")
         found[dotted] = (value, "user", f"launch.{program}")
     return found
 
 
-def _why(key: Key, dotted: str) -> str:
-    if key.verdict == "ours":
+def _find(table: Mapping[str, Key], dotted: str) -> Key | None:
+    """A key's own row, or that of the block it stands in."""
+    if dotted in table and table[dotted].kind != "section":
+        return table[dotted]
+    *sections, _ = dotted.split(".")
+    above = (table.get(".".join(sections[:n])) for n in range(len(sections), 0, -1))
+    return next((key for key in above if key is not None and key.kind == "block"), None)
+
+
+def _why(key: Key) -> str:
+    if key.fate == "honoured":
         return " has a key of its own here, so that no value stands in two places"
-    if key.verdict == "idle":
-        return f" would do nothing: {key.text}"
-    return f" is not possible: {key.text}"
+    if key.fate == "no-op":
+        return f" would do nothing: {key.reason}"
+    return f" is not possible: {key.reason}"
 
 
-def _instead(key: Key, dotted: str) -> str:
-    target = dotted.split(".")[-2] if "." in dotted else ""
-    return f"set {key.text.format(target=target)}" if key.verdict == "ours" else "remove the key"
+def _instead(key: Key) -> str:
+    return f"set {key.ours}" if key.fate == "honoured" else "remove the key"
 
 
-def _near(program: str, dotted: str) -> str:
-    table = TABLES[program]
-    near = difflib.get_close_matches(dotted, table, n=1)
-    last = dotted.rpartition(".")[2]
-    same = [name for name in table if name.rpartition(".")[2] == last]
-    if near or same:
-        return f"did you mean {(same or near)[0]}?"
-    sections = sorted({name.partition(".")[0] for name in table})
-    return f"keys of {program}: {', '.join(sections)}"
-
-
-def _words(kind: type | tuple[str, ...]) -> str:
-    return ", ".join(kind) if isinstance(kind, tuple) else WORDS[kind]
-
-
-def _number(value: Any, kind: type | tuple[str, ...]) -> Any:
+def _number(value: Any, kind: str) -> Any:
     """5e8 and "5e8" are whole numbers where JSON readers want them."""
-    if isinstance(value, str) and kind in (int, float):
+    if isinstance(value, str) and kind in ("whole", "number"):
         try:
             value = float(value)
         except ValueError:
@@ -87,10 +88,11 @@ def _number(value: Any, kind: type | tuple[str, ...]) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _fits(value: Any, kind: type | tuple[str, ...]) -> bool:
-    if isinstance(kind, tuple):
-        return value in kind
-    if kind in (int, float):
-        numbers = int if kind is int else (int, float)
+def _fits(value: Any, key: Key, dotted: str) -> bool:
+    if dotted in CHOICES:
+        return value in CHOICES[dotted]
+    if key.kind in ("whole", "number"):
+        numbers = int if key.kind == "whole" else (int, float)
         return isinstance(value, numbers) and not isinstance(value, bool) and value >= 0
-    return isinstance(value, kind)
+    kinds = {"flag": bool, "text": str}
+    return isinstance(value, kinds.get(key.kind, object))

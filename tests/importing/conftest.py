@@ -1,0 +1,44 @@
+"""The guides' files where their commands look for them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zerotrain.importing.reading import Asked, Imported, import_command, import_file
+
+ROOT = Path(__file__).parents[2]
+REFERENCES = Path(__file__).parent / "references"
+PRESETS = ROOT / "config" / "launch"
+QWEN = Path("examples/qwen_image/model_training/special/low_vram_training")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the guides' files at their places, and no cache of accelerate's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    (tmp_path / QWEN).mkdir(parents=True)
+    for file in (REFERENCES / "diffsynth").glob("*z*3*"):
+        shutil.copy(file, tmp_path / QWEN)
+    shutil.copy(REFERENCES / "peft" / "ds_zero3_cpu.yaml", tmp_path)
+    shutil.copy(REFERENCES / "openmind" / "example_zero2.json", tmp_path / "ds_config.json")
+    return tmp_path
+
+
+@pytest.fixture
+def imported(place: Path) -> Callable[..., Imported]:
+    """Imports a guide's file or, by a name that ends in .sh, its commands."""
+
+    def read(name: str, precision: str | None = None) -> Imported:
+        asked = Asked(precision=precision, presets=PRESETS)
+        path = REFERENCES / name
+        if path.suffix == ".sh":
+            return import_command(path.read_text(), asked)
+        shutil.copy(path, place / path.name)
+        return import_file(Path(path.name), asked)
+
+    return read

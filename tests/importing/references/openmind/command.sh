@@ -1,0 +1,18 @@
+torchrun --nproc_per_node=8 --master_port=xxx finetune.py \
+    --model_name_or_path "PyTorch-NPU/qwen1.5_7b_chat"\
+    --data_path alpaca_data.json \
+    --deepspeed ds_config.json \
+    --bf16 True \
+    --output_dir ./test/output \
+    --max_steps 2000 \
+    --per_device_train_batch_size 1 \
+    --evaluation_strategy "no" \
+    --save_strategy "steps" \
+    --save_steps 3000 \
+    --save_total_limit 1 \
+    --learning_rate 1e-6 \
+    --weight_decay 0. \
+    --warmup_ratio 0.03 \
+    --lr_scheduler_type "cosine" \
+    --seed 1234 \
+    --logging_steps 1  > ./test/output/train.log 2>&1 &

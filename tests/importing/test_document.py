@@ -1,0 +1,25 @@
+"""docs/importing.md has every key of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from zerotrain.importing.document import TABLES, document
+
+PAGE = Path(__file__).parents[2] / "docs" / "importing.md"
+
+
+def test_tables_are_current(generated: Callable[[Path, str], None]) -> None:
+    """The page's tables are written from the table of keys."""
+    generated(PAGE, document(PAGE.read_text()))
+
+
+def test_every_key_has_its_reason() -> None:
+    """What is not honoured says why."""
+    for title, (_, table) in TABLES.items():
+        for key in table.values():
+            assert key.reason or key.fate in ("honoured", "passed on"), (title, key.name)
+            assert (
+                key.ours or key.fate in ("no-op", "left out", "refused") or (key.kind == "section")
+            ), (title, key.name)

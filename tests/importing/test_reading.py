@@ -1,0 +1,249 @@
+"""Files and commands that are wrong, habits that are faulty, and files that a run points at."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from zerotrain.config import parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.importing.command import parse_commands
+from zerotrain.importing.questions import Answers, ask_launch
+from zerotrain.importing.reading import Asked, import_command, import_file, launch_from_file
+
+ROOT = Path(__file__).parents[2]
+PRESETS = ROOT / "config" / "launch"
+ZERO2 = {"zero_optimization": {"stage": 2}}
+YAML_OF_ACCELERATE = {"distributed_type": "DEEPSPEED", "num_processes": 2}
+
+
+def read(place: Path, config: Any, name: str = "ds.json", **asked: Any) -> dict[str, Any]:
+    """The values of a file."""
+    (place / name).write_text(json.dumps(config))  # JSON is YAML
+    return import_file(Path(name), Asked(presets=PRESETS, **asked)).values
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4,
+             "gradient_accumulation_steps": 2},
+            "train_batch_size 10 is not 4 (micro batch) x 2 (accumulation) x ? (processes)",
+        ),
+        (ZERO2 | {"optimizer": {"type": "AdamQ", "params": {"lr": 1}}}, "Adam"),
+        (ZERO2 | {"optimizer": {"type": "Lamb", "params": {"lr": 1}}}, "works: adamw"),
+        (ZERO2 | {"scheduler": {"type": "WarmupRL"}}, "the nearest: WarmupLR"),
+        (ZERO2 | {"scheduler": {"type": "WarmupLR", "params": {"warmup_steps": 5}}},
+         "did you mean scheduler.params.warmup_num_steps"),
+        (ZERO2 | {"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "both true"),
+        (ZERO2 | {"zero_optimisation": {}}, "did you mean zero_optimization"),
+        (ZERO2 | {"pipeline": {"stages": 2}}, "pipeline: {'stages': 2} cannot be honoured"),
+        ({"zero_optimization": {"stage": 4}}, "there are stages 0, 1, 2 and 3"),
+        ({"zero_optimization": {"stage": "two"}}, "must be a whole number (found 'two')"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+         "zero_optimization.offload_param.nvme_path is missing"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}}},
+         "one of none, cpu, nvme"),
+        (ZERO2 | {"gradient_clipping": -1}, "gradient_clipping is -1"),
+        (ZERO2 | {"optimizer": {"type": "Adam", "params": {"lr": 0}}},
+         "a.json, in our form: train.learning_rate: input should be greater than 0"),
+        (YAML_OF_ACCELERATE | {"num_machines": 2}, "several machines"),
+        (YAML_OF_ACCELERATE | {"distributed_type": "FSDP"}, "distributed_type is FSDP"),
+        (YAML_OF_ACCELERATE | {"num_proceses": 2}, "did you mean num_processes"),
+        (YAML_OF_ACCELERATE | {"deepspeed_config": {"deepspeed_config_file": "no.json"}},
+         "names no.json, which is not there"),
+        ([1], "holds list, not keys"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(place: Path, config: Any, message: str) -> None:
+    """With the value and what to do."""
+    name = "a.yaml" if isinstance(config, dict) and "distributed_type" in config else "a.json"
+    with pytest.raises(PipelineError) as caught:
+        read(place, config, name)
+    assert message in str(caught.value)
+
+
+def test_numbers_that_do_not_multiply_out_are_named(place: Path) -> None:
+    """All three, where the processes are known too."""
+    batch = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 2,
+             "gradient_accumulation_steps": 4}  # fmt: skip
+    assert read(place, ZERO2 | batch)["launch.num_processes"] == 1
+    assert read(place, ZERO2 | batch | {"train_batch_size": 32})["launch.num_processes"] == 4
+    with pytest.raises(PipelineError, match=r"8 is not 2 .* x 4 .* x 2 \(processes\): .* make 16"):
+        read(place, ZERO2 | batch, num_processes=2)
+
+
+def test_old_and_replaced_names(place: Path) -> None:
+    """DeepSpeed's Adam is AdamW, implementations are what they compute, cpu_offload is a device."""
+    params = {"lr": 1e-3, "weight_decay": 0.1}
+    config = {"zero_optimization": {"stage": 2, "cpu_offload": True}}
+    for name, mode, ours in (
+        ("Adam", None, "adamw"), ("Adam", False, "adam"), ("cpuadam", None, "adamw"),
+        ("FusedAdam", None, "adamw"), ("LION", None, "lion"),
+    ):  # fmt: skip
+        given = params if mode is None else params | {"adam_w_mode": mode}
+        found = read(place, config | {"optimizer": {"type": name, "params": given}})
+        assert (found["train.optimizer"], found["launch.preset"]) == (ours, "zero2_offload")
+        assert found["train.adam_weight_decay"] == 0.1
+    assert found["train.learning_rate"] == 1e-3
+
+
+def test_fp16_has_deepspeeds_loss_scale(place: Path) -> None:
+    """Where the file says nothing of it; and loss_scale without fp16 is nothing."""
+    found = read(place, ZERO2 | {"fp16": {"enabled": True, "initial_scale_power": 12}})
+    scale = {key: value for key, value in found.items() if key.startswith("launch.fp16")}
+    assert scale == {
+        "launch.fp16.initial_scale_power": 12,
+        "launch.fp16.loss_scale_window": 1000,
+        "launch.fp16.hysteresis": 2,
+    }
+    for config in (ZERO2 | {"loss_scale": 0}, ZERO2 | {"fp16": {"loss_scale": 128}}):
+        found = read(place, config)
+        assert found["launch.mixed_precision"] == "no"
+        assert not [key for key in found if "loss_scale" in key]
+
+
+def test_round_robin_gradients_are_left_out(place: Path) -> None:
+    """The rest of the file is taken."""
+    (place / "ds.json").write_text(
+        json.dumps({"zero_optimization": {"stage": 2, "round_robin_gradients": True}})
+    )
+    found = import_file(Path("ds.json"), Asked(presets=PRESETS))
+    left = [note.key for note in found.notes if note.outcome == "left out"]
+    assert left == ["zero_optimization.round_robin_gradients"]
+    assert found.values["launch.preset"] == "zero2"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("python train.py", "neither accelerate launch nor torchrun"),
+        ("accelerate config --config_file a.yaml", "launch init"),
+        ("accelerate launch", "no script"),
+        ("accelerate launch --num_proceses 2 train.py", "did you mean num_processes"),
+        ("torchrun --nproc_per_node=gpu f.py --model_name_or_path a/b --max_steps 3", "gpu"),
+        ("torchrun --nnodes=2 f.py --model_name_or_path a/b --max_steps 3", "several machines"),
+        ("torchrun f.py --model_name_or_path a/b --max_step 3", "did you mean max_steps"),
+        ("torchrun f.py --model_name_or_path a/b --bf16 maybe", "must be true or false"),
+        ("torchrun f.py 'open", "closing quotation"),
+    ],
+)
+def test_commands_that_are_wrong(place: Path, text: str, message: str) -> None:
+    """No traceback, and the nearest name."""
+    with pytest.raises(PipelineError) as caught:
+        import_command(text, Asked(presets=PRESETS))
+    assert message in str(caught.value)
+
+
+def test_a_command_is_taken_apart() -> None:
+    """Joined lines, redirections, values behind = and without, flags without a value."""
+    (command,) = parse_commands(
+        "# train\naccelerate launch --num-processes=2 --use_deepspeed --zero_stage 3 \\\n"
+        "  train.py --a 1 --b=x --c > log.txt 2>&1 &\n"
+    )
+    assert command.flags == {"num_processes": "2", "use_deepspeed": True, "zero_stage": "3"}
+    assert (command.script, command.log) == ("train.py", "log.txt")
+    assert command.arguments == {"a": "1", "b": "x", "c": True}
+
+
+def test_a_run_points_at_a_file(place: Path) -> None:
+    """What the file leaves open the run says; what both say has to agree."""
+    path = place / "ds.json"
+    path.write_text(json.dumps(ZERO2 | {
+        "bf16": {"enabled": "auto"}, "train_batch_size": "auto", "gradient_clipping": 0.5,
+        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+    }))  # fmt: skip
+    found = launch_from_file(path, {"mixed_precision": "bf16"}, {"global_batch_size": 8}, PRESETS)
+    assert found.launch == {"preset": "zero2", "mixed_precision": "bf16"}
+    assert found.train == {"max_grad_norm": 0.5}
+    with pytest.raises(PipelineError, match="mixed_precision beside it"):
+        launch_from_file(path, {}, {}, PRESETS)
+    with pytest.raises(PipelineError, match=r"max_grad_norm 0.5, but the run says 1.0"):
+        launch_from_file(path, {"mixed_precision": "bf16"}, {"max_grad_norm": 1.0}, PRESETS)
+
+
+def test_pointing_at_a_file_imports_no_torch(place: Path) -> None:
+    """The configuration is read while Snakemake draws its graph."""
+    (place / "ds.json").write_text(json.dumps(ZERO2))
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from zerotrain.importing.reading import launch_from_file\n"
+        f"launch_from_file(Path('ds.json'), presets=Path({str(PRESETS)!r}))\n"
+        "print([name for name in ('torch', 'deepspeed', 'accelerate') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.stdout, result.stderr) == ("[]\n", "")
+
+
+def test_questions_make_a_phase(place: Path) -> None:
+    """With every answer given; accelerate's cached answers are the defaults of the rest."""
+    cache = Path(os.environ["HF_HOME"]) / "accelerate"
+    cache.mkdir(parents=True)
+    (cache / "default_config.yaml").write_text(json.dumps(YAML_OF_ACCELERATE | {
+        "mixed_precision": "bf16",
+        "deepspeed_config": {"zero_stage": 2, "offload_optimizer_device": "cpu",
+                             "gradient_accumulation_steps": 4},
+    }))  # fmt: skip
+    phase = ask_launch(Answers(until="3 epochs"), None, interactive=False, presets=PRESETS)
+    assert YAML(typ="safe").load(phase.text) == [phase.values]
+    assert phase.values == {
+        "name": "zero2-offload",
+        "until": "3 epochs",
+        "launch": {"preset": "zero2_offload", "num_processes": 2, "mixed_precision": "bf16"},
+        "global_batch_size": 8,
+        "gradient_accumulation_steps": 4,
+        "max_grad_norm": 1.0,
+    }
+    other = Answers(zero_stage="3", offload_optimizer="none", offload_param="cpu", name="b")
+    launch = ask_launch(other, None, interactive=False, presets=PRESETS).values["launch"]
+    assert (launch["preset"], launch["offload_param"], launch["zero3_init"]) == (
+        "zero3", "cpu", True,
+    )  # fmt: skip
+    run = {"run": "a", "base": "nano", "data": {"source": "digits"}, "phases": [phase.values]}
+    assert parse_config(run, "written").phases[0].train.global_batch_size == 8
+
+
+def test_questions_do_not_guess_a_precision(place: Path) -> None:
+    """Without a terminal and without a file that says it."""
+    with pytest.raises(PipelineError, match="Mixed precision"):
+        ask_launch(Answers(), None, interactive=False, presets=PRESETS)
+
+
+def test_questions_are_asked_until_answered(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty line takes what is offered; a precision has to be chosen."""
+    answers = ["4", "9", "2", "cpu", "2", "", "", "fp8", "bf16", "100"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(answers) + "\n"))
+    phase = ask_launch(Answers(), None, interactive=True, presets=PRESETS)
+    assert phase.values["launch"] == {
+        "preset": "zero2_offload", "num_processes": 4, "mixed_precision": "bf16",
+    }  # fmt: skip
+    assert (phase.values["until"], phase.values["global_batch_size"]) == (100, 8)
+    asked = capsys.readouterr().err
+    assert asked.count("Which ZeRO stage") == asked.count("Mixed precision?") == 2
+    assert "not asked" in asked
+
+
+def test_the_command_writes_and_reports(place: Path) -> None:
+    """The configuration on standard output, the report beside it; exit code 2 where it asks."""
+    (place / "config").symlink_to(ROOT / "config")
+    config = ZERO2 | {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
+    (place / "ds.json").write_text(json.dumps(config))
+    words = [sys.executable, "-m", "zerotrain", "launch", "import", "ds.json"]
+    quiet = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+    asked = subprocess.run(words, **quiet)  # type: ignore[call-overload]
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert asked.stderr.startswith('ERROR: fp16.enabled and bf16.enabled are "auto"')
+    done = subprocess.run([*words, "--precision", "fp16"], **quiet)  # type: ignore[call-overload]
+    assert YAML(typ="safe").load(done.stdout)["launch"]["mixed_precision"] == "fp16"
+    assert "resolved  fp16.enabled auto -> launch.mixed_precision: fp16" in done.stderr

@@ -1,0 +1,141 @@
+"""Commands of two words: those of launch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+launch_app = typer.Typer(
+    help="Launch configurations: bring one from elsewhere, write one.", no_args_is_help=True
+)
+
+
+@launch_app.command("import")
+def import_(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="accelerate's YAML, a DeepSpeed JSON or SimpleTuner's config.json.",
+        ),
+    ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="A pasted 'accelerate launch ...' or 'torchrun ...'."),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="bf16, fp16 or no, where the source leaves it open."),
+    ] = None,
+    num_processes: Annotated[
+        int | None, typer.Option(min=1, help="GPUs, where the source does not say how many.")
+    ] = None,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples a GPU and pass, where only a script knows.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write; default: standard output.")
+    ] = None,
+) -> None:
+    """Write a launch configuration of another program in our form, and say what became of it."""
+    from zerotrain.errors import PipelineError
+    from zerotrain.importing.reading import Asked, import_command, import_file
+    from zerotrain.importing.write import config_text, report, write_new
+
+    asked = Asked(
+        precision=precision,
+        num_processes=num_processes,
+        micro_batch_size=micro_batch_size,
+        ask=_ask_precision if sys.stdin.isatty() else None,
+    )
+    if (file is None) == (command is None):
+        raise PipelineError(
+            "launch import: give a FILE, or --command", hint="zerotrain launch import --help"
+        )
+    imported = import_command(command, asked) if command else import_file(Path(file or ""), asked)
+    print(report(imported.notes), file=sys.stderr)
+    write_new(config_text(imported), output)
+
+
+def _ask_precision(what: str) -> str:
+    """Ask which precision is meant."""
+    from zerotrain.importing.questions import choose
+
+    return choose(f"{what}: bf16, fp16 or no (fp32)?", ("bf16", "fp16", "no"), None)
+
+
+@launch_app.command()
+def init(
+    num_processes: Annotated[int | None, typer.Option(min=1, help="GPUs of this machine.")] = None,
+    zero_stage: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="none (no DeepSpeed), 1, 2 or 3.")
+    ] = None,
+    offload_optimizer: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="none, cpu or nvme.")
+    ] = None,
+    offload_param: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="none, cpu or nvme; at stage 3.")
+    ] = None,
+    offload_path: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Folder on a fast disk, for nvme.")
+    ] = None,
+    gradient_accumulation_steps: Annotated[
+        int | None, typer.Option(min=1, help="Forward passes per optimizer step.")
+    ] = None,
+    gradient_clipping: Annotated[
+        float | None, typer.Option(min=0, help="Largest norm of the gradient; 0 is none.")
+    ] = None,
+    zero3_init: Annotated[
+        bool | None, typer.Option(help="Build the model sharded from the start, at stage 3.")
+    ] = None,
+    mixed_precision: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="bf16, fp16 or no.")
+    ] = None,
+    micro_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Samples a GPU and forward pass.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Where the phase ends: 1000, '3 epochs', '5000 samples'.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The phase's name; default: its preset's.")] = (
+        None
+    ),
+    defaults: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="accelerate's YAML whose answers to offer; default: its cached one.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write; default: standard output.")
+    ] = None,
+) -> None:
+    """Ask what `accelerate config` asks, show the plan, and write a phase."""
+    from zerotrain.importing.questions import Answers, ask_launch
+    from zerotrain.importing.write import write_new
+
+    given = Answers(
+        num_processes=num_processes,
+        zero_stage=zero_stage,
+        offload_optimizer=offload_optimizer,
+        offload_param=offload_param,
+        offload_path=offload_path,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        gradient_clipping=gradient_clipping,
+        zero3_init=zero3_init,
+        mixed_precision=mixed_precision,
+        micro_batch_size=micro_batch_size,
+        until=until,
+        name=name,
+    )
+    phase = ask_launch(given, defaults, interactive=sys.stdin.isatty())
+    show_plan(phase)
+    write_new(phase.text, output)
+
+
+def show_plan(phase: object) -> None:
+    """Print what the phase needs, part by part. THE PLANNER IS CALLED HERE: it is not there yet."""

@@ -1,0 +1,198 @@
+"""Rows of the table: the flags and settings of the trainers themselves, with their defaults."""
+
+from __future__ import annotations
+
+from zerotrain.importing.keys import by_name, honoured, left_out, no_op, refused, section
+
+EVALUATION = "evaluation is a stage of its own after each phase (evaluate:)"
+TRACKERS = "tensorboard and the report are written always"
+OWN_LAYOUT = "results lie under results/<run>/<phase>"
+HUB = "exported weights are published by hand"
+EMA = "an EMA of the weights comes with a later version"
+
+TRAINER = by_name(
+    [
+        honoured("model_name_or_path", "text", "base"),
+        honoured("model_revision", "text", "revision"),
+        honoured("data_path", "text", "data.file"),
+        honoured("deepspeed", "text", "launch", reason="read, with its `auto` resolved"),
+        honoured("bf16", "flag", "launch.mixed_precision", False),
+        honoured("fp16", "flag", "launch.mixed_precision", False),
+        honoured("output_dir", "text", "run", reason=OWN_LAYOUT),
+        honoured("max_steps", "whole", "phases.until", -1),
+        honoured("num_train_epochs", "number", "phases.until", 3.0),
+        honoured("per_device_train_batch_size", "whole", "train.global_batch_size", 8),
+        honoured("gradient_accumulation_steps", "whole", "train.gradient_accumulation_steps", 1),
+        honoured("learning_rate", "number", "train.learning_rate", 5e-5),
+        honoured("weight_decay", "number", "train.adam_weight_decay", 0.0),
+        honoured("adam_beta1", "number", "train.adam_beta1", 0.9),
+        honoured("adam_beta2", "number", "train.adam_beta2", 0.999),
+        honoured("adam_epsilon", "number", "train.adam_epsilon", 1e-8),
+        honoured("max_grad_norm", "number", "train.max_grad_norm", 1.0),
+        honoured("optim", "text", "train.optimizer", "adamw_torch"),
+        honoured("lr_scheduler_type", "text", "train.lr_scheduler", "linear"),
+        honoured("warmup_ratio", "number", "train.lr_warmup_ratio", 0.0),
+        honoured("warmup_steps", "number", "train.lr_warmup_steps", 0),
+        honoured("gradient_checkpointing", "flag", "train.gradient_checkpointing", False),
+        honoured("save_strategy", "text", "train.save_every", "steps"),
+        honoured("save_steps", "number", "train.save_every", 500),
+        honoured("save_total_limit", "whole", "train.keep"),
+        honoured("logging_steps", "whole", "train.log_every", 500),
+        honoured("seed", "whole", "seed", 42),
+        honoured("dataloader_num_workers", "whole", "data.num_workers", 0),
+        honoured("resume_from_checkpoint", "text", "resume_from_checkpoint"),
+        no_op("evaluation_strategy", "text", EVALUATION),
+        no_op("eval_strategy", "text", EVALUATION),
+        no_op("eval_steps", "number", EVALUATION),
+        no_op("per_device_eval_batch_size", "whole", EVALUATION),
+        no_op("do_train", "flag", "training is what a phase is"),
+        no_op("do_eval", "flag", EVALUATION),
+        no_op("overwrite_output_dir", "flag", "a finished phase is not trained again"),
+        no_op("report_to", "text", TRACKERS),
+        no_op("run_name", "text", TRACKERS),
+        no_op("logging_dir", "text", TRACKERS),
+        no_op("logging_strategy", "text", TRACKERS),
+        no_op("ddp_find_unused_parameters", "flag", "every trained parameter has a gradient"),
+        no_op("ddp_timeout", "whole", "processes wait for each other as long as it takes"),
+        no_op("remove_unused_columns", "flag", "the data source names its columns"),
+        left_out("tf32", "flag", "torch's own setting stays", False),
+        left_out("torch_compile", "flag", "the step is not compiled", False),
+        left_out("group_by_length", "flag", "samples are drawn by zerotrain's own counter", False),
+        left_out("push_to_hub", "flag", HUB, False),
+        refused("fsdp", "text", "FSDP is not supported: ZeRO stage 3 shards the same"),
+    ]
+)
+"""transformers.TrainingArguments and the flags of openMind's finetune.py."""
+
+DIFFSYNTH = by_name(
+    [
+        honoured("task", "text", "phases", "sft", "data_process is our cache stage"),
+        honoured("dataset_base_path", "text", "data.images"),
+        honoured("dataset_metadata_path", "text", "data.metadata"),
+        honoured("dataset_repeat", "whole", "data.repeats", 1),
+        honoured("dataset_num_workers", "whole", "data.num_workers", 0),
+        no_op("data_file_keys", "text", "the data source names its columns"),
+        honoured("height", "whole", "train.resolution"),
+        honoured("width", "whole", "train.resolution"),
+        honoured("max_pixels", "whole", "data.max_pixels", 1_048_576),
+        honoured("model_id_with_origin_paths", "text", "base"),
+        honoured("model_paths", "text", "base"),
+        honoured("learning_rate", "number", "train.learning_rate", 1e-4),
+        honoured("weight_decay", "number", "train.adam_weight_decay", 0.01),
+        honoured("num_epochs", "number", "phases.until", 1),
+        honoured("gradient_accumulation_steps", "whole", "train.gradient_accumulation_steps", 1),
+        honoured("use_gradient_checkpointing", "flag", "train.gradient_checkpointing", False),
+        honoured("use_gradient_checkpointing_offload", "flag", "launch.cpu_checkpointing", False),
+        honoured("output_path", "text", "run", reason=OWN_LAYOUT),
+        honoured("save_steps", "whole", "train.save_every"),
+        honoured("lora_base_model", "text", "lora", reason="the adapter is the denoiser's"),
+        honoured("lora_target_modules", "text", "lora.target_modules"),
+        honoured("lora_rank", "whole", "lora.rank", 32),
+        honoured("resume_from_checkpoint", "text", "resume_from_checkpoint"),
+        honoured("lora_checkpoint", "text", "resume_from_checkpoint"),
+        refused("trainable_models", "text", "the denoiser is what is trained", "dit"),
+        refused("preset_lora_path", "text", "fuse that LoRA into the base model first"),
+        no_op("preset_lora_model", "text", "belongs to preset_lora_path"),
+        no_op(
+            "remove_prefix_in_ckpt",
+            "text",
+            "export_weights writes the names that diffusers loads",
+        ),
+        no_op("find_unused_parameters", "flag", "every trained parameter has a gradient"),
+        no_op(
+            "initialize_model_on_cpu",
+            "flag",
+            "weights are read on the CPU always, and sharded from there",
+        ),
+        refused("extra_inputs", "text", "no family takes further inputs"),
+        refused("fp8_models", "text", "fp8 is not supported: bf16, fp16 or no"),
+        no_op("offload_models", "text", "the encoders are not loaded while a phase trains"),
+        left_out("enable_model_cpu_offload", "flag", "zero3_offload does it", False),
+        left_out("enable_optimizer_cpu_offload", "flag", "zero2_offload does it", False),
+        left_out("cpu_offload_split_threshold", "whole", "belongs to enable_model_cpu_offload"),
+    ]
+)
+"""diffsynth.diffusion.parsers and the flags of examples/*/model_training/train.py."""
+
+SIMPLETUNER = by_name(
+    [
+        section("deepspeed_config"),
+        honoured("offload_param_path", "text", "launch.offload_path"),
+        honoured("pretrained_model_name_or_path", "text", "base"),
+        honoured("revision", "text", "revision"),
+        honoured("model_family", "text", "family"),
+        honoured("model_type", "text", "lora", "lora"),
+        honoured("lora_rank", "whole", "lora.rank", 16),
+        honoured("lora_alpha", "number", "lora.alpha"),
+        honoured("lora_dropout", "number", "lora.dropout", 0.1),
+        refused("lora_type", "text", "only standard LoRA is trained", "standard"),
+        honoured("resolution", "number", "train.resolution"),
+        honoured("train_batch_size", "whole", "train.global_batch_size", 4),
+        honoured("gradient_accumulation_steps", "whole", "train.gradient_accumulation_steps", 1),
+        honoured("gradient_checkpointing", "flag", "train.gradient_checkpointing", False),
+        honoured("learning_rate", "number", "train.learning_rate", 4e-7),
+        honoured("lr_warmup_steps", "whole", "train.lr_warmup_steps", 500),
+        honoured("lr_scheduler", "text", "train.lr_scheduler", "sine"),
+        honoured("optimizer", "text", "train.optimizer", "adamw_bf16"),
+        honoured("adam_beta1", "number", "train.adam_beta1", 0.9),
+        honoured("adam_beta2", "number", "train.adam_beta2", 0.999),
+        honoured("adam_epsilon", "number", "train.adam_epsilon", 1e-8),
+        honoured("adam_weight_decay", "number", "train.adam_weight_decay", 0.01),
+        honoured("max_grad_norm", "number", "train.max_grad_norm", 2.0),
+        honoured("max_train_steps", "whole", "phases.until"),
+        honoured("num_train_epochs", "number", "phases.until", 1),
+        honoured("checkpointing_steps", "whole", "train.save_every", 500),
+        honoured("checkpoint_step_interval", "whole", "train.save_every", 500),
+        honoured("checkpoints_total_limit", "whole", "train.keep"),
+        honoured("mixed_precision", "text", "launch.mixed_precision", "bf16"),
+        honoured("num_processes", "whole", "launch.num_processes", 1),
+        honoured("caption_dropout_probability", "number", "train.caption_dropout_probability", 0.1),
+        honoured("snr_gamma", "number", "train.snr_gamma"),
+        honoured("seed", "whole", "seed"),
+        honoured("resume_from_checkpoint", "text", "resume_from_checkpoint", "latest"),
+        honoured("instance_data_dir", "text", "data.images"),
+        honoured("caption_strategy", "text", "data", "textfile"),
+        left_out("data_backend_config", "text", "name the images yourself: data.images"),
+        no_op("output_dir", "text", OWN_LAYOUT),
+        no_op("report_to", "text", TRACKERS),
+        no_op("tracker_run_name", "text", TRACKERS),
+        no_op("tracker_project_name", "text", TRACKERS),
+        no_op("validation_prompt", "text", EVALUATION),
+        no_op("validation_steps", "whole", EVALUATION),
+        no_op("validation_resolution", "text", EVALUATION),
+        no_op("validation_guidance", "number", EVALUATION),
+        no_op("validation_num_inference_steps", "whole", EVALUATION),
+        no_op("num_eval_images", "whole", EVALUATION),
+        no_op("text_encoder_lr", "number", "text encoders are not trained"),
+        left_out("use_ema", "flag", EMA, False),
+        no_op("ema_device", "text", EMA),
+        no_op("ema_decay", "number", EMA),
+        left_out("push_to_hub", "flag", HUB, False),
+        refused("base_model_precision", "text", "weights are not quantized", "no_change"),
+    ]
+)
+"""SimpleTuner's config.json, with or without dashes before its keys, and its flags."""
+
+PEFT_SCRIPT = {
+    "family": "seq2seq_lm",
+    "base": "facebook/bart-large",
+    "seed": 42,
+    "data.source": "hub",
+    "data.dataset": "ought/raft",
+    "data.subset": "twitter_complaints",
+    "data.text_column": "Tweet text",
+    "data.label_column": "Label",
+    "lora.rank": 8,
+    "lora.alpha": 32.0,
+    "lora.dropout": 0.1,
+    "lora.target_modules": ["q_proj", "v_proj"],
+    "train.learning_rate": 3e-3,
+    "train.adam_weight_decay": 0.01,
+    "train.lr_scheduler": "linear",
+    "train.lr_warmup_steps": 0,
+    "phases.until": "5 epochs",
+}
+"""What stands in the code of PEFT's peft_lora_seq2seq_accelerate_ds_zero3_offload.py, which has no
+flags: its LoraConfig (target modules: PEFT's own for BART), data, and loop."""
+
+PEFT_SCRIPT_MICRO_BATCH = 8
