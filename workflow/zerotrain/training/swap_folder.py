@@ -57,9 +57,7 @@ def swap_folder(phase: ResolvedPhase, needed_bytes: int) -> Iterator[tuple[Path,
     path = Path(phase.offload_path or "")
     disk.check_folder(path, phase.phase)
     said = clear_dead(path)
-    weight = WEIGHT_BYTES[phase.mixed_precision]
-    why = f"{OPTIMIZER_BYTES} bytes a trained parameter, {weight} a parameter"
-    disk.check_space(path, phase.phase, needed_bytes, why)
+    check_disk(phase, needed_bytes)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{phase.run}-{phase.phase}-", dir=path))
     try:
         draft = folder / f".{OWNER}.new"
@@ -68,6 +66,19 @@ def swap_folder(phase: ResolvedPhase, needed_bytes: int) -> Iterator[tuple[Path,
         yield folder, said
     finally:
         _remove(folder)
+
+
+def check_disk(phase: ResolvedPhase, needed_bytes: int) -> None:
+    """Refuse an offload_path that cannot hold what the phase swaps.
+
+    Raises:
+        PipelineError: it is no folder, cannot be written, lies in memory, or has too little space.
+    """
+    path = Path(phase.offload_path or "")
+    disk.check_folder(path, phase.phase)
+    weight = WEIGHT_BYTES[phase.mixed_precision]
+    why = f"{OPTIMIZER_BYTES} bytes a trained parameter, {weight} a parameter"
+    disk.check_space(path, phase.phase, needed_bytes, why)
 
 
 def clear_dead(path: Path) -> list[str]:
@@ -108,8 +119,8 @@ def needed_bytes(phase: ResolvedPhase, base: Artifact, where: str = "nvme") -> i
     all processes of a machine.
 
     16 bytes a trained parameter for the optimizer and the gradients, and 2 or 4 a parameter for
-    the weights, where they are offloaded there. Parameters are counted in the headers of the base model's
-    files.
+    the weights, where they are offloaded there. Parameters are counted in the headers of the base
+    model's files.
     """
     shapes = _shapes(base)
     everything = sum(_numel(shape) for shape in shapes.values())
