@@ -69,6 +69,8 @@ def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) ->
     if phase is None or progress_folder.newest_step(progress, phase.until_step) == phase.until_step:
         return facts
     _noting(report, lambda: machine_check.check(phase, machine))
+    if not facts["trains_now"]:
+        _noting(report, lambda: machine_check.main_process_port(phase, launch))
     needed = dict.fromkeys(("cpu", "nvme"), 0)
     if artifact.is_published(folder / "base"):
         base = artifact.read(folder / "base", "base", verify=False)

@@ -20,7 +20,6 @@ from zerotrain.artifact import Artifact
 from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase, read_run_yaml
 from zerotrain.machine.detect import detect
-from zerotrain.machine.ports import free_port
 from zerotrain.sources import source_digest
 from zerotrain.supervise import supervise
 from zerotrain.training import (
@@ -114,7 +113,7 @@ def _launch(
     command = [
         *(sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"),
         *("--config_file", str(launch / "accelerate.yaml")),
-        *("--main_process_port", str(free_port())),
+        *("--main_process_port", str(machine_check.main_process_port(phase, launch))),
         *("--module", RANK),
         *("--launch", str(launch), "--base", str(base), "--cache", str(cache)),
         *("--progress", str(progress)),

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.detect import Machine
+from zerotrain.machine.ports import check_port, free_port
 from zerotrain.machine.verdict import notices, usable_engines, usable_precisions
 
 INSTEAD = {"bf16": "fp16, or no", "fp16": "bf16, or no"}
@@ -95,6 +98,19 @@ def check_locked_memory(phase: ResolvedPhase, machine: Machine, launch: Path) ->
             hint="raise it: `ulimit -l unlimited` as root, `memlock` in /etc/security/limits.conf, "
             "or `docker run --ulimit memlock=-1`; or use zero3_offload",
         )
+
+
+def main_process_port(phase: ResolvedPhase, launch: Path) -> int:
+    """The port on which the processes meet: the one that accelerate.yaml names, or any free one.
+
+    Raises:
+        PipelineError: the named one is taken.
+    """
+    named = yaml.safe_load((launch / "accelerate.yaml").read_text()).get("main_process_port")
+    if not named:
+        return free_port()
+    check_port(int(named), phase.phase)
+    return int(named)
 
 
 def _buffer_bytes(phase: ResolvedPhase, section: dict[str, Any]) -> int:
