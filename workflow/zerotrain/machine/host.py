@@ -80,8 +80,7 @@ def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
                 )
             except (OSError, ValueError):  # no such file, or "max"
                 continue
-            if limit < 2**60:  # version 1 writes a number that no machine has for "none"
-                yield limit, max(0, usage - int(stat.get(droppable, 0)))
+            yield limit, max(0, usage - int(stat.get(droppable, 0)))
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
