@@ -138,6 +138,8 @@ def test_presets_say_why_not() -> None:
     here = verdicts(PRESETS, machine("cuda", T4), OPS, GOOD)
     assert here["zero3_nvme"] == "yes, with mixed_precision no, fp16; async_io will be built first"
     missing = {**OPS, "libaio_headers": False}
+    on_cpu = verdicts(PRESETS, machine(), OPS, GOOD)
+    assert on_cpu["zero3_nvme"] == "yes, with mixed_precision bf16; async_io will be built first"
     no_libaio = verdicts(PRESETS, machine(), missing, GOOD)
     assert no_libaio["zero3_nvme"].startswith("no: libaio's headers are missing")
     assert no_libaio["zero3_offload"] == "yes, with mixed_precision no, bf16"

@@ -60,6 +60,20 @@ def test_fp16_on_a_cpu_is_plain_pytorchs() -> None:
     assert check(phase(mixed_precision="fp16"), machine()) == []
 
 
+def test_weights_of_32_bits_are_not_swapped_on_a_cpu() -> None:
+    """DeepSpeed's buffers there are of 16; in memory, on a GPU or in bf16 there is no question."""
+    swapping = phase("zero3_offload", offload_param="nvme")
+    text = refusal(check, swapping, machine())
+    assert "mixed_precision no, but on this CPU DeepSpeed swaps weights of 16 bits alone" in text
+    assert "use mixed_precision: bf16, or zero3_offload" in text
+    for asked, here in (
+        (replace(swapping, mixed_precision="bf16"), machine()),
+        (swapping, machine("cuda", A100)),
+        (phase("zero3_offload"), machine()),
+    ):
+        assert check(asked, here) == []
+
+
 def test_more_processes_than_devices_are_refused() -> None:
     """CPU processes share what there is."""
     text = refusal(check, phase("zero2", num_processes=3), machine("cuda", A100, A100))

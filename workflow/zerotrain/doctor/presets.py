@@ -37,7 +37,8 @@ def verdicts(
 def _verdict(preset: Preset, machine: Machine, ops: dict[str, Any], loads: dict[str, str]) -> str:
     if why := _refusal(preset, machine, ops, loads):
         return f"no: {why}"
-    usable = usable_precisions(machine, preset.engine)
+    swaps_weights = preset.offload_param == "nvme"
+    usable = usable_precisions(machine, preset.engine, swaps_weights=swaps_weights)
     said = f"yes, with mixed_precision {', '.join(name for name in usable if not usable[name])}"
     wanted = {SWAP_OP} if _swaps(preset) else set()
     if preset.engine == "deepspeed":

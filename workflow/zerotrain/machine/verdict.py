@@ -21,15 +21,25 @@ def usable_engines(machine: Machine) -> dict[Engine, str]:
     return {"torch": "", "deepspeed": deepspeed}
 
 
-def usable_precisions(machine: Machine, engine: Engine) -> dict[str, str]:
-    """mixed_precision's values, each with the reason why the engine cannot use it here."""
-    bf16 = fp16 = ""
+def usable_precisions(
+    machine: Machine, engine: Engine, *, swaps_weights: bool = False
+) -> dict[str, str]:
+    """mixed_precision's values, each with the reason why the engine cannot use it here.
+
+    Args:
+        machine: The machine.
+        engine: The engine.
+        swaps_weights: Whether parameters are offloaded to a disk.
+    """
+    no = bf16 = fp16 = ""
     if old := machine.below_ampere:
         major, minor = old.capability or (0, 0)
         bf16 = f"{old.name} (compute capability {major}.{minor}) does not compute bf16"
     if engine == "deepspeed" and machine.accelerator == "cpu" and not machine.host.fp16:
         fp16 = "DeepSpeed does not train fp16 on a CPU without instructions for it"
-    return {"no": "", "bf16": bf16, "fp16": fp16}
+        if swaps_weights:  # its buffers are of 16 bits where the device does not compute fp16
+            no = "on this CPU DeepSpeed swaps weights of 16 bits alone"
+    return {"no": no, "bf16": bf16, "fp16": fp16}
 
 
 def notices(machine: Machine) -> list[str]:

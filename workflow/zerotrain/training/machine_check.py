@@ -14,7 +14,7 @@ from zerotrain.machine.detect import Machine
 from zerotrain.machine.ports import check_port, free_port
 from zerotrain.machine.verdict import notices, usable_engines, usable_precisions
 
-INSTEAD = {"bf16": "fp16, or no", "fp16": "bf16, or no"}
+INSTEAD = {"no": "bf16, or zero3_offload", "bf16": "fp16, or no", "fp16": "bf16, or no"}
 ELEMENT_BYTES = {"no": 4, "bf16": 2, "fp16": 2}
 
 
@@ -33,7 +33,8 @@ def check(phase: ResolvedPhase, machine: Machine) -> list[str]:
             hint=f"write `launch: torch` into the phase {phase.phase}; `launch: auto` would choose "
             "the same",
         )
-    if reason := usable_precisions(machine, phase.engine)[phase.mixed_precision]:
+    usable = usable_precisions(machine, phase.engine, swaps_weights=phase.offload_param == "nvme")
+    if reason := usable[phase.mixed_precision]:
         more = "; plain PyTorch (launch: torch) trains fp16 here, slowly"
         raise PipelineError(
             f"phase {phase.phase}: mixed_precision {phase.mixed_precision}, but {reason}",

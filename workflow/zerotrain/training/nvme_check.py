@@ -37,8 +37,7 @@ BOUND = 1e-6
 TIMEOUT_SECONDS = 300.0
 
 Trial = dict[str, Any]
-"""What nvme_trial leaves: {"cpu": [loss, ...], "nvme": [...], "state_deviation": ...}, or
-{"refused": ..., "hint": ...}."""
+"""What nvme_trial leaves: {"cpu": [loss, ...], "nvme": [...], "state_deviation": ...}."""
 
 
 def check(
@@ -85,8 +84,6 @@ def judge(phase: ResolvedPhase, trial: Trial) -> str:
     Raises:
         PipelineError: they do not, with both losses of each step that differs.
     """
-    if "refused" in trial:
-        raise PipelineError(f"phase {phase.phase}: {trial['refused']}", hint=trial["hint"])
     pairs = list(zip(trial["cpu"], trial["nvme"], strict=True))
     differing = [
         f"step {step}: {nvme:.7g} instead of {cpu:.7g}"
