@@ -61,7 +61,7 @@ def resolve(name: str, **args: Any) -> ResolvedPhase:
     }  # fmt: skip
     if not {"warmup_max_lr", "cycle_max_lr", "lr_range_test_min_lr"} & args.keys():
         raw["train"] |= {"learning_rate": PEAK}
-    return resolve_phase(parse_config(raw, "c"), "a", Preset("torch", "torch", {}), 100)
+    return resolve_phase(parse_config(raw, "c"), "a", Preset("torch", "torch"), 100)
 
 
 def optimizer() -> torch.optim.Optimizer:

@@ -113,13 +113,6 @@ def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
         nvme_check.judge(a_phase(tmp_path), trial)
 
 
-def test_what_the_trial_refuses_is_passed_on(tmp_path: Path) -> None:
-    """The child knows the device; its sentence is the user's."""
-    with pytest.raises(PipelineError, match="phase swapped: no 32 bits") as caught:
-        nvme_check.judge(a_phase(tmp_path), {"refused": "no 32 bits", "hint": "use bf16"})
-    assert caught.value.hint == "use bf16"
-
-
 def test_a_crash_is_one_sentence(
     tmp_path: Path, launch: Path, swap: Path, fresh_ops: Path, stand_in: Path
 ) -> None:
@@ -224,16 +217,11 @@ SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
 
 
 @pytest.mark.skipif(not SWAP_OP.exists(), reason=f"{compiled_ops.BUILD_SWAP_OP} was not run")
-@pytest.mark.parametrize("precision", ["bf16", "no"])
-def test_the_real_check_ends_in_a_verdict(tmp_path: Path, swap: Path, precision: str) -> None:
-    """DeepSpeed's own op on this very disk: equal numbers, or a sentence."""
-    phase = a_phase(tmp_path, precision)
+def test_the_real_check_passes(tmp_path: Path, swap: Path) -> None:
+    """DeepSpeed's own op on this very disk: equal numbers."""
+    phase = a_phase(tmp_path)
     launch = write_launch(tmp_path, phase)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     trial = nvme_check.run_trial(phase, launch, swap)
-    if "refused" in trial:
-        assert precision == "no"
-        assert "swaps weights of 16 bits alone" in trial["refused"]
-    else:
-        assert "give the numbers of CPU offload" in nvme_check.judge(phase, trial)
+    assert "give the numbers of CPU offload" in nvme_check.judge(phase, trial)
     assert not (swap / "check").exists()

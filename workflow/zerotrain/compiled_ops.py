@@ -57,8 +57,13 @@ def environment() -> dict[str, str]:
     return {
         "TORCH_EXTENSIONS_DIR": str(ops_folder()),
         "PATH": os.pathsep.join([scripts, *(entry for entry in path if entry != scripts)]),
-        "CXX": _built_with() or _compiler() or "c++",
+        "CXX": _built_with() or compiler() or "c++",
     }
+
+
+def built_ops() -> dict[str, bool]:
+    """The ops that zerotrain uses, and whether each lies in the folder."""
+    return {op: any((ops_folder() / op).glob("*.so")) for op in (*OPS, SWAP_OP)}
 
 
 def build(timeout_s: float = 1800) -> None:
@@ -70,7 +75,7 @@ def build(timeout_s: float = 1800) -> None:
     folder = ops_folder()
     if _built_with():
         return
-    if not _compiler():
+    if not compiler():
         raise PipelineError(
             "no C++ compiler found (c++, g++ or clang++), DeepSpeed's ops cannot be built",
             hint="install one, on Debian or Ubuntu `apt-get install g++`, or set CXX",
@@ -83,7 +88,7 @@ def build(timeout_s: float = 1800) -> None:
         for ops in [list(OPS)] if enough_cores else [[op] for op in OPS]:
             _build_together(ops, deadline)
         new = folder / f".{BUILT}.new"
-        new.write_text(json.dumps({"cxx": _compiler()}) + "\n")
+        new.write_text(json.dumps({"cxx": compiler()}) + "\n")
         new.replace(folder / BUILT)
 
 
@@ -113,7 +118,7 @@ def build_swap_op(timeout_s: float = 1800) -> None:
                 "zero3_offload needs neither",
             ) from error
         new = folder / f".{SWAP_BUILT}.new"
-        new.write_text(json.dumps({"cxx": _compiler()}) + "\n")
+        new.write_text(json.dumps({"cxx": compiler()}) + "\n")
         new.replace(folder / SWAP_BUILT)
 
 
@@ -134,7 +139,8 @@ def _processor() -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _compiler() -> str | None:
+def compiler() -> str | None:
+    """The C++ compiler that ops are built with; None where there is none."""
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
     return next((name for name in names if name and shutil.which(name.split()[0])), None)
 

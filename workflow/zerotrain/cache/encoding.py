@@ -19,6 +19,7 @@ from zerotrain.data.dataset import Sample, caption_sha256
 from zerotrain.data.source import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.families import Encoders, Family
+from zerotrain.machine.device import device_type
 from zerotrain.progress import progress
 from zerotrain.sources import code_digest
 from zerotrain.workers import in_order
@@ -132,8 +133,7 @@ class Encoding:
             torch.set_num_threads(threads)
             torch.backends.cudnn.deterministic = True
             torch.backends.cudnn.benchmark = False
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-            self._encoders = self.family.load_encoders(self.base.folder, device)
+            self._encoders = self.family.load_encoders(self.base.folder, device_type())
         return self._encoders
 
     def _parts(self, names: Sequence[str]) -> dict[str, str]:

@@ -31,6 +31,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     by_hand.check,
     by_hand.switch,
     by_hand.build_ops,
+    by_hand.doctor,
 )
 """In the order of `zerotrain --help`."""
 

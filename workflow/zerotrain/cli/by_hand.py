@@ -132,3 +132,20 @@ def build_ops() -> None:
     from zerotrain.compiled_ops import build_ops
 
     build_ops()
+
+
+def doctor(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Name of a run, or its config.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The run's config, where several fit.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Look at machine, installation and a run, ready to paste. Exit code 1: it would not train."""
+    from zerotrain.doctor.examine import examine
+
+    report = examine(run, config)
+    print(report.json() if json else report.text(), end="")
+    raise typer.Exit(1 if report.problems else 0)

@@ -27,6 +27,7 @@ from zerotrain.evaluation.learning_rate_curve import draw_learning_rate
 from zerotrain.evaluation.loss_curve import draw_curve, phase_spans, read_log, write_csv
 from zerotrain.families import load_family
 from zerotrain.judge import Judge
+from zerotrain.machine.device import device_type
 from zerotrain.state import State
 from zerotrain.training.draws import IMAGE_SEEDS, generator
 
@@ -72,7 +73,7 @@ def evaluate(
     torch.set_num_threads(threads or os.cpu_count() or 1)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_type()
     samples = read_dataset(dataset)
     parents = {
         "dataset": samples.artifact,

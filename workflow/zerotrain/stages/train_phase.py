@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +20,17 @@ from zerotrain.artifact import Artifact
 from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.machine.detect import detect
 from zerotrain.sources import source_digest
 from zerotrain.supervise import supervise
-from zerotrain.training import lock, nvme_check, preflight, progress_folder, swap_folder
+from zerotrain.training import (
+    lock,
+    machine_check,
+    nvme_check,
+    preflight,
+    progress_folder,
+    swap_folder,
+)
 
 RANK = "zerotrain.training.rank"
 
@@ -50,7 +57,8 @@ def train_phase(
         0; 85 if the training was stopped and is unfinished; else the training's own exit code.
 
     Raises:
-        PipelineError: an input is not whole, or another process trains here.
+        PipelineError: an input is not whole, another process trains here, or the machine cannot
+            do what the phase asks.
     """
     parents = {
         "launch": artifact.read(launch, "launch"),
@@ -100,12 +108,13 @@ def _launch(
     start: Path | None,
     progress: Path,
 ) -> int:
+    _check_machine(phase, launch, base)
     if phase.engine == "deepspeed":
         compiled_ops.build()  # set-up has done it, unless this is another processor
     command = [
         *(sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"),
         *("--config_file", str(launch / "accelerate.yaml")),
-        *("--main_process_port", str(_free_port())),
+        *("--main_process_port", str(machine_check.main_process_port(phase, launch))),
         *("--module", RANK),
         *("--launch", str(launch), "--base", str(base), "--cache", str(cache)),
         *("--progress", str(progress)),
@@ -165,6 +174,19 @@ def _launch(
     return code
 
 
+def _check_machine(phase: ResolvedPhase, launch: Path, base: Path) -> None:
+    """What the machine cannot do is refused before a device or an hour is spent on it."""
+    machine = detect()
+    said = machine_check.check(phase, machine)
+    if "cpu" in (phase.offload_optimizer, phase.offload_param):
+        needed = swap_folder.needed_bytes(phase, artifact.read(base, "base", verify=False), "cpu")
+        said += machine_check.check_host_memory(phase, machine, needed)
+    if swap_folder.swaps(phase):
+        machine_check.check_locked_memory(phase, machine, launch)
+    for line in said:
+        print(line, file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def _swap_folder(phase: ResolvedPhase, launch: Path, base: Path) -> Iterator[list[str]]:
     """The rank's arguments for swapping to a disk: a folder of its own, on a disk that is right."""
@@ -196,10 +218,3 @@ def _publish(
         for name, entry in rolling.files.items():
             artifact.link_or_copy(rolling.path(name), draft.folder / name)
             draft.known[name] = entry["sha256"]
-
-
-def _free_port() -> int:
-    """A port for the launcher's rendezvous, so that two runs on one machine do not meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

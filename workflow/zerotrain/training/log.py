@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.device import peak_device_bytes
 from zerotrain.training.progress_folder import LOG, PENDING, RESOURCES
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -187,13 +187,12 @@ class TrainingLog:
         self._board.flush()
         folder.mkdir()
         (folder / LOG).write_bytes((self._progress / LOG).read_bytes())
-        device = torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0
         # Linux gives kilobytes.
         host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         resources = {
             "train_seconds": round(self.seconds, 3),
             "peak_host_bytes": max(host, self._used_before["peak_host_bytes"]),
-            "peak_device_bytes": max(device, self._used_before["peak_device_bytes"]),
+            "peak_device_bytes": max(peak_device_bytes(), self._used_before["peak_device_bytes"]),
         }
         (folder / RESOURCES).write_text(json.dumps(resources) + "\n")
         # The steps since the last line, which the next one is the mean of.

@@ -21,11 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from zerotrain import artifact, compiled_ops
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine import disk
+from zerotrain.machine.detect import detect
+from zerotrain.machine.ports import free_port
 from zerotrain.sources import source_digest
 from zerotrain.supervise import SUPERVISOR
 
@@ -36,8 +37,7 @@ BOUND = 1e-6
 TIMEOUT_SECONDS = 300.0
 
 Trial = dict[str, Any]
-"""What nvme_trial leaves: {"cpu": [loss, ...], "nvme": [...], "state_deviation": ...}, or
-{"refused": ..., "hint": ...}."""
+"""What nvme_trial leaves: {"cpu": [loss, ...], "nvme": [...], "state_deviation": ...}."""
 
 
 def check(
@@ -84,8 +84,6 @@ def judge(phase: ResolvedPhase, trial: Trial) -> str:
     Raises:
         PipelineError: they do not, with both losses of each step that differs.
     """
-    if "refused" in trial:
-        raise PipelineError(f"phase {phase.phase}: {trial['refused']}", hint=trial["hint"])
     pairs = list(zip(trial["cpu"], trial["nvme"], strict=True))
     differing = [
         f"step {step}: {nvme:.7g} instead of {cpu:.7g}"
@@ -123,17 +121,14 @@ def run_trial(
     folder.mkdir()
     log = folder / "log.txt"
     threads = str(phase.num_cpu_threads_per_process)
-    with log.open("wb") as stream, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-        probe.close()
+    with log.open("wb") as stream:
         child = subprocess.Popen(
             [sys.executable, "-m", MODULE, "--launch", str(launch), "--folder", str(folder)],
             env={
                 **os.environ,
                 **compiled_ops.environment(),
                 **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
                 **{"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"},
                 SUPERVISOR: str(os.getpid()),
             },
@@ -175,26 +170,19 @@ def _equal(found: float, expected: float) -> bool:
 
 def _key(phase: ResolvedPhase, launch: Path, swap: Path) -> dict[str, Any]:
     """What the outcome depends on. torch, DeepSpeed and processor are in the ops folder's name."""
+    machine = detect()
     zero = json.loads((launch / "deepspeed.json").read_text())["zero_optimization"]
     sections = {k: v for k, v in zero.items() if k.startswith("offload")}
     return {
         "host": socket.gethostname(),
-        "gpu": Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "",
-        "disk": _disk(swap),
+        "devices": [machine.accelerator, *(device.name for device in machine.devices)],
+        "disk": disk.mount(swap),
         "ops": str(compiled_ops.ops_folder()),
         "precision": phase.mixed_precision,
         "threads": phase.num_cpu_threads_per_process,
         "offload": {k: {n: v[n] for n in v if n != "nvme_path"} for k, v in sections.items()},
         "code": source_digest(MODULE),
     }
-
-
-def _disk(folder: Path) -> list[str]:
-    """Device and file system under a folder."""
-    path = folder.resolve()
-    mounts = [m for m in psutil.disk_partitions(all=True) if path.is_relative_to(m.mountpoint)]
-    best = max(mounts, key=lambda mount: len(mount.mountpoint), default=None)
-    return [best.device, best.fstype] if best else [str(path.stat().st_dev)]
 
 
 def _last_line(log: Path) -> str:

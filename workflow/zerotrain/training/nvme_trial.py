@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from deepspeed.accelerator import get_accelerator
 
 from zerotrain.artifact import write_json
-from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.position import MASTER
@@ -50,11 +48,6 @@ def main(argv: list[str] | None = None) -> None:
     phase = read_run_yaml(arguments.launch / "run.yaml")
     zero = phase.deepspeed["zero_optimization"]
     folder: Path = arguments.folder
-    try:
-        _refuse_unswappable_weights(phase)
-    except PipelineError as error:
-        write_json(folder / TRIAL, {"refused": error.what, "hint": error.hint})
-        return
     weights = {name: p.detach().clone() for name, p in _model().named_parameters()}
     cpu = _train(phase, zero, folder / "cpu", "cpu", range(STEPS), weights)
     first = _train(phase, zero, folder / "first", "nvme", range(RESUMED_AFTER), weights)
@@ -68,18 +61,6 @@ def main(argv: list[str] | None = None) -> None:
     )
     trial = {"cpu": cpu[0], "nvme": first[0] + rest[0], "state_deviation": deviation}
     write_json(folder / TRIAL, trial)
-
-
-def _refuse_unswappable_weights(phase: ResolvedPhase) -> None:
-    """DeepSpeed's buffers for weights are of 16 bits where the device does not compute fp16."""
-    device = get_accelerator()
-    in_32_bits = phase.mixed_precision == "no" and phase.offload_param == "nvme"
-    if in_32_bits and not device.is_fp16_supported():
-        raise PipelineError(
-            f"on this {device.device_name()} DeepSpeed swaps weights of 16 bits alone, and the "
-            "phase's precision is no (float32)",
-            hint="use mixed_precision: bf16, or zero3_offload",
-        )
 
 
 def _train(

@@ -14,6 +14,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from zerotrain.cache import read_cache
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
@@ -52,13 +54,25 @@ def main(argv: list[str] | None = None) -> None:
             if first:  # what an orphan of an earlier start may have left after this one began
                 (arguments.progress / progress_folder.EXIT).unlink(missing_ok=True)
             finished = run(**vars(arguments))
-    except PipelineError as error:
+    except (PipelineError, torch.OutOfMemoryError) as caught:
+        error = caught if isinstance(caught, PipelineError) else _out_of_memory(caught, arguments)
         if _leave(arguments.progress, EXIT_USER_ERROR, error.what):
             print(error, file=sys.stderr, flush=True)
         _end_the_others()
         return
     if not finished and first:
         _leave(arguments.progress, EXIT_UNFINISHED, "stopped on request; a checkpoint was written")
+
+
+def _out_of_memory(error: torch.OutOfMemoryError, arguments: argparse.Namespace) -> PipelineError:
+    phase = read_run_yaml(arguments.launch / "run.yaml")
+    said = " ".join(str(error).split()).partition(" Of the allocated")[0]
+    return PipelineError(
+        f"phase {phase.phase}: the device ran out of memory: {said}",
+        hint=f"raise gradient_accumulation_steps above {phase.gradient_accumulation_steps}, set "
+        "gradient_checkpointing: true, or go on with less on the device: `zerotrain switch "
+        f"{phase.run} --to zero2_offload`, then zero3_offload",
+    )
 
 
 def run(
@@ -129,8 +143,6 @@ def _devices(engine: Engine) -> str:
 
 def _take_weights(model: object, source: Checkpoint | State) -> None:
     """Fill the model's trained parameters before an engine is built around it."""
-    import torch
-
     assert isinstance(model, torch.nn.Module)
     parameters = trained_parameters(model)
     refuse_other_parameters(

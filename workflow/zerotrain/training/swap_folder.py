@@ -19,8 +19,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from zerotrain.artifact import Artifact
-from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine import disk
 from zerotrain.model_sizes import read_sizes
 from zerotrain.training.lock import Holder, this_process
 
@@ -49,13 +49,14 @@ def swap_folder(phase: ResolvedPhase, needed_bytes: int) -> Iterator[tuple[Path,
         The folder, and sentences for the user: what was cleared, and what was left alone.
 
     Raises:
-        PipelineError: offload_path is no folder, cannot be written, or has too little space.
+        PipelineError: offload_path is no folder, cannot be written, lies in memory, or has too
+            little space.
     """
-    disk = Path(phase.offload_path or "")
-    _check_folder(disk, phase)
-    said = clear_dead(disk)
-    _check_space(disk, phase, needed_bytes)
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{phase.run}-{phase.phase}-", dir=disk))
+    path = Path(phase.offload_path or "")
+    disk.check_folder(path, phase.phase)
+    said = clear_dead(path)
+    check_disk(phase, needed_bytes)
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{phase.run}-{phase.phase}-", dir=path))
     try:
         draft = folder / f".{OWNER}.new"
         draft.write_text(json.dumps(asdict(this_process())) + "\n")
@@ -65,7 +66,20 @@ def swap_folder(phase: ResolvedPhase, needed_bytes: int) -> Iterator[tuple[Path,
         _remove(folder)
 
 
-def clear_dead(disk: Path) -> list[str]:
+def check_disk(phase: ResolvedPhase, needed_bytes: int) -> None:
+    """Refuse an offload_path that cannot hold what the phase swaps.
+
+    Raises:
+        PipelineError: it is no folder, cannot be written, lies in memory, or has too little space.
+    """
+    path = Path(phase.offload_path or "")
+    disk.check_folder(path, phase.phase)
+    weight = WEIGHT_BYTES[phase.mixed_precision]
+    why = f"{OPTIMIZER_BYTES} bytes a trained parameter, {weight} a parameter"
+    disk.check_space(path, phase.phase, needed_bytes, why)
+
+
+def clear_dead(path: Path) -> list[str]:
     """Remove the swap folders whose owner is dead, whichever phase they served.
 
     A living owner's folder stays, and so does one of another host, of which nothing is known here.
@@ -74,7 +88,7 @@ def clear_dead(disk: Path) -> list[str]:
         A sentence for each folder that was removed, or that names no owner and was left alone.
     """
     said: list[str] = []
-    for folder in sorted(disk.glob(f"{PREFIX}*")):
+    for folder in sorted(path.glob(f"{PREFIX}*")):
         if folder.is_symlink() or not folder.is_dir():
             continue
         try:
@@ -93,53 +107,23 @@ def clear_dead(disk: Path) -> list[str]:
             _remove(folder)
             said.append(
                 f"{folder}: swap files of a training that has died (pid {owner.pid}) removed, "
-                f"{_gb(size)}"
+                f"{disk.size(size)}"
             )
     return said
 
 
-def needed_bytes(phase: ResolvedPhase, base: Artifact) -> int:
-    """What a training of the phase writes to its swap folder, over all processes of a machine.
+def needed_bytes(phase: ResolvedPhase, base: Artifact, where: str = "nvme") -> int:
+    """What a training of the phase keeps in its swap folder (nvme) or in host memory (cpu), over
+    all processes of a machine.
 
     16 bytes a trained parameter for the optimizer and the gradients, and 2 or 4 a parameter for
-    the weights, where they are swapped. Parameters are counted in the headers of the base model's
-    files.
+    the weights, where they are offloaded there. Parameters are counted in the headers of the base
+    model's files.
     """
     sizes = read_sizes(base, phase.lora, phase.frozen_parameters)
-    optimizer = OPTIMIZER_BYTES * sizes.trained if phase.offload_optimizer == "nvme" else 0
+    optimizer = OPTIMIZER_BYTES * sizes.trained if phase.offload_optimizer == where else 0
     weights = WEIGHT_BYTES[phase.mixed_precision] * sizes.everything
-    return optimizer + (weights if phase.offload_param == "nvme" else 0)
-
-
-def _check_folder(disk: Path, phase: ResolvedPhase) -> None:
-    where = f"phase {phase.phase}: launch.offload_path {disk}"
-    if not disk.is_dir():
-        raise PipelineError(
-            f"{where} is {'a file' if disk.exists() else 'no folder'} on this machine",
-            hint="name a folder on a local NVMe disk, or make it: "
-            f"`mkdir -p {disk}` (it is not made for you: a disk that is not mounted would go "
-            "unnoticed)",
-        )
-    try:
-        with tempfile.TemporaryFile(dir=disk):
-            pass
-    except OSError as error:
-        raise PipelineError(
-            f"{where} cannot be written: {error.strerror}",
-            hint="give this user the right to write there, or name another folder",
-        ) from error
-
-
-def _check_space(disk: Path, phase: ResolvedPhase, needed: int) -> None:
-    free = shutil.disk_usage(disk).free
-    if free < needed:
-        raise PipelineError(
-            f"phase {phase.phase}: launch.offload_path {disk} has {_gb(free)} free, the phase "
-            f"swaps {_gb(needed)} ({OPTIMIZER_BYTES} bytes a trained parameter, "
-            f"{WEIGHT_BYTES[phase.mixed_precision]} a parameter)",
-            hint="free some, name a folder on a larger disk, or use zero3_offload, which keeps it "
-            "in memory",
-        )
+    return optimizer + (weights if phase.offload_param == where else 0)
 
 
 def _unowned(folder: Path, what: str) -> str:
@@ -165,7 +149,3 @@ def _size(folder: Path) -> int:
         for path in folder.rglob("*"):
             total += path.lstat().st_size
     return total
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

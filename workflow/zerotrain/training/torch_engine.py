@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from zerotrain import optimizers
 from zerotrain.checkpoint import Fragment
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.device import device_type
 from zerotrain.position import MASTER
 from zerotrain.state import ReadTensor
 from zerotrain.trained import trained_parameters
@@ -86,7 +87,7 @@ class TorchEngine:
 
     def __init__(self, model: torch.nn.Module, phase: ResolvedPhase) -> None:
         # Without a GPU it must be told so, or it takes several processes for single ones.
-        accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision="no")
+        accelerator = Accelerator(cpu=device_type() == "cpu", mixed_precision="no")
         self.device: torch.device = accelerator.device
         self.rank: int = accelerator.process_index
         self.world_size: int = accelerator.num_processes
@@ -144,7 +145,9 @@ class TorchEngine:
         gives the same bits under either; the norm before clipping."""
         norms = []
         for flat in self._flats:
-            each = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in flat.gradients()]
+            # MPS has no float64.
+            precise = torch.float32 if self.device.type == "mps" else torch.float64
+            each = [torch.linalg.vector_norm(g, dtype=precise) for g in flat.gradients()]
             norms.append(torch.stack(each).square().sum().float().sqrt())
         norm = torch.linalg.vector_norm(torch.stack(norms))
         if self._phase.max_grad_norm:

@@ -22,8 +22,8 @@ from deepspeed.ops.adam import DeepSpeedCPUAdam
 
 from zerotrain import optimizers
 from zerotrain.checkpoint import Fragment
-from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.device import device_type
 from zerotrain.state import ReadTensor
 from zerotrain.trained import trained_parameters
 from zerotrain.training.engine import describe_phase
@@ -57,9 +57,10 @@ class ZeroEngine:
         exact: bool,
         swap: Path | None = None,
     ) -> None:
-        on_gpu = torch.cuda.is_available()
-        deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
-        _refuse_fp16_where_unsupported(phase)
+        backend = (
+            "gloo" if device_type() == "cpu" else get_accelerator().communication_backend_name()
+        )
+        deepspeed.init_distributed(dist_backend=backend, verbose=False)
         self._phase = phase
         trained = trained_parameters(model)
         self.shapes = {name: list(p.shape) for name, p in trained.items()}
@@ -210,16 +211,6 @@ class _Groups(torch.optim.Optimizer):
 
     def __init__(self, parameters: Sequence[Sequence[torch.nn.Parameter]]) -> None:
         super().__init__([{"params": part} for part in parameters], {"lr": 0.0})
-
-
-def _refuse_fp16_where_unsupported(phase: ResolvedPhase) -> None:
-    device = get_accelerator()
-    if phase.mixed_precision == "fp16" and not device.is_fp16_supported():
-        raise PipelineError(
-            f"phase {phase.phase}: mixed_precision fp16, but DeepSpeed does not support it on this "
-            f"{device.device_name()}",
-            hint="use bf16 or no; plain PyTorch (launch: torch) trains fp16 here, slowly",
-        )
 
 
 def _copies(parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:

@@ -1,0 +1,134 @@
+"""Memory and cores that a process may use here, which a container or a cluster's job may limit."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+CAP_IPC_LOCK = 14
+"""Number of the capability under which a process may lock memory without a limit."""
+FP16_FLAGS = {"avx512_fp16", "avx_ne_convert"}
+"""Either makes torch's oneDNN compute fp16 on x86 (ideep::has_fp16_type_support)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What the processor side of a machine has for this process. Sizes are bytes."""
+
+    memory: int
+    """What all processes under our limit may use: the machine's memory, or a smaller limit."""
+    available: int
+    """What may be allocated now, without swapping."""
+    limit: int | None = None
+    """A control group's limit of memory, where it is below the machine's memory."""
+    lockable: int | None = None
+    """What may be locked into memory (ulimit -l); None is without a limit."""
+    cores: int
+    """Cores that this process may run on."""
+    quota: float | None = None
+    """Cores' worth of time that a control group grants, where that is less."""
+    fp16: bool = False
+    """Whether the processor computes fp16, as DeepSpeed asks of it."""
+
+
+def detect_host(root: Path = Path("/")) -> Host:
+    """Read what the kernel says of memory and cores, and the limits of our control groups.
+
+    Args:
+        root: Where /proc and /sys lie.
+    """
+    found = psutil.virtual_memory()
+    limits = [*_memory_limits(root)]
+    limit = min((most for most, _ in limits), default=found.total)
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    quota = min(_cpu_quotas(root), default=float(cores))
+    return Host(
+        memory=min(found.total, limit),
+        available=max(0, min(found.available, *(most - used for most, used in limits)))
+        if limits
+        else found.available,
+        limit=limit if limit < found.total else None,
+        lockable=_lockable(root),
+        cores=cores,
+        quota=quota if quota < cores else None,
+        fp16=_computes_fp16(root),
+    )
+
+
+def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and use of memory of each control group above us, versions 2 and 1.
+
+    Pages of files that were read once are dropped before anything fails, and count as free.
+    """
+    names = {
+        "": ("memory.max", "memory.current", "inactive_file"),
+        "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    }
+    for controller, (most, used, droppable) in names.items():
+        for group in _groups(root, controller):
+            try:
+                limit, usage = int((group / most).read_text()), int((group / used).read_text())
+                stat = dict(
+                    line.split() for line in (group / "memory.stat").read_text().split("\n") if line
+                )
+            except (OSError, ValueError):  # no such file, or "max"
+                continue
+            yield limit, max(0, usage - int(stat.get(droppable, 0)))
+
+
+def _cpu_quotas(root: Path) -> Iterator[float]:
+    for group in _groups(root, ""):
+        quota, _, period = _text(group / "cpu.max").partition(" ")
+        if quota.isdecimal():
+            yield int(quota) / int(period)
+    for group in _groups(root, "cpu"):
+        quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal():
+            yield int(quota) / int(period)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of our control group and those above it; "" is version 2's one hierarchy.
+
+    A container sees its own group as the root, whatever /proc names it.
+    """
+    mount = root / "sys/fs/cgroup" / controller
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            group = mount / path.strip("/")
+            while group != mount:
+                yield group
+                group = group.parent
+    yield mount
+
+
+def _lockable(root: Path) -> int | None:
+    for line in _text(root / "proc/self/status").splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff" and int(value, 16) >> CAP_IPC_LOCK & 1:
+            return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _computes_fp16(root: Path) -> bool:
+    for line in _text(root / "proc/cpuinfo").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "flags":
+            return bool(FP16_FLAGS & set(value.split()))
+    return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,33 @@
+"""Ports for the meeting of a training's processes."""
+
+from __future__ import annotations
+
+import socket
+
+from zerotrain.errors import PipelineError
+
+
+def free_port() -> int:
+    """A port that nobody uses, so that two trainings on one machine do not meet."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def check_port(port: int, phase: str) -> None:
+    """Refuse a port that another process of this machine holds.
+
+    Raises:
+        PipelineError: it is taken, or not ours to take.
+    """
+    with socket.socket() as probe:
+        # What a training before us left in TIME_WAIT is free to listen on.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise PipelineError(
+                f"phase {phase}: launch.main_process_port {port} cannot be used: {error.strerror}",
+                hint="another training of this machine may have it: give each one its own, or "
+                "leave the key out, and a free port is taken",
+            ) from error

@@ -1,0 +1,127 @@
+"""A phase against the machine it is about to train on, before any process is launched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.detect import Machine
+from zerotrain.machine.ports import check_port, free_port
+from zerotrain.machine.verdict import notices, usable_engines, usable_precisions
+
+INSTEAD = {"no": "bf16, or zero3_offload", "bf16": "fp16, or no", "fp16": "bf16, or no"}
+ELEMENT_BYTES = {"no": 4, "bf16": 2, "fp16": 2}
+
+
+def check(phase: ResolvedPhase, machine: Machine) -> list[str]:
+    """Refuse what the machine cannot do.
+
+    Returns:
+        Sentences for the user: an accelerator that stays unused, or one that nobody has tested.
+
+    Raises:
+        PipelineError: the engine, the precision, or the number of processes.
+    """
+    if reason := usable_engines(machine)[phase.engine]:
+        raise PipelineError(
+            f"phase {phase.phase}: preset {phase.preset} cannot run here: {reason}",
+            hint=f"write `launch: torch` into the phase {phase.phase}; `launch: auto` would choose "
+            "the same",
+        )
+    usable = usable_precisions(machine, phase.engine, swaps_weights=phase.offload_param == "nvme")
+    if reason := usable[phase.mixed_precision]:
+        more = "; plain PyTorch (launch: torch) trains fp16 here, slowly"
+        raise PipelineError(
+            f"phase {phase.phase}: mixed_precision {phase.mixed_precision}, but {reason}",
+            hint=f"use mixed_precision: {INSTEAD[phase.mixed_precision]}"
+            + (more if phase.mixed_precision == "fp16" else ""),
+        )
+    devices = len(machine.devices)
+    if machine.accelerator != "cpu" and phase.num_processes > devices:
+        raise PipelineError(
+            f"phase {phase.phase}: launch.num_processes {phase.num_processes}, but this machine "
+            f"has {devices} {machine.name} device{'s' if devices != 1 else ''} to use",
+            hint="a process has a device of its own: give launch.num_processes at most that "
+            "number; CUDA_VISIBLE_DEVICES may hide some",
+        )
+    return [f"{phase.phase}: {line}" for line in notices(machine)]
+
+
+def check_host_memory(phase: ResolvedPhase, machine: Machine, needed: int) -> list[str]:
+    """Refuse what the host's memory cannot hold.
+
+    Args:
+        phase: The phase.
+        machine: The machine.
+        needed: Bytes that its processes keep in host memory together, pinned where there is a GPU.
+
+    Returns:
+        A sentence where it fits, but not beside what runs now.
+
+    Raises:
+        PipelineError: it is more than the memory, or than a control group's limit.
+    """
+    host = machine.host
+    if needed > host.memory:
+        limit = ", a limit of its control group" if host.limit else ""
+        raise PipelineError(
+            f"phase {phase.phase}: preset {phase.preset} keeps {_gib(needed)} in host memory, and "
+            f"this machine has {_gib(host.memory)}{limit}",
+            hint="use zero3_nvme with an offload_path on a fast disk, train an adapter (lora), or "
+            "take a machine or a job with more memory",
+        )
+    if needed > host.available:
+        return [
+            f"{phase.phase}: {_gib(needed)} will be kept in host memory, and {_gib(host.available)}"
+            " are available now: end what else runs here, or the system may kill the training"
+        ]
+    return []
+
+
+def check_locked_memory(phase: ResolvedPhase, machine: Machine, launch: Path) -> None:
+    """Refuse buffers that may not be locked into memory: DeepSpeed would crash at a null pointer.
+
+    Raises:
+        PipelineError: the buffers of NVMe offload are larger than `ulimit -l`.
+    """
+    lockable = machine.host.lockable
+    section = json.loads((launch / "deepspeed.json").read_text())["zero_optimization"]
+    buffers = _buffer_bytes(phase, section)
+    if lockable is not None and buffers > lockable:
+        raise PipelineError(
+            f"phase {phase.phase}: NVMe offload locks buffers of {_gib(buffers)} into memory, and "
+            f"this user may lock {_gib(lockable)} (ulimit -l)",
+            hint="raise it: `ulimit -l unlimited` as root, `memlock` in /etc/security/limits.conf, "
+            "or `docker run --ulimit memlock=-1`; or use zero3_offload",
+        )
+
+
+def main_process_port(phase: ResolvedPhase, launch: Path) -> int:
+    """The port on which the processes meet: the one that accelerate.yaml names, or any free one.
+
+    Raises:
+        PipelineError: the named one is taken.
+    """
+    named = yaml.safe_load((launch / "accelerate.yaml").read_text()).get("main_process_port")
+    if not named:
+        return free_port()
+    check_port(int(named), phase.phase)
+    return int(named)
+
+
+def _buffer_bytes(phase: ResolvedPhase, section: dict[str, Any]) -> int:
+    """Bytes of one process's swap buffers for parameters; the optimizer's come on top."""
+    parameters = section.get("offload_param", {})
+    if parameters.get("device") != "nvme":
+        return 0
+    elements = int(parameters["buffer_size"]) * int(parameters["buffer_count"])
+    return elements * ELEMENT_BYTES[phase.mixed_precision]
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
