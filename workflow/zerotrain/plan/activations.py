@@ -133,19 +133,34 @@ class _Tensor:
     def empty(self) -> torch.Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
 
+    def within(self, whole: torch.Tensor) -> torch.Tensor:
+        """Such a tensor, no view to autograd, that keeps a whole storage alive."""
+        return whole.view(self.dtype).as_strided(self.shape, self.stride, 0).data
+
+
+@dataclass(frozen=True)
+class _Input:
+    """An output that is one of the inputs."""
+
+    index: int
+
 
 @dataclass(frozen=True)
 class _Block:
     """A block that checkpointing recomputes.
 
     Attributes:
-        outputs: Its output, a tree of _Tensor.
+        outputs: The leaves of its output, tensors as _Tensor or _Input.
+        spec: How the leaves make its output.
+        storages: Which storage each output tensor lies in.
+        sizes: Bytes of those storages.
         saved: Bytes that its operations save, without its inputs and outputs.
         saved_inputs: Which of its input tensors they save.
         saved_outputs: Which of its output tensors they save.
         held: Bytes alive after its forward pass, without inputs and outputs.
         casts: Bytes of its weights in autocast's type, alive until the model's forward pass ends.
         forward_peak: Most bytes alive in its forward pass, with its outputs.
+        recomputed_peak: The same where nothing is saved.
         backward_peak: The same in its backward pass, with what is saved and without the gradients
             of its outputs.
         forward_flops: Operations of its forward pass.
@@ -154,12 +169,15 @@ class _Block:
 
     outputs: list[Any]
     spec: TreeSpec
+    storages: list[int]
+    sizes: list[int]
     saved: int
     saved_inputs: frozenset[int]
     saved_outputs: frozenset[int]
     held: int
     casts: int
     forward_peak: int
+    recomputed_peak: int
     backward_peak: int
     forward_flops: int
     backward_flops: int
@@ -226,8 +244,7 @@ class _Trace:
         return self.now
 
     def _ignore_parameters(self, memory: Memory) -> None:
-        memory.ignore(self._model.parameters())
-        memory.ignore(self._model.buffers())
+        memory.ignore(tensors_of(self._model))
 
     def block(self, function: Any, *args: Any) -> Any:
         """What a model calls in place of a block; see enable_gradient_checkpointing."""
@@ -245,7 +262,14 @@ class _Trace:
         trained = any(isinstance(x, _Tensor) and x.requires_grad for x in block.outputs)
         start = torch.empty(0, requires_grad=trained)
         outputs = iter(_Cut.apply(self, block, positional, start, *tensors))  # type: ignore[no-untyped-call]
-        whole = [next(outputs) if isinstance(x, _Tensor) else x for x in block.outputs]
+        whole = [
+            next(outputs)
+            if isinstance(x, _Tensor)
+            else tensors[x.index]
+            if isinstance(x, _Input)
+            else x
+            for x in block.outputs
+        ]
         return tree_unflatten(whole, block.spec)
 
     def enter(
@@ -263,9 +287,14 @@ class _Trace:
             now.inner += block.saved
             held = [x for i, x in enumerate(tensors) if i in block.saved_inputs]
         else:
+            memory.note(block.recomputed_peak)
             memory.expected += block.casts
             held = list(tensors if now.mode == "checkpointed" else tensors[positional:])
-        outputs = [x.empty() for x in block.outputs if isinstance(x, _Tensor)]
+        looks = [x for x in block.outputs if isinstance(x, _Tensor)]
+        wholes = [torch.empty(size, dtype=torch.uint8) for size in block.sizes]
+        outputs = [
+            look.within(wholes[place]) for look, place in zip(looks, block.storages, strict=True)
+        ]
         if now.mode == "plain":
             held += [x for i, x in enumerate(outputs) if i in block.saved_outputs]
         if now.mode == "on_host":
@@ -286,14 +315,9 @@ class _Trace:
         """Trace a block by itself."""
         memory = Memory()
         self._ignore_parameters(memory)
-        own = [
-            x.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
-            for x in leaves
-        ]
-        inputs = {
-            x.untyped_storage()._cdata: i
-            for i, x in reversed(list(enumerate(x for x in own if isinstance(x, torch.Tensor))))
-        }
+        own = [_like(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        given_inputs = [x for x in own if isinstance(x, torch.Tensor)]
+        inputs = {x.untyped_storage()._cdata: i for i, x in reversed(list(enumerate(given_inputs)))}
         saved: dict[int, torch.UntypedStorage] = {}
 
         def save(tensor: torch.Tensor) -> torch.Tensor:
@@ -306,15 +330,27 @@ class _Trace:
         call = partial(function.func, *function.args, **kwargs) if bound else function
         torch.clear_autocast_cache()
         with memory:
+            with torch.no_grad():
+                call(*args)
+            recomputed_peak = memory.highest
+            torch.clear_autocast_cache()
+            memory.highest = memory.live
+            memory.flops = 0
             with torch.enable_grad(), saved_tensors_hooks(save, lambda tensor: tensor):
                 result = call(*args)
             forward_peak, forward_flops = memory.highest, memory.flops
             flat, out_spec = tree_flatten(result)
-            tensors = [x for x in flat if isinstance(x, torch.Tensor)]
-            outputs = {x.untyped_storage()._cdata: i for i, x in enumerate(tensors)}
-            own_outputs = {x.untyped_storage() for x in tensors}
-            made = sum(s.nbytes() for s in own_outputs if s._cdata not in inputs)
             looks = [_Tensor.of(x) if isinstance(x, torch.Tensor) else x for x in flat]
+            for place, x in enumerate(flat):
+                index = inputs.get(x.untyped_storage()._cdata) if looks[place] is not x else None
+                if index is not None and _Tensor.of(given_inputs[index]) == looks[place]:
+                    looks[place] = _Input(index)
+            tensors = [x for x, look in zip(flat, looks, strict=True) if isinstance(look, _Tensor)]
+            outputs = {x.untyped_storage()._cdata: i for i, x in enumerate(tensors)}
+            places = list(outputs)
+            sizes = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}
+            made = sum(size for key, size in sizes.items() if key not in inputs)
+            storages = [places.index(x.untyped_storage()._cdata) for x in tensors]
             held = memory.live - made
             inner = {k: s for k, s in saved.items() if k not in inputs and k not in outputs}
             inner_bytes = sum(s.nbytes() for s in inner.values())
@@ -324,12 +360,11 @@ class _Trace:
             )
             saved.clear()
             inner.clear()
-            own_outputs.clear()
             before, memory.flops = memory.live, 0
             ends = [get_gradient_edge(x) for x in tensors if x.requires_grad]
             gradients = [torch.empty_like(x) for x in tensors if x.requires_grad]
             given = memory.live - before
-            del result, flat, tensors, own, args, kwargs, call
+            del result, flat, tensors, own, given_inputs, args, kwargs, call
             memory.highest = memory.live
             if ends:
                 with torch.autocast("cpu", enabled=False):
@@ -339,8 +374,9 @@ class _Trace:
         casts = memory.live
         torch.clear_autocast_cache()
         return _Block(
-            looks, out_spec, inner_bytes, saved_inputs, saved_outputs, held,
-            casts - memory.live, forward_peak, backward_peak, forward_flops, backward_flops,
+            looks, out_spec, storages, [sizes[key] for key in places], inner_bytes, saved_inputs,
+            saved_outputs, held, casts - memory.live, forward_peak, recomputed_peak, backward_peak,
+            forward_flops, backward_flops,
         )  # fmt: skip
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -363,7 +399,9 @@ class _Cut(torch.autograd.Function):
     """Stands for a block in the passes over the whole model."""
 
     @staticmethod
-    def forward(ctx: Any, trace: _Trace, block: _Block, positional: int, start: Any, *inputs: Any) -> Any:
+    def forward(
+        ctx: Any, trace: _Trace, block: _Block, positional: int, start: Any, *inputs: Any
+    ) -> Any:
         ctx.trace, ctx.block = trace, block
         ctx.inputs = [_Tensor.of(x) for x in inputs]
         ctx.fetched = sum(x.nbytes for x in inputs[:positional])
@@ -387,6 +425,12 @@ class _Cut(torch.autograd.Function):
         )  # fmt: skip
 
 
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's storage as the end of its graph; no leaf, whose casts autocast would keep."""
+    start = tensor.detach().requires_grad_(tensor.requires_grad)
+    return start.view_as(start)
+
+
 def _looks(leaves: list[Any]) -> tuple[Any, ...]:
     """What tells the arguments of blocks apart: looks, values, and which share a storage."""
     first: dict[int, int] = {}
@@ -398,6 +442,17 @@ def _looks(leaves: list[Any]) -> tuple[Any, ...]:
         else:
             found.append(repr(leaf))
     return tuple(found)
+
+
+def tensors_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters, buffers and tables of a model."""
+    return [
+        value
+        for module in model.modules()
+        for values in (module._parameters, module._buffers, vars(module))
+        for value in values.values()
+        if isinstance(value, torch.Tensor)
+    ]
 
 
 def _drop_gradient(parameter: torch.Tensor) -> None:

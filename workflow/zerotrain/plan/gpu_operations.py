@@ -94,7 +94,9 @@ def _attention(
     """Attention [B, H, T, D] of queries [B, H, T, D] over keys and values [B, G, S, D]."""
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (x.to(dtype) if x.is_floating_point() else x for x in (query, key, value))
+        query, key, value = (
+            x.to(dtype) if x.is_floating_point() else x for x in (query, key, value)
+        )
         if attn_mask is not None and attn_mask.is_floating_point():
             attn_mask = attn_mask.to(dtype)
     with torch.autocast("cpu", enabled=False):

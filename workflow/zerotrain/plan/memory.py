@@ -52,9 +52,7 @@ class Memory(TorchDispatchMode):
         """Take into account that so many bytes more were alive at this moment."""
         self.highest = max(self.highest, self.live + self.expected + more)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if self.paused:

@@ -14,6 +14,9 @@ from zerotrain.errors import PipelineError
 from zerotrain.plan.architecture import Architecture, Part
 from zerotrain.trained import choose_trained, trained_parameters
 
+UNPADDED = "unpadded"
+"""torch's attention over sequences without padding, as transformers' models know it."""
+
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -87,6 +90,7 @@ def build_part(part: Part, source: str) -> torch.nn.Module:
                 module: torch.nn.Module = cls.from_config(dict(part.config))
             else:
                 module = cls(_transformers_config(cls, part.config))
+                _untie(module, part.config)
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise PipelineError(
             f"{source}: {part.library}'s {part.class_name} cannot be built from its config.json: "
@@ -108,8 +112,21 @@ def parameters_of(part: Part, source: str) -> int:
 
 
 def _transformers_config(cls: Any, values: Mapping[str, Any]) -> Any:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    # Without padding the library leaves masks out, but not where it sees fake tensors.
+    AttentionInterface.register(UNPADDED, sdpa_attention_forward)
+    AttentionMaskInterface.register(UNPADDED, lambda *_, **__: None)
     config = cls.config_class(**values)
-    if "tie_word_embeddings" in values:
-        # T5's class ties always; loading finds two different tensors in the file and keeps both.
-        config.tie_word_embeddings = values["tie_word_embeddings"]
+    config._attn_implementation = UNPADDED
     return config
+
+
+def _untie(module: Any, values: Mapping[str, Any]) -> None:
+    """Give a T5's head weights of its own where its file has them.
+
+    The class ties always; loading finds two different tensors in the file and keeps both.
+    """
+    if values.get("tie_word_embeddings") is False and getattr(module, "lm_head", None) is not None:
+        module.lm_head.weight = torch.nn.Parameter(torch.empty_like(module.lm_head.weight))
