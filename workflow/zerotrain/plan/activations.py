@@ -219,7 +219,7 @@ class _Trace:
         if self._cast is not None:
             self._model.forward = torch.autocast("cpu", self._cast)(forward)
         hooks = [
-            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
             for parameter in self._model.parameters()
             if parameter.requires_grad
         ]
@@ -469,12 +469,12 @@ def _blocks_through(model: torch.nn.Module, function: Any) -> Iterator[None]:
     finally:
         for module in model.modules():
             if getattr(module, "gradient_checkpointing", False):
-                module.gradient_checkpointing = False
+                vars(module)["gradient_checkpointing"] = False
 
 
 @contextlib.contextmanager
 def _on_cpu(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Give a model on meta tensors of this type on CPU, under FakeTensorMode; afterwards its own."""
+    """Give a meta model fake tensors of this type on CPU; afterwards its own again."""
     made: dict[int, torch.Tensor] = {}
 
     def fake(tensor: torch.Tensor) -> torch.Tensor:
@@ -488,7 +488,8 @@ def _on_cpu(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for module in model.modules():
-        for values in (module._parameters, module._buffers, vars(module)):
+        holders: tuple[Any, ...] = (module._parameters, module._buffers, vars(module))
+        for values in holders:
             tensors = {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
             if tensors:
                 kept.append((values, tensors))

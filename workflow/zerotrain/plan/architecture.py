@@ -200,7 +200,7 @@ def _of_folder(family: str, folder: Path) -> Architecture:
         parts = {TRAINED_PARTS[family]: Part(library, str(name), config)}
     else:
         parts = {
-            name: Part(*entry, _read_json(folder / name / "config.json"))
+            name: Part(entry[0], entry[1], _read_json(folder / name / "config.json"))
             for name, entry in _read_json(index).items()
             if isinstance(entry, list)
             and entry[0] in LIBRARIES

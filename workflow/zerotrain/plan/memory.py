@@ -18,7 +18,7 @@ from torch.utils.flop_counter import (
 aten = torch.ops.aten
 
 
-class Memory(TorchDispatchMode):
+class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts bytes of storages and floating-point operations while it is entered.
 
     Attributes:
@@ -30,7 +30,7 @@ class Memory(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.expected = 0
         self.highest = 0
@@ -99,8 +99,9 @@ class Storages:
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     packet = func._overloadpacket
     if packet is aten._scaled_dot_product_flash_attention_for_cpu:
-        return int(sdpa_flop_count(*(x.shape for x in args[:3])))
+        return int(sdpa_flop_count(*(x.shape for x in args[:3])))  # type: ignore[no-untyped-call]
     if packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        return int(sdpa_backward_flop_count(*(x.shape for x in args[:4])))
+        shapes = (x.shape for x in args[:4])
+        return int(sdpa_backward_flop_count(*shapes))  # type: ignore[no-untyped-call]
     count = flop_registry.get(packet)
     return int(count(*args, **kwargs, out_val=out)) if count else 0
