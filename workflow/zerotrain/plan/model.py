@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from zerotrain.errors import PipelineError
 from zerotrain.plan.architecture import Architecture, Part
@@ -91,7 +92,7 @@ def build_part(part: Part, source: str) -> torch.nn.Module:
             else:
                 module = cls(_transformers_config(cls, part.config))
                 _untie(module, part.config)
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
+    except (AttributeError, TypeError, ValueError, KeyError, StrictDataclassError) as error:
         raise PipelineError(
             f"{source}: {part.library}'s {part.class_name} cannot be built from its config.json: "
             f"{error}",
