@@ -1,0 +1,61 @@
+"""Models on the meta device: the counts that config/models states, and what is trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerotrain.errors import PipelineError
+from zerotrain.families.sdxl_nano import build_unet
+from zerotrain.plan.architecture import Part, find_architecture, shipped
+from zerotrain.plan.model import build_part, parameters_of, trained_model
+
+PARTS = [
+    pytest.param(part, id=f"{known.source.split(', ')[0]}-{name}")
+    for known in shipped()
+    for name, part in known.parts.items()
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_stated_counts_are_those_of_the_real_classes(part):
+    built = build_part(part, "test")
+    assert sum(p.numel() for p in built.parameters()) == part.parameters
+    assert all(p.is_meta for p in built.parameters())
+
+
+def test_an_adapter_alone_is_trained_of_a_model_of_20_billion_parameters():
+    architecture = find_architecture("qwen_image", "Qwen/Qwen-Image")
+    lora = {"rank": 16, "alpha": 16.0, "dropout": 0.0, "target_modules": ["to_q", "to_out.0"]}
+    model = trained_model(architecture, lora)
+    # 60 blocks, two layers, two factors of 16 x 3072
+    assert model.trained_parameters == 60 * 2 * 2 * 16 * 3072
+    assert model.parameters == architecture.trained.parameters + model.trained_parameters
+    assert all(".lora_" in name for name in model.trained)
+    assert model.largest == 3072 * 6 * 3072
+
+
+def test_frozen_parameters_are_not_trained():
+    model = trained_model(find_architecture("sdxl", "nano"), None, ["^down_blocks"])
+    assert model.trained
+    assert not any(name.startswith("down_blocks") for name in model.trained)
+    assert model.trained_parameters < model.parameters
+
+
+def test_nano_is_what_the_family_builds():
+    model = trained_model(find_architecture("sdxl", "nano"))
+    assert model.shapes == {n: tuple(p.shape) for n, p in build_unet(16).named_parameters()}
+    encoders = model.architecture.encoders
+    assert set(encoders) == {"text_encoder", "text_encoder_2", "vae"}
+    assert all(parameters_of(part, "nano") > 1000 for part in encoders.values())
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Part("diffusers", "NoSuchModel", {}),
+        Part("transformers", "Qwen2ForCausalLM", {"hidden_size": "wide"}),
+    ],
+)
+def test_a_part_that_cannot_be_built_is_named(part):
+    with pytest.raises(PipelineError, match=f"base: {part.library}'s {part.class_name} cannot be"):
+        build_part(part, "base")

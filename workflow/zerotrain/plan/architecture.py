@@ -1,0 +1,247 @@
+"""Architectures: what a base model is made of, without its weights, a hub or torch.
+
+config/models holds those of the models that recipes name; a folder brings its own config.json
+files, and of a single file of weights the header says enough to find a shipped architecture.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerotrain.errors import PipelineError
+
+MODELS = Path(__file__).parents[3] / "config" / "models"
+TRAINED_PARTS = {
+    "sdxl": "unet",
+    "sd3": "transformer",
+    "qwen_image": "transformer",
+    "flux": "transformer",
+    "causal_lm": "model",
+    "seq2seq_lm": "model",
+}
+"""The part that training changes, of each family."""
+LANGUAGE_MODELS = ("causal_lm", "seq2seq_lm")
+LIBRARIES = ("diffusers", "transformers")
+UNUSED_PARTS = ("safety_checker", "image_encoder", "feature_extractor")
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "unet.")
+"""Before the names of a denoiser's tensors in a single file, where other parts lie beside them."""
+POSITIONS = "pos_embed"
+"""SD3 keeps its fixed table of positions in the file, which is no parameter."""
+MAX_HEADER = 100 * 1024**2
+"""Safetensors' own limit."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One model of a base: a class of a library, and its config.json.
+
+    Attributes:
+        library: `diffusers` or `transformers`.
+        class_name: The class's name there.
+        config: The values of its config.json.
+        parameters: Their number, tied ones once; None where only building it tells.
+    """
+
+    library: str
+    class_name: str
+    config: Mapping[str, Any]
+    parameters: int | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a base model is made of.
+
+    Attributes:
+        family: The model family.
+        source: Where it was found, for messages: a hub id, a folder or a file.
+        parts: The models, by the names of their folders; a language model is the part `model`.
+    """
+
+    family: str
+    source: str
+    parts: Mapping[str, Part]
+
+    @property
+    def trained_name(self) -> str:
+        """The name of the part that training changes."""
+        return TRAINED_PARTS[self.family]
+
+    @property
+    def trained(self) -> Part:
+        """The part that training changes."""
+        return self.parts[self.trained_name]
+
+    @property
+    def encoders(self) -> dict[str, Part]:
+        """The parts that the cache stage loads: autoencoder and text encoders."""
+        return {name: part for name, part in self.parts.items() if name != self.trained_name}
+
+
+def find_architecture(family: str, base: str) -> Architecture:
+    """The architecture of a run's model.
+
+    Args:
+        family: A key of TRAINED_PARTS.
+        base: A hub id of config/models, a folder in diffusers' or transformers' layout, a file of
+            safetensors, or `nano`. Weights need not be there: config.json files are enough.
+
+    Raises:
+        PipelineError: the family or base is unknown, a config.json is missing or of another class,
+            or the file's header fits no shipped architecture of the family.
+    """
+    if family not in TRAINED_PARTS:
+        raise PipelineError(
+            f"family: {family!r} is not known", hint=f"families: {', '.join(TRAINED_PARTS)}"
+        )
+    if base == "nano":
+        return _nano(family)
+    path = Path(base).expanduser()
+    if path.is_dir():
+        return _of_folder(family, path)
+    if path.suffix == ".safetensors":
+        return _of_file(family, path)
+    for known in shipped(family):
+        if base in known.source.split(", "):
+            return known
+    ids = {name: a.family for a in shipped() for name in a.source.split(", ")}
+    if base in ids:
+        raise PipelineError(
+            f"base: {base} is of the family {ids[base]}, the configuration says {family}",
+            hint=f"set family: {ids[base]}",
+        )
+    near = difflib.get_close_matches(base, ids, n=3)
+    raise PipelineError(
+        f"base: {base!r} is no folder or file here and no model of {MODELS.name}/",
+        hint=f"near names: {', '.join(near)}"
+        if near
+        else "name a folder that holds the model's config.json files; weights need not be there",
+    )
+
+
+def shipped(family: str | None = None) -> list[Architecture]:
+    """The architectures of config/models; `source` holds their hub ids with commas between."""
+    found = []
+    for file in sorted(MODELS.glob("*.json")):
+        document = json.loads(file.read_text())
+        parts = {
+            name: Part(part["library"], part["class"], part["config"], part["parameters"])
+            for name, part in document["parts"].items()
+        }
+        found.append(Architecture(document["family"], ", ".join(document["hub"]), parts))
+    return [known for known in found if family in (None, known.family)]
+
+
+def read_header(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor of a safetensors file, by name; no tensor is read.
+
+    Raises:
+        PipelineError: the file is missing, cut off or no safetensors file.
+    """
+    try:
+        with path.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > MAX_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(stream.read(length))
+        return {
+            name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+        }
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
+        raise PipelineError(
+            f"{path}: the header of a safetensors file cannot be read ({error})",
+            hint="check the path; copy or download the file again",
+        ) from error
+
+
+def _of_file(family: str, path: Path) -> Architecture:
+    """The shipped architecture whose trained part has as many parameters as the file.
+
+    Numbers are compared and not names: checkpoints of the makers have other names and fused
+    projections. They differ between all shipped architectures.
+    """
+    shapes = read_header(path)
+    prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in shapes)), "")
+    count = sum(
+        math.prod(shape)
+        for name, shape in shapes.items()
+        if name.startswith(prefix) and not name.endswith(POSITIONS)
+    )
+    for known in shipped(family):
+        if known.trained.parameters == count:
+            return Architecture(family, str(path), known.parts)
+    sizes = ", ".join(f"{known.trained.parameters:,} ({known.source})" for known in shipped(family))
+    raise PipelineError(
+        f"{path}: {count:,} parameters of a denoiser are in its header; the known architectures "
+        f"of the family {family} have {sizes}",
+        hint="name a folder in diffusers layout, whose config.json describes the model",
+    )
+
+
+def _of_folder(family: str, folder: Path) -> Architecture:
+    index = folder / "model_index.json"
+    own = folder / "config.json"
+    if family in LANGUAGE_MODELS or (own.is_file() and not index.is_file()):
+        config = _read_json(own)
+        name = config.get("_class_name") or next(iter(config.get("architectures") or []), None)
+        if name is None:
+            raise PipelineError(
+                f"{own}: it names no class (architectures or _class_name)",
+                hint="complete the model's config.json",
+            )
+        library = "diffusers" if "_class_name" in config else "transformers"
+        parts = {TRAINED_PARTS[family]: Part(library, str(name), config)}
+    else:
+        parts = {
+            name: Part(entry[0], entry[1], _read_json(folder / name / "config.json"))
+            for name, entry in _read_json(index).items()
+            if isinstance(entry, list)
+            and entry[0] in LIBRARIES
+            and name not in UNUSED_PARTS
+            and not str(entry[1]).endswith(("Scheduler", "Tokenizer", "TokenizerFast"))
+        }
+    trained = TRAINED_PARTS[family]
+    expected = {known.trained.class_name for known in shipped(family)}
+    if trained not in parts:
+        raise PipelineError(
+            f"{folder}: the part {trained} is missing, which the family {family} trains",
+            hint=f"the parts are {', '.join(parts) or 'none'}; check `base` and `family`",
+        )
+    found = parts[trained].class_name
+    if family not in LANGUAGE_MODELS and found not in expected:
+        raise PipelineError(
+            f"{folder}: {trained} is a {found}, the family {family} trains "
+            f"{' or '.join(sorted(expected))}",
+            hint="check `base` and `family`",
+        )
+    return Architecture(family, str(folder), parts)
+
+
+def _nano(family: str) -> Architecture:
+    """The preset that families build from a seed."""
+    if family != "sdxl":
+        raise PipelineError(
+            f"base: the family {family} has no preset 'nano'",
+            hint="name a hub id of config/models or a folder that holds the config.json files",
+        )
+    from zerotrain.plan.nano import sdxl_parts  # building it takes torch
+
+    return Architecture(family, "nano", sdxl_parts())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise PipelineError(
+            f"{path}: {error.strerror if isinstance(error, OSError) else error}",
+            hint="a base is described by its config.json files; complete the folder",
+        ) from error
+    return document

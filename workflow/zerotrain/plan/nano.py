@@ -1,0 +1,35 @@
+"""The parts of the nano SDXL, as families.sdxl_nano builds them."""
+
+from __future__ import annotations
+
+import torch
+
+from zerotrain.families import sdxl_nano
+from zerotrain.plan.architecture import Part
+
+SIDE = 16
+"""Pixels. It is recorded in the configuration and changes no tensor."""
+BYTES = 256
+
+
+class _Vocabulary:
+    """As many tokens as a nano tokenizer can have: each byte at a word's end and within, merges."""
+
+    bos_token_id = eos_token_id = pad_token_id = 0
+
+    def __len__(self) -> int:
+        return sdxl_nano.VOCABULARY + BYTES + 2
+
+
+def sdxl_parts() -> dict[str, Part]:
+    """Autoencoder, text encoders (at their largest vocabulary) and U-Net."""
+    text = sdxl_nano.text_config(_Vocabulary()).to_dict()
+    with torch.device("meta"):
+        unet = sdxl_nano.build_unet(SIDE)
+        autoencoder = sdxl_nano.build_autoencoder(SIDE)
+    return {
+        "text_encoder": Part("transformers", "CLIPTextModel", text),
+        "text_encoder_2": Part("transformers", "CLIPTextModelWithProjection", text),
+        "unet": Part("diffusers", "UNet2DConditionModel", dict(unet.config)),
+        "vae": Part("diffusers", "AutoencoderKL", dict(autoencoder.config)),
+    }
