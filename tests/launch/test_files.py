@@ -93,13 +93,14 @@ def test_accelerates_parser_is_a_check(tmp_path: Path) -> None:
 def test_deepspeed_takes_its_file(rendered: Path) -> None:
     """Its own configuration class reads every value as it was meant."""
     from deepspeed.runtime import constants
+    from deepspeed.runtime.activation_checkpointing.config import ACT_CHKPT
     from deepspeed.runtime.config import DeepSpeedConfig
     from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
 
     written = json.loads((rendered / "deepspeed.json").read_text())
     # It passes over unknown keys in silence, so they are compared with its constants.
     known = {value for value in vars(constants).values() if isinstance(value, str)}
-    assert set(written) <= {*known, ZERO_OPTIMIZATION}
+    assert set(written) <= {*known, ACT_CHKPT, ZERO_OPTIMIZATION}
     found = DeepSpeedConfig(written)
     assert found.train_batch_size == 64
     assert found.train_micro_batch_size_per_gpu == 64

@@ -41,7 +41,7 @@ def accelerate_config(phase: ResolvedPhase, deepspeed_file: Path) -> dict[str, A
     if phase.engine == "deepspeed":
         config["deepspeed_config"] = {
             "deepspeed_config_file": str(deepspeed_file),
-            "zero3_init_flag": False,
+            "zero3_init_flag": phase.zero3_init,
         }
     else:
         config["mixed_precision"] = phase.mixed_precision
@@ -59,6 +59,11 @@ def deepspeed_config(phase: ResolvedPhase, preset: Preset) -> dict[str, Any]:
         "gradient_accumulation_steps": phase.gradient_accumulation_steps,
         "gradient_clipping": phase.max_grad_norm,
         "zero_optimization": _zero_optimization(phase, preset),
+        "activation_checkpointing": {
+            "partition_activations": phase.partition_activations,
+            "cpu_checkpointing": phase.cpu_checkpointing,
+            "contiguous_memory_optimization": phase.contiguous_memory_optimization,
+        },
         "bf16": {"enabled": phase.mixed_precision == "bf16"},
         "fp16": _fp16() if phase.mixed_precision == "fp16" else {"enabled": False},
         "steps_per_print": 1_000_000_000,

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
+from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolved import ResolvedPhase, Source, warmup_share
 
@@ -31,8 +32,8 @@ def resolve_phase(
         begun: Steps and samples that the run begins with, where it goes on from elsewhere.
 
     Raises:
-        PipelineError: a phase ends at or before its start, a batch cannot be divided, or the
-            warm-up is longer than the schedule.
+        PipelineError: a phase ends at or before its start, a batch cannot be divided, the
+            warm-up is longer than the schedule, or a key of the launch would have no effect.
     """
     if epoch_size < 1:
         raise PipelineError(
@@ -41,6 +42,7 @@ def resolve_phase(
         )
     phase = config.phase(name)
     train, launch = phase.train, phase.launch
+    check_activations(name, launch, preset, train.gradient_checkpointing)
     spans = phase_spans(config, epoch_size, begun)
     start, until = spans[name]
     sources: Sources = {"run": ("user", ""), "phase": ("user", ""), "seed": _source(config, "seed")}
@@ -52,6 +54,8 @@ def resolve_phase(
     for key in ("lora", "frozen_parameters"):
         sources[key] = _source(config, key)
     sources["allow"] = _source(phase, "allow")
+    if launch.partition_activations:
+        sources["partition_activations"] = ("user", NOTHING_SHARDED)
     for key in ("engine", "zero_stage", "offload_optimizer", "offload_param"):
         sources[key] = ("derived", f"preset {preset.name}")
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
@@ -112,6 +116,10 @@ def resolve_phase(
         micro_batch_size=train.global_batch_size // accumulation // launch.num_processes,
         gradient_accumulation_steps=accumulation,
         gradient_checkpointing=train.gradient_checkpointing,
+        partition_activations=launch.partition_activations,
+        cpu_checkpointing=launch.cpu_checkpointing,
+        contiguous_memory_optimization=launch.contiguous_memory_optimization,
+        zero3_init=launch.zero3_init,
         lora=config.lora_values(),
         frozen_parameters=list(config.frozen_parameters),
         optimizer=train.optimizer,

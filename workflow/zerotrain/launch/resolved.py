@@ -43,6 +43,10 @@ class ResolvedPhase:
     micro_batch_size: int
     gradient_accumulation_steps: int
     gradient_checkpointing: bool
+    partition_activations: bool = False
+    cpu_checkpointing: bool = False
+    contiguous_memory_optimization: bool = False
+    zero3_init: bool = False
     lora: dict[str, Any] | None = None
     """rank, alpha, dropout and target_modules of an adapter; None trains the model itself."""
     frozen_parameters: list[str] = field(default_factory=list)
@@ -80,11 +84,13 @@ class ResolvedPhase:
         """The values that the trained numbers depend on: what a fingerprint of progress holds.
 
         Not `until_step`, nor the horizon of the schedule (a user who changes it means the steps
-        from there on) and a warm-up that is a share of it, nor names, logging and saving.
+        from there on) and a warm-up that is a share of it, nor names, logging and saving, nor where
+        activations wait and how the model is built.
         """
         left_out = {
             "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
-            "log_every", "offload_path", "allow", "sources",
+            "log_every", "offload_path", "partition_activations", "cpu_checkpointing",
+            "contiguous_memory_optimization", "zero3_init", "allow", "sources",
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:
             left_out.add("lr_warmup_steps")
