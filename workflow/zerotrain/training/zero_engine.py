@@ -35,6 +35,12 @@ from zerotrain.training.zero_swap import point_to, read_gradients_through_aligne
 warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
 
+def init_distributed() -> None:
+    """Let the processes meet, once."""
+    on_gpu = torch.cuda.is_available()
+    deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
+
+
 class ZeroEngine:
     """A DeepSpeed engine over the model."""
 
@@ -47,12 +53,12 @@ class ZeroEngine:
         exact: bool,
         swap: Path | None = None,
     ) -> None:
-        on_gpu = torch.cuda.is_available()
-        deepspeed.init_distributed(dist_backend="nccl" if on_gpu else "gloo", verbose=False)
+        init_distributed()
         _refuse_fp16_where_unsupported(phase)
         self._phase = phase
         trained = trained_parameters(model)
-        self.shapes = {name: list(p.shape) for name, p in trained.items()}
+        # A parameter that is partitioned already is empty, and remembers its shape.
+        self.shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in trained.items()}
         self.groups = param_groups(phase, list(trained))
         groups = adam_groups(phase, self.groups)
         for values, group in zip(groups, self.groups, strict=True):
