@@ -119,8 +119,8 @@ def test_plain_torch_has_no_deepspeed_file() -> None:
             "offload_optimizer is nvme under ZeRO stage 1, which cannot do that: it needs ZeRO "
             "stage 3",
         ),
-        ("zero2", {"zero3_init": True}, "zero3_init under preset zero2"),
-        ("zero2", {"cpu_checkpointing": True}, "but gradient_checkpointing is off"),
+        ("zero2", {"zero3_init": True}, "launch.zero3_init builds the model in parts"),
+        ("zero2", {"cpu_checkpointing": True}, "train.gradient_checkpointing is false"),
     ],
 )  # fmt: skip
 def test_offload_needs_its_stage(preset: str, launch: dict[str, Any], said: str) -> None:

@@ -95,7 +95,10 @@ class Family(Protocol):
         """Load the trainable part on CPU, in float32 if no type is given."""
 
     def empty_denoiser(self, base: Path) -> torch.nn.Module:
-        """The trainable part on the meta device: names, shapes and ties, without its weights."""
+        """The trainable part without its weights: names, shapes and ties.
+
+        Parameters are on the meta device, buffers on CPU with the values that building gives.
+        """
 
     def load_trained(self, weights: Path) -> torch.nn.Module:
         """Load the trained part of a weights folder in float32 on CPU, in eval mode.

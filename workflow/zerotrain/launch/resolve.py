@@ -11,6 +11,7 @@ from typing import Any
 from zerotrain import optimizers
 from zerotrain.config import LaunchConfig, RunConfig, TrainConfig
 from zerotrain.errors import PipelineError
+from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.lr_schedule import refuse_impossible_schedule, with_own_keys
 from zerotrain.launch.preset import Preset, check_offload
@@ -65,12 +66,14 @@ def resolve_phase(
         sources[key] = _source(config, key)
     sources["allow"] = _source(phase, "allow")
     preset = _with_own_offload(preset, launch, f"phase {name}")
+    check_activations(name, launch, preset, train.gradient_checkpointing)
     if preset.engine == "auto":
         raise ValueError("a preset is chosen before a phase is resolved")
+    if launch.partition_activations:
+        sources["partition_activations"] = ("user", NOTHING_SHARDED)
     for key in ("engine", "zero_stage", "offload_optimizer", "offload_param"):
         if getattr(launch, key, None) is None:
             sources[key] = ("derived", f"preset {preset.name}")
-    _check_checkpointing(train, launch, name)
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
     sources["epoch_size"] = ("derived", "training samples x repeats, from the dataset manifest")
@@ -171,22 +174,7 @@ def _with_own_offload(preset: Preset, launch: LaunchConfig, where: str) -> Prese
     }
     changed = replace(preset, **own)
     check_offload(changed, where)
-    if launch.zero3_init and preset.zero_stage != 3:
-        raise PipelineError(
-            f"{where}: zero3_init under preset {preset.name}, which keeps the model whole",
-            hint="remove zero3_init, or choose zero3, zero3_offload or zero3_nvme",
-        )
     return changed
-
-
-def _check_checkpointing(train: TrainConfig, launch: LaunchConfig, phase: str) -> None:
-    for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
-        if getattr(launch, key) and not train.gradient_checkpointing:
-            raise PipelineError(
-                f"phase {phase}: launch.{key}, but gradient_checkpointing is off: it says where "
-                "that keeps what it saves",
-                hint="set train.gradient_checkpointing: true, or remove the key",
-            )
 
 
 def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) -> dict[str, Any]:

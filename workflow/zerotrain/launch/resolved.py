@@ -12,8 +12,10 @@ from zerotrain.launch.settings import Source, leaves
 
 FILES = ("accelerate", "deepspeed")
 """Fields that hold a whole launch file, whose values have sources of their own."""
-MEMORY_KEYS = ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization")
-"""What decides where activations wait; recomputed, they are the same."""
+MEMORY_KEYS = (
+    "partition_activations", "cpu_checkpointing", "contiguous_memory_optimization", "zero3_init",
+)  # fmt: skip
+"""What decides where activations wait and how the model is built: its numbers are the same."""
 EXACT_KEYS = {
     *(f"zero_optimization.{key}" for key in (
         "contiguous_gradients", "overlap_comm", "reduce_bucket_size", "allgather_bucket_size",

@@ -16,6 +16,7 @@ import torch
 from zerotrain.checkpoint import Fragment
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.state import ReadTensor
+from zerotrain.training.gradient_checkpointing import enable_gradient_checkpointing
 from zerotrain.training.param_groups import ParamGroup
 
 
@@ -98,16 +99,18 @@ def open_engine(
             no second copy of the weights is held meanwhile.
         swap: Folder for what is swapped to a disk, instead of the one that the files name.
     """
-    if phase.gradient_checkpointing:
-        model.enable_gradient_checkpointing()  # type: ignore[operator]
     model.train()
+    engine: Engine
     if phase.engine == "deepspeed":
         from zerotrain.training.zero_engine import ZeroEngine
 
-        return ZeroEngine(model, phase, launch / "deepspeed.json", exact=exact, swap=swap)
-    from zerotrain.training.torch_engine import TorchEngine
+        engine = ZeroEngine(model, phase, launch / "deepspeed.json", exact=exact, swap=swap)
+    else:
+        from zerotrain.training.torch_engine import TorchEngine
 
-    return TorchEngine(model, phase)
+        engine = TorchEngine(model, phase)
+    enable_gradient_checkpointing(model, phase)
+    return engine
 
 
 def describe_phase(phase: ResolvedPhase, world_size: int) -> dict[str, Any]:

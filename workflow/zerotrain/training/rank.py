@@ -92,11 +92,21 @@ def run(
         source = Checkpoint(resume, verify=False)
     elif start is not None:
         source = State(start, verify=False)
-    model = family.load_denoiser(base)
-    choose_trained(model, phase.lora, phase.frozen_parameters, phase.seed)
-    if source is not None:
-        _take_weights(model, source)
-    engine = open_engine(model, phase, launch, exact=source is None, swap=swap)
+    exact = source is None and not phase.zero3_init
+    if phase.zero3_init:
+        from zerotrain.training.partitioned_model import load_partitioned
+
+        model, read = load_partitioned(
+            family, base, phase, launch / "deepspeed.json", source, swap=swap
+        )
+    else:
+        model = family.load_denoiser(base)
+        choose_trained(model, phase.lora, phase.frozen_parameters, phase.seed)
+        if source is not None:
+            _take_weights(model, source)
+    engine = open_engine(model, phase, launch, exact=exact, swap=swap)
+    if phase.zero3_init and source is None:
+        engine.load_masters(read)
     own_horizon = phase.lr_scheduler_steps
     clock = Clock(0, 0, own_horizon)
     records, same_phase = None, isinstance(source, Checkpoint)

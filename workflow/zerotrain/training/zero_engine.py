@@ -45,6 +45,13 @@ from zerotrain.training.zero_swap import point_to, read_gradients_through_aligne
 warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
 
+def init_distributed() -> None:
+    """Let the processes meet, once."""
+    on_cpu = device_type() == "cpu"
+    backend = "gloo" if on_cpu else get_accelerator().communication_backend_name()
+    deepspeed.init_distributed(dist_backend=backend, verbose=False)
+
+
 class ZeroEngine:
     """A DeepSpeed engine over the model."""
 
@@ -57,13 +64,11 @@ class ZeroEngine:
         exact: bool,
         swap: Path | None = None,
     ) -> None:
-        backend = (
-            "gloo" if device_type() == "cpu" else get_accelerator().communication_backend_name()
-        )
-        deepspeed.init_distributed(dist_backend=backend, verbose=False)
+        init_distributed()
         self._phase = phase
         trained = trained_parameters(model)
-        self.shapes = {name: list(p.shape) for name, p in trained.items()}
+        # A parameter that is partitioned already is empty, and remembers its shape.
+        self.shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in trained.items()}
         self.groups = param_groups(phase, list(trained))
         self._updates = 0
         # Plain Adam is DeepSpeed's to step: it swaps that one's state to a disk, too.

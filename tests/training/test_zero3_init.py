@@ -1,0 +1,37 @@
+"""Under zero3_init the model is built in parts, and training is the same to the bit."""
+
+from __future__ import annotations
+
+import pytest
+from tests.training.matrix import export_state
+
+from zerotrain.training import progress_folder
+
+LORA = {"rank": 3, "alpha": 4.0, "dropout": 0.0, "target_modules": ["to_q", "to_v"]}
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("zero3", {"num_processes": 2, "mixed_precision": "bf16"}),
+        ("zero3_offload", {"lora": LORA, "frozen_parameters": ["to_q.lora_A"]}),
+        pytest.param(
+            "zero3_offload",
+            {"mixed_precision": "bf16", "gradient_checkpointing": True},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_zero3_init_gives_the_same_bits(training, preset, changes):
+    """Losses and every tensor of the checkpoint, also of a phase that goes on from a state."""
+    for name, own in (("whole", {}), ("parts", {"zero3_init": True})):
+        first, second = f"{name}-1", f"{name}-2"
+        training.run(first, preset, 2, **changes, **own)
+        state = export_state(
+            progress_folder.step_folder(training.progress(first), 2),
+            training.folder / f"{name}-state",
+        )
+        training.run(second, preset, 4, state=state, **changes, **own)
+    assert training.losses("parts-2") == training.losses("whole-2")
+    assert training.hashes("parts-1", 2) == training.hashes("whole-1", 2)
+    assert training.hashes("parts-2", 4) == training.hashes("whole-2", 4)
