@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from pydantic_core import PydanticUndefined
 
 from zerotrain.config import parse_config
 from zerotrain.config.lr_scheduler_args import ARGUMENTS, OWN_KEYS
@@ -73,15 +72,13 @@ def draw(path: Path) -> None:
         axes.plot(range(1, STEPS + 1), values, color="#1f4e8c", linewidth=1.5)
         axes.set_title(title, fontsize=10)
         axes.set_xlim(0, STEPS)
-        if not title.endswith("beta1"):
-            axes.set_ylim(bottom=0)
+        low = min(values) if title.endswith("beta1") else 0
+        axes.set_ylim(bottom=low)
         axes.set_xticks([0, STEPS // 2, STEPS])
-        axes.set_yticks([0, max(values)] if title.endswith("R") or "beta" not in title else [])
-        axes.yaxis.set_major_formatter(lambda number, _: short(number))
+        axes.set_yticks([low, max(values)])
+        axes.yaxis.set_major_formatter(lambda number, _: short(float(f"{number:.2g}")))
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-        if title.endswith("beta1"):
-            axes.set_yticks([min(values), max(values)])
     figure.savefig(path, metadata={"Software": None, "Description": digest()})
 
 
@@ -103,8 +100,8 @@ def test_the_table_holds_every_argument(generated: Callable[[Path, str], None]) 
 def _rows() -> Iterator[str]:
     for name, arguments in ARGUMENTS.items():
         for number, (key, field) in enumerate(arguments.model_fields.items()):
-            default = "" if field.default is None else f"`{json.dumps(field.default)}`" if (
-                field.default is not PydanticUndefined) else "required"  # fmt: skip
+            default = "required" if field.is_required() else f"`{json.dumps(field.default)}`"
+            default = "" if field.default is None else default
             shown = f"`{name}`" if number == 0 else ""
             about = f"Another name of `{OWN_KEYS[key]}`." if key in OWN_KEYS else field.description
             yield f"| {shown} | `{key}` | {default} | {about} |"
