@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BeforeValidator, ValidationError, WithJsonSchema
 
 from zerotrain.config.lr_scheduler_args import ARGUMENTS, LOWER_ENDS, OWN_KEYS
 from zerotrain.config.section import Section
-
-LrScheduler = Literal[
-    "constant",
-    "constant_with_warmup",
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "WarmupLR",
-    "WarmupDecayLR",
-    "WarmupCosineLR",
-    "OneCycle",
-    "LRRangeTest",
-]
 
 
 def scheduler_name(value: Any) -> Any:
@@ -42,7 +28,11 @@ def scheduler_name(value: Any) -> Any:
     return known[value.lower()]
 
 
-SchedulerName = Annotated[LrScheduler, BeforeValidator(scheduler_name)]
+SchedulerName = Annotated[
+    str,
+    BeforeValidator(scheduler_name),
+    WithJsonSchema({"type": "string", "enum": list(ARGUMENTS)}),
+]
 """A schedule's name, in any case."""
 
 

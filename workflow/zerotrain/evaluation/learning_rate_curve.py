@@ -20,7 +20,7 @@ def draw_learning_rate(log: list[dict[str, Any]], path: Path) -> None:
         values.append("beta1")
     figure = Figure(figsize=(8, 1.2 + 1.6 * len(values)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    panels = list(figure.subplots(len(values), sharex=True, squeeze=False)[:, 0])
+    panels = figure.subplots(len(values), sharex=True, squeeze=False)[:, 0].tolist()
     for axes, value in zip(panels, values, strict=True):
         for _, first, last in phase_spans(log):
             lines = [line for line in log if first < line["step"] <= last]
