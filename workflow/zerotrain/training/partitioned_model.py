@@ -59,7 +59,10 @@ def load_partitioned(
     for parameter in model.parameters():
         # On the CPU, where an adapter draws its values, but of one element's memory.
         stand_in = torch.zeros((), dtype=torch.float32).expand(parameter.shape)
-        torch.utils.swap_tensors(parameter, torch.nn.Parameter(stand_in))  # ties stay  # type: ignore[no-untyped-call]
+        # In its place, so that ties stay.
+        torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
+            parameter, torch.nn.Parameter(stand_in)
+        )
     choose_trained(model, phase.lora, phase.frozen_parameters, phase.seed)
     trained = {name: list(p.shape) for name, p in trained_parameters(model).items()}
     if source is not None:
