@@ -1,0 +1,1 @@
+"""Planning: what a launch will take of a machine, told before any of it is taken."""
