@@ -7,8 +7,8 @@ A U-Net of SDXL's kind is trained for three steps with a checkpoint after the la
 processes of its own: a preset, a precision and a number of processes. What counts is the increase
 of RssAnon + RssShmem (/proc/self/status; ru_maxrss would count mapped files) over the same process
 before it began, everything imported that such a training imports. On a CPU device and host are one
-memory, so that the planner's parts of both are held to it. What the planner needs of the activations
-is traced in a training of the same model (torch.autograd.graph.saved_tensors_hooks). The last line
+memory, so that the planner's parts of both are held to it. What it is told of the activations is
+traced in a training of the same model (torch.autograd.graph.saved_tensors_hooks). The last line
 is JSON: `ratio` is predicted over measured, the worst of all cases.
 """
 
@@ -19,27 +19,40 @@ import contextlib
 import importlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from zerotrain import compiled_ops
+from zerotrain.plan.parts import Moment, since
+from zerotrain.stages.train_phase import ALLOCATOR
 
 SAMPLES = 4
 STEPS = 3
 SIDE = 8
 """Of the latents: activations are small beside the model."""
 TEXT_WIDTH = 128
+TOKENS = 8
 CASES = [
     f"{preset}:{precision}"
     for preset in ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
     for precision in ("no", "bf16")
 ] + ["torch:no:2", "zero2:bf16:2", "zero2_offload:no:2", "zero3:bf16:2", "zero3_offload:bf16:2"]
+
+MOMENTS = {
+    "build": since(Moment.PLACE, Moment.BUCKETS),
+    "forward": (Moment.FORWARD,),
+    "backward": (Moment.BACKWARD, Moment.REDUCE),
+    "step": (Moment.CLIP, Moment.STEP),
+    "save": (Moment.SAVE,),
+}
+"""What is told apart here, and the planner's moments in it."""
 
 
 def make_inputs(folder: Path, channels: list[int]) -> None:
@@ -70,7 +83,7 @@ def make_inputs(folder: Path, channels: list[int]) -> None:
     latents = ({LATENTS: torch.randn(4, SIDE, SIDE)} for _ in keys[1:])
     texts = (
         {
-            "prompt_embeds": torch.randn(8, TEXT_WIDTH),
+            "prompt_embeds": torch.randn(TOKENS, TEXT_WIDTH),
             "pooled_prompt_embeds": torch.randn(TEXT_WIDTH),
         }
         for _ in keys
@@ -130,12 +143,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def enter(self, moment: str) -> str:
-        """Begin a moment; the one before."""
+    def enter(self, moment: str) -> None:
+        """Begin a moment."""
         self._note()
-        before, self.moment = self.moment, moment
+        self.moment = moment
         self._note()
-        return before
 
     def close(self) -> dict[str, int]:
         """The most of each moment."""
@@ -159,16 +171,15 @@ def resident() -> int:
     return sum(int(text.partition(key)[2].split()[0]) for key in ("RssAnon:", "RssShmem:")) * 1024
 
 
-def watched(watch: Watch, owner: Any, name: str, moment: str) -> None:
-    """Have a function's calls count as a moment."""
+def watched(watch: Watch, owner: Any, name: str, moment: str, *, after: str) -> None:
+    """Have a function's calls count as a moment, and what follows as another."""
     plain = getattr(owner, name)
 
     def call(*words: Any, **named: Any) -> Any:
-        before = watch.enter(moment)
-        try:
-            return plain(*words, **named)
-        finally:
-            watch.enter(before)
+        watch.enter(moment)
+        found = plain(*words, **named)
+        watch.enter(after)
+        return found
 
     setattr(owner, name, call)
 
@@ -183,12 +194,13 @@ def train(folder: Path, launch: Path, progress: Path, modules: Path) -> None:
     for name in modules.read_text().split() if known else []:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    if known:
+    if any(name.startswith("deepspeed") for name in sys.modules):
         from deepspeed.ops.op_builder import CPUAdamBuilder
 
         CPUAdamBuilder().load()
-    small = torch.nn.Conv2d(8, 8, 3)  # the libraries' own start
-    small(torch.zeros(1, 8, 8, 8)).square().mean().backward()
+    for dtype in (torch.float32, torch.bfloat16):  # the libraries' own start
+        small = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.Linear(6, 6)).to(dtype)
+        small(torch.zeros(1, 8, 8, 8, dtype=dtype)).square().mean().backward()
     watch = Watch()
     time.sleep(0.05)
     watch.enter("load")
@@ -197,16 +209,13 @@ def train(folder: Path, launch: Path, progress: Path, modules: Path) -> None:
     def open_engine(*words: Any, **named: Any) -> Any:
         watch.enter("build")
         engine = opening(*words, **named)
-        if os.environ.get("TRIM"):
-            import ctypes
-            ctypes.CDLL(None).malloc_trim(0)
         watch.enter("forward")
-        watched(watch, engine, "backward", "backward")
-        watched(watch, engine, "step", "step")
+        watched(watch, engine, "backward", "backward", after="step")
+        watched(watch, engine, "step", "step", after="forward")
         return engine
 
-    rank.open_engine = open_engine
-    watched(watch, loop, "save", "save")
+    rank.open_engine = open_engine  # type: ignore[assignment]
+    watched(watch, loop, "save", "save", after="forward")
     rank.run(launch, folder / "base", folder / "cache", progress)
     found = watch.close()
     if not known:
@@ -215,37 +224,99 @@ def train(folder: Path, launch: Path, progress: Path, modules: Path) -> None:
     os._exit(0)
 
 
-def measure(folder: Path, inputs: Path, case: str, modules: Path) -> dict[str, int]:
+def trace(folder: Path, precision: str) -> None:
+    """Bytes of activations of a micro batch: saved for the backward pass, and a gradient."""
+    import torch
+
+    from zerotrain.families.sdxl import FAMILY
+
+    dtype = {"no": torch.float32, "bf16": torch.bfloat16}[precision]
+    model = FAMILY.load_denoiser(folder / "base").to(dtype).train()
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    added = {"text_embeds": torch.zeros(1, TEXT_WIDTH), "time_ids": torch.zeros(1, 6)}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        kept = model(
+            torch.zeros(1, 4, SIDE, SIDE, dtype=dtype),
+            torch.zeros(1),
+            encoder_hidden_states=torch.zeros(1, TOKENS, TEXT_WIDTH, dtype=dtype),
+            added_cond_kwargs={name: value.to(dtype) for name, value in added.items()},
+        )
+    assert kept is not None
+    largest = max(parameter.nbytes for parameter in model.parameters())
+    print("\n" + json.dumps(sum(saved.values()) + largest))
+
+
+def child(*words: object, **environment: str) -> subprocess.Popen[str]:
+    """This file's own sub-command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, __file__, "--child", *map(str, words)],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def last_line(process: subprocess.Popen[str]) -> Any:
+    """What a child says last, once it has ended."""
+    said = process.communicate()[0]
+    if process.returncode:
+        sys.exit(said[-6000:])
+    return json.loads(said.splitlines()[-1]) if said.strip() else None
+
+
+def measure(place: Path, inputs: Path, case: str, modules: Path) -> dict[str, int]:
     """Train a case; the increase of rank 0's memory at each moment."""
-    launch = folder / "launch"
+    launch, progress = place / "launch", place / "progress"
     write_launch(launch, case)
-    progress = folder / "progress"
     progress.mkdir()
-    world = int((case.split(":") + ["1"])[2])
+    world = int([*case.split(":"), "1"][2])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = [sys.executable, __file__, "--child", "train", *map(str, (inputs, launch, progress))]
+        port = str(probe.getsockname()[1])
     started = [
-        subprocess.Popen(
-            [*words, str(modules)],
-            env=os.environ
-            | {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(world)}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        child(
+            "train", inputs, launch, progress, modules,
+            RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world),
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
         )
         for number in range(world)
-    ]
-    said = [process.communicate()[0] for process in started]
-    if any(process.returncode for process in started):
-        sys.exit("\n".join(said)[-6000:])
-    found = json.loads(said[0].splitlines()[-1])
+    ]  # fmt: skip
+    found: dict[str, int]
+    found, *_ = [last_line(process) for process in started]
     return {moment: most - found["idle"] for moment, most in found.items() if moment != "idle"}
 
 
+def predict(launch: Path, inputs: Path, activations: int) -> dict[str, int]:
+    """What the planner says of a case at each moment."""
+    from zerotrain.families.sdxl import FAMILY
+    from zerotrain.launch.resolved import read_run_yaml
+    from zerotrain.plan.inputs import ModelSizes, PlannedLaunch
+    from zerotrain.plan.memory_parts import memory_parts
+
+    phase = read_run_yaml(launch / "run.yaml")
+    zero = {}
+    if phase.engine == "deepspeed":
+        zero = json.loads((launch / "deepspeed.json").read_text())["zero_optimization"]
+    shapes = {n: p.shape for n, p in FAMILY.empty_denoiser(inputs / "base").named_parameters()}
+    planned = PlannedLaunch.of(phase, zero, cpu=True)
+    parts = memory_parts(planned, ModelSizes.of(shapes), activations)
+    return {
+        name: max(sum(part.resident for part in parts if m in part.when) for m in moments)
+        for name, moments in MOMENTS.items()
+    }
+
+
 def main() -> None:
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--channels", type=int, nargs="+", default=[192, 512])
     parser.add_argument("--cases", nargs="+", default=CASES)
@@ -255,23 +326,41 @@ def main() -> None:
         act, *rest = options.child
         if act == "make":
             make_inputs(Path(rest[0]), [int(word) for word in rest[1:]])
+        elif act == "trace":
+            trace(Path(rest[0]), rest[1])
         else:
             train(*map(Path, rest))
         return
-    from zerotrain import compiled_ops
     os.environ.update(compiled_ops.environment(), OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    os.environ.update(ALLOCATOR)
+    result: dict[str, Any] = {}
+    ratios: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make = [sys.executable, __file__, "--child", "make"]
-        subprocess.run([*make, str(folder / "inputs"), *map(str, options.channels)], check=True)
-        subprocess.run([*make, str(folder / "small"), "32", "64"], check=True)
+        inputs, small = folder / "inputs", folder / "small"
+        last_line(child("make", inputs, *options.channels))
+        last_line(child("make", small, 32, 64))
+        columns = " ".join(f"{moment:>15}" for moment in MOMENTS)
+        print(f"{'MB, measured/predicted':24} {columns} {'peak':>15}   ratio")
         for case in options.cases:
             place = folder / case.replace(":", "-")
-            modules = place / "modules"
-            for which in ("small", "inputs"):
+            precision = case.split(":")[1]
+            for which in ("first", "second"):
                 (place / which).mkdir(parents=True)
-                found = measure(place / which, folder / which, case, modules)
-            print(case, {k: round(v / 1e6, 1) for k, v in found.items()}, flush=True)
+            measure(place / "first", small, case, place / "modules")
+            found = measure(place / "second", inputs, case, place / "modules")
+            activations = last_line(child("trace", inputs, precision))
+            said = predict(place / "second" / "launch", inputs, activations)
+            most, most_said = max(found.values()), max(said.values())
+            ratios[case] = round(most_said / most, 4)
+            row = [(found[moment], said[moment]) for moment in MOMENTS] + [(most, most_said)]
+            cells = " ".join(f"{a / 1e6:7.1f}/{b / 1e6:7.1f}" for a, b in row)
+            print(f"{case:24} {cells}   {ratios[case]:.3f}", flush=True)
+            result |= {f"{case}_measured_bytes": most, f"{case}_predicted_bytes": most_said}
+            shutil.rmtree(place)
+    worst = max(ratios.values(), key=lambda ratio: abs(ratio - 1))
+    interval = [min(ratios.values()), max(ratios.values())]
+    print(json.dumps({"ratio": worst, "interval": interval, "ratios": ratios, **result}))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def load_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
         parts.append(
             MemoryPart(
                 "exact weights for the masters", FP32 * model.trained_numel, "host",
-                since(Moment.PLACE, Moment.BUFFERS),
+                since(Moment.PLACE, Moment.BUCKETS),
                 "4 B a trained parameter: DeepSpeed would make its masters of rounded weights "
                 "(zerotrain/training/zero_engine.py: _copies)",
             )

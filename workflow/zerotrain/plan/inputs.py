@@ -24,8 +24,8 @@ DEFAULTS: dict[str, Any] = {
     "stage3_max_live_parameters": 1_000_000_000,
     "stage3_max_reuse_distance": 1_000_000_000,
 }
-"""DeepSpeed's own, of its zero_optimization section (deepspeed/runtime/zero/config.py). overlap_comm
-is true by default at stage 3, where the buckets are the same with it."""
+"""DeepSpeed's own, of its zero_optimization section (deepspeed/runtime/zero/config.py).
+overlap_comm is on by default at stage 3, where the buckets are the same with it."""
 OFFLOAD_DEFAULTS: dict[str, dict[str, Any]] = {
     "offload_optimizer": {"buffer_count": 4, "pin_memory": True},
     "offload_param": {

@@ -49,7 +49,7 @@ def zero3_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
         ),
         MemoryPart(
             "gradients" if optimizer == "device" else "gradients in the type of the weights",
-            item * own, optimizer, since(Moment.BUFFERS),
+            item * own, optimizer, since(Moment.BUCKETS),
             f"{item} B a parameter of its partition, never freed ({SOURCE}: "
             "grad_partitions_flat_buffer)", state=optimizer == "device",
         ),
@@ -66,7 +66,7 @@ def zero3_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
                 state=True,
             )
         )  # fmt: skip
-    if item < FP32 or optimizer == "host" and not launch.cpu:
+    if item < FP32 or (optimizer == "host" and not launch.cpu):
         parts.append(
             MemoryPart(
                 "masters before they are copied", FP32 * max(groups), optimizer,
@@ -98,7 +98,7 @@ def _bucket_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
     when = (Moment.BACKWARD, Moment.REDUCE)
     parts = [
         MemoryPart(
-            "reduce bucket", item * bucket, "device", since(Moment.BUFFERS),
+            "reduce bucket", item * bucket, "device", since(Moment.BUCKETS),
             f"reduce_bucket_size x {item} B, never freed ({SOURCE}: _setup_for_real_optimizer)",
             touched=item * held,
         ),

@@ -18,6 +18,7 @@ class Moment(StrEnum):
     FLATTEN = "flatten the weights"
     MASTERS = "copy the masters"
     BUFFERS = "make the buffers"
+    BUCKETS = "make the buckets"
     FORWARD = "forward"
     BACKWARD = "backward"
     REDUCE = "reduce the last gradients"
@@ -74,14 +75,16 @@ def at(parts: Iterable[MemoryPart], moment: Moment, where: Place) -> int:
 def peak(parts: Iterable[MemoryPart], where: Place) -> tuple[int, Moment]:
     """The most bytes of a place that are taken at one moment, and the first such moment."""
     parts = list(parts)
-    return max(((at(parts, moment, where), moment) for moment in Moment), key=lambda found: found[0])
+    return max(
+        ((at(parts, moment, where), moment) for moment in Moment), key=lambda found: found[0]
+    )
 
 
 def resident_peak(parts: Iterable[MemoryPart]) -> tuple[int, Moment]:
     """The most bytes at one moment where device and host are one memory, a CPU's."""
     parts = list(parts)
     sums = [(sum(p.resident for p in parts if moment in p.when), moment) for moment in Moment]
-    return max(sums, key=lambda found: found[0])
+    return max(sums, key=lambda sum_: sum_[0])
 
 
 def states(parts: Iterable[MemoryPart], where: Place) -> int:
