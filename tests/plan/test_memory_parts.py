@@ -176,12 +176,17 @@ def test_a_sub_group_ends_where_it_reaches_its_size() -> None:
 def test_live_parameters_follow_the_limits() -> None:
     """Without prefetch and reuse one module is live at a time; with both, all of them."""
     modules = [[10], [20, 1], [30], [5]]
-    none = live_parameters(modules, prefetch=0, max_live=0, reuse=0, kept=1)
-    assert none == Live(30, 30)
-    far = live_parameters(modules, prefetch=100, max_live=1000, reuse=1000, kept=1)
-    assert far == Live(65, 55)
-    ahead = live_parameters(modules, prefetch=1, max_live=1000, reuse=0, kept=1)
-    assert ahead == Live(5 + 30 + 20, 30)  # the last module, and the two before it for backward
+
+    def live(**limits: int) -> Live:
+        return live_parameters(modules, kept=1, bucket=40, **limits)
+
+    none = live(prefetch=0, max_live=0, reuse=0)
+    assert none == Live(30, 30, 20, 30, 30)
+    far = live(prefetch=100, max_live=1000, reuse=1000)
+    assert far == Live(65, 65, 30, 55, 0)
+    ahead = live(prefetch=1, max_live=1000, reuse=0)
+    assert ahead.forward == 20 + 30
+    assert ahead.backward == 5 + 30 + 20
 
 
 def test_storage_counts_what_is_new_before_what_is_old() -> None:

@@ -99,7 +99,9 @@ class ModelSizes:
     def backward_order(self) -> list[int]:
         """Elements of the trained parameters as their gradients come: roughly the last first."""
         trained = {name for names in self.trained for name in names}
-        return [n for name, n in reversed(self.parameters.items()) if name in trained]
+        return [
+            self.parameters[name] for name in reversed(list(self.parameters)) if name in trained
+        ]
 
     @property
     def modules(self) -> list[list[str]]:

@@ -20,16 +20,28 @@ class Live:
     """Elements of whole parameters.
 
     Attributes:
-        most: Gathered at a time.
-        gathered: Gathered at once, which first lie in one buffer and are copied out of it.
+        forward: The most that is there during a forward pass, and
+        backward: during a backward pass, and
+        reducing: at those of its moments at which a bucket of gradients is full.
+        gathered_forward: The most that is gathered at once in a forward pass, and
+        gathered_backward: in a backward pass; it lies in one buffer first, and is copied out of it.
     """
 
-    most: int
-    gathered: int
+    forward: int
+    backward: int
+    reducing: int
+    gathered_forward: int
+    gathered_backward: int
 
 
 def live_parameters(
-    modules: Sequence[Sequence[int]], *, prefetch: int, max_live: int, reuse: int, kept: int
+    modules: Sequence[Sequence[int]],
+    *,
+    prefetch: int,
+    max_live: int,
+    reuse: int,
+    kept: int,
+    bucket: int,
 ) -> Live:
     """Run the coordinator over a forward and a backward pass.
 
@@ -39,6 +51,7 @@ def live_parameters(
         max_live: stage3_max_live_parameters.
         reuse: stage3_max_reuse_distance.
         kept: stage3_param_persistence_threshold: smaller parameters stay, and are not counted.
+        bucket: reduce_bucket_size.
     """
     count = len(modules)
     order = [*range(count), *reversed(range(count))]
@@ -47,12 +60,14 @@ def live_parameters(
     queue = deque((step, number) for step, number in enumerate(order))
     available: set[int] = set()
     fetched_for: dict[int, int] = {}
-    held = most = gathered = 0
+    most, gathered = [0, 0], [0, 0]
+    held = waiting = reducing = 0
     for step, number in enumerate(order):
+        backward = int(step >= count)
         if number not in available:
             available.add(number)
             held += sum(sizes[number])
-            gathered = max(gathered, sum(sizes[number]))
+            gathered[backward] = max(gathered[backward], sum(sizes[number]))
         while queue and queue[0][0] <= step:
             queue.popleft()
         room, ahead = min(max_live - held, prefetch), 0
@@ -63,10 +78,15 @@ def live_parameters(
                 available.add(next_number)
                 ahead += sum(sizes[next_number])
         held += ahead
-        most, gathered = max(most, held), max(gathered, ahead)
+        most[backward] = max(most[backward], held)
+        gathered[backward] = max(gathered[backward], ahead)
+        if backward:
+            waiting += sum(modules[number])
+            if waiting > bucket:
+                reducing, waiting = max(reducing, held), sum(modules[number])
         again = 2 * count - 1 - step if step < count else None
         soon = again is not None and passed[again] - passed[step + 1] < reuse
         if not soon and fetched_for.get(number, step) <= step:
             available.discard(number)
             held -= sum(sizes[number])
-    return Live(most, gathered)
+    return Live(*most, reducing, *gathered)

@@ -27,7 +27,9 @@ def memory_parts(
         on_host: Bytes of what is saved on the host instead.
     """
     engine = {0: torch_parts, 1: zero12_parts, 2: zero12_parts, 3: zero3_parts}[launch.stage]
-    passes = (Moment.FORWARD, Moment.BACKWARD)
+    # Stage 1 reduces after the backward pass, the others as soon as a bucket is full.
+    reducing = (Moment.REDUCE,) if launch.stage > 1 else ()
+    passes = (Moment.FORWARD, Moment.BACKWARD, *reducing)
     parts = [
         *load_parts(launch, model),
         *engine(launch, model),

@@ -95,13 +95,11 @@ def zero3_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
 def _bucket_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
     bucket, item = int(launch.value("reduce_bucket_size")), launch.item
     held = fullest(model.backward_order, bucket)
-    when = (Moment.BACKWARD, Moment.REDUCE)
+    why = f"reduce_bucket_size x {item} B, never freed ({SOURCE}: _setup_for_real_optimizer)"
+    when = (Moment.REDUCE,)
     parts = [
-        MemoryPart(
-            "reduce bucket", item * bucket, "device", since(Moment.BUCKETS),
-            f"reduce_bucket_size x {item} B, never freed ({SOURCE}: _setup_for_real_optimizer)",
-            touched=item * held,
-        ),
+        MemoryPart("reduce bucket", item * bucket, "device", (Moment.BUCKETS,), why, touched=0),
+        MemoryPart("reduce bucket", item * bucket, "device", TRAINING, why, touched=item * held),
         MemoryPart(
             "copy of the bucket", item * held, "device", when,
             "its gradients in the order of the processes (deepspeed/runtime/comm/"
@@ -135,27 +133,34 @@ def _live_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
         max_live=int(launch.value("stage3_max_live_parameters")),
         reuse=int(launch.value("stage3_max_reuse_distance")),
         kept=threshold,
+        bucket=int(launch.value("reduce_bucket_size")),
     )
-    passes = (Moment.FORWARD, Moment.BACKWARD, Moment.REDUCE)
     parts = [
         MemoryPart(
             "persistent parameters", item * kept, "device", TRAINING,
             f"{item} B a parameter of stage3_param_persistence_threshold elements or fewer "
             "(parameter_offload.py: mark_persistent_parameters)",
-        ),
-        MemoryPart(
-            "live parameters", item * live.most, "device", passes,
-            f"{item} B: stage3_max_live_parameters, stage3_max_reuse_distance and "
-            "stage3_prefetch_bucket_size over this model (partitioned_param_coordinator.py)",
-        ),
+        )
     ]  # fmt: skip
-    if launch.processes > 1:
+    for moment, numel, gathered in (
+        (Moment.FORWARD, live.forward, live.gathered_forward),
+        (Moment.BACKWARD, live.backward, live.gathered_backward),
+        (Moment.REDUCE, live.reducing, 0),
+    ):
         parts.append(
             MemoryPart(
-                "parameters as they are gathered", item * live.gathered, "device", passes,
-                "the buffer of one gathering (partition_parameters.py: _all_gather_dtype)",
+                "live parameters", item * numel, "device", (moment,),
+                f"{item} B: stage3_max_live_parameters, stage3_max_reuse_distance and "
+                "stage3_prefetch_bucket_size over this model (partitioned_param_coordinator.py)",
             )
         )  # fmt: skip
+        if launch.processes > 1:
+            parts.append(
+                MemoryPart(
+                    "parameters as they are gathered", item * gathered, "device", (moment,),
+                    "the buffer of one gathering (partition_parameters.py: _all_gather_dtype)",
+                )
+            )  # fmt: skip
     return parts
 
 

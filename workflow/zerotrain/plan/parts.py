@@ -21,7 +21,7 @@ class Moment(StrEnum):
     BUCKETS = "make the buckets"
     FORWARD = "forward"
     BACKWARD = "backward"
-    REDUCE = "reduce the last gradients"
+    REDUCE = "reduce a bucket"
     CLIP = "take the norm"
     STEP = "optimizer step"
     SAVE = "save"
