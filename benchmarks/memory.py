@@ -184,11 +184,31 @@ def watched(watch: Watch, owner: Any, name: str, moment: str, *, after: str) -> 
     setattr(owner, name, call)
 
 
-def train(folder: Path, launch: Path, progress: Path, modules: Path) -> None:
+def watch_training(inputs: Path, launch: Path, progress: Path) -> dict[str, int]:
+    """Train in this process; its most memory at each moment, and before as "idle"."""
+    from zerotrain.training import engine, loop, rank
+
+    watch = Watch()
+    time.sleep(0.05)
+    watch.enter("load")
+
+    def open_engine(*words: Any, **named: Any) -> engine.Engine:
+        watch.enter("build")
+        opened = engine.open_engine(*words, **named)
+        watch.enter("forward")
+        watched(watch, opened, "backward", "backward", after="step")
+        watched(watch, opened, "step", "step", after="forward")
+        return opened
+
+    vars(rank)["open_engine"] = open_engine
+    watched(watch, loop, "save", "save", after="forward")
+    rank.run(launch, inputs / "base", inputs / "cache", progress)
+    return watch.close()
+
+
+def train(inputs: Path, launch: Path, progress: Path, modules: Path) -> None:
     """Train in this process; what it imported to the file `modules`, else what was measured."""
     import torch
-
-    from zerotrain.training import loop, rank
 
     known = modules.is_file()
     for name in modules.read_text().split() if known else []:
@@ -201,37 +221,21 @@ def train(folder: Path, launch: Path, progress: Path, modules: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16):  # the libraries' own start
         small = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.Linear(6, 6)).to(dtype)
         small(torch.zeros(1, 8, 8, 8, dtype=dtype)).square().mean().backward()
-    watch = Watch()
-    time.sleep(0.05)
-    watch.enter("load")
-    opening = rank.open_engine
-
-    def open_engine(*words: Any, **named: Any) -> Any:
-        watch.enter("build")
-        engine = opening(*words, **named)
-        watch.enter("forward")
-        watched(watch, engine, "backward", "backward", after="step")
-        watched(watch, engine, "step", "step", after="forward")
-        return engine
-
-    rank.open_engine = open_engine  # type: ignore[assignment]
-    watched(watch, loop, "save", "save", after="forward")
-    rank.run(launch, folder / "base", folder / "cache", progress)
-    found = watch.close()
+    found = watch_training(inputs, launch, progress)
     if not known:
         modules.write_text("\n".join(sorted(m for m in sys.modules if m != "__main__")))
     print("\n" + json.dumps(found), flush=True)
     os._exit(0)
 
 
-def trace(folder: Path, precision: str) -> None:
+def trace(inputs: Path, precision: str) -> int:
     """Bytes of activations of a micro batch: saved for the backward pass, and a gradient."""
     import torch
 
     from zerotrain.families.sdxl import FAMILY
 
     dtype = {"no": torch.float32, "bf16": torch.bfloat16}[precision]
-    model = FAMILY.load_denoiser(folder / "base").to(dtype).train()
+    model = FAMILY.load_denoiser(inputs / "base").to(dtype).train()
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, int] = {}
 
@@ -251,7 +255,7 @@ def trace(folder: Path, precision: str) -> None:
         )
     assert kept is not None
     largest = max(parameter.nbytes for parameter in model.parameters())
-    print("\n" + json.dumps(sum(saved.values()) + largest))
+    return sum(saved.values()) + largest
 
 
 def child(*words: object, **environment: str) -> subprocess.Popen[str]:
@@ -327,7 +331,7 @@ def main() -> None:
         if act == "make":
             make_inputs(Path(rest[0]), [int(word) for word in rest[1:]])
         elif act == "trace":
-            trace(Path(rest[0]), rest[1])
+            print("\n" + json.dumps(trace(Path(rest[0]), rest[1])))
         else:
             train(*map(Path, rest))
         return

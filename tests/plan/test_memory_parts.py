@@ -186,7 +186,7 @@ def test_live_parameters_follow_the_limits() -> None:
     assert far == Live(65, 65, 30, 55, 0)
     ahead = live(prefetch=1, max_live=1000, reuse=0)
     assert ahead.forward == 20 + 30
-    assert ahead.backward == 5 + 30 + 20
+    assert ahead.backward == 30 + 20 + 10
 
 
 def test_storage_counts_what_is_new_before_what_is_old() -> None:

@@ -89,4 +89,4 @@ def live_parameters(
         if not soon and fetched_for.get(number, step) <= step:
             available.discard(number)
             held -= sum(sizes[number])
-    return Live(*most, reducing, *gathered)
+    return Live(most[0], most[1], reducing, gathered[0], gathered[1])
