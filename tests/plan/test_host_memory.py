@@ -6,13 +6,16 @@ import ctypes
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.memory import make_inputs, predict, trace, watch_training, write_launch
 
 from zerotrain.stages.train_phase import ALLOCATOR
+
+sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not find the benchmarks
+from benchmarks.memory import make_inputs, predict, trace, watch_training, write_launch
 
 CHANNELS = [192, 512]
 """58 million parameters: what does not grow with the model, some 20 MB, is then little."""
