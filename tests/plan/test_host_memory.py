@@ -1,0 +1,70 @@
+"""What trainings on this machine's CPU take of its memory is what the planner says, within 5 %."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerotrain.stages.train_phase import ALLOCATOR
+
+sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not find the benchmarks
+from benchmarks.memory import make_inputs, predict, trace, watch_training, write_launch
+
+CHANNELS = [192, 512]
+"""58 million parameters: what does not grow with the model, some 20 MB, is then little."""
+M_MMAP_THRESHOLD = -3
+FAST = ["torch:no", "zero2_offload:no"]
+SLOW = [
+    f"{preset}:{precision}"
+    for preset in ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
+    for precision in ("no", "bf16")
+    if f"{preset}:{precision}" not in FAST
+] + ["torch:no:2", "zero2:bf16:2", "zero3:bf16:2"]
+
+
+def _train(number: int, world: int, port: int, inputs: Path, folder: Path) -> None:
+    # As MALLOC_MMAP_THRESHOLD_ does at a process's start.
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, int(ALLOCATOR["MALLOC_MMAP_THRESHOLD_"]))
+    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    found = watch_training(inputs, folder / "launch", folder / "progress")
+    (folder / f"found-{number}.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory")
+    make_inputs(folder, CHANNELS)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "case", [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
+)
+def test_host_memory_is_predicted(case: str, inputs: Path, tmp_path: Path, server: Any) -> None:
+    """The most anonymous and shared memory, above that of the process before it began."""
+    write_launch(tmp_path / "launch", case)
+    (tmp_path / "progress").mkdir()
+    world = int([*case.split(":"), "1"][2])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [
+        server.Process(target=_train, args=(number, world, port, inputs, tmp_path))
+        for number in range(world)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(180)
+    found = json.loads((tmp_path / "found-0.json").read_text())
+    measured = max(found.values()) - found["idle"]
+    said = predict(tmp_path / "launch", inputs, trace(inputs, case.split(":")[1]))
+    assert max(said.values()) == pytest.approx(measured, rel=0.05), (found, said)

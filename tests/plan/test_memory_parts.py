@@ -1,0 +1,222 @@
+"""The arithmetic of memory: model states to the byte, buffers as DeepSpeed's code takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zerotrain.launch.preset import read_preset
+from zerotrain.plan.buckets import fullest, gradients_of_partition, sub_groups
+from zerotrain.plan.inputs import ModelSizes, PlannedLaunch
+from zerotrain.plan.live_parameters import Live, live_parameters
+from zerotrain.plan.memory_parts import memory_parts, saves_nothing
+from zerotrain.plan.parts import MemoryPart, Moment, at, peak, resident_peak, since, states
+from zerotrain.plan.storage import Traffic, storage, swap_files, traffic
+
+SDXL = 2_567_463_684
+GIB = 2**30
+LAYER = 1_638_400
+
+
+def launch(
+    name: str, precision: str = "bf16", processes: int = 1, **values: object
+) -> PlannedLaunch:
+    """A shipped preset's launch."""
+    preset = read_preset(Path(f"config/launch/{name}.yaml"))
+    return PlannedLaunch(
+        engine=preset.engine,
+        stage=preset.zero_stage,
+        offload_optimizer=preset.offload_optimizer,
+        offload_param=preset.offload_param,
+        zero=preset.zero_optimization,
+        mixed_precision=precision,
+        processes=processes,
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def sdxl() -> ModelSizes:
+    """As many parameters as SDXL's U-Net has, the largest as large as its largest."""
+    largest = 1280 * 2560 * 9
+    layers, rest = divmod(SDXL - largest, LAYER)
+    sizes = {"largest.weight": largest, "rest.weight": rest}
+    sizes |= {f"layer{number}.weight": LAYER for number in range(layers)}
+    return ModelSizes(sizes, (tuple(sizes),))
+
+
+@pytest.mark.parametrize("name", ["torch", "zero1", "zero2", "zero3"])
+def test_nothing_offloaded_takes_sixteen_bytes_a_parameter(name: str) -> None:
+    """facts/performance.md: 38.3 GiB on one device; torch's float32 comes to the same."""
+    assert states(memory_parts(launch(name), sdxl(), 0), "device") == 16 * SDXL
+    assert f"{16 * SDXL / GIB:.1f}" == "38.3"
+
+
+def test_offload_at_stage_2_is_the_facts_arithmetic() -> None:
+    """4.8 GiB on the device, 43.1 GiB on the host with the buffer for the largest gradient."""
+    parts = memory_parts(launch("zero2_offload"), sdxl(), 0)
+    assert states(parts, "device") == 2 * SDXL
+    assert states(parts, "host") == 18 * SDXL
+    buffer = sum(p.bytes for p in parts if p.name == "gradient on its way" and p.where == "host")
+    assert f"{2 * SDXL / GIB:.1f}" == "4.8"
+    assert f"{(18 * SDXL + buffer) / GIB:.1f}" == "43.1"
+
+
+def test_offload_at_stage_3_is_the_facts_arithmetic_and_what_deepspeed_takes_besides() -> None:
+    """43.0 GiB of states; gradients in 16 bits, which it keeps beside those in float32."""
+    parts = memory_parts(launch("zero3_offload"), sdxl(), 0)
+    assert states(parts, "device") == 0
+    assert states(parts, "host") == 18 * SDXL
+    assert f"{18 * SDXL / GIB:.1f}" == "43.0"
+    (more,) = [p for p in parts if p.name == "gradients in the type of the weights"]
+    assert (more.bytes, more.where) == (2 * SDXL, "host")
+
+
+def test_the_update_of_stage_2_takes_copies_of_the_gradients() -> None:
+    """16-bit gradients are made flat and then float32: six bytes a parameter beside the states."""
+    parts = memory_parts(launch("zero2"), sdxl(), 0)
+    assert at(parts, Moment.STEP, "device") == (16 + 6) * SDXL
+    bucket = 2 * 50_000_000
+    assert at(parts, Moment.BACKWARD, "device") == 16 * SDXL + bucket
+
+
+def test_masters_are_shared_among_processes() -> None:
+    """Twelve of the bytes are divided at stage 1, fourteen at stage 2, all at stage 3."""
+    model = ModelSizes(
+        {f"l{n}.weight": 2**20 for n in range(64)}, (tuple(f"l{n}.weight" for n in range(64)),)
+    )
+    for name, whole, shared in (("zero1", 4, 12), ("zero2", 2, 14), ("zero3", 0, 16)):
+        parts = memory_parts(launch(name, processes=4), model, 0)
+        assert states(parts, "device") == model.numel * whole + model.numel * shared // 4, name
+
+
+CHAINS = [
+    ("torch", "zero1", "zero2", "zero3", "zero3_offload", "zero3_nvme"),
+    ("zero2", "zero2_offload", "zero3_offload"),
+]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("processes", [2, 3, 8])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_device_memory_never_grows_along_the_presets(
+    chain: tuple[str, ...], processes: int, precision: str
+) -> None:
+    """With several processes each preset takes no more than the one before it.
+
+    zero2_offload and zero3 are on two branches: which takes less depends on the processes.
+    """
+    parts = [memory_parts(launch(name, precision, processes), sdxl(), GIB) for name in chain]
+    peaks = [peak(found, "device")[0] for found in parts]
+    assert peaks == sorted(peaks, reverse=True), dict(zip(chain, peaks, strict=True))
+
+
+def test_zero3_takes_more_than_zero2_offload_of_few_processes_and_less_of_many() -> None:
+    def device(name: str, processes: int) -> int:
+        return peak(memory_parts(launch(name, "bf16", processes), sdxl(), 0), "device")[0]
+
+    assert device("zero3", 2) > device("zero2_offload", 2)
+    assert device("zero3", 64) < device("zero2_offload", 64)
+
+
+def test_it_is_said_where_zero_saves_nothing() -> None:
+    assert "one process" in (saves_nothing(launch("zero2")) or "")
+    assert saves_nothing(launch("zero2", processes=2)) is None
+    assert saves_nothing(launch("zero2_offload")) is None
+    assert saves_nothing(launch("torch")) is None
+    one = {name: memory_parts(launch(name), sdxl(), 0) for name in ("torch", "zero1", "zero2")}
+    assert peak(one["zero1"], "device")[0] >= peak(one["zero2"], "device")[0]
+    assert peak(one["zero2"], "device")[0] > peak(one["torch"], "device")[0]
+
+
+def test_frozen_parameters_have_weights_alone() -> None:
+    """Of a LoRA: 2 B a frozen parameter under DeepSpeed, 4 B where autocast casts them."""
+    sizes = {"base.weight": 10**9, "lora.weight": 10**6}
+    model = ModelSizes(sizes, (("lora.weight",),))
+    assert states(memory_parts(launch("zero2"), model, 0), "device") == 2 * 10**9 + 16 * 10**6
+    assert states(memory_parts(launch("torch"), model, 0), "device") == 4 * 10**9 + 16 * 10**6
+    assert (
+        states(memory_parts(launch("zero3", processes=2), model, 0), "device") == 10**9 + 8 * 10**6
+    )
+
+
+def test_accumulation_keeps_gradients_on_the_host() -> None:
+    """At stage 2 with offload, micro batches are summed up in 16 bits beside the float32 ones."""
+    one = memory_parts(launch("zero2_offload"), sdxl(), 0)
+    four = memory_parts(launch("zero2_offload", accumulation=4), sdxl(), 0)
+    more = at(four, Moment.STEP, "host") - at(one, Moment.STEP, "host")
+    assert more == 2**33  # locked: 2 B a parameter and the next power of two
+    assert [p.bytes for p in four if p.name == "gradients accumulated"] == [2 * SDXL]
+
+
+def test_locked_pages_are_taken_in_powers_of_two() -> None:
+    parts = memory_parts(launch("zero2_offload"), sdxl(), 0)
+    (found,) = [p for p in parts if p.name == "locked pages beyond the tensors"]
+    tensors = [4 * SDXL, 4 * SDXL, 2 * SDXL, 2 * 1280 * 2560 * 9]
+    assert found.bytes == 2**34 + 2**34 + 2**33 + 2**26 - sum(tensors)
+
+
+def test_a_bucket_is_emptied_before_what_does_not_fit() -> None:
+    assert fullest([3, 4, 2, 5], 8) == 7
+    assert fullest([9, 3], 8) == 3
+    assert fullest([], 8) == 0
+
+
+def test_a_partition_keeps_whole_gradients_of_what_it_cuts() -> None:
+    """Two processes, parameters of 6, 4 and 10: the border lies between the second and third."""
+    assert gradients_of_partition([[6, 4, 10]], 2) == 10
+    assert gradients_of_partition([[6, 8, 6]], 2) == 14
+
+
+def test_a_sub_group_ends_where_it_reaches_its_size() -> None:
+    assert sub_groups([[4, 4, 4, 4]], 1, 6) == [8, 8]
+    assert sub_groups([[4, 4, 4], [2]], 2, 4) == [4, 2, 1]
+
+
+def test_live_parameters_follow_the_limits() -> None:
+    """Without prefetch and reuse one module is live at a time; with both, all of them."""
+    modules = [[10], [20, 1], [30], [5]]
+
+    def live(**limits: int) -> Live:
+        return live_parameters(modules, kept=1, bucket=40, **limits)
+
+    none = live(prefetch=0, max_live=0, reuse=0)
+    assert none == Live(30, 30, 20, 30, 30)
+    far = live(prefetch=100, max_live=1000, reuse=1000)
+    assert far == Live(65, 65, 30, 55, 0)
+    ahead = live(prefetch=1, max_live=1000, reuse=0)
+    assert ahead.forward == 20 + 30
+    assert ahead.backward == 30 + 20 + 10
+
+
+def test_storage_counts_what_is_new_before_what_is_old() -> None:
+    rolling, state, weights = storage(launch("zero2", keep=3), sdxl(), "bf16")
+    assert (rolling.bytes, rolling.spike) == (36 * SDXL, 48 * SDXL)
+    assert (state.bytes, weights.bytes, weights.spike) == (12 * SDXL, 2 * SDXL, 4 * SDXL)
+
+
+def test_stage_2_moves_six_bytes_a_parameter() -> None:
+    """facts/performance.md: the minimum is 4, DeepSpeed moves about 6."""
+    assert traffic(launch("zero2_offload"), sdxl()) == Traffic(4 * SDXL, 2 * SDXL)
+    assert traffic(launch("zero3_offload"), sdxl()) == Traffic(6 * SDXL, 6 * SDXL)
+    assert traffic(launch("zero2"), sdxl()) == Traffic()
+
+
+def test_swap_files_hold_the_optimizer_and_the_weights() -> None:
+    """The first max_in_cpu weights stay in host memory, and have files all the same."""
+    files = swap_files(launch("zero3_nvme"), sdxl())
+    assert files["masters"] == pytest.approx(4 * SDXL, abs=2**20)
+    assert files["optimizer states"] == 2 * files["masters"]
+    assert files["gradients"] <= 4 * SDXL
+    kept = [p for p in memory_parts(launch("zero3_nvme"), sdxl(), 0) if p.name == "weights"]
+    assert sum(p.bytes for p in kept) == pytest.approx(2 * 10**9, rel=0.2)
+
+
+def test_a_peak_names_its_moment() -> None:
+    parts = [
+        MemoryPart("a", 5, "device", since(Moment.FORWARD), ""),
+        MemoryPart("b", 7, "device", (Moment.STEP,), "", touched=1),
+        MemoryPart("c", 3, "host", (Moment.BACKWARD,), ""),
+    ]
+    assert peak(parts, "device") == (12, Moment.STEP)
+    assert resident_peak(parts) == (8, Moment.BACKWARD)

@@ -1,0 +1,52 @@
+"""What one process of a training takes of device and host, part by part, in bytes."""
+
+from __future__ import annotations
+
+from zerotrain.plan.host import load_parts, save_parts
+from zerotrain.plan.inputs import ModelSizes, PlannedLaunch
+from zerotrain.plan.memory_torch import torch_parts
+from zerotrain.plan.memory_zero3 import zero3_parts
+from zerotrain.plan.memory_zero12 import zero12_parts
+from zerotrain.plan.parts import MemoryPart, Moment
+
+
+def memory_parts(
+    launch: PlannedLaunch, model: ModelSizes, activations: int, on_host: int = 0
+) -> list[MemoryPart]:
+    """Every part of one process's memory.
+
+    What the device's driver and libraries take for themselves (a CUDA context, cuBLAS, NCCL) is not
+    among them, nor the imported modules' memory on the host: neither has a formula.
+
+    Args:
+        launch: The launch's values.
+        model: The model's sizes.
+        activations: The most bytes that a micro batch's forward and backward pass takes on the
+            device: what is saved, what operations hold meanwhile, and one parameter's gradient;
+            not the weights, nor their casts.
+        on_host: Bytes of what is saved on the host instead.
+    """
+    engine = {0: torch_parts, 1: zero12_parts, 2: zero12_parts, 3: zero3_parts}[launch.stage]
+    # Stage 1 reduces after the backward pass, the others as soon as a bucket is full.
+    reducing = (Moment.REDUCE,) if launch.stage > 1 else ()
+    passes = (Moment.FORWARD, Moment.BACKWARD, *reducing)
+    parts = [
+        *load_parts(launch, model),
+        *engine(launch, model),
+        MemoryPart("activations", activations, "device", passes, "a trace of the model"),
+        MemoryPart("activations on the host", on_host, "host", passes, "a trace of the model"),
+        *save_parts(launch, model),
+    ]
+    return [part for part in parts if part.bytes]
+
+
+def saves_nothing(launch: PlannedLaunch) -> str | None:
+    """Why ZeRO saves no memory under a launch, if it does not."""
+    if launch.engine == "torch" or launch.processes > 1:
+        return None
+    if launch.offload_optimizer != "none" or launch.offload_param != "none":
+        return None
+    return (
+        f"one process and nothing offloaded: ZeRO-{launch.stage} has nobody to share with, and "
+        "takes more than plain PyTorch for its copies and buckets"
+    )

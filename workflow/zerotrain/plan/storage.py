@@ -1,0 +1,123 @@
+"""Bytes on disks, and bytes between host and device at each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerotrain.plan.buckets import flat_sizes, gradients_of_partition, partitioned, sub_groups
+from zerotrain.plan.inputs import FP32, ModelSizes, PlannedLaunch
+from zerotrain.plan.swap import swap_file_bytes
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Bytes on a disk: what stays there, and the most while it is written.
+
+    Attributes:
+        name: What it is.
+        bytes: What stays.
+        spike: The most at a time: what is new is whole before what is old is removed.
+        why: Its arithmetic.
+    """
+
+    name: str
+    bytes: int
+    spike: int
+    why: str
+
+
+def storage(launch: PlannedLaunch, model: ModelSizes, dtype: str) -> list[Storage]:
+    """What a phase leaves on the disk of its results, tensors only; a header is a few KB a shard.
+
+    The published checkpoint is a second name of the newest rolling one, so it takes nothing where
+    the file system has hard links (zerotrain/stages/train_phase.py: _publish).
+
+    Args:
+        launch: The launch's values.
+        model: The model's sizes.
+        dtype: Type of the exported weights: fp32, bf16 or fp16.
+    """
+    state = FP32 * (1 + launch.slots) * model.trained_numel
+    # What is trained beside frozen weights may be an adapter; the whole model is the most.
+    weights = DTYPE_BYTES[dtype] * model.numel
+    each = f"{FP32} B x (1 + {launch.slots}) a trained parameter"
+    return [
+        Storage(
+            "rolling checkpoints", launch.keep * state, (launch.keep + 1) * state,
+            f"keep: {launch.keep} x {each}; one more while it is written "
+            "(zerotrain/training/loop.py: save)",
+        ),
+        Storage(
+            "state", state, 2 * state,
+            f"{each}; a state that is exported again is whole before the old one is removed "
+            "(zerotrain/artifact/publication.py)",
+        ),
+        Storage(
+            "weights", weights, 2 * weights,
+            f"{DTYPE_BYTES[dtype]} B a parameter; twice while they are exported again",
+        ),
+    ]  # fmt: skip
+
+
+def swap_files(launch: PlannedLaunch, model: ModelSizes) -> dict[str, int]:
+    """Bytes that all processes keep on the disk of offload_path, by what they hold."""
+    groups = sub_groups(model.groups, launch.processes, int(launch.value("sub_group_size")))
+    own = swap_file_bytes(launch, model, groups)
+    return {name: launch.processes * size for name, size in own.items()}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one process moves in a step.
+
+    Attributes:
+        to_host: From its device to the host.
+        to_device: From the host to its device.
+        read: From the disk of offload_path.
+        written: To it.
+    """
+
+    to_host: int = 0
+    to_device: int = 0
+    read: int = 0
+    written: int = 0
+
+
+def traffic(launch: PlannedLaunch, model: ModelSizes) -> Traffic:
+    """What a step moves, beyond its batch, as DeepSpeed 0.19.8 does it.
+
+    The least there could be is 2 B a parameter each way; gradients go as float32, and stage 3
+    brings them back once more (stage_1_and_2.py: copy_grads_in_partition and step; stage3.py:
+    partition_grads).
+    """
+    if launch.cpu or launch.engine == "torch":
+        return Traffic()
+    item, micro = launch.item, launch.accumulation
+    if launch.stage < 3:
+        if launch.offload_optimizer == "none":
+            return Traffic()
+        own = sum(flat_sizes(model.groups, launch.processes)) // launch.processes
+        whole = gradients_of_partition(model.groups, launch.processes)
+        # Unless it is the only one, a micro batch stores the sum; all but the first fetch it.
+        stored = micro * item * whole if micro > 1 else 0
+        fetched = (micro - 1) * item * whole
+        return Traffic(FP32 * own + stored, item * own + fetched)
+    own = partitioned((n for group in model.groups for n in group), launch.processes)
+    every = partitioned(model.parameters.values(), launch.processes)
+    to_host = to_device = 0
+    if launch.offload_optimizer != "none":
+        to_host = micro * item * own + FP32 * own
+        to_device = micro * item * own
+    if launch.offload_param != "none":
+        to_device += 2 * micro * item * every
+    elif launch.offload_optimizer != "none":
+        to_device += item * own
+    files = swap_files(launch, model)
+    states = (files.get("masters", 0) + files.get("optimizer states", 0)) // launch.processes
+    gradients = files.get("gradients", 0) // launch.processes
+    weights = files.get("weights", 0) // launch.processes
+    return Traffic(
+        to_host, to_device, states + gradients + 2 * micro * weights, states + gradients + weights
+    )
