@@ -303,7 +303,7 @@ def predict(launch: Path, inputs: Path, activations: int) -> dict[str, int]:
     """What the planner says of a case at each moment."""
     from zerotrain.families.sdxl import FAMILY
     from zerotrain.launch.resolved import read_run_yaml
-    from zerotrain.plan.inputs import ModelSizes, PlannedLaunch
+    from zerotrain.plan.inputs import ParameterSizes, PlannedLaunch
     from zerotrain.plan.memory_parts import memory_parts
 
     phase = read_run_yaml(launch / "run.yaml")
@@ -312,7 +312,7 @@ def predict(launch: Path, inputs: Path, activations: int) -> dict[str, int]:
         zero = json.loads((launch / "deepspeed.json").read_text())["zero_optimization"]
     shapes = {n: p.shape for n, p in FAMILY.empty_denoiser(inputs / "base").named_parameters()}
     planned = PlannedLaunch.of(phase, zero, cpu=True)
-    parts = memory_parts(planned, ModelSizes.of(shapes), activations)
+    parts = memory_parts(planned, ParameterSizes.of(shapes), activations)
     return {
         name: max(sum(part.resident for part in parts if m in part.when) for m in moments)
         for name, moments in MOMENTS.items()

@@ -8,7 +8,7 @@ import pytest
 
 from zerotrain.launch.preset import read_preset
 from zerotrain.plan.buckets import fullest, gradients_of_partition, sub_groups
-from zerotrain.plan.inputs import ModelSizes, PlannedLaunch
+from zerotrain.plan.inputs import ParameterSizes, PlannedLaunch
 from zerotrain.plan.live_parameters import Live, live_parameters
 from zerotrain.plan.memory_parts import memory_parts, saves_nothing
 from zerotrain.plan.parts import MemoryPart, Moment, at, peak, resident_peak, since, states
@@ -36,13 +36,13 @@ def launch(
     )
 
 
-def sdxl() -> ModelSizes:
+def sdxl() -> ParameterSizes:
     """As many parameters as SDXL's U-Net has, the largest as large as its largest."""
     largest = 1280 * 2560 * 9
     layers, rest = divmod(SDXL - largest, LAYER)
     sizes = {"largest.weight": largest, "rest.weight": rest}
     sizes |= {f"layer{number}.weight": LAYER for number in range(layers)}
-    return ModelSizes(sizes, (tuple(sizes),))
+    return ParameterSizes(sizes, (tuple(sizes),))
 
 
 @pytest.mark.parametrize("name", ["torch", "zero1", "zero2", "zero3"])
@@ -82,7 +82,7 @@ def test_the_update_of_stage_2_takes_copies_of_the_gradients() -> None:
 
 def test_masters_are_shared_among_processes() -> None:
     """Twelve of the bytes are divided at stage 1, fourteen at stage 2, all at stage 3."""
-    model = ModelSizes(
+    model = ParameterSizes(
         {f"l{n}.weight": 2**20 for n in range(64)}, (tuple(f"l{n}.weight" for n in range(64)),)
     )
     for name, whole, shared in (("zero1", 4, 12), ("zero2", 2, 14), ("zero3", 0, 16)):
@@ -132,7 +132,7 @@ def test_it_is_said_where_zero_saves_nothing() -> None:
 def test_frozen_parameters_have_weights_alone() -> None:
     """Of a LoRA: 2 B a frozen parameter under DeepSpeed, 4 B where autocast casts them."""
     sizes = {"base.weight": 10**9, "lora.weight": 10**6}
-    model = ModelSizes(sizes, (("lora.weight",),))
+    model = ParameterSizes(sizes, (("lora.weight",),))
     assert states(memory_parts(launch("zero2"), model, 0), "device") == 2 * 10**9 + 16 * 10**6
     assert states(memory_parts(launch("torch"), model, 0), "device") == 4 * 10**9 + 16 * 10**6
     assert (

@@ -62,7 +62,12 @@ def model_sizes(
         trained = {n: s for n, s in sizes.items() if not _any(frozen_parameters, n)}
     else:
         trained = _adapter(shapes, lora["rank"], lora["target_modules"])
-        sizes |= trained
+    return sum_up(shapes, trained)
+
+
+def sum_up(shapes: Mapping[str, Sequence[int]], trained: Mapping[str, int]) -> ModelSizes:
+    """Sizes of a model with these shapes, of which these are trained; an adapter's come on top."""
+    sizes = {**{name: math.prod(shape) for name, shape in shapes.items()}, **trained}
     largest = max(sizes, key=lambda name: sizes[name])
     vectors = (sizes[name] for name, shape in shapes.items() if len(shape) == 1)
     return ModelSizes(

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli import by_hand, groups, launch, stages
+from zerotrain.cli import by_hand, groups, launch, plan, stages
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
@@ -29,6 +29,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     stages.report,
     by_hand.new,
     by_hand.check,
+    plan.plan,
     by_hand.switch,
     by_hand.build_ops,
     by_hand.doctor,

@@ -139,3 +139,22 @@ def init(
 
 def show_plan(phase: object) -> None:
     """Print what the phase needs, part by part. THE PLANNER IS CALLED HERE: it is not there yet."""
+
+
+@launch_app.command()
+def explain(
+    place: Annotated[
+        str, typer.Argument(metavar="RUN/PHASE", help="A phase, its launch folder or run.yaml.")
+    ],
+    source: Annotated[
+        list[str] | None,
+        typer.Option(help="Only values of this source: user, derived or default."),
+    ] = None,
+) -> None:
+    """Show every value of a phase's launch files, where it comes from and why."""
+    import shutil
+
+    from zerotrain.launch.explain import explain
+
+    columns = shutil.get_terminal_size((100, 40)).columns
+    print("\n".join(explain(place, tuple(source or ()), columns)))

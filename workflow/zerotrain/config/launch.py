@@ -162,6 +162,12 @@ class LaunchConfig(Section):
 
     @model_validator(mode="after")
     def _memory_with_auto(self) -> LaunchConfig:
+        own = [k for k in ("offload_optimizer", "offload_param") if getattr(self, k) is not None]
+        if own and self.preset == "auto":
+            raise ValueError(
+                f"{own[0]} {getattr(self, own[0])}, but preset auto decides what is offloaded: "
+                "remove it, or choose a preset"
+            )
         if self.device_memory is not None and self.preset != "auto":
             raise ValueError(
                 f"device_memory {self.device_memory}, but only preset auto plans by it: remove it, "

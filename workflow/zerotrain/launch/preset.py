@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from zerotrain.config import LaunchConfig
 from zerotrain.errors import PipelineError
 
 KEYS = {"engine", "zero_stage", "offload_optimizer", "offload_param", "choose"}
@@ -65,6 +66,22 @@ def read_preset(path: Path) -> Preset:
     preset = Preset(path.stem, choose=choose, **found)
     check_offload(preset, str(path))
     return preset
+
+
+def with_own_offload(preset: Preset, launch: LaunchConfig, where: str) -> Preset:
+    """The preset with a launch's own words on what is offloaded where.
+
+    Raises:
+        PipelineError: the preset's stage cannot do it.
+    """
+    own = {
+        key: value
+        for key in ("offload_optimizer", "offload_param")
+        if (value := getattr(launch, key)) is not None
+    }
+    changed = replace(preset, **own)
+    check_offload(changed, where)
+    return changed
 
 
 def check_offload(preset: Preset, where: str) -> None:

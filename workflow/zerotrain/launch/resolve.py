@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from zerotrain import optimizers
-from zerotrain.config import LaunchConfig, RunConfig, TrainConfig
+from zerotrain.config import RunConfig, TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.lr_schedule import refuse_impossible_schedule, with_own_keys
-from zerotrain.launch.preset import Preset, check_offload
+from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.resolved import FILES, ResolvedPhase, warmup_share
 from zerotrain.launch.settings import Source
 from zerotrain.model_sizes import ModelSizes
@@ -65,7 +64,7 @@ def resolve_phase(
     for key in ("lora", "frozen_parameters"):
         sources[key] = _source(config, key)
     sources["allow"] = _source(phase, "allow")
-    preset = _with_own_offload(preset, launch, f"phase {name}")
+    preset = with_own_offload(preset, launch, f"phase {name}")
     check_activations(name, launch, preset, train.gradient_checkpointing)
     if preset.engine == "auto":
         raise ValueError("a preset is chosen before a phase is resolved")
@@ -163,18 +162,6 @@ def resolve_phase(
     )
     refuse_impossible_schedule(resolved)
     return with_files(resolved, launch, sizes)
-
-
-def _with_own_offload(preset: Preset, launch: LaunchConfig, where: str) -> Preset:
-    """The preset with the launch's own words on what is offloaded where."""
-    own = {
-        key: value
-        for key in ("offload_optimizer", "offload_param")
-        if (value := getattr(launch, key)) is not None
-    }
-    changed = replace(preset, **own)
-    check_offload(changed, where)
-    return changed
 
 
 def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zerotrain.plan.inputs import FP32, ModelSizes, PlannedLaunch
+from zerotrain.plan.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.plan.parts import MemoryPart, Moment, since
 
 
-def load_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
+def load_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     """What loading the model takes until it is on the device in its type.
 
     safetensors maps files of float32: those pages belong to the cache, and the system takes them
@@ -45,7 +45,7 @@ def load_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
     return parts
 
 
-def save_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
+def save_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     """What a checkpoint takes while it is written: one tensor, copied from the device."""
     if launch.cpu:
         return []

@@ -39,7 +39,7 @@ OFFLOAD_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class ModelSizes:
+class ParameterSizes:
     """The elements of a model's parameters, in the order of the model.
 
     Attributes:
@@ -58,7 +58,7 @@ class ModelSizes:
         shapes: Mapping[str, Sequence[int]],
         groups: Sequence[Sequence[str]] | None = None,
         stored_bytes: int = FP32,
-    ) -> ModelSizes:
+    ) -> ParameterSizes:
         """Sizes of the parameters of these shapes; without groups all are trained in one."""
         parameters = {name: prod(shape) for name, shape in shapes.items()}
         chosen = tuple(map(tuple, groups)) if groups is not None else (tuple(parameters),)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from zerotrain.plan.host import load_parts, save_parts
-from zerotrain.plan.inputs import ModelSizes, PlannedLaunch
-from zerotrain.plan.memory_torch import torch_parts
+from zerotrain.plan.inputs import ParameterSizes, PlannedLaunch
+from zerotrain.plan.memory_torch import CASTS, torch_parts
 from zerotrain.plan.memory_zero3 import zero3_parts
 from zerotrain.plan.memory_zero12 import zero12_parts
 from zerotrain.plan.parts import MemoryPart, Moment
 
 
 def memory_parts(
-    launch: PlannedLaunch, model: ModelSizes, activations: int, on_host: int = 0
+    launch: PlannedLaunch,
+    model: ParameterSizes,
+    activations: int,
+    on_host: int = 0,
+    *,
+    casts_traced: bool = False,
 ) -> list[MemoryPart]:
     """Every part of one process's memory.
 
@@ -25,6 +30,7 @@ def memory_parts(
             device: what is saved, what operations hold meanwhile, and one parameter's gradient;
             not the weights, nor their casts.
         on_host: Bytes of what is saved on the host instead.
+        casts_traced: Whether `activations` has autocast's copies of the weights, after all.
     """
     engine = {0: torch_parts, 1: zero12_parts, 2: zero12_parts, 3: zero3_parts}[launch.stage]
     # Stage 1 reduces after the backward pass, the others as soon as a bucket is full.
@@ -37,7 +43,8 @@ def memory_parts(
         MemoryPart("activations on the host", on_host, "host", passes, "a trace of the model"),
         *save_parts(launch, model),
     ]
-    return [part for part in parts if part.bytes]
+    left_out = {CASTS} if casts_traced else set()
+    return [part for part in parts if part.bytes and part.name not in left_out]
 
 
 def saves_nothing(launch: PlannedLaunch) -> str | None:

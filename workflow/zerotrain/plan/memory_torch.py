@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from zerotrain.plan.buckets import padded
-from zerotrain.plan.inputs import FP32, ModelSizes, PlannedLaunch
+from zerotrain.plan.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.plan.parts import TRAINING, MemoryPart, Moment, since
 
 ENGINE = "zerotrain/training/torch_engine.py"
 NORM = 8
 """Bytes of a gradient's element while its norm is taken, in float64."""
 AUTOCAST = 2
+CASTS = "weights cast by autocast"
+"""A trace of the activations under autocast has them, too."""
 DDP = "torch/nn/parallel/distributed.py: gradient_as_bucket_view is off"
 
 
-def torch_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
+def torch_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     """The parts that a process takes, activations excluded."""
     flat = FP32 * sum(padded(sum(group), 2) for group in model.groups)
     parts = [
@@ -58,7 +60,7 @@ def torch_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
     if launch.mixed_precision != "no":
         parts.append(
             MemoryPart(
-                "weights cast by autocast", AUTOCAST * model.numel, "device",
+                CASTS, AUTOCAST * model.numel, "device",
                 (Moment.FORWARD, Moment.BACKWARD),
                 "2 B a parameter, kept for the backward pass (torch.autocast's cache)",
             )
@@ -66,7 +68,7 @@ def torch_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
     return parts
 
 
-def _flattening(model: ModelSizes) -> int:
+def _flattening(model: ParameterSizes) -> int:
     """The most bytes while group after group is made flat, with its gradients."""
     sizes = [FP32 * sum(group) for group in model.groups]
     return max(sum(sizes[n:]) + 2 * sum(sizes[: n + 1]) for n in range(len(sizes)))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from zerotrain.plan.buckets import flat_sizes, fullest, gradients_of_partition
 from zerotrain.plan.host import locked
-from zerotrain.plan.inputs import FP32, ModelSizes, PlannedLaunch
+from zerotrain.plan.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.plan.memory_torch import NORM
 from zerotrain.plan.parts import TRAINING, MemoryPart, Moment, Place, since
 
 SOURCE = "deepspeed/runtime/zero/stage_1_and_2.py"
 
 
-def zero12_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
+def zero12_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     """The parts that a process takes, activations excluded."""
     item, flats = launch.item, flat_sizes(model.groups, launch.processes)
     own = sum(flats) // launch.processes
@@ -56,7 +56,7 @@ def zero12_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
     return parts
 
 
-def _bucket_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
+def _bucket_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     bucket = int(launch.value("reduce_bucket_size"))
     held = fullest(model.backward_order, bucket)
     when = (Moment.BACKWARD, Moment.REDUCE)
@@ -79,7 +79,7 @@ def _bucket_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
     return parts
 
 
-def _own_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
+def _own_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     """Gradients and temporaries where the optimizer is on the device."""
     item, flats = launch.item, flat_sizes(model.groups, launch.processes)
     largest = max(flats) // launch.processes
@@ -136,7 +136,7 @@ def _own_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
 
 
 def _offloaded_parts(
-    launch: PlannedLaunch, model: ModelSizes, flats: list[int]
+    launch: PlannedLaunch, model: ParameterSizes, flats: list[int]
 ) -> list[MemoryPart]:
     """Gradients and buffers where the optimizer is on the host."""
     item, owns = launch.item, [flat // launch.processes for flat in flats]

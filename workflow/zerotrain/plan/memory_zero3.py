@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerotrain.plan.buckets import fullest, partitioned, sub_groups
 from zerotrain.plan.host import locked
-from zerotrain.plan.inputs import FP32, ModelSizes, PlannedLaunch
+from zerotrain.plan.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.plan.live_parameters import live_parameters
 from zerotrain.plan.memory_torch import NORM
 from zerotrain.plan.parts import TRAINING, MemoryPart, Moment, Place, since
@@ -15,7 +15,7 @@ NORM_ELEMENTS = 250_000_000
 """At most so many at a time (stage3.py: _constant_buffered_norm2)."""
 
 
-def zero3_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
+def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     """The parts that a process takes, activations excluded."""
     item = launch.item
     own = partitioned((n for group in model.groups for n in group), launch.processes)
@@ -92,7 +92,7 @@ def zero3_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
     return parts + swap_parts(launch, model, groups, swapped)
 
 
-def _bucket_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
+def _bucket_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     bucket, item = int(launch.value("reduce_bucket_size")), launch.item
     held = fullest(model.backward_order, bucket)
     why = f"reduce_bucket_size x {item} B, never freed ({SOURCE}: _setup_for_real_optimizer)"
@@ -116,7 +116,7 @@ def _bucket_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
     return parts
 
 
-def _live_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
+def _live_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     """Whole parameters, where the weights are not whole on the device already."""
     if launch.processes == 1 and (launch.offload_param == "none" or launch.cpu):
         return []
@@ -164,7 +164,7 @@ def _live_parts(launch: PlannedLaunch, model: ModelSizes) -> list[MemoryPart]:
     return parts
 
 
-def _step_parts(launch: PlannedLaunch, model: ModelSizes, group: int) -> list[MemoryPart]:
+def _step_parts(launch: PlannedLaunch, model: ParameterSizes, group: int) -> list[MemoryPart]:
     """Temporaries of the update where the optimizer is on the device."""
     item = launch.item
     parts = [
@@ -188,7 +188,7 @@ def _step_parts(launch: PlannedLaunch, model: ModelSizes, group: int) -> list[Me
 
 
 def _offloaded_parts(
-    launch: PlannedLaunch, model: ModelSizes, groups: list[int], in_memory: int
+    launch: PlannedLaunch, model: ParameterSizes, groups: list[int], in_memory: int
 ) -> list[MemoryPart]:
     """Gradients and temporaries where the optimizer is on the host, or swapped from there."""
     own = -(-model.largest // launch.processes)

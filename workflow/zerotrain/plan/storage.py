@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerotrain.plan.buckets import flat_sizes, gradients_of_partition, partitioned, sub_groups
-from zerotrain.plan.inputs import FP32, ModelSizes, PlannedLaunch
+from zerotrain.plan.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.plan.swap import swap_file_bytes
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -28,7 +28,7 @@ class Storage:
     why: str
 
 
-def storage(launch: PlannedLaunch, model: ModelSizes, dtype: str) -> list[Storage]:
+def storage(launch: PlannedLaunch, model: ParameterSizes, dtype: str) -> list[Storage]:
     """What a phase leaves on the disk of its results, tensors only; a header is a few KB a shard.
 
     The published checkpoint is a second name of the newest rolling one, so it takes nothing where
@@ -61,7 +61,7 @@ def storage(launch: PlannedLaunch, model: ModelSizes, dtype: str) -> list[Storag
     ]  # fmt: skip
 
 
-def swap_files(launch: PlannedLaunch, model: ModelSizes) -> dict[str, int]:
+def swap_files(launch: PlannedLaunch, model: ParameterSizes) -> dict[str, int]:
     """Bytes that all processes keep on the disk of offload_path, by what they hold."""
     groups = sub_groups(model.groups, launch.processes, int(launch.value("sub_group_size")))
     own = swap_file_bytes(launch, model, groups)
@@ -85,7 +85,7 @@ class Traffic:
     written: int = 0
 
 
-def traffic(launch: PlannedLaunch, model: ModelSizes) -> Traffic:
+def traffic(launch: PlannedLaunch, model: ParameterSizes) -> Traffic:
     """What a step moves, beyond its batch, as DeepSpeed 0.19.8 does it.
 
     The least there could be is 2 B a parameter each way; gradients go as float32, and stage 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerotrain.plan.buckets import padded
-from zerotrain.plan.inputs import FP32, ModelSizes, PlannedLaunch
+from zerotrain.plan.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.plan.parts import MemoryPart, Moment, since
 
 LEAST_BYTES = 2**20
@@ -32,7 +32,7 @@ class Swapped:
     kept: int = 0
 
     @classmethod
-    def of(cls, launch: PlannedLaunch, model: ModelSizes, groups: list[int]) -> Swapped:
+    def of(cls, launch: PlannedLaunch, model: ParameterSizes, groups: list[int]) -> Swapped:
         """Of a launch; `groups` are the elements of the sub-groups.
 
         The first offload_param.max_in_cpu elements stay in host memory whatever the device says
@@ -52,7 +52,7 @@ class Swapped:
 
 
 def swap_parts(
-    launch: PlannedLaunch, model: ModelSizes, groups: list[int], swapped: Swapped
+    launch: PlannedLaunch, model: ParameterSizes, groups: list[int], swapped: Swapped
 ) -> list[MemoryPart]:
     """The host memory of swapping; aio locks it itself, without rounding."""
     parts = []
@@ -87,7 +87,9 @@ def swap_parts(
     return parts
 
 
-def swap_file_bytes(launch: PlannedLaunch, model: ModelSizes, groups: list[int]) -> dict[str, int]:
+def swap_file_bytes(
+    launch: PlannedLaunch, model: ParameterSizes, groups: list[int]
+) -> dict[str, int]:
     """Bytes of one process's swap files, by what they hold; gradients at most."""
     found: dict[str, int] = {}
     if launch.offload_optimizer == "nvme":

@@ -1,0 +1,184 @@
+"""The plan as a person reads it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from zerotrain.plan.cache_size import cached_bytes, encoder_bytes
+from zerotrain.plan.choice import RESERVE, fits, gib
+from zerotrain.plan.forward import Shape
+from zerotrain.plan.hardware import SHARE_OF_PEAK, find_tflops
+from zerotrain.plan.parts import peak
+from zerotrain.plan.planner import Plan
+from zerotrain.plan.prediction import MODES, Mode, Prediction
+
+GIB = 2**30
+EMA_BYTES = 4
+"""Of a trained parameter: an average is kept in float32."""
+
+
+def table(plan: Plan, *, tflops: float | None = None, width: int = 100) -> list[str]:
+    """All presets, what fits, what is recommended, and what else a run takes.
+
+    Args:
+        plan: The plan.
+        tflops: Peak of the device, for an estimate of the step's time; default: by its name.
+        width: Columns of the terminal.
+    """
+    tflops = tflops or find_tflops(plan.place.name)
+    return [
+        *_wrapped(_model(plan), width),
+        *_wrapped(_activations(plan), width),
+        "",
+        *_rows(plan, tflops),
+        "",
+        *_wrapped(_legend(plan, tflops), width),
+        "",
+        *_wrapped(_advice(plan), width),
+        "",
+        *_also(plan, width),
+    ]
+
+
+def parts_table(one: Prediction) -> list[str]:
+    """One prediction part by part, with the arithmetic of each."""
+    moment = peak(one.parts, "device")[1]
+    lines = [f"{one.preset}, {MODES[one.mode]}: device {gib(one.device)}, at its peak: {moment}"]
+    for where in ("device", "host"):
+        lines += ["", f"{where}, GiB"]
+        for part in sorted((p for p in one.parts if p.where == where), key=lambda p: -p.bytes):
+            there = "*" if moment in part.when and where == "device" else " "
+            mark = "state " if part.state else "      "
+            lines.append(f" {there}{part.bytes / GIB:9.3f}  {mark}{part.name}: {part.why}")
+    lines += ["", "* is there at the peak; a state is what ZeRO's arithmetic counts"]
+    if one.swap:
+        lines += ["", "NVMe, GiB, all processes"]
+        lines += [f"  {size / GIB:9.3f}  {name}" for name, size in one.swap.items()]
+    return lines
+
+
+def _model(plan: Plan) -> str:
+    model, phase = plan.traced.model, plan.phase
+    trained = model.trained_parameters
+    what = "all trained" if trained == model.parameters else f"{trained:,} trained"
+    processes = phase.launch.num_processes
+    batch = plan.traced.deepspeed.batch
+    return (
+        f"{plan.config.family} {plan.config.base}: {model.parameters:,} parameters, {what}; "
+        f"mixed_precision {phase.launch.mixed_precision}, {phase.train.resolution} px, global "
+        f"batch {phase.train.global_batch_size} = micro batch {batch} x accumulation "
+        f"{phase.train.global_batch_size // batch // processes} x {processes} "
+        f"process{'es' if processes > 1 else ''}"
+    )
+
+
+def _activations(plan: Plan) -> str:
+    found = plan.traced.deepspeed
+    return (
+        f"Activations of a micro batch (ZeRO presets): {gib(found.saved)} kept, "
+        f"{gib(found.checkpointed)} with gradient_checkpointing, {gib(found.on_device)} with "
+        f"cpu_checkpointing and {gib(found.on_host)} on the host; forward "
+        f"{found.forward_flops / found.batch / 1e12:.2f} TFLOP a sample"
+    )
+
+
+def _rows(plan: Plan, tflops: float | None) -> list[str]:
+    head = ["", *("device" for _ in MODES), "host", "NVMe", "disk", "PCIe", "step"]
+    units = ["preset", "kept", "ckpt", "ckpt cpu", "GiB", "GiB", "GiB", "GB/step"]
+    units.append("s" if tflops else "")
+    body = []
+    for name, row in plan.rows.items():
+        own = row[plan.mode]
+        chosen = plan.choice is not None and plan.choice.chosen is own
+        moved = own.traffic.to_host + own.traffic.to_device
+        body.append(
+            [
+                ("> " if chosen else "  ") + name,
+                *(_cell(plan, mode, row[mode]) for mode in MODES),
+                f"{own.host / GIB:.1f}",
+                f"{sum(own.swap.values()) / GIB:.1f}" if own.swap else "",
+                f"{sum(item.spike for item in own.disk) / GIB:.1f}",
+                f"{moved / 1e9:.1f}" if moved else "",
+                _seconds(plan, own, tflops),
+            ]
+        )
+    return _aligned([head, ["  " + units[0], *units[1:]], *body])
+
+
+def _cell(plan: Plan, mode: Mode, one: Prediction) -> str:
+    fitting = plan.place.device_memory is not None and fits(
+        one, plan.place.device_memory, plan.place.host_memory
+    )
+    return f"{one.device / GIB:.1f}{'+' if fitting else ' '}"
+
+
+def _seconds(plan: Plan, one: Prediction, tflops: float | None) -> str:
+    if tflops is None:
+        return ""
+    return f"{one.time(tflops, plan.traced.model.trained_parameters).seconds:.2g}"
+
+
+def _legend(plan: Plan, tflops: float | None) -> str:
+    memory = plan.place.device_memory
+    said = (
+        f"device: GiB of {'the CPU' if plan.place.cpu else 'one device'} with "
+        "activations kept, with gradient_checkpointing, and with cpu_checkpointing; the other "
+        f"columns are of the phase's own: {MODES[plan.mode]}. disk is the most while a checkpoint, "
+        "state and weights are saved"
+    )
+    if memory is not None:
+        name = f" ({plan.place.name})" if plan.place.name and not plan.place.cpu else ""
+        said += f"; + fits {gib(memory)}{name} with {gib(RESERVE)} of reserve"
+    if tflops:
+        said += (
+            f"; step is an estimate: {SHARE_OF_PEAK:.0%} of {tflops:g} TFLOP/s, PCIe and the CPU's "
+            "Adam, one after the other"
+        )
+    return said + "."
+
+
+def _advice(plan: Plan) -> str:
+    if plan.choice is None:
+        return (
+            "No GPU is known here: name its memory (--device-memory '24 GiB') to see what fits and "
+            "what is recommended."
+        )
+    chosen = plan.choice.chosen
+    if chosen is None:
+        return f"Nothing fits: {plan.choice.why}. `zerotrain plan --fit` searches what would."
+    return f"Recommended: {chosen.preset}, the lowest that fits. {plan.choice.why}."
+
+
+def _also(plan: Plan, width: int) -> list[str]:
+    architecture = plan.traced.model.architecture
+    encoders = encoder_bytes(architecture)
+    lines = []
+    if encoders:
+        each = ", ".join(f"{name} {gib(size)}" for name, size in encoders.items())
+        lines.append(
+            f"The cache stage, which runs before, loads {gib(sum(encoders.values()))} in float32: "
+            f"{each}; training loads none of it."
+        )
+        shape = Shape(batch=1, resolution=plan.phase.train.resolution)
+        latents, text = cached_bytes(architecture, shape, plan.config.cache.dtype)
+        lines.append(
+            f"The cache takes {latents / 1e6:.2f} MB an image and {text / 1e6:.2f} MB a distinct "
+            f"caption ({plan.config.cache.dtype})."
+        )
+    average = EMA_BYTES * plan.traced.model.trained_parameters
+    lines.append(f"An EMA of the weights would take {gib(average)} more, wherever it is kept.")
+    return [line for text in lines for line in _wrapped(text, width)]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for first, *rest in rows:
+        cells = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
+        lines.append("  ".join([f"{first:<{widths[0]}}", *cells]).rstrip())
+    return lines
+
+
+def _wrapped(text: str, width: int) -> Iterable[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False)
