@@ -61,6 +61,19 @@ def phase_preset(wildcards):
     return f"config/launch/{RUN.phase(wildcards.phase).launch.preset}.yaml"
 
 
+def preset_choice(wildcards):
+    """The presets that `auto` chooses from; none for a phase that names its own."""
+    if RUN.phase(wildcards.phase).launch.preset != "auto":
+        return []
+    return sorted(str(path) for path in Path("config/launch").glob("*.yaml"))
+
+
+def launch_code(wildcards):
+    """The sources of rendering, and the planner's for `auto`."""
+    auto = RUN.phase(wildcards.phase).launch.preset == "auto"
+    return code("render_launch", *(["zerotrain.plan.planner"] if auto else []))
+
+
 def launch_base(wildcards):
     """The base model, whose sizes ZeRO's buckets follow; plain PyTorch has none."""
     preset = RUN.phase(wildcards.phase).launch.preset

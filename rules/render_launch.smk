@@ -9,9 +9,10 @@ rule render_launch:
     input:
         dataset=f"{DATA}/manifest.json",
         preset=phase_preset,
+        choice=preset_choice,
         base=launch_base,
         start=run_start,
-        code=code("render_launch"),
+        code=launch_code,
     output:
         manifest=f"{RESULTS}/{{phase}}/launch/manifest.json",
     log:

@@ -134,7 +134,10 @@ def made_otherwise(checkpoint: Path, phase: Phase) -> tuple[dict[str, Any], dict
     engine = json.loads((checkpoint / "checkpoint.json").read_text())["engine"]
     if "world_size" in engine:
         engine["num_processes"] = engine["world_size"]
-    launch = _differing(engine, phase.launch, ("preset", "num_processes", "mixed_precision"))
+    keys = ("preset", "num_processes", "mixed_precision")
+    # What the planner chose is the phase's own.
+    own = keys[1:] if phase.launch.preset == "auto" else keys
+    launch = _differing(engine, phase.launch, own)
     train = _differing(engine, phase.train, ("global_batch_size", "gradient_accumulation_steps"))
     return launch, train
 

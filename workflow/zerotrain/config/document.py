@@ -17,6 +17,7 @@ SCHEMA = Path("config/schema.json")
 PAGE = Path("docs/configuration.md")
 BEGIN, END = "<!-- keys: generated -->", "<!-- keys: end -->"
 
+FILE = {"type": "string", "pattern": r"\.(yaml|yml|json)$"}
 STEP = {"type": "integer", "minimum": 1}
 STEPS = {"type": "string", "pattern": r"^\s*[0-9.]+(e[0-9]+)?\s*((step|epoch|sample)s?)?\s*$"}
 
@@ -32,7 +33,7 @@ def schema() -> dict[str, Any]:
     preset = dict(models["LaunchConfig"]["properties"]["preset"])
     preset.pop("default", None)
     about = {"description": own["launch"]["description"]}
-    own["launch"] = {"anyOf": [preset, {"$ref": "#/$defs/LaunchConfig"}], **about}
+    own["launch"] = {"anyOf": [preset, FILE, {"$ref": "#/$defs/LaunchConfig"}], **about}
     # A phase's training values default to those of the run, so none is shown here.
     changes = {key: _without_default(value) for key, value in train["properties"].items()}
     phase["properties"] = own | changes

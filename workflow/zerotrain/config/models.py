@@ -102,7 +102,9 @@ class Phase(Section):
         description='Where the phase ends: a global step (300), "3 epochs" or "5000 samples".'
     )
     launch: LaunchConfig = Field(
-        LaunchConfig(), description="A preset's name, or a mapping with `preset` and overrides."
+        LaunchConfig(),
+        description="A preset's name, a mapping with `preset` and overrides, or a file of "
+        "accelerate or DeepSpeed.",
     )
     allow: list[Literal["moments", "loss_scale", "ema"]] = Field(
         [],
@@ -174,7 +176,10 @@ class RunConfig(Section):
     seed: Whole = Field(
         0, ge=0, lt=2**32, description="Decides every draw: order, noise, timesteps, a nano base."
     )
-    family: Literal["sdxl"] = Field("sdxl", description="The model's family.")
+    family: Literal["sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm"] = Field(
+        "sdxl",
+        description="The model's family. All can be planned; sdxl can be trained so far.",
+    )
     base: str = Field(
         description="`nano` builds a small model from the seed; else a folder or hub id "
         "in diffusers layout."

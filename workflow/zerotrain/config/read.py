@@ -17,6 +17,9 @@ from zerotrain.errors import PipelineError
 PHASE_KEYS = ("name", "until", "launch", "allow")
 """The keys of a phase that are not training values."""
 
+LAUNCH_FILES = (".yaml", ".yml", ".json")
+"""Ends of a `launch:` that is accelerate's or DeepSpeed's file instead of a preset."""
+
 SECTIONS = ("data", "cache", "lora", "train", "launch", "export", "evaluate")
 """The keys of a configuration that hold keys."""
 
@@ -100,8 +103,19 @@ def expand_phases(raw: dict[str, Any]) -> dict[str, Any]:
             launch = {"preset": launch}
         if isinstance(launch, dict):
             own["launch"] = _merged(_mapping(raw.get("launch")), launch)
+            if str(own["launch"].get("preset")).endswith(LAUNCH_FILES):
+                own |= _of_launch_file(own["launch"], own["train"])
         phases.append(own)
     return {**raw, "phases": phases}
+
+
+def _of_launch_file(launch: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
+    """The launch and training values of a phase whose launch is a file of another program."""
+    from zerotrain.importing.reading import launch_from_file  # it reads configurations, too
+
+    rest = {key: value for key, value in launch.items() if key != "preset"}
+    found = launch_from_file(Path(launch["preset"]), rest, train)
+    return {"launch": _merged(found.launch, rest), "train": {**found.train, **train}}
 
 
 def _merged(run: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

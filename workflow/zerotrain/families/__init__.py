@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from zerotrain.errors import PipelineError
+
 if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
     from zerotrain.config import EvaluateConfig
     from zerotrain.data.dataset import Dataset
+
+FAMILIES = ("sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm")
+"""Those that a configuration may name."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,26 @@ class Objective(Protocol):
         """Loss of each sample, float32 [B]."""
 
 
+def refuse_untrainable(name: str) -> None:
+    """Refuse a family that can be planned and imported, but has no module here yet.
+
+    Raises:
+        PipelineError: naming those that can be trained.
+    """
+    trainable = sorted(f.stem for f in Path(__file__).parent.glob("*.py") if f.stem in FAMILIES)
+    if name not in trainable:
+        raise PipelineError(
+            f"family: {name} can be planned (`zerotrain plan`), but not trained yet",
+            hint=f"families that can be trained: {', '.join(trainable)}",
+        )
+
+
 def load_family(name: str) -> Family:
-    """The family of that name (validated by the configuration)."""
+    """The family of that name.
+
+    Raises:
+        PipelineError: it has no module here yet.
+    """
+    refuse_untrainable(name)
     family: Any = importlib.import_module(f"zerotrain.families.{name}").FAMILY
     return family  # type: ignore[no-any-return]

@@ -29,6 +29,7 @@ def resolve_phase(
     epoch_size: int,
     sizes: ModelSizes | None = None,
     begun: tuple[int, int] = (0, 0),
+    why: str = "",
 ) -> ResolvedPhase:
     """Resolve one phase.
 
@@ -40,6 +41,7 @@ def resolve_phase(
         sizes: The model's, which buckets and thresholds of ZeRO are derived from; plain PyTorch
             needs none.
         begun: Steps and samples that the run begins with, where it goes on from elsewhere.
+        why: Why the preset was chosen, where the launch leaves the choice to the planner.
 
     Raises:
         PipelineError: a phase ends at or before its start, a batch cannot be divided, the schedule
@@ -73,6 +75,8 @@ def resolve_phase(
     for key in ("engine", "zero_stage", "offload_optimizer", "offload_param"):
         if getattr(launch, key, None) is None:
             sources[key] = ("derived", f"preset {preset.name}")
+    if why:
+        sources["preset"] = ("derived", why)
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
     sources["epoch_size"] = ("derived", "training samples x repeats, from the dataset manifest")

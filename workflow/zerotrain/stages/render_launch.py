@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 from zerotrain import artifact
@@ -9,13 +11,14 @@ from zerotrain.config import RunConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
-from zerotrain.launch.preset import read_preset
+from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.model_sizes import read_sizes
 from zerotrain.position import read_position
 
 KIND = "launch"
+PLANNER = "zerotrain.plan.planner"
 
 
 def render_launch(
@@ -42,7 +45,9 @@ def render_launch(
         PipelineError: values that do not fit together.
     """
     samples = read_dataset(dataset)
-    chosen = read_preset(preset)
+    chosen, why = read_preset(preset), ""
+    if chosen.engine == "auto":
+        chosen, why = _choose(config, phase, preset, base)
     begun = (0, 0)
     if start is not None:
         position = read_position(artifact.read(start, "state"), "state.json")
@@ -58,7 +63,17 @@ def render_launch(
         sizes = read_sizes(
             artifact.read(base, "base", verify=False), lora, config.frozen_parameters
         )
-    resolved = resolve_phase(config, phase, chosen, samples.epoch_size, sizes, begun)
+    resolved = resolve_phase(config, phase, chosen, samples.epoch_size, sizes, begun, why)
     with artifact.publish(output, KIND) as draft:
         write_run_yaml(resolved, draft.folder / "run.yaml")
         write_launch_files(resolved, draft.folder, output)
+
+
+def _choose(config: RunConfig, phase: str, auto: Path, base: Path | None) -> tuple[Preset, str]:
+    """The lowest preset that fits this machine's GPU, and why."""
+    # By name, as families are: its sources are inputs of the rule for phases that ask for it.
+    planner = importlib.import_module(PLANNER)
+    made = planner.plan(config, phase, planner.here(config.phase(phase)), auto=auto, base=base)
+    name, why = planner.choose_preset(made)
+    print(f"{phase}: {name}: {why}", file=sys.stderr, flush=True)
+    return read_preset(auto.with_name(f"{name}.yaml")), why
