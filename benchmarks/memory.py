@@ -184,10 +184,15 @@ def watched(watch: Watch, owner: Any, name: str, moment: str, *, after: str) -> 
     setattr(owner, name, call)
 
 
-def watch_training(inputs: Path, launch: Path, progress: Path) -> dict[str, int]:
-    """Train in this process; its most memory at each moment, and before as "idle"."""
+def watch_training(inputs: Path, launch: Path, progress: Path, modules: Path) -> dict[str, int]:
+    """Train in this process; its most memory at each moment, and before as "idle".
+
+    What it imports is written to the file `modules`; if that is there, it is imported before.
+    """
     from zerotrain.training import engine, loop, rank
 
+    known = modules.read_text().split() if modules.is_file() else []
+    warm_up(known)
     watch = Watch()
     time.sleep(0.05)
     watch.enter("load")
@@ -203,29 +208,26 @@ def watch_training(inputs: Path, launch: Path, progress: Path) -> dict[str, int]
     vars(rank)["open_engine"] = open_engine
     watched(watch, loop, "save", "save", after="forward")
     rank.run(launch, inputs / "base", inputs / "cache", progress)
-    return watch.close()
+    found = watch.close()
+    if not known:
+        modules.write_text("\n".join(sorted(name for name in sys.modules if name != "__main__")))
+    return found
 
 
-def train(inputs: Path, launch: Path, progress: Path, modules: Path) -> None:
-    """Train in this process; what it imported to the file `modules`, else what was measured."""
+def warm_up(modules: list[str]) -> None:
+    """Import these, and have the libraries do what they do once."""
     import torch
 
-    known = modules.is_file()
-    for name in modules.read_text().split() if known else []:
+    for name in modules:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    if any(name.startswith("deepspeed") for name in sys.modules):
+    if any(name.startswith("deepspeed") for name in modules):
         from deepspeed.ops.op_builder import CPUAdamBuilder
 
         CPUAdamBuilder().load()
-    for dtype in (torch.float32, torch.bfloat16):  # the libraries' own start
+    for dtype in (torch.float32, torch.bfloat16):
         small = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.Linear(6, 6)).to(dtype)
         small(torch.zeros(1, 8, 8, 8, dtype=dtype)).square().mean().backward()
-    found = watch_training(inputs, launch, progress)
-    if not known:
-        modules.write_text("\n".join(sorted(m for m in sys.modules if m != "__main__")))
-    print("\n" + json.dumps(found), flush=True)
-    os._exit(0)
 
 
 def trace(inputs: Path, precision: str) -> int:
@@ -333,7 +335,8 @@ def main() -> None:
         elif act == "trace":
             print("\n" + json.dumps(trace(Path(rest[0]), rest[1])))
         else:
-            train(*map(Path, rest))
+            print("\n" + json.dumps(watch_training(*map(Path, rest))), flush=True)
+            os._exit(0)  # gloo's threads need not be waited for
         return
     os.environ.update(compiled_ops.environment(), OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     os.environ.update(ALLOCATOR)

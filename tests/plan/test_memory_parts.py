@@ -8,6 +8,7 @@ import pytest
 
 from zerotrain.launch.preset import read_preset
 from zerotrain.plan.buckets import fullest, gradients_of_partition, sub_groups
+from zerotrain.plan.host import locked
 from zerotrain.plan.inputs import ParameterSizes, PlannedLaunch
 from zerotrain.plan.live_parameters import Live, live_parameters
 from zerotrain.plan.memory_parts import memory_parts, saves_nothing
@@ -154,6 +155,7 @@ def test_locked_pages_are_taken_in_powers_of_two() -> None:
     (found,) = [p for p in parts if p.name == "locked pages beyond the tensors"]
     tensors = [4 * SDXL, 4 * SDXL, 2 * SDXL, 2 * 1280 * 2560 * 9]
     assert found.bytes == 2**34 + 2**34 + 2**33 + 2**26 - sum(tensors)
+    assert locked([2**20, 2**20 + 1]) == 2**20 - 1
 
 
 def test_a_bucket_is_emptied_before_what_does_not_fit() -> None:

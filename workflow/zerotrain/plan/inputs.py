@@ -129,8 +129,7 @@ class PlannedLaunch:
         cpu: Whether the device is the CPU: then nothing is copied from host to device, and memory
             is taken when it is written to.
         exact: Whether the masters come from the model, as at the start of a run; else from a state.
-        save_every: Steps between checkpoints, and
-        keep: how many of them stay.
+        keep: Rolling checkpoints that stay.
     """
 
     engine: Literal["torch", "deepspeed"]

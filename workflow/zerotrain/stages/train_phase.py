@@ -34,7 +34,7 @@ from zerotrain.training import (
 
 RANK = "zerotrain.training.rank"
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**18)}
-"""glibc takes tensors of a MiB and more from the system, and gives them back when they are freed
+"""glibc takes tensors of 256 KiB and more from the system, and gives them back when they are freed
 (mallopt(3)). By default it raises the limit with what is freed, up to 32 MiB, and keeps what is
 smaller: a fifth more memory than is ever in use."""
 
