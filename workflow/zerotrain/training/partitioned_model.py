@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from deepspeed import zero
@@ -45,8 +46,8 @@ def load_partitioned(
         swap: Folder for what is swapped to a disk, instead of the one that the file names.
 
     Returns:
-        The model with partitioned parameters, and what reads their exact float32 values: parts of
-        16 bits have lost them.
+        The model with partitioned parameters, and what reads their exact values: parts of 16 bits
+        have lost them.
 
     Raises:
         PipelineError: the base lacks a tensor, or the source is of another model.
@@ -84,14 +85,17 @@ def load_partitioned(
                 hint="complete the folder, or download the model again",
             )
         found: torch.Tensor = held[key].get_tensor(key)
-        return found.float()
+        return found
 
     settings = json.loads(config.read_text())
     if swap is not None:
         point_to(settings, swap)
-    first = None
+    # One place for every parameter in turn: freed tensors between parts would leave holes.
+    largest = max(parameter.numel() for parameter in model.parameters())
+    whole = torch.empty(largest, dtype=DTYPES[phase.mixed_precision])
+    first: Any = None
     for name, parameter in model.named_parameters():
-        parameter.data = read(name).to(DTYPES[phase.mixed_precision], copy=True)
+        parameter.data = whole[: parameter.numel()].view(parameter.shape).copy_(read(name))
         if first is None:
             first = parameter
             one = torch.nn.Module()
