@@ -34,8 +34,7 @@ def with_own_keys(train: TrainConfig, sources: dict[str, tuple[Source, str]]) ->
         if own and key in given:
             changes[own], sources[own] = given[key], ("user", f"lr_scheduler_args.{key}")
         elif own:
-            warmed = own == "lr_warmup_steps" and train.lr_warmup_ratio is not None
-            if sources[own][0] == "default" and not warmed and field.default is not None:
+            if sources[own][0] == "default" and field.default is not None:
                 changes[own] = field.default
                 sources[own] = ("default", f"{train.lr_scheduler}'s {key}, as DeepSpeed has it")
         elif key in given and given[key] is not None:
