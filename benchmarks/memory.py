@@ -105,12 +105,16 @@ def make_inputs(folder: Path, channels: list[int]) -> None:
         write_index(draft.folder, index)
 
 
-def write_launch(folder: Path, case: str) -> None:
-    """Publish the launch files of a case."""
+def write_launch(folder: Path, case: str, base: Path) -> None:
+    """Publish the launch files of a case, fitted to the base model."""
     from zerotrain import artifact
+    from zerotrain.config import LaunchConfig
+    from zerotrain.launch.derive import with_files
     from zerotrain.launch.files import write_launch_files
     from zerotrain.launch.preset import read_preset
-    from zerotrain.launch.resolved import ResolvedPhase, write_run_yaml
+    from zerotrain.launch.resolved import ResolvedPhase
+    from zerotrain.launch.run_yaml import write_run_yaml
+    from zerotrain.model_sizes import read_sizes
 
     name, precision, *count = case.split(":")
     world = int(count[0]) if count else 1
@@ -127,9 +131,11 @@ def write_launch(folder: Path, case: str) -> None:
         max_grad_norm=1.0, snr_gamma=None, caption_dropout_probability=0.0, save_every=STEPS,
         keep=2, log_every=1,
     )  # fmt: skip
+    sizes = read_sizes(artifact.read(base, "base"), None, ())
+    phase = with_files(phase, LaunchConfig(), sizes)
     with artifact.publish(folder, "launch") as draft:
         write_run_yaml(phase, draft.folder / "run.yaml")
-        write_launch_files(phase, preset, draft.folder, folder)
+        write_launch_files(phase, draft.folder, folder)
 
 
 class Watch:
@@ -282,7 +288,7 @@ def last_line(process: subprocess.Popen[str]) -> Any:
 def measure(place: Path, inputs: Path, case: str, modules: Path) -> dict[str, int]:
     """Train a case; the increase of rank 0's memory at each moment."""
     launch, progress = place / "launch", place / "progress"
-    write_launch(launch, case)
+    write_launch(launch, case, inputs / "base")
     progress.mkdir()
     world = int([*case.split(":"), "1"][2])
     with socket.socket() as probe:
@@ -304,7 +310,7 @@ def measure(place: Path, inputs: Path, case: str, modules: Path) -> dict[str, in
 def predict(launch: Path, inputs: Path, activations: int) -> dict[str, int]:
     """What the planner says of a case at each moment."""
     from zerotrain.families.sdxl import FAMILY
-    from zerotrain.launch.resolved import read_run_yaml
+    from zerotrain.launch.run_yaml import read_run_yaml
     from zerotrain.plan.inputs import ParameterSizes, PlannedLaunch
     from zerotrain.plan.memory_parts import memory_parts
 

@@ -247,3 +247,21 @@ def test_the_command_writes_and_reports(place: Path) -> None:
     done = subprocess.run([*words, "--precision", "fp16"], **quiet)  # type: ignore[call-overload]
     assert YAML(typ="safe").load(done.stdout)["launch"]["mixed_precision"] == "fp16"
     assert "resolved  fp16.enabled auto -> launch.mixed_precision: fp16" in done.stderr
+
+
+def test_onecycles_second_beta_is_what_deepspeed_would_have_trained_with(place: Path) -> None:
+    """It sets both betas where it moves the first; where it does not, they stay."""
+    cycle = {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-4}
+    betas = {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}}
+
+    def imported(**params: Any) -> dict[str, Any]:
+        scheduler = {"type": "OneCycle", "params": {**cycle, **params}}
+        micro = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}
+        config = ZERO2 | micro | {"optimizer": betas, "scheduler": scheduler}
+        return read(place, config, num_processes=1)
+
+    found = imported()
+    assert "train.adam_beta1" not in found
+    assert found["train.adam_beta2"] == 0.99
+    found = imported(cycle_momentum=False)
+    assert (found["train.adam_beta1"], found["train.adam_beta2"]) == (0.9, 0.95)

@@ -40,7 +40,7 @@ def _train(number: int, world: int, port: int, inputs: Path, modules: Path, fold
 
 def _measure(server: Any, case: str, inputs: Path, modules: Path, folder: Path) -> dict[str, int]:
     """Train a case in processes of its own; the first one's most memory at each moment."""
-    write_launch(folder / "launch", case)
+    write_launch(folder / "launch", case, inputs / "base")
     (folder / "progress").mkdir()
     world = int([*case.split(":"), "1"][2])
     with socket.socket() as probe:

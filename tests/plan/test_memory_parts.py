@@ -18,6 +18,15 @@ from zerotrain.plan.storage import Traffic, storage, swap_files, traffic
 SDXL = 2_567_463_684
 GIB = 2**30
 LAYER = 1_638_400
+BUCKETS = {
+    "reduce_bucket_size": 50_000_000, "allgather_bucket_size": 50_000_000,
+    "stage3_prefetch_bucket_size": 50_000_000,
+}  # fmt: skip
+OFFLOADED = {
+    "stage3_max_live_parameters": 100_000_000, "stage3_max_reuse_distance": 100_000_000,
+    "sub_group_size": 100_000_000,
+}  # fmt: skip
+"""Elements: what a launch for such a model may have."""
 
 
 def launch(
@@ -30,7 +39,7 @@ def launch(
         stage=preset.zero_stage,
         offload_optimizer=preset.offload_optimizer,
         offload_param=preset.offload_param,
-        zero=preset.zero_optimization,
+        zero={**BUCKETS, **(OFFLOADED if preset.offload_param != "none" else {})},
         mixed_precision=precision,
         processes=processes,
         **values,  # type: ignore[arg-type]

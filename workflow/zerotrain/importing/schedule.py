@@ -12,6 +12,8 @@ from zerotrain.importing.draft import AUTO, Draft, Outcome
 from zerotrain.importing.keys import unknown_key
 from zerotrain.importing.program import RUN, Program
 
+ONE_CYCLE_BETA2 = 0.99
+"""deepspeed/runtime/lr_schedules.py: OneCycle, whatever the optimizer was given."""
 DEEPSPEED_NAMES = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 TRAINER_NAMES = {
     "constant": "constant",
@@ -97,11 +99,16 @@ def read_schedule(flat: dict[str, Any], draft: Draft, program: Program) -> None:
 
 
 def _without_second_beta(draft: Draft, name: str, params: dict[str, Any]) -> None:
-    """OneCycle sets Adam's first beta at every step, so that the optimizer's own never holds."""
-    ours = "train.adam_beta1"
-    if name == "OneCycle" and params.get("cycle_momentum", True) and ours in draft.values:
-        beta = draft.values.pop(ours)
-        draft.ignore("optimizer.params.betas", beta, "OneCycle sets the first at every step")
+    """OneCycle sets Adam's first beta at every step, and the second to 0.99 without a word."""
+    if name != "OneCycle" or not params.get("cycle_momentum", True):
+        return
+    key, ours = "optimizer.params.betas", "train.adam_beta1"
+    if ours in draft.values:
+        draft.ignore(key, draft.values.pop(ours), "OneCycle sets the first at every step")
+    if draft.values.get("train.optimizer", "adamw") in ("adam", "adamw"):
+        given = draft.values.pop("train.adam_beta2", None)
+        reason = "DeepSpeed's OneCycle trains with this second beta where it moves the first"
+        draft.put("changed", key, given, "train.adam_beta2", ONE_CYCLE_BETA2, reason)
 
 
 def _schedule_name(given: str) -> str:

@@ -102,7 +102,7 @@ def load_partitioned(
             one.register_parameter("first", parameter)
             zero.Init(module=one, config_dict_or_path=settings)
         else:
-            first.convert_to_zero_parameters(param_list=[parameter])  # type: ignore[attr-defined]
+            first.convert_to_zero_parameters(param_list=[parameter])
     device = get_accelerator().current_device_name()
     for name, buffer in model.named_buffers():  # DeepSpeed leaves them where they are
         buffer.data = (held[name].get_tensor(name) if name in held else buffer).to(device)

@@ -1,0 +1,259 @@
+"""A whole plan of SDXL: states to the byte, what fits, what is recommended, and why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerotrain.config import RunConfig, parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.launch.preset import read_preset
+from zerotrain.plan.choice import RESERVE, choose
+from zerotrain.plan.fit import search
+from zerotrain.plan.hardware import find_tflops, step_time
+from zerotrain.plan.parts import states
+from zerotrain.plan.planner import Place, Plan, choose_preset, here, plan
+from zerotrain.plan.prediction import Traced, trace
+from zerotrain.plan.storage import Traffic
+from zerotrain.plan.table import parts_table, table
+
+GIB = 2**30
+SDXL = 2_567_463_684
+ORDER = ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "zero3_nvme")
+
+
+def config(processes: int = 1, *, batch: int = 8, **launch: Any) -> RunConfig:
+    """Full training of SDXL at 1024 px in bf16."""
+    raw = {
+        "run": "plan", "base": "stabilityai/stable-diffusion-xl-base-1.0",
+        "data": {"images": "images"},
+        "train": {"global_batch_size": batch * processes, "gradient_checkpointing": True},
+        "launch": {"mixed_precision": "bf16", "num_processes": processes, **launch},
+        "phases": [{"name": "a", "until": 1}],
+    }  # fmt: skip
+    return parse_config(raw, "c")
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    """A micro batch of eight."""
+    run = config()
+    return trace(run, run.phase("a"), None)
+
+
+def made(traced: Traced, memory: float | None, processes: int = 1, **launch: Any) -> Plan:
+    """The plan for a GPU of so many GiB."""
+    place = Place(None if memory is None else int(memory * GIB), 128 * GIB)
+    return plan(config(processes, **launch), "a", place, traced=traced)
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_states_are_those_of_the_arithmetic(traced: Traced, processes: int) -> None:
+    """2 B a weight, 2 B a gradient, 12 B of master and moments: sharded and moved by the stage."""
+    rows = made(traced, None, processes).rows
+    found = {
+        name: tuple(states(row["checkpointed"].parts, where) for where in ("device", "host"))
+        for name, row in rows.items()
+    }
+    part = SDXL // processes
+    assert SDXL % 4 == 0
+    assert found["torch"] == (16 * SDXL, 0)
+    padding = 64  # of flat tensors, whose parts are equal
+    assert found["zero2_offload"] == pytest.approx((2 * SDXL, 18 * part), abs=padding)
+    if processes == 1:
+        assert found["zero1"] == found["zero2"] == found["zero3"] == (16 * SDXL, 0)
+        assert found["zero2_offload"] == (2 * SDXL, 18 * SDXL)
+        assert found["zero3_offload"] == (0, 18 * SDXL)
+    else:
+        # A process keeps the gradients of parameters that only begin in its part, and norms whole.
+        assert found["zero1"] == pytest.approx((4 * SDXL + 12 * part, 0), abs=padding)
+        assert found["zero2"][0] == pytest.approx(2 * SDXL + 14 * part, rel=2e-3)
+        assert found["zero3"][0] == pytest.approx(16 * part, rel=2e-3)
+
+
+def test_the_lowest_that_fits_is_recommended(traced: Traced) -> None:
+    """And each one before it has a reason."""
+    choice = made(traced, 24).choice
+    assert choice is not None
+    assert choice.chosen is not None
+    assert choice.chosen.preset == "zero2_offload"
+    assert "torch needs 48." in choice.why
+    assert "zero1 saves nothing on one process" in choice.why
+    large = made(traced, 80).choice
+    assert large is not None
+    assert large.chosen is not None
+    assert large.chosen.preset == "torch"
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_recommendations_are_monotone_in_device_memory(traced: Traced, processes: int) -> None:
+    """More memory never asks for a preset that keeps more elsewhere."""
+    column = made(traced, None, processes).column("checkpointed")
+    found = []
+    for memory in range(1, 120):
+        chosen = choose(column, memory * GIB, None, has_disk=True).chosen
+        found.append(ORDER.index(chosen.preset) if chosen else len(ORDER))
+    assert found == sorted(found, reverse=True)
+    assert found[0] == len(ORDER)
+    assert found[-1] == 0
+    assert len(set(found)) >= 3
+
+
+def test_nothing_is_swapped_without_a_disk_and_the_host_counts(traced: Traced) -> None:
+    """A preset needs its path, and all its places."""
+    column = made(traced, None).column("checkpointed")
+    small = int(column[-2].device) + RESERVE
+    assert choose(column, small, None).chosen is column[-2]
+    assert choose(column, small, 10 * GIB).chosen is None
+    assert choose(column, small, 40 * GIB, has_disk=True).chosen is column[-1]
+
+
+def test_auto_says_what_it_took_and_what_to_do_where_nothing_fits(traced: Traced) -> None:
+    """The reason goes into run.yaml; a refusal names the least there is."""
+    name, why = choose_preset(made(traced, 24))
+    assert name == "zero2_offload"
+    assert why.startswith("auto: zero2_offload takes 10.")
+    with pytest.raises(PipelineError) as caught:
+        choose_preset(made(traced, 4))
+    assert "launch: auto, but no preset fits" in str(caught.value)
+    assert "`zerotrain plan --fit` searches" in str(caught.value)
+    with pytest.raises(PipelineError, match="the memory of this machine's GPU is not known"):
+        choose_preset(made(traced, None))
+
+
+def test_an_engine_that_cannot_run_here_is_left_out(traced: Traced) -> None:
+    """On MPS plain PyTorch is what there is, and it is said."""
+    place = Place(
+        64 * GIB, None, engines={"torch": "", "deepspeed": "DeepSpeed does not run on MPS"}
+    )
+    found = plan(config(), "a", place, traced=traced)
+    name, said = choose_preset(found)
+    assert name == "torch"
+    assert "DeepSpeed does not run on MPS" in said
+
+
+def test_more_memory_elsewhere_is_less_here(traced: Traced) -> None:
+    """Of presets and of activations; ZeRO on one process is said to bring nothing."""
+    rows = made(traced, None, 4).rows
+    for row in rows.values():
+        assert row["plain"].device >= row["checkpointed"].device >= row["on_host"].device
+        assert row["plain"].host <= row["on_host"].host
+    device = {name: row["checkpointed"].device for name, row in rows.items()}
+    for chain in (("zero1", "zero2", "zero3", "zero3_offload"), ("zero2", "zero2_offload")):
+        assert [device[n] for n in chain] == sorted((device[n] for n in chain), reverse=True)
+    alone = made(traced, None).rows
+    useless = {name for name, row in alone.items() if row["plain"].useless}
+    assert useless == {"zero1", "zero2", "zero3"}
+
+
+def test_the_table_shows_all_of_it(traced: Traced) -> None:
+    """A row for each preset, a mark for what fits, the advice, encoders, cache and EMA."""
+    lines = table(made(traced, 24), tflops=165.0, width=100)
+    assert max(map(len, lines)) <= 100
+    text = " ".join(" ".join(lines).split())
+    rows = {line.split()[0].strip(">"): line for line in lines if line[:2] in ("> ", "  ")}
+    assert set(ORDER) - {"zero2_offload"} <= rows.keys()
+    assert "> zero2_offload 57.0 10.7+" in text
+    assert "2,567,463,684 parameters, all trained" in text
+    assert "Recommended: zero2_offload, the lowest that fits." in text
+    assert "text_encoder_2 2.6 GiB" in text
+    assert "The cache takes 0.26 MB an image and 0.64 MB a distinct caption (fp32)." in text
+    assert "An EMA of the weights would take 9.6 GiB more" in text
+    without = "\n".join(table(made(traced, None)))
+    assert "No GPU is known here" in without
+    part_lines = parts_table(made(traced, 24).rows["zero2_offload"]["checkpointed"])
+    assert any("state weights: 2 B a trained parameter" in line for line in part_lines)
+
+
+def test_a_step_is_what_its_parts_take() -> None:
+    """100 TFLOP at 40 % of 250, 25 GB over PCIe, a million parameters on the CPU."""
+    found = step_time(1e14, 250.0, Traffic(to_host=25 * 10**9), 10**6, 1)
+    assert (found.compute, found.transfer) == (1.0, 1.0)
+    assert found.host_optimizer == pytest.approx(48e6 / 40e9)
+    assert find_tflops("NVIDIA GeForce RTX 4090") == 165
+    assert find_tflops("NVIDIA A100-SXM4-80GB") == 312
+    assert find_tflops("NVIDIA L40S") == 362
+    assert find_tflops("a toaster") is None
+
+
+def nano(**train: Any) -> RunConfig:
+    """The small model, whose traces take no time."""
+    raw = {
+        "run": "plan", "base": "nano", "data": {"images": "images"},
+        "train": {"resolution": 64, "global_batch_size": 8, **train},
+        "phases": [{"name": "a", "until": 1}],
+    }  # fmt: skip
+    return parse_config(raw, "c")
+
+
+def test_fit_lowers_the_micro_batch_first() -> None:
+    """The global batch stays; smaller images only where not one sample fits."""
+    run = nano()
+    whole = plan(run, "a", Place(None, None))
+    least = whole.rows["torch"]["plain"].device
+    fitting = search(run, "a", Place(least + RESERVE, None))
+    assert any("torch " in line and "micro batch 8" in line for line in fitting)
+    one = plan(run, "a", Place(None, None), traced=None)
+    small = one.rows["torch"]["checkpointed"].device + RESERVE - 1
+    lines = search(run, "a", Place(small, None))
+    torch = [line for line in lines if line.strip().startswith("torch")]
+    assert torch
+    assert all("micro batch 8 " not in line or "cpu_checkpointing" in line for line in torch)
+    assert any("accumulation 2" in line or "accumulation 4" in line for line in torch)
+    with pytest.raises(PipelineError, match="nothing fits"):
+        search(run, "a", Place(RESERVE + 1000, None))
+    with pytest.raises(PipelineError, match="no GPU is known here"):
+        search(run, "a", Place(None, None))
+
+
+def test_on_a_cpu_all_is_the_machines_memory() -> None:
+    """Without a GPU, `auto` takes what fits the machine."""
+    run = nano()
+    place = here(run.phase("a"))
+    assert place.device_memory
+    if place.cpu:
+        assert place.device_memory == place.host_memory
+    found = plan(run, "a", replace(place, cpu=True, device_memory=8 * GIB, host_memory=8 * GIB))
+    assert choose_preset(found)[0] == "torch"
+    assert all(row["plain"].host == 0 for row in found.rows.values())
+
+
+def test_the_presets_are_those_that_auto_names() -> None:
+    """Every shipped preset, the lowest first."""
+    assert read_preset(Path("config/launch/auto.yaml")).choose == ORDER
+
+
+def test_the_command_plans_a_configuration(tmp_path: Path) -> None:
+    """The example, part by part; a mistake is one sentence."""
+    command = [sys.executable, "-m", "zerotrain", "plan"]
+    shown = subprocess.run(
+        [*command, "config/config.yaml", "--phase", "offload", "--parts", "zero2_offload"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "state masters" in shown
+    wrong = subprocess.run(
+        [*command, "--base", "stabilityai/sdxl", "--device-memory", "24 GiB"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("ERROR: base: 'stabilityai/sdxl' is no folder or file here")
+
+
+def test_shipped_configurations_are_planned() -> None:
+    """Each phase of each configuration in config/."""
+    for path in Path("config").glob("*.yaml"):
+        run = parse_config(json.loads(json.dumps(_read(path))), str(path))
+        for phase in run.phases:
+            assert plan(run, phase.name, Place(8 * GIB, 64 * GIB)).choice is not None
+
+
+def _read(path: Path) -> Any:
+    import yaml
+
+    return yaml.safe_load(path.read_text())
