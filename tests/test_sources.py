@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shutil
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -192,3 +193,21 @@ def test_finding_sources_imports_nothing() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "['zerotrain.sources']"
+
+
+def test_parsing_the_snakefile_imports_no_torch() -> None:
+    """What Snakefile and rules import, and reading a configuration, whatever its launch is."""
+    rules = [Path("Snakefile"), *Path("rules").glob("*.smk")]
+    text = "\n".join(path.read_text() for path in rules)
+    lines = re.findall(r"^from zerotrain\S* import .+$", text, re.M)
+    assert len(lines) >= 5
+    code = [
+        "import sys", "from pathlib import Path", *lines,
+        "from zerotrain.config import read_config",
+        "read_config(Path('config/config.yaml'))", "import zerotrain.importing.reading",
+        "print(sorted({'torch', 'deepspeed', 'accelerate', 'diffusers'} & sys.modules.keys()))",
+    ]  # fmt: skip
+    found = subprocess.run(
+        [sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
