@@ -334,7 +334,7 @@ def test_run_yaml_has_a_row_for_each_argument(tmp_path: Path) -> None:
     phase = resolve({"name": "a", "until": 2000}, train=SCHEDULE)
     write_run_yaml(phase, tmp_path / "run.yaml")
     lines = (tmp_path / "run.yaml").read_text().splitlines()
-    assert '  warmup_type: {value: "linear", source: user}' in lines
+    assert "  warmup_type: {value: linear, source: user}" in lines
     assert read_run_yaml(tmp_path / "run.yaml") == phase
 
 

@@ -44,6 +44,8 @@ OTHER_VALUES: dict[str, Any] = {
     "train.learning_rate": 1e-4,
     "train.lr_scheduler": "cosine",
     "train.lr_scheduler_args": {"power": 2.0},
+    "train.optimizer": "sgd",
+    "train.optimizer_args": {"momentum": 0.9},
     "train.lr_warmup_steps": 5,
     "train.lr_warmup_ratio": 0.1,
     "train.lr_scheduler_steps": 1000,
@@ -90,14 +92,14 @@ OTHER_VALUES: dict[str, Any] = {
 
 WITHOUT_EFFECT = {
     "data.num_workers": "more threads give the same manifest",
-    "family": "has one choice so far",
-    "train.optimizer": "has one choice so far",
+    "family": "has one choice that can be trained so far",
 }
 
 NEEDED_WITH = {
     "data.source": {"data.images": None},
     "evaluate.judge": {"data.holdout": 0.5},
     "train.lr_scheduler_args": {"train.lr_scheduler": "polynomial"},
+    "train.optimizer_args": {"train.optimizer": "sgd"},
     "launch.preset": {"phases.0.launch": None, "phases.1.launch": None},
     "train.gradient_accumulation_steps": {"train.global_batch_size": 2},
     "launch.num_processes": {"train.global_batch_size": 2},

@@ -155,6 +155,7 @@ def _fields(model: type[BaseModel], chosen: dict[str, Any]) -> Iterator[str]:
             continue
         yield from textwrap.wrap(field.description, 96, initial_indent="# ", subsequent_indent="# ")
         value = chosen.get(key, field.default)
+        value = value.model_dump() if isinstance(value, BaseModel) else value
         yield f"{'' if key in chosen else '#'}{key}: {scalar(value)}"
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from accelerate import init_empty_weights
 from diffusers import DDIMScheduler, EulerDiscreteScheduler, UNet2DConditionModel
 from huggingface_hub import split_torch_state_dict_into_shards
 
@@ -115,9 +114,9 @@ class Sdxl:
         return unet
 
     def empty_denoiser(self, base: Path) -> torch.nn.Module:
-        """The U-Net that config.json describes, its parameters on the meta device."""
+        """The U-Net that config.json describes, on the meta device."""
         config = UNet2DConditionModel.load_config(base / "unet" / "config.json")
-        with init_empty_weights():
+        with torch.device("meta"):
             unet: torch.nn.Module = UNet2DConditionModel.from_config(config)
         return unet
 

@@ -6,13 +6,13 @@ line by line, since a YAML library takes most of the time of rendering a sweep o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from zerotrain.config.scalar import scalar
 from zerotrain.launch.resolved import ResolvedPhase, explained
 from zerotrain.launch.settings import nested
 
@@ -28,8 +28,8 @@ def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
             min(len(sections), len(before)),
         )
         lines += [f"{'  ' * n}{sections[n]}:" for n in range(same, len(sections))]
-        why = f", reason: {_flow(reason)}" if reason else ""
-        entry = f"{{value: {_flow(value)}, source: {source}{why}}}"
+        why = f", reason: {scalar(reason)}" if reason else ""
+        entry = f"{{value: {scalar(value)}, source: {source}{why}}}"
         lines.append(f"{'  ' * len(sections)}{key}: {entry}")
         before = sections
     path.write_text("\n".join(lines) + "\n")
@@ -43,19 +43,6 @@ def read_run_yaml(path: Path) -> ResolvedPhase:
         **nested({name: entry["value"] for name, entry in entries.items()}),
         sources={name: (e["source"], e.get("reason", "")) for name, e in entries.items()},
     )
-
-
-def _flow(value: Any) -> str:
-    """A value in one line, as YAML 1.1 and 1.2 read it alike."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_flow(k)}: {_flow(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_flow, value)) + "]"
-    if isinstance(value, float):
-        # YAML 1.1 takes 1e-05 for text.
-        mantissa, sign, exponent = repr(value).partition("e")
-        return (mantissa if "." in mantissa or not sign else f"{mantissa}.0") + sign + exponent
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

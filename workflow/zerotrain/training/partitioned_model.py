@@ -104,6 +104,13 @@ def load_partitioned(
         else:
             first.convert_to_zero_parameters(param_list=[parameter])
     device = get_accelerator().current_device_name()
-    for name, buffer in model.named_buffers():  # DeepSpeed leaves them where they are
-        buffer.data = (held[name].get_tensor(name) if name in held else buffer).to(device)
+    for name, _ in list(model.named_buffers()):  # DeepSpeed leaves them where they are
+        if name not in held:
+            raise PipelineError(
+                f"phase {phase.phase}: launch.zero3_init, but {name} is computed and not in the "
+                "base's files",
+                hint="remove zero3_init: the model is then loaded whole and partitioned after",
+            )
+        owner, _, short = name.rpartition(".")
+        model.get_submodule(owner).register_buffer(short, held[name].get_tensor(name).to(device))
     return model, read
