@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -110,6 +110,12 @@ def init(
             help="accelerate's YAML whose answers to offer; default: its cached one.",
         ),
     ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The run that it is for: shows its plan.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Without a run: an SDXL's plan is shown.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write; default: standard output.")
     ] = None,
@@ -133,12 +139,19 @@ def init(
         name=name,
     )
     phase = ask_launch(given, defaults, interactive=sys.stdin.isatty())
-    show_plan(phase)
+    print(_plan_of(phase.values, config, base), file=sys.stderr)
     write_new(phase.text, output)
 
 
-def show_plan(phase: object) -> None:
-    """Print what the phase needs, part by part. THE PLANNER IS CALLED HERE: it is not there yet."""
+def _plan_of(values: dict[str, Any], config: Path | None, base: str | None) -> str:
+    """The plan of a phase, where it is known of which model."""
+    if config is None and base is None:
+        return (
+            "no plan: name the run (--config FILE) or its model (--base MODEL) to see what it takes"
+        )
+    from zerotrain.plan.report import phase_report
+
+    return "\n".join(phase_report(values, config, base))
 
 
 @launch_app.command()

@@ -74,4 +74,4 @@ def _refusal(
 
 def gib(count: int) -> str:
     """Bytes as people read them."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.1f} MiB"
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

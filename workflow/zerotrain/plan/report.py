@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from ruamel.yaml import YAML
 
 from zerotrain.config import RunConfig, parse_config, read_config
 from zerotrain.config.launch import Memory
@@ -63,6 +64,29 @@ def plan_report(
             f"--parts {parts}: no such preset is planned", hint=f"one of {', '.join(made.rows)}"
         )
     return parts_table(made.rows[parts][made.mode])
+
+
+def phase_report(
+    values: Mapping[str, Any], config: Path | None, base: str | None, *, width: int = 100
+) -> list[str]:
+    """The lines of the plan of a phase that is not in its run's configuration yet.
+
+    Args:
+        values: The phase, as a configuration has it.
+        config: The run's configuration, or
+        base: an SDXL to train instead.
+        width: Columns of the terminal.
+
+    Raises:
+        PipelineError: the phase does not fit the run, or the model is not known.
+    """
+    raw: dict[str, Any] = {"run": "plan", "base": base, "data": {"images": "images"}}
+    if config is not None:
+        read_config(config)
+        raw = YAML(typ="safe").load(config.read_text())
+    run = parse_config({**raw, "phases": [dict(values)]}, str(config or "plan"))
+    name = run.phases[0].name
+    return table(plan(run, name, here(run.phase(name)), base=_base(run)), width=width)
 
 
 def _run_of(values: Mapping[str, Any]) -> RunConfig:

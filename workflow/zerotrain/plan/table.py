@@ -11,9 +11,9 @@ from zerotrain.plan.forward import Shape
 from zerotrain.plan.hardware import SHARE_OF_PEAK, find_tflops
 from zerotrain.plan.parts import peak
 from zerotrain.plan.planner import Plan
-from zerotrain.plan.prediction import MODES, Mode, Prediction
+from zerotrain.plan.prediction import MODES, Prediction
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 EMA_BYTES = 4
 """Of a trained parameter: an average is kept in float32."""
 
@@ -84,8 +84,10 @@ def _activations(plan: Plan) -> str:
 
 
 def _rows(plan: Plan, tflops: float | None) -> list[str]:
+    largest = max(one.device for row in plan.rows.values() for one in row.values())
+    unit, word = (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
     head = ["", *("device" for _ in MODES), "host", "NVMe", "disk", "PCIe", "step"]
-    units = ["preset", "kept", "ckpt", "ckpt cpu", "GiB", "GiB", "GiB", "GB/step"]
+    units = ["preset", "kept", "ckpt", "ckpt cpu", word, word, word, "GB/step"]
     units.append("s" if tflops else "")
     body = []
     for name, row in plan.rows.items():
@@ -95,10 +97,10 @@ def _rows(plan: Plan, tflops: float | None) -> list[str]:
         body.append(
             [
                 ("> " if chosen else "  ") + name,
-                *(_cell(plan, mode, row[mode]) for mode in MODES),
-                f"{own.host / GIB:.1f}",
-                f"{sum(own.swap.values()) / GIB:.1f}" if own.swap else "",
-                f"{sum(item.spike for item in own.disk) / GIB:.1f}",
+                *(_cell(plan, row[mode], unit) for mode in MODES),
+                f"{own.host / unit:.1f}",
+                f"{sum(own.swap.values()) / unit:.1f}" if own.swap else "",
+                f"{sum(item.spike for item in own.disk) / unit:.1f}",
                 f"{moved / 1e9:.1f}" if moved else "",
                 _seconds(plan, own, tflops),
             ]
@@ -106,11 +108,11 @@ def _rows(plan: Plan, tflops: float | None) -> list[str]:
     return _aligned([head, ["  " + units[0], *units[1:]], *body])
 
 
-def _cell(plan: Plan, mode: Mode, one: Prediction) -> str:
+def _cell(plan: Plan, one: Prediction, unit: int) -> str:
     fitting = plan.place.device_memory is not None and fits(
         one, plan.place.device_memory, plan.place.host_memory
     )
-    return f"{one.device / GIB:.1f}{'+' if fitting else ' '}"
+    return f"{one.device / unit:.1f}{'+' if fitting else ' '}"
 
 
 def _seconds(plan: Plan, one: Prediction, tflops: float | None) -> str:
@@ -122,7 +124,7 @@ def _seconds(plan: Plan, one: Prediction, tflops: float | None) -> str:
 def _legend(plan: Plan, tflops: float | None) -> str:
     memory = plan.place.device_memory
     said = (
-        f"device: GiB of {'the CPU' if plan.place.cpu else 'one device'} with "
+        f"device: memory of {'the CPU' if plan.place.cpu else 'one device'} with "
         "activations kept, with gradient_checkpointing, and with cpu_checkpointing; the other "
         f"columns are of the phase's own: {MODES[plan.mode]}. disk is the most while a checkpoint, "
         "state and weights are saved"
@@ -163,7 +165,7 @@ def _also(plan: Plan, width: int) -> list[str]:
         shape = Shape(batch=1, resolution=plan.phase.train.resolution)
         latents, text = cached_bytes(architecture, shape, plan.config.cache.dtype)
         lines.append(
-            f"The cache takes {latents / 1e6:.2f} MB an image and {text / 1e6:.2f} MB a distinct "
+            f"The cache takes {latents / 1e3:,.1f} kB an image and {text / 1e3:,.1f} kB a distinct "
             f"caption ({plan.config.cache.dtype})."
         )
     average = EMA_BYTES * plan.traced.model.trained_parameters
