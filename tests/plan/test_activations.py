@@ -66,14 +66,21 @@ def compare(name, precision, lora=None):
         assert real.backward_flops <= backward <= 1.1 * real.backward_flops
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        # One precision of each family by default, all of them for the small SDXL.
+        pytest.param(n, p, marks=() if n == "nano" or p == "bf16" else pytest.mark.slow)
+        for n in SMALL
+        for p in PRECISIONS
+    ],
+)
 def test_a_trace_tells_what_a_real_pass_takes(name, precision):
     """Saved bytes are equal, with and without checkpointing; operations, too; peaks are near."""
     compare(name, precision)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "autocast"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("autocast", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["sdxl", "sd3"])
 def test_an_adapter_saves_less(name, precision):
     """Frozen weights need no gradient, so that fewer inputs are saved."""

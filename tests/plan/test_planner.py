@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -194,22 +195,35 @@ def nano(**train: Any) -> RunConfig:
 
 def test_fit_lowers_the_micro_batch_first() -> None:
     """The global batch stays; smaller images only where not one sample fits."""
-    run = nano()
-    whole = plan(run, "a", Place(None, None))
-    least = whole.rows["torch"]["plain"].device
-    fitting = search(run, "a", Place(least + RESERVE, None))
-    assert any("torch " in line and "micro batch 8" in line for line in fitting)
-    one = plan(run, "a", Place(None, None), traced=None)
-    small = one.rows["torch"]["checkpointed"].device + RESERVE - 1
+    run = nano(global_batch_size=2)
+    rows = plan(run, "a", Place(None, None)).rows
+    small = rows["torch"]["checkpointed"].device + RESERVE - 1
     lines = search(run, "a", Place(small, None))
     torch = [line for line in lines if line.strip().startswith("torch")]
-    assert torch
-    assert all("micro batch 8 " not in line or "cpu_checkpointing" in line for line in torch)
-    assert any("accumulation 2" in line or "accumulation 4" in line for line in torch)
+    assert any("micro batch 1   accumulation 2   gradient_checkpointing" in line for line in torch)
+    assert not any("micro batch 2   accumulation 1   activations kept" in line for line in torch)
+    whole = search(run, "a", Place(rows["torch"]["plain"].device + RESERVE, None))
+    assert whole[1].strip().startswith("torch")
+    assert "micro batch 2   accumulation 1   activations kept" in whole[1]
+
+
+@pytest.mark.slow
+def test_fit_takes_smaller_images_last() -> None:
+    """And says where nothing fits, or nothing is known."""
+    run = nano(global_batch_size=1)
+    least = min(one.device for row in plan(run, "a", Place(None, None)).rows.values()
+                for one in row.values())  # fmt: skip
+    lines = search(run, "a", Place(least + RESERVE - 1, None))
+    assert lines[0] == "Nothing fits at 64 px."
+    assert re.search(r"at (56|48|40|32) px", lines[1])
     with pytest.raises(PipelineError, match="nothing fits"):
         search(run, "a", Place(RESERVE + 1000, None))
+
+
+def test_fit_needs_a_device() -> None:
+    """Nothing is traced for a GPU that nobody knows."""
     with pytest.raises(PipelineError, match="no GPU is known here"):
-        search(run, "a", Place(None, None))
+        search(nano(), "a", Place(None, None))
 
 
 def test_on_a_cpu_all_is_the_machines_memory() -> None:

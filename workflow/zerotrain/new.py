@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from zerotrain.config import DataConfig, RunConfig, TrainConfig, parse_config
-from zerotrain.config.scalar import scalar
 from zerotrain.data.source import Found, open_source
 from zerotrain.errors import PipelineError
+from zerotrain.scalar import scalar
 
 SAMPLES_TO_SEE = 4000
 """What the first phase aims at: a usual length for fine-tuning on a small set of images."""

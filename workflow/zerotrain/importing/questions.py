@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from zerotrain.config.scalar import scalar
 from zerotrain.errors import PipelineError
 from zerotrain.importing.accelerate import cached_config
 from zerotrain.importing.reading import Asked, import_file, nest
 from zerotrain.importing.zero import BY_STAGE, DEVICES, PRESETS
 from zerotrain.launch.preset import read_preset
+from zerotrain.scalar import scalar
 
 NOT_ASKED = (
     "not asked, as nothing here depends on it: SageMaker, several machines, CPU only, torch "

@@ -7,10 +7,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from zerotrain.config.scalar import scalar
 from zerotrain.errors import PipelineError
 from zerotrain.importing.draft import Note
 from zerotrain.importing.reading import Imported
+from zerotrain.scalar import scalar
 
 ORDER = (
     "run", "seed", "family", "base", "revision", "resume_from_checkpoint", "lora", "data", "train",

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from zerotrain.config.scalar import scalar
 from zerotrain.launch.resolved import ResolvedPhase, explained
 from zerotrain.launch.settings import nested
+from zerotrain.scalar import scalar
 
 
 def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
