@@ -9,10 +9,10 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from zerotrain.plan.activations import tensors_of
 from zerotrain.plan.architecture import Architecture, Part, find_architecture
 from zerotrain.plan.forward import Shape, loss_of
 from zerotrain.plan.memory import Memory, Storages
+from zerotrain.plan.passes import tensors_of
 
 SDXL = {
     "sample_size": 16,

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from zerotrain.errors import PipelineError
+from zerotrain.model_sizes import read_header
 from zerotrain.plan import architecture
-from zerotrain.plan.architecture import find_architecture, read_header, shipped
+from zerotrain.plan.architecture import find_architecture, shipped
 
 COUNTS = {
     "stabilityai/stable-diffusion-xl-base-1.0": 2_567_463_684,

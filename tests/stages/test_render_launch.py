@@ -15,6 +15,7 @@ from zerotrain.config import parse_config
 from zerotrain.data.dataset import Sample, dataset_content
 from zerotrain.errors import PipelineError
 from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.plan import planner
 from zerotrain.stages.render_launch import render_launch
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"
@@ -84,6 +85,29 @@ def test_buckets_are_those_of_the_base_model(tmp_path: Path) -> None:
     preset = PRESETS / "zero1.yaml"
     with pytest.raises(PipelineError, match="preset zero1 is fitted to the model, and none"):
         render_launch(parse_config(config, "c"), "a", dataset, preset, None, None, tmp_path / "x")
+
+
+def test_auto_renders_the_preset_that_the_planner_takes(tmp_path: Path, monkeypatch) -> None:
+    """With its reason in run.yaml; all else is as if the phase had named it."""
+    made: list[Any] = []
+
+    def plan(config: Any, name: str, place: Any, *, auto: Path, base: Path) -> str:
+        made.append((name, auto.name, base))
+        return "a plan"
+
+    monkeypatch.setattr(planner, "plan", plan)
+    monkeypatch.setattr(planner, "choose_preset", lambda made: ("zero2_offload", f"of {made}"))
+    dataset = publish_dataset(tmp_path / "data", train=10)
+    phases = [
+        {"name": "plain", "until": 5},
+        {"name": "offload", "until": 9, "launch": {"preset": "auto", "device_memory": "9 GiB"}},
+    ]
+    output = render(tmp_path, dataset, "offload", "auto", phases=phases)
+    assert made == [("offload", "auto.yaml", tmp_path / "base")]
+    phase = read_run_yaml(output / "run.yaml")
+    assert (phase.preset, phase.zero_stage, phase.offload_optimizer) == ("zero2_offload", 2, "cpu")
+    assert phase.sources["preset"] == ("derived", "of a plan")
+    assert phase.deepspeed["zero_optimization"]["reduce_bucket_size"] == 3002 * 50
 
 
 def test_epochs_are_those_of_the_dataset(tmp_path: Path) -> None:

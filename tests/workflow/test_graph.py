@@ -122,6 +122,7 @@ EDITS = {
         config("until: 700", "until: 700\n    resolution: 128"),
         ONE_PHASE | {"cache_latents": 1},
     ),
+    "auto for the last phase": (config("launch: zero2_offload", "launch: auto"), ONE_PHASE),
     "launch of the last phase": (config("launch: zero2_offload", "launch: torch"), ONE_PHASE),
     "a preset that one phase names": (
         replace("config/launch/zero2_offload.yaml", "stage: 2", "stage: 1"),

@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact import Artifact
+from zerotrain.errors import PipelineError
 
+MAX_HEADER = 100 * 1024**2
+"""Safetensors' own limit."""
 DENOISERS = ("unet", "transformer")
 """Sub-folders of the part that training changes, in diffusers' layout."""
 
@@ -44,10 +48,10 @@ def read_sizes(
         lora: rank and target_modules of an adapter that is trained instead; None for none.
         frozen_parameters: Regular expressions; parameters whose names contain one are not trained.
     """
-    shapes: dict[str, list[int]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name in base.files:
         if name.split("/")[0] in DENOISERS and name.endswith(".safetensors"):
-            shapes |= header_shapes(base.path(name))
+            shapes |= read_header(base.path(name))
     return model_sizes(shapes, lora, frozen_parameters)
 
 
@@ -80,11 +84,26 @@ def sum_up(shapes: Mapping[str, Sequence[int]], trained: Mapping[str, int]) -> M
     )
 
 
-def header_shapes(path: Path) -> dict[str, list[int]]:
-    """Shape of each tensor of a safetensors file, from its header."""
-    with path.open("rb") as stream:
-        header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+def read_header(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor of a safetensors file, by name; no tensor is read.
+
+    Raises:
+        PipelineError: the file is missing, cut off or no safetensors file.
+    """
+    try:
+        with path.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > MAX_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(stream.read(length))
+        return {
+            name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+        }
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
+        raise PipelineError(
+            f"{path}: the header of a safetensors file cannot be read ({error})",
+            hint="check the path; copy or download the file again",
+        ) from error
 
 
 def _adapter(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
+from zerotrain.model_sizes import read_header
 
 MODELS = Path(__file__).parents[3] / "config" / "models"
 TRAINED_PARTS = {
@@ -34,8 +34,6 @@ PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "unet.
 """Before the names of a denoiser's tensors in a single file, where other parts lie beside them."""
 POSITIONS = "pos_embed"
 """SD3 keeps its fixed table of positions in the file, which is no parameter."""
-MAX_HEADER = 100 * 1024**2
-"""Safetensors' own limit."""
 
 
 @dataclass(frozen=True)
@@ -137,28 +135,6 @@ def shipped(family: str | None = None) -> list[Architecture]:
         }
         found.append(Architecture(document["family"], ", ".join(document["hub"]), parts))
     return [known for known in found if family in (None, known.family)]
-
-
-def read_header(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor of a safetensors file, by name; no tensor is read.
-
-    Raises:
-        PipelineError: the file is missing, cut off or no safetensors file.
-    """
-    try:
-        with path.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            if length > MAX_HEADER:
-                raise ValueError(f"a header of {length} bytes")
-            header = json.loads(stream.read(length))
-        return {
-            name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
-        }
-    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError) as error:
-        raise PipelineError(
-            f"{path}: the header of a safetensors file cannot be read ({error})",
-            hint="check the path; copy or download the file again",
-        ) from error
 
 
 def _of_file(family: str, path: Path) -> Architecture:
