@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.importing.reading import Asked, Imported, import_command, import_file
+from zerotrain.importing.command_line import import_command
+from zerotrain.importing.reading import Asked, Imported, import_file
 
 ROOT = Path(__file__).parents[2]
 REFERENCES = Path(__file__).parent / "references"

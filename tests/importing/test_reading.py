@@ -16,8 +16,9 @@ from ruamel.yaml import YAML
 from zerotrain.config import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.importing.command import parse_commands
+from zerotrain.importing.command_line import import_command
 from zerotrain.importing.questions import Answers, ask_launch
-from zerotrain.importing.reading import Asked, import_command, import_file, launch_from_file
+from zerotrain.importing.reading import Asked, import_file, launch_from_file
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ROOT / "config" / "launch"

@@ -42,7 +42,8 @@ def import_(
 ) -> None:
     """Write a launch configuration of another program in our form, and say what became of it."""
     from zerotrain.errors import PipelineError
-    from zerotrain.importing.reading import Asked, import_command, import_file
+    from zerotrain.importing.command_line import import_command
+    from zerotrain.importing.reading import Asked, import_file
     from zerotrain.importing.write import config_text, report, write_new
 
     asked = Asked(
