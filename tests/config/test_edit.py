@@ -208,3 +208,26 @@ def test_aliases_are_copied_as_they_are():
         "  - name: b-zero2\n    until: 400\n    launch: {preset: zero2, num_processes: 1}\n"
         "    resolution: *big\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("preset", "expected"),
+    [
+        ("torch", "{preset: torch, num_processes: 2}"),
+        (
+            "zero3_offload",
+            "{preset: zero3_offload, num_processes: 2, deepspeed: {log_level: info}}",
+        ),
+    ],
+)
+def test_another_preset_leaves_offload_behind_and_torch_all_of_zero(
+    preset: str, expected: str
+) -> None:
+    """Else the new phase would be refused, or offload where its preset does not."""
+    text = (
+        "phases:\n  - {name: a, until: 300, launch: {preset: zero2, num_processes: 2, "
+        "offload_optimizer: cpu, deepspeed: {log_level: info}}}\n"
+    )
+    found = split(text, "a", preset)
+    assert f"launch: {expected}}}" in found
+    assert "offload_optimizer: cpu" in found.splitlines()[1]

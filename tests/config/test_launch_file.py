@@ -60,3 +60,18 @@ def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     """With its name."""
     with pytest.raises(PipelineError, match=r"gone\.json"):
         parsed(str(tmp_path / "gone.json"))
+
+
+def test_phases_of_plain_pytorch_do_not_inherit_what_is_zeros() -> None:
+    """A run's own keys for DeepSpeed go to its ZeRO phases; a phase's own are the phase's."""
+    raw = {
+        "run": "r", "base": "nano", "data": {"images": "photos"},
+        "launch": {"num_processes": 2, "deepspeed": {"communication_data_type": "fp32"}},
+        "phases": [
+            {"name": "a", "until": 1, "global_batch_size": 2, "launch": "torch"},
+            {"name": "b", "until": 2, "global_batch_size": 2, "launch": "zero2"},
+        ],
+    }  # fmt: skip
+    plain, zero = (phase.launch for phase in parse_config(raw, "c").phases)
+    assert (plain.deepspeed, plain.num_processes) == ({}, 2)
+    assert zero.deepspeed == {"communication_data_type": "fp32"}

@@ -18,10 +18,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
+from zerotrain.config.read import ZERO_KEYS
 from zerotrain.errors import PipelineError
 
 Values = Mapping[str, Any]
-ALONE = ("offload_path",)
+ALONE = ("offload_path", "offload_optimizer", "offload_param", "device_memory", "zero3_init")
 """Launch values that go with one preset and not to another."""
 DASH = re.compile(r"^( *)-(?=\s)", re.MULTILINE)
 NOT_INHERITED = ("allow",)
@@ -70,6 +71,11 @@ def split_phase(text: str, split: Split) -> str:
     return new
 
 
+def left_behind(changes: Values) -> tuple[str, ...]:
+    """Keys of a former launch that another preset does not take over."""
+    return (*ALONE, *ZERO_KEYS) if changes.get("preset") == "torch" else ALONE
+
+
 def _split_values(raw: Any, split: Split) -> Any:
     """The meaning of the edit, which its text is held to."""
     phases = raw["phases"]
@@ -87,7 +93,7 @@ def _split_values(raw: Any, split: Split) -> Any:
 def _launch_values(launch: Any, changes: Values) -> Any:
     former = dict(launch) if isinstance(launch, dict) else {"preset": launch} if launch else {}
     if changes.get("preset", former.get("preset")) != former.get("preset"):
-        former = {key: value for key, value in former.items() if key not in ALONE}
+        former = {key: value for key, value in former.items() if key not in left_behind(changes)}
     found = {**copy.deepcopy(former), **changes}
     return found if isinstance(launch, dict) or set(found) != {"preset"} else found["preset"]
 
@@ -136,7 +142,7 @@ def _launch(text: str, launch: Node | None, changes: Values, newline: str) -> st
         former = launch.value if launch is not None else None
         pairs = {"preset": f"preset: {former}"} if former else {}
     if changes.get("preset", former) != former:
-        pairs = {key: pair for key, pair in pairs.items() if key not in ALONE}
+        pairs = {key: pair for key, pair in pairs.items() if key not in left_behind(changes)}
     for key, value in changes.items():
         if key != "preset" or value != former:
             pairs[key] = f"{key}: {_scalar(value)}"

@@ -17,6 +17,15 @@ from zerotrain.errors import PipelineError
 PHASE_KEYS = ("name", "until", "launch", "allow")
 """The keys of a phase that are not training values."""
 
+ZERO_KEYS = (
+    "deepspeed",
+    "offload_optimizer",
+    "offload_param",
+    "zero3_init",
+    "partition_activations",
+)
+"""Keys of the run's `launch` that phases of plain PyTorch have no use for and do not inherit."""
+
 LAUNCH_FILES = (".yaml", ".yml", ".json")
 """Ends of a `launch:` that is accelerate's or DeepSpeed's file instead of a preset."""
 
@@ -102,7 +111,10 @@ def expand_phases(raw: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(launch, str):
             launch = {"preset": launch}
         if isinstance(launch, dict):
-            own["launch"] = _merged(_mapping(raw.get("launch")), launch)
+            run = _mapping(raw.get("launch"))
+            if launch.get("preset", run.get("preset", "torch")) == "torch":
+                run = {key: value for key, value in run.items() if key not in ZERO_KEYS}
+            own["launch"] = _merged(run, launch)
             if str(own["launch"].get("preset")).endswith(LAUNCH_FILES):
                 own |= _of_launch_file(own["launch"], own["train"])
         phases.append(own)
