@@ -36,6 +36,11 @@ class Host:
     """Whether the processor computes fp16, as DeepSpeed asks of it."""
 
 
+def gib(count: int) -> str:
+    """Bytes of memory as people read them: 23.5 GiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
 def detect_host(root: Path = Path("/")) -> Host:
     """Read what the kernel says of memory and cores, and the limits of our control groups.
 

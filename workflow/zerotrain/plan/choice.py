@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zerotrain.machine.host import gib
 from zerotrain.plan.prediction import Prediction
 
 RESERVE = 2**30
@@ -70,8 +71,3 @@ def _refusal(
     if not fits(one, device_memory, host_memory):
         return f"{one.preset} needs {gib(one.host)} of host memory, of {gib(host_memory or 0)}"
     return None
-
-
-def gib(count: int) -> str:
-    """Bytes as people read them."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from zerotrain.config import Phase, RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.plan.choice import fits, gib
+from zerotrain.machine.host import gib
+from zerotrain.plan.choice import fits
 from zerotrain.plan.planner import AUTO, Place, Plan, plan
 from zerotrain.plan.prediction import MODES, Mode, Prediction, Traced, retrace, trace
 

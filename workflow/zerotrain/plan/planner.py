@@ -10,8 +10,9 @@ from zerotrain.config import Phase, RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.machine.detect import Machine, detect
+from zerotrain.machine.host import gib
 from zerotrain.machine.verdict import Engine, usable_engines
-from zerotrain.plan.choice import Choice, choose, gib
+from zerotrain.plan.choice import Choice, choose
 from zerotrain.plan.prediction import MODES, Mode, Prediction, Traced, predict, trace
 
 AUTO = Path("config/launch/auto.yaml")

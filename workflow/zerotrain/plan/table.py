@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from zerotrain.machine.host import gib
 from zerotrain.plan.cache_size import cached_bytes, encoder_bytes
-from zerotrain.plan.choice import RESERVE, fits, gib
+from zerotrain.plan.choice import RESERVE, fits
 from zerotrain.plan.forward import Shape
 from zerotrain.plan.hardware import SHARE_OF_PEAK, find_tflops
 from zerotrain.plan.parts import peak

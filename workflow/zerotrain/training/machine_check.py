@@ -11,6 +11,7 @@ import yaml
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.detect import Machine
+from zerotrain.machine.host import gib
 from zerotrain.machine.ports import check_port, free_port
 from zerotrain.machine.verdict import notices, usable_engines, usable_precisions
 
@@ -70,14 +71,14 @@ def check_host_memory(phase: ResolvedPhase, machine: Machine, needed: int) -> li
     if needed > host.memory:
         limit = ", a limit of its control group" if host.limit else ""
         raise PipelineError(
-            f"phase {phase.phase}: preset {phase.preset} keeps {_gib(needed)} in host memory, and "
-            f"this machine has {_gib(host.memory)}{limit}",
+            f"phase {phase.phase}: preset {phase.preset} keeps {gib(needed)} in host memory, and "
+            f"this machine has {gib(host.memory)}{limit}",
             hint="use zero3_nvme with an offload_path on a fast disk, train an adapter (lora), or "
             "take a machine or a job with more memory",
         )
     if needed > host.available:
         return [
-            f"{phase.phase}: {_gib(needed)} will be kept in host memory, and {_gib(host.available)}"
+            f"{phase.phase}: {gib(needed)} will be kept in host memory, and {gib(host.available)}"
             " are available now: end what else runs here, or the system may kill the training"
         ]
     return []
@@ -94,8 +95,8 @@ def check_locked_memory(phase: ResolvedPhase, machine: Machine, launch: Path) ->
     buffers = _buffer_bytes(phase, section)
     if lockable is not None and buffers > lockable:
         raise PipelineError(
-            f"phase {phase.phase}: NVMe offload locks buffers of {_gib(buffers)} into memory, and "
-            f"this user may lock {_gib(lockable)} (ulimit -l)",
+            f"phase {phase.phase}: NVMe offload locks buffers of {gib(buffers)} into memory, and "
+            f"this user may lock {gib(lockable)} (ulimit -l)",
             hint="raise it: `ulimit -l unlimited` as root, `memlock` in /etc/security/limits.conf, "
             "or `docker run --ulimit memlock=-1`; or use zero3_offload",
         )
@@ -121,7 +122,3 @@ def _buffer_bytes(phase: ResolvedPhase, section: dict[str, Any]) -> int:
         return 0
     elements = int(parameters["buffer_size"]) * int(parameters["buffer_count"])
     return elements * ELEMENT_BYTES[phase.mixed_precision]
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
