@@ -15,6 +15,10 @@ from zerotrain import compiled_ops
 
 ROOT = Path(__file__).parent.parent
 
+# Before anything loads torch: a gradient's last bits depend on the number of threads, and test
+# processes with as many threads as the machine has cores hinder one another.
+os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -33,7 +37,6 @@ def server() -> multiprocessing.context.ForkServerContext:
 
     A process has one such server, so that all tests share what it preloads.
     """
-    os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
     # Forks import test modules by their names, which `pytest`, unlike `python -m pytest`, hides.
     sys.path.append(str(ROOT))
     context = multiprocessing.get_context("forkserver")

@@ -24,7 +24,7 @@ ZERO_KEYS = (
     "zero3_init",
     "partition_activations",
 )
-"""Keys of the run's `launch` that phases of plain PyTorch have no use for and do not inherit."""
+"""Keys of the run's `launch` that a phase of plain PyTorch leaves to the others."""
 
 LAUNCH_FILES = (".yaml", ".yml", ".json")
 """Ends of a `launch:` that is accelerate's or DeepSpeed's file instead of a preset."""
@@ -97,28 +97,36 @@ def expand_phases(raw: dict[str, Any]) -> dict[str, Any]:
     raw = {key: {} if value is None and key in SECTIONS else value for key, value in raw.items()}
     if not isinstance(raw.get("phases"), list):
         return raw
+    run = _mapping(raw.get("launch"))
+    launches = [_launch(phase) if isinstance(phase, dict) else None for phase in raw["phases"]]
+    plain = [
+        isinstance(launch, dict) and {**run, **launch}.get("preset", "torch") == "torch"
+        for launch in launches
+    ]
     phases: list[Any] = []
-    for phase in raw["phases"]:
+    for phase, launch, is_plain in zip(raw["phases"], launches, plain, strict=True):
         if not isinstance(phase, dict):
             phases.append(phase)
             continue
         own = {key: phase[key] for key in PHASE_KEYS if key in phase}
         changes = {key: value for key, value in phase.items() if key not in PHASE_KEYS}
         own["train"] = {**_mapping(raw.get("train")), **changes}
-        launch = own.get("launch", {})
-        if launch is None:
-            launch = {}
-        elif isinstance(launch, str):
-            launch = {"preset": launch}
         if isinstance(launch, dict):
-            run = _mapping(raw.get("launch"))
-            if launch.get("preset", run.get("preset", "torch")) == "torch":
-                run = {key: value for key, value in run.items() if key not in ZERO_KEYS}
-            own["launch"] = _merged(run, launch)
+            # With no other phase to take them, they are refused instead of lost.
+            left = ZERO_KEYS if is_plain and not all(plain) else ()
+            own["launch"] = _merged({k: v for k, v in run.items() if k not in left}, launch)
             if str(own["launch"].get("preset")).endswith(LAUNCH_FILES):
                 own |= _of_launch_file(own["launch"], own["train"])
         phases.append(own)
     return {**raw, "phases": phases}
+
+
+def _launch(phase: dict[str, Any]) -> Any:
+    """A phase's own launch; a preset's or a file's name alone is one, too."""
+    launch = phase.get("launch")
+    if launch is None:
+        return {}
+    return {"preset": launch} if isinstance(launch, str) else launch
 
 
 def _of_launch_file(launch: dict[str, Any], train: dict[str, Any]) -> dict[str, Any]:
