@@ -149,6 +149,7 @@ def test_switch_chain_of_five_ends_as_close_as_one(training):
     assert apart <= 1e-6
 
 
+@pytest.mark.slow
 def test_switch_of_a_killed_phase_repeats_nothing_that_was_saved(training):
     """A phase of 800 steps, killed at 300 and switched: it ends as the uninterrupted one, and no
     step before the last complete checkpoint is trained twice."""

@@ -14,7 +14,11 @@ LORA = {"rank": 3, "alpha": 4.0, "dropout": 0.0, "target_modules": ["to_q", "to_
     ("preset", "changes"),
     [
         ("zero3", {"num_processes": 2, "mixed_precision": "bf16"}),
-        ("zero3_offload", {"lora": LORA, "frozen_parameters": ["to_q.lora_A"]}),
+        pytest.param(
+            "zero3_offload",
+            {"lora": LORA, "frozen_parameters": ["to_q.lora_A"]},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "zero3_offload",
             {"mixed_precision": "bf16", "gradient_checkpointing": True},

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 EVERY_STAGE = [
@@ -63,6 +64,7 @@ def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
     assert stages["evaluate-plain"]["params"] == [{"config/config.yaml": ["evaluate", "seed"]}]
 
 
+@pytest.mark.slow
 def test_dvc_repro_builds_everything_once(project):
     """In a fresh clone `dvc repro` runs every stage once, in order, and leaves nothing to do, for
     itself and for Snakemake; afterwards an edit runs what depends on it."""

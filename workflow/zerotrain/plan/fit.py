@@ -34,7 +34,6 @@ def search(
     tflops: float | None = None,
     auto: Path = AUTO,
     base: Path | None = None,
-    width: int = 100,
 ) -> list[str]:
     """For each preset, the largest micro batch that fits with each treatment of activations.
 

@@ -55,7 +55,7 @@ def plan_report(
     place = _place(run, name, device_memory, host_memory, gpu)
     tflops = _tflops(gpu)
     if fit:
-        return search(run, name, place, tflops=tflops, base=_base(run), width=width)
+        return search(run, name, place, tflops=tflops, base=_base(run))
     made = plan(run, name, place, base=_base(run))
     if parts is None:
         return table(made, tflops=tflops, width=width)
