@@ -43,13 +43,16 @@ CASES = [
     f"{preset}:{precision}"
     for preset in ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
     for precision in ("no", "bf16")
-] + ["torch:no:2", "zero2:bf16:2", "zero2_offload:no:2", "zero3:bf16:2", "zero3_offload:bf16:2"]
+] + [
+    "torch:no:2", "zero1:bf16:2", "zero2:no:2", "zero2:bf16:2", "zero2_offload:no:2", "zero3:no:2",
+    "zero3:bf16:2", "zero3_offload:bf16:2",
+]  # fmt: skip
 
 MOMENTS = {
     "build": since(Moment.PLACE, Moment.BUCKETS),
     "forward": (Moment.FORWARD,),
     "backward": (Moment.BACKWARD, Moment.REDUCE),
-    "step": (Moment.CLIP, Moment.STEP),
+    "step": (Moment.CLIP, Moment.STEP, Moment.GATHER),
     "save": (Moment.SAVE,),
 }
 """What is told apart here, and the planner's moments in it."""
@@ -177,6 +180,11 @@ def resident() -> int:
     return sum(int(text.partition(key)[2].split()[0]) for key in ("RssAnon:", "RssShmem:")) * 1024
 
 
+def increase(most: dict[str, int]) -> int:
+    """The most memory at any moment above that of the idle process."""
+    return max(most.values()) - most["idle"]
+
+
 def watched(watch: Watch, owner: Any, name: str, moment: str, *, after: str) -> None:
     """Have a function's calls count as a moment, and what follows as another."""
     plain = getattr(owner, name)
@@ -286,7 +294,7 @@ def last_line(process: subprocess.Popen[str]) -> Any:
 
 
 def measure(place: Path, inputs: Path, case: str, modules: Path) -> dict[str, int]:
-    """Train a case; the increase of rank 0's memory at each moment."""
+    """Train a case; the increase of memory at each moment of the process that takes most."""
     launch, progress = place / "launch", place / "progress"
     write_launch(launch, case, inputs / "base")
     progress.mkdir()
@@ -302,8 +310,7 @@ def measure(place: Path, inputs: Path, case: str, modules: Path) -> dict[str, in
         )
         for number in range(world)
     ]  # fmt: skip
-    found: dict[str, int]
-    found, *_ = [last_line(process) for process in started]
+    found: dict[str, int] = max([last_line(process) for process in started], key=increase)
     return {moment: most - found["idle"] for moment, most in found.items() if moment != "idle"}
 
 
@@ -330,7 +337,7 @@ def predict(launch: Path, inputs: Path, activations: int) -> dict[str, int]:
 def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--channels", type=int, nargs="+", default=[192, 512])
+    parser.add_argument("--channels", type=int, nargs="+", default=[256, 640])
     parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--child", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()

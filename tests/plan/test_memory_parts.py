@@ -10,7 +10,7 @@ from zerotrain.launch.preset import read_preset
 from zerotrain.plan.buckets import fullest, gradients_of_partition, sub_groups
 from zerotrain.plan.host import locked
 from zerotrain.plan.inputs import ParameterSizes, PlannedLaunch
-from zerotrain.plan.live_parameters import Live, live_parameters
+from zerotrain.plan.live_parameters import Coordinator, Live, live_parameters
 from zerotrain.plan.memory_parts import memory_parts, saves_nothing
 from zerotrain.plan.parts import MemoryPart, Moment, at, peak, resident_peak, since, states
 from zerotrain.plan.storage import Traffic, storage, swap_files, traffic
@@ -57,7 +57,7 @@ def sdxl() -> ParameterSizes:
 
 @pytest.mark.parametrize("name", ["torch", "zero1", "zero2", "zero3"])
 def test_nothing_offloaded_takes_sixteen_bytes_a_parameter(name: str) -> None:
-    """facts/performance.md: 38.3 GiB on one device; torch's float32 comes to the same."""
+    """SDXL: 38.3 GiB on one device; torch's float32 comes to the same."""
     assert states(memory_parts(launch(name), sdxl(), 0), "device") == 16 * SDXL
     assert f"{16 * SDXL / GIB:.1f}" == "38.3"
 
@@ -184,20 +184,46 @@ def test_a_sub_group_ends_where_it_reaches_its_size() -> None:
     assert sub_groups([[4, 4, 4], [2]], 2, 4) == [4, 2, 1]
 
 
+def live(*, gathers: bool = False, copies: int = 0, **limits: int) -> Live:
+    """What is live of four modules under these limits."""
+    modules = [[10], [20, 1], [30], [5]]
+    by = Coordinator(kept=1, bucket=40, gathers=gathers, copies=copies, **limits)
+    return live_parameters(modules, by)
+
+
 def test_live_parameters_follow_the_limits() -> None:
     """Without prefetch and reuse one module is live at a time; with both, all of them."""
-    modules = [[10], [20, 1], [30], [5]]
-
-    def live(**limits: int) -> Live:
-        return live_parameters(modules, kept=1, bucket=40, **limits)
-
-    none = live(prefetch=0, max_live=0, reuse=0)
-    assert none == Live(30, 30, 20, 30, 30)
-    far = live(prefetch=100, max_live=1000, reuse=1000)
-    assert far == Live(65, 65, 30, 55, 0)
+    assert live(prefetch=0, max_live=0, reuse=0) == Live(30, 30, 20)
+    assert live(prefetch=100, max_live=1000, reuse=1000) == Live(65, 65, 30)
     ahead = live(prefetch=1, max_live=1000, reuse=0)
     assert ahead.forward == 20 + 30
     assert ahead.backward == 30 + 20 + 10
+
+
+def test_what_is_gathered_lies_in_a_buffer_first() -> None:
+    """One module at a time, twice; all at once: the first, and the other three in one buffer. On a
+    CPU two gatherings that go on have a copy each."""
+    alone, far = {"prefetch": 0, "max_live": 0, "reuse": 0}, {"max_live": 1000, "reuse": 1000}
+    assert live(gathers=True, **alone) == Live(60, 60, 20)
+    assert live(gathers=True, prefetch=100, **far) == Live(65 + 55, 65, 30)
+    modules = [[1], [5], [5], [5], [20], [20]]
+    limits = {"prefetch": 15, "max_live": 1000, "reuse": 1000, "kept": 0, "bucket": 40}
+    one = live_parameters(modules, Coordinator(**limits, gathers=True))
+    assert one.forward == 56 + 20  # the copy of the last that is waited for
+    two = live_parameters(modules, Coordinator(**limits, gathers=True, copies=2))
+    assert two.forward == 56 + 15 + 20 + 20  # both go on while the buffer of the fives is there
+
+
+def test_gloo_gathers_the_new_weights_into_a_copy() -> None:
+    """On CPUs, where processes talk through it; NCCL takes no memory of its own."""
+    copy = [
+        p
+        for p in memory_parts(launch("zero2", processes=2, cpu=True), sdxl(), 0)
+        if "gloo" in p.name
+    ]
+    assert [(p.bytes, p.when) for p in copy] == [(2 * SDXL, (Moment.GATHER,))]
+    for other in (launch("zero2", processes=2), launch("zero2", cpu=True)):
+        assert not [p for p in memory_parts(other, sdxl(), 0) if "gloo" in p.name]
 
 
 def test_storage_counts_what_is_new_before_what_is_old() -> None:
@@ -207,7 +233,7 @@ def test_storage_counts_what_is_new_before_what_is_old() -> None:
 
 
 def test_stage_2_moves_six_bytes_a_parameter() -> None:
-    """facts/performance.md: the minimum is 4, DeepSpeed moves about 6."""
+    """Offloaded Adam must move 4: gradients down, weights up; DeepSpeed moves gradients in float32."""
     assert traffic(launch("zero2_offload"), sdxl()) == Traffic(4 * SDXL, 2 * SDXL)
     assert traffic(launch("zero3_offload"), sdxl()) == Traffic(6 * SDXL, 6 * SDXL)
     assert traffic(launch("zero2"), sdxl()) == Traffic()

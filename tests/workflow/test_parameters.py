@@ -113,6 +113,7 @@ NEEDED_WITH = {
         "phases.0.launch": None,
         "phases.1.launch": None,
     },
+    **{key: {"launch.mixed_precision": "fp16"} for key in OTHER_VALUES if ".fp16." in key},
 }
 """Other keys without which the value would not be valid, or would be overridden."""
 

@@ -19,11 +19,7 @@ from zerotrain.importing.deepspeed import Beside
 from zerotrain.importing.diffsynth import read_diffsynth
 from zerotrain.importing.draft import Draft, read_keys
 from zerotrain.importing.keys import unknown_key
-from zerotrain.importing.keys_accelerate import (
-    DEEPSPEED_FLAGS,
-    LAUNCH_FLAGS,
-    TORCHRUN_FLAGS,
-)
+from zerotrain.importing.keys_accelerate import DEEPSPEED_FLAGS, LAUNCH_FLAGS, TORCHRUN_FLAGS
 from zerotrain.importing.keys_programs import (
     DIFFSYNTH,
     PEFT_SCRIPT,

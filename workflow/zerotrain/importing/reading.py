@@ -16,13 +16,9 @@ from zerotrain.importing.batch import Part
 from zerotrain.importing.deepspeed import Beside, load_json, read_deepspeed
 from zerotrain.importing.draft import Draft, Note
 from zerotrain.importing.keys import unknown_key
-from zerotrain.importing.keys_accelerate import (
-    ACCELERATE,
-)
+from zerotrain.importing.keys_accelerate import ACCELERATE
 from zerotrain.importing.keys_deepspeed import DEEPSPEED
-from zerotrain.importing.keys_programs import (
-    SIMPLETUNER,
-)
+from zerotrain.importing.keys_programs import SIMPLETUNER
 from zerotrain.importing.precision import Ask
 from zerotrain.importing.program import ACCELERATE as ACCELERATE_PROGRAM
 from zerotrain.importing.program import RUN, Program, trainer

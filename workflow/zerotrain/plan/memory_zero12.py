@@ -51,6 +51,14 @@ def zero12_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPar
                 (Moment.MASTERS,), f"a partition in 16 bits ({SOURCE}: __init__, clone)",
             )
         )  # fmt: skip
+    if launch.cpu and launch.processes > 1:
+        parts.append(
+            MemoryPart(
+                "gloo's copy of the weights", item * max(flats), "device", (Moment.GATHER,),
+                "gloo, which a CPU's processes talk through, gathers into a copy "
+                "(deepspeed/runtime/utils.py: all_gather_dp_groups)",
+            )
+        )  # fmt: skip
     parts += _bucket_parts(launch, model)
     parts += _offloaded_parts(launch, model, flats) if offloaded else _own_parts(launch, model)
     return parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerotrain.plan.buckets import fullest, partitioned, sub_groups
 from zerotrain.plan.host import locked
 from zerotrain.plan.inputs import FP32, ParameterSizes, PlannedLaunch
-from zerotrain.plan.live_parameters import live_parameters
+from zerotrain.plan.live_parameters import Coordinator, live_parameters
 from zerotrain.plan.memory_torch import NORM
 from zerotrain.plan.parts import TRAINING, MemoryPart, Moment, Place, since
 from zerotrain.plan.swap import Swapped, swap_parts
@@ -13,6 +13,10 @@ from zerotrain.plan.swap import Swapped, swap_parts
 SOURCE = "deepspeed/runtime/zero/stage3.py"
 NORM_ELEMENTS = 250_000_000
 """At most so many at a time (stage3.py: _constant_buffered_norm2)."""
+
+
+GLOO_THREADS = 2
+"""torch/csrc/distributed/c10d/init.cpp: of a process group; each gathers into a copy."""
 
 
 def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
@@ -129,11 +133,15 @@ def _live_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
             kept += numel
     live = live_parameters(
         [[model.parameters[name] for name in names] for names in model.modules],
-        prefetch=int(launch.value("stage3_prefetch_bucket_size")),
-        max_live=int(launch.value("stage3_max_live_parameters")),
-        reuse=int(launch.value("stage3_max_reuse_distance")),
-        kept=threshold,
-        bucket=int(launch.value("reduce_bucket_size")),
+        Coordinator(
+            prefetch=int(launch.value("stage3_prefetch_bucket_size")),
+            max_live=int(launch.value("stage3_max_live_parameters")),
+            reuse=int(launch.value("stage3_max_reuse_distance")),
+            kept=threshold,
+            bucket=int(launch.value("reduce_bucket_size")),
+            gathers=launch.processes > 1,
+            copies=GLOO_THREADS if launch.cpu else 0,
+        ),
     )
     parts = [
         MemoryPart(
@@ -142,25 +150,19 @@ def _live_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
             "(parameter_offload.py: mark_persistent_parameters)",
         )
     ]  # fmt: skip
-    for moment, numel, gathered in (
-        (Moment.FORWARD, live.forward, live.gathered_forward),
-        (Moment.BACKWARD, live.backward, live.gathered_backward),
-        (Moment.REDUCE, live.reducing, 0),
+    for moment, numel in (
+        (Moment.FORWARD, live.forward),
+        (Moment.BACKWARD, live.backward),
+        (Moment.REDUCE, live.reducing),
     ):
         parts.append(
             MemoryPart(
                 "live parameters", item * numel, "device", (moment,),
                 f"{item} B: stage3_max_live_parameters, stage3_max_reuse_distance and "
-                "stage3_prefetch_bucket_size over this model (partitioned_param_coordinator.py)",
+                "stage3_prefetch_bucket_size over this model, with the buffers of gathering "
+                "(partitioned_param_coordinator.py)",
             )
         )  # fmt: skip
-        if launch.processes > 1:
-            parts.append(
-                MemoryPart(
-                    "parameters as they are gathered", item * gathered, "device", (moment,),
-                    "the buffer of one gathering (partition_parameters.py: _all_gather_dtype)",
-                )
-            )  # fmt: skip
     return parts
 
 

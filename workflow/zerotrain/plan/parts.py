@@ -24,6 +24,7 @@ class Moment(StrEnum):
     REDUCE = "reduce a bucket"
     CLIP = "take the norm"
     STEP = "optimizer step"
+    GATHER = "gather the new weights"
     SAVE = "save"
 
 
