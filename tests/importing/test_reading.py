@@ -219,6 +219,14 @@ def test_questions_do_not_guess_a_precision(place: Path) -> None:
         ask_launch(Answers(), None, interactive=False, presets=PRESETS)
 
 
+@pytest.mark.parametrize("given", [-1.0, float("nan")])
+def test_questions_refuse_what_is_no_norm(place: Path, given: float) -> None:
+    """And do not take 0, which is no clipping, for it."""
+    answers = Answers(gradient_clipping=given, mixed_precision="bf16")
+    with pytest.raises(PipelineError, match=rf"which norm \(0: not\)\? '{given}'"):
+        ask_launch(answers, None, interactive=False, presets=PRESETS)
+
+
 def test_questions_are_asked_until_answered(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -233,7 +233,7 @@ def test_storage_counts_what_is_new_before_what_is_old() -> None:
 
 
 def test_stage_2_moves_six_bytes_a_parameter() -> None:
-    """Offloaded Adam must move 4: gradients down, weights up; DeepSpeed moves gradients in float32."""
+    """Offloaded Adam must move 4; DeepSpeed takes the gradients down in float32."""
     assert traffic(launch("zero2_offload"), sdxl()) == Traffic(4 * SDXL, 2 * SDXL)
     assert traffic(launch("zero3_offload"), sdxl()) == Traffic(6 * SDXL, 6 * SDXL)
     assert traffic(launch("zero2"), sdxl()) == Traffic()

@@ -300,7 +300,8 @@ def test_resume_refuses_a_damaged_cache(training, phase, tmp_path):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("preset", ["torch", pytest.param("zero3", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["torch", "zero3"])
 def test_resume_of_two_processes_after_a_signal(training, phase, preset):
     """Two processes under the real launcher stop together, with one checkpoint of both their parts,
     and end in the weights of two that were left alone; each rank writes its own file."""

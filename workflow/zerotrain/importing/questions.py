@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -179,9 +180,12 @@ class _Talk:
     def rate(self, given: float | None, question: str, default: float) -> float:
         answer = self.text(None if given is None else str(given), question, str(default))
         try:
-            return max(0.0, float(answer))
-        except ValueError as error:
-            raise PipelineError(f"{question} {answer!r}", hint="give a number") from error
+            number = float(answer)
+        except ValueError:
+            number = math.nan
+        if not number >= 0:
+            raise PipelineError(f"{question} {answer!r}", hint="give a number from 0 on")
+        return number
 
 
 def _known(defaults: Path | None, interactive: bool, presets: Path) -> dict[str, Any]:
