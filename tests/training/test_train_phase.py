@@ -19,7 +19,7 @@ import pytest
 
 from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR
-from zerotrain.stages.train_phase import fingerprint
+from zerotrain.stages.train_phase import allocator, fingerprint
 from zerotrain.training import lock, progress_folder
 
 STEPS = 300
@@ -343,3 +343,15 @@ def test_resume_of_two_processes_reports_one_mistake(phase):
     assert said.count("ERROR: ") == said.count("Hint: ") == 1, said
     assert "Traceback" not in said, said
     command.wait_for_silence()
+
+
+@pytest.mark.parametrize(("size", "given_back"), [(2**27, True), (2**20, False)])
+def test_large_models_alone_give_memory_back_at_once(tmp_path, size, given_back):
+    """The text encoders, which training does not load, do not count."""
+    with artifact.publish(tmp_path / "base", "base") as draft:
+        for part, length in (("unet", size), ("text_encoder", 2**28)):
+            (draft.folder / part).mkdir()
+            with (draft.folder / part / "model.safetensors").open("wb") as file:
+                file.truncate(length)
+        draft.content = {"parts": {}}
+    assert bool(allocator(artifact.read(tmp_path / "base", "base"))) == given_back

@@ -21,6 +21,7 @@ from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine.detect import detect
+from zerotrain.model_sizes import DENOISERS
 from zerotrain.sources import source_digest
 from zerotrain.supervise import supervise
 from zerotrain.training import (
@@ -36,7 +37,11 @@ RANK = "zerotrain.training.rank"
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**18)}
 """glibc takes tensors of 256 KiB and more from the system, and gives them back when they are freed
 (mallopt(3)). By default it raises the limit with what is freed, up to 32 MiB, and keeps what is
-smaller: a fifth more memory than is ever in use."""
+smaller: a fifth more memory than is ever in use. Pages cost their time at each allocation: a model
+of LARGE_MODEL computes far longer on what it allocates, one of a few MB would take half as long
+again, and has no memory to save."""
+LARGE_MODEL = 2**27
+"""Bytes of the denoiser's files."""
 
 
 def train_phase(
@@ -104,6 +109,13 @@ def fingerprint(phase: ResolvedPhase, parents: dict[str, Artifact]) -> dict[str,
     }
 
 
+def allocator(base: Artifact) -> dict[str, str]:
+    """Environment variables by which a training of this model has glibc give memory back."""
+    files = [name for name in base.files if name.endswith(".safetensors")]
+    own = [base.path(name) for name in files if name.partition("/")[0] in DENOISERS]
+    return ALLOCATOR if sum(path.stat().st_size for path in own) >= LARGE_MODEL else {}
+
+
 def _launch(
     phase: ResolvedPhase,
     launch: Path,
@@ -146,7 +158,7 @@ def _launch(
             environment={
                 **os.environ,
                 **compiled_ops.environment(),
-                **ALLOCATOR,
+                **allocator(artifact.read(base, "base", verify=False)),
                 # Threads are part of the numbers; a launcher or Snakemake must not choose them.
                 **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), threads),
                 "TOKENIZERS_PARALLELISM": "false",
