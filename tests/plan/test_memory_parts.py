@@ -184,7 +184,7 @@ def test_a_sub_group_ends_where_it_reaches_its_size() -> None:
     assert sub_groups([[4, 4, 4], [2]], 2, 4) == [4, 2, 1]
 
 
-def live(*, gathers: bool = False, copies: int = 0, **limits: int) -> Live:
+def live(*, gathers: bool = False, copies: bool = False, **limits: int) -> Live:
     """What is live of four modules under these limits."""
     modules = [[10], [20, 1], [30], [5]]
     by = Coordinator(kept=1, bucket=40, gathers=gathers, copies=copies, **limits)
@@ -202,7 +202,7 @@ def test_live_parameters_follow_the_limits() -> None:
 
 def test_what_is_gathered_lies_in_a_buffer_first() -> None:
     """One module at a time, twice; all at once: the first, and the other three in one buffer. On a
-    CPU two gatherings that go on have a copy each."""
+    CPU a gathering that goes on has a copy."""
     alone, far = {"prefetch": 0, "max_live": 0, "reuse": 0}, {"max_live": 1000, "reuse": 1000}
     assert live(gathers=True, **alone) == Live(60, 60, 20)
     assert live(gathers=True, prefetch=100, **far) == Live(65 + 55, 65, 30)
@@ -210,8 +210,8 @@ def test_what_is_gathered_lies_in_a_buffer_first() -> None:
     limits = {"prefetch": 15, "max_live": 1000, "reuse": 1000, "kept": 0, "bucket": 40}
     one = live_parameters(modules, Coordinator(**limits, gathers=True))
     assert one.forward == 56 + 20  # the copy of the last that is waited for
-    two = live_parameters(modules, Coordinator(**limits, gathers=True, copies=2))
-    assert two.forward == 56 + 15 + 20 + 20  # both go on while the buffer of the fives is there
+    copied = live_parameters(modules, Coordinator(**limits, gathers=True, copies=True))
+    assert copied.forward == 56 + 15 + 20  # one goes on while the buffer of the fives is there
 
 
 def test_gloo_gathers_the_new_weights_into_a_copy() -> None:

@@ -43,9 +43,10 @@ class Coordinator:
         gathers: Whether there are several processes. The parameters of one gathering lie in one
             buffer, out of which all are copied when the first of them is used, and which stays
             until the last of them is (partition_parameters.py: AllGatherCoalescedHandle).
-        copies: Gatherings that are copied once more while they go on: gloo, which a CPU's
-            processes talk through, does that with the two it has threads for
-            (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp: AsyncAllgatherWork).
+        copies: Whether a gathering is copied once more while it goes on: gloo does that, which a
+            CPU's processes talk through (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp:
+            AsyncAllgatherWork). Its second thread may fill another copy at the same time; how
+            full that one is when the first is hangs on the machine, and it is left out.
     """
 
     prefetch: int
@@ -54,7 +55,7 @@ class Coordinator:
     kept: int
     bucket: int
     gathers: bool
-    copies: int = 0
+    copies: bool = False
 
 
 def live_parameters(modules: Sequence[Sequence[int]], by: Coordinator) -> Live:
@@ -141,7 +142,7 @@ class _Memory:
         if self._by.gathers:
             self._gatherings.append(_Gathering(parameters, set(parameters)))
         on_their_way = [one.numel for one in self._gatherings if not one.waited]
-        self._note(sum(on_their_way[: self._by.copies]))
+        self._note(copy=max(on_their_way, default=0) if self._by.copies else 0)
 
     def fetch(self, parameters: Parameters) -> None:
         """Have parameters that are used now."""
@@ -167,5 +168,5 @@ class _Memory:
         found, self._most = self._most, self.now()
         return found
 
-    def _note(self, copies: int = 0) -> None:
-        self._most = max(self._most, self.now() + copies)
+    def _note(self, copy: int = 0) -> None:
+        self._most = max(self._most, self.now() + copy)

@@ -15,10 +15,6 @@ NORM_ELEMENTS = 250_000_000
 """At most so many at a time (stage3.py: _constant_buffered_norm2)."""
 
 
-GLOO_THREADS = 2
-"""torch/csrc/distributed/c10d/init.cpp: of a process group; each gathers into a copy."""
-
-
 def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     """The parts that a process takes, activations excluded."""
     item = launch.item
@@ -140,7 +136,7 @@ def _live_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
             kept=threshold,
             bucket=int(launch.value("reduce_bucket_size")),
             gathers=launch.processes > 1,
-            copies=GLOO_THREADS if launch.cpu else 0,
+            copies=launch.cpu,
         ),
     )
     parts = [
