@@ -131,7 +131,7 @@ def write_launch(folder: Path, case: str, base: Path) -> None:
         gradient_accumulation_steps=1, gradient_checkpointing=False, optimizer="adamw",
         learning_rate=1e-5, lr_scheduler="constant", lr_warmup_steps=0, lr_scheduler_steps=STEPS,
         adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, adam_weight_decay=0.01,
-        max_grad_norm=1.0, snr_gamma=None, caption_dropout_probability=0.0, save_every=STEPS,
+        max_grad_norm=1.0, caption_dropout_probability=0.0, save_every=STEPS,
         keep=2, log_every=1,
     )  # fmt: skip
     sizes = read_sizes(artifact.read(base, "base"), None, ())
@@ -251,7 +251,7 @@ def trace(inputs: Path, precision: str) -> int:
     from zerotrain.families.sdxl import FAMILY
 
     dtype = {"no": torch.float32, "bf16": torch.bfloat16}[precision]
-    model = FAMILY.load_denoiser(inputs / "base").to(dtype).train()
+    model = FAMILY.load_model(inputs / "base").to(dtype).train()
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     saved: dict[int, int] = {}
 
@@ -325,7 +325,7 @@ def predict(launch: Path, inputs: Path, activations: int) -> dict[str, int]:
     zero = {}
     if phase.engine == "deepspeed":
         zero = json.loads((launch / "deepspeed.json").read_text())["zero_optimization"]
-    shapes = {n: p.shape for n, p in FAMILY.empty_denoiser(inputs / "base").named_parameters()}
+    shapes = {n: p.shape for n, p in FAMILY.empty_model(inputs / "base").named_parameters()}
     planned = PlannedLaunch.of(phase, zero, cpu=True)
     parts = memory_parts(planned, ParameterSizes.of(shapes), activations)
     return {

@@ -211,3 +211,20 @@ def test_parsing_the_snakefile_imports_no_torch() -> None:
         [sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == "[]"
+
+
+def test_a_class_counts_with_its_own_code_alone(package):
+    """Whatever else stands in its module may change, and may not be used."""
+    text = "import torch\n\nclass One:\n    a = 1\n\nclass Two:\n    a = 2\n"
+
+    def digest(text: str) -> str:
+        sources._code.cache_clear()
+        module(package, "families.one", text)
+        return sources.code_digest("zerotrain.families.one:One")
+
+    first = digest(text)
+    assert digest(text.replace("a = 2", "a = 3")) == first
+    assert digest(text.replace("a = 1", "a = 3")) != first
+    for other in ("b = 4\n\nclass One:\n    a = b\n", "class Two: ...\n\nclass One(Two): ...\n"):
+        with pytest.raises(ValueError, match=r"One uses (b|Two) of its own module"):
+            digest(other)

@@ -91,7 +91,9 @@ FOLDER = {"images": "/images"}
         ("data/digits.py", "import Image\n\n", "import Image  # why\n\n", DIGITS, False, False),
         ("data/decode.py", "values / 257", "values / 256", FOLDER, True, False),
         ("data/crop.py", "127.5", "128", FOLDER, True, False),
-        ("families/sdxl_pipeline.py", "safetensors=True", "safetensors=None", DIGITS, True, True),
+        ("families/sdxl.py", "* vae.config", "/ vae.config", DIGITS, True, True),
+        ("families/sdxl.py", "dim=1", "dim=0", DIGITS, False, False),
+        ("families/pipelines.py", "safetensors=True", "safetensors=None", DIGITS, True, True),
     ],
 )
 def test_code_that_makes_other_numbers_changes_the_keys(keys, file, old, new, data, latents, text):

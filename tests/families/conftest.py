@@ -10,6 +10,7 @@ import torch
 from diffusers import StableDiffusionXLPipeline
 from PIL import Image
 
+from zerotrain.families import nano as nano_parts
 from zerotrain.families import sdxl_nano
 
 CAPTIONS = ("a red house", "a blue house", "a green boat")
@@ -44,7 +45,7 @@ def drawn(pipeline: StableDiffusionXLPipeline) -> bytes:
 def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A nano model for 16 px images whose autoencoder is fitted for a few steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdxl_nano, "VAE_STEPS", 3)
+        patch.setattr(nano_parts, "VAE_STEPS", 3)
         folder = tmp_path_factory.mktemp("nano") / "base"
         sdxl_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
     return folder

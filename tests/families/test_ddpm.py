@@ -11,7 +11,6 @@ from diffusers import DDPMScheduler
 from diffusers.training_utils import compute_snr
 
 from zerotrain.errors import PipelineError
-from zerotrain.families import Batch
 from zerotrain.families.ddpm import DenoisingObjective, NoiseSchedule, read_noise_schedule
 
 SDXL = {
@@ -41,14 +40,12 @@ def objective(prediction_type: str, **changes: object) -> tuple[Recording, DDPMS
     return Recording(NoiseSchedule(scheduler.alphas_cumprod, prediction_type)), scheduler
 
 
-def batch(uniform: list[float]) -> Batch:
+def batch(uniform: list[float]) -> dict[str, torch.Tensor]:
     """Samples at these places of the schedule."""
     generator = torch.Generator().manual_seed(0)
     latents, noise = torch.randn(2, len(uniform), 4, 3, 3, generator=generator)
-    sizes = torch.zeros(len(uniform), 2, dtype=torch.int64)
-    return Batch(
-        latents, {}, sizes, sizes, sizes, noise, torch.tensor(uniform, dtype=torch.float64)
-    )
+    place = torch.tensor(uniform, dtype=torch.float64)
+    return {"latents": latents, "noise": noise, "uniform": place}
 
 
 @pytest.mark.parametrize("prediction_type", PREDICTIONS)
@@ -57,14 +54,14 @@ def test_families_learn_the_target_that_diffusers_defines(prediction_type):
     ours, scheduler = objective(prediction_type)
     given = batch([0.0, 0.25, 0.9999])
     timesteps = torch.tensor([0, 250, 999])
-    loss = ours.loss(torch.nn.Identity(), given, snr_gamma=None)
+    loss = ours.loss(torch.nn.Identity(), given)
     target = {
-        "epsilon": given.noise,
-        "v_prediction": scheduler.get_velocity(given.latents, given.noise, timesteps),
+        "epsilon": given["noise"],
+        "v_prediction": scheduler.get_velocity(given["latents"], given["noise"], timesteps),
     }[prediction_type]
     assert torch.equal(ours.asked, timesteps)
     torch.testing.assert_close(
-        ours.noisy, scheduler.add_noise(given.latents, given.noise, timesteps)
+        ours.noisy, scheduler.add_noise(given["latents"], given["noise"], timesteps)
     )
     torch.testing.assert_close(loss, target.square().mean(dim=(1, 2, 3)))
 
@@ -73,8 +70,9 @@ def test_families_give_no_loss_to_a_perfect_prediction():
     """A denoiser that answers with the noise has loss 0 in every sample."""
     ours, _ = objective("epsilon")
     given = batch([0.1, 0.5])
-    ours.answer = given.noise
-    assert torch.equal(ours.loss(torch.nn.Identity(), given, snr_gamma=5.0), torch.zeros(2))
+    ours.answer = given["noise"]
+    ours.snr_gamma = 5.0
+    assert torch.equal(ours.loss(torch.nn.Identity(), given), torch.zeros(2))
 
 
 @pytest.mark.parametrize("prediction_type", PREDICTIONS)
@@ -86,10 +84,11 @@ def test_min_snr_weights_are_those_of_the_diffusers_scripts(prediction_type):
     expected = snr.clamp(max=5.0) / (snr + (prediction_type == "v_prediction"))
     torch.testing.assert_close(ours.min_snr_weight(timesteps, 5.0), expected, rtol=1e-4, atol=1e-6)
     given = batch([0.02, 0.7])
+    plain = ours.loss(torch.nn.Identity(), given)
+    ours.snr_gamma = 5.0
     torch.testing.assert_close(
-        ours.loss(torch.nn.Identity(), given, snr_gamma=5.0),
-        ours.loss(torch.nn.Identity(), given, snr_gamma=None)
-        * ours.min_snr_weight(torch.tensor([20, 700]), 5.0),
+        ours.loss(torch.nn.Identity(), given),
+        plain * ours.min_snr_weight(torch.tensor([20, 700]), 5.0),
     )
 
 
@@ -101,11 +100,12 @@ def test_min_snr_weighs_an_error_in_the_image_alike_for_both_predictions():
         given = batch([0.3])
         alpha = scheduler.alphas_cumprod[300].sqrt()
         sigma = (1 - scheduler.alphas_cumprod[300]).sqrt()
-        image = given.latents + error
-        noisy = alpha * given.latents + sigma * given.noise
+        image = given["latents"] + error
+        noisy = alpha * given["latents"] + sigma * given["noise"]
         noise = (noisy - alpha * image) / sigma
         ours.answer = noise if prediction_type == "epsilon" else alpha * noise - sigma * image
-        losses[prediction_type] = ours.loss(torch.nn.Identity(), given, snr_gamma=5.0).item()
+        ours.snr_gamma = 5.0
+        losses[prediction_type] = ours.loss(torch.nn.Identity(), given).item()
     snr = (alpha / sigma).square().item()
     assert losses["epsilon"] == pytest.approx(min(snr, 5.0) * error**2, rel=1e-4)
     assert losses["v_prediction"] == pytest.approx(losses["epsilon"], rel=1e-4)

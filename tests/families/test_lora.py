@@ -26,7 +26,7 @@ SETTINGS = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ATTENTION
 
 def adapted(base: Path, *, seed: int = 0, trained: bool = True, **changes: object):
     """The base's U-Net with an adapter, in eval mode; trained: its second factor is not zero."""
-    unet = FAMILY.load_denoiser(base)
+    unet = FAMILY.load_model(base)
     add_adapter(unet, seed=seed, **(SETTINGS | changes))
     unet.eval()  # dropout is added in train mode
     if trained:
@@ -98,11 +98,11 @@ def test_an_adapter_alone_is_trained_and_begins_without_effect(nano):
         assert first.abs().min() >= 0 < first.abs().max()
         assert not second.any()
     assert len(trained) == 2 * len(layers)
-    assert difference(unet, FAMILY.load_denoiser(nano).eval()) == 0.0
+    assert difference(unet, FAMILY.load_model(nano).eval()) == 0.0
 
 
 def test_a_base_of_half_precision_gets_an_adapter_of_float32(nano):
-    unet = FAMILY.load_denoiser(nano).bfloat16()
+    unet = FAMILY.load_model(nano).bfloat16()
     add_adapter(unet, seed=0, **SETTINGS)
     assert {p.dtype for p in unet.parameters() if p.requires_grad} == {torch.float32}
     assert {p.dtype for p in unet.parameters() if not p.requires_grad} == {torch.bfloat16}
@@ -200,7 +200,7 @@ def test_a_weights_folder_is_sampled_and_measured_with_its_adapter(nano, tmp_pat
     unet = adapted(nano)
     assert difference(FAMILY.load_trained(folder), unet) <= 1e-6
     assert not FAMILY.load_trained(folder).training
-    assert difference(FAMILY.load_denoiser(folder).eval(), unet) > 0.01
+    assert difference(FAMILY.load_model(folder).eval(), unet) > 0.01
     config = EvaluateConfig(num_inference_steps=2, guidance_scale=3.0)
     images = [
         FAMILY.sample(path, ["a red house"], [7], config, resolution=16, device="cpu")[0]
@@ -212,7 +212,7 @@ def test_a_weights_folder_is_sampled_and_measured_with_its_adapter(nano, tmp_pat
 
 
 def test_a_folder_without_an_adapter_is_loaded_as_it_is(nano):
-    trained, plain = FAMILY.load_trained(nano), FAMILY.load_denoiser(nano)
+    trained, plain = FAMILY.load_trained(nano), FAMILY.load_model(nano)
     assert trained.state_dict().keys() == plain.state_dict().keys()
     assert difference(trained, plain.eval()) == 0.0
 

@@ -13,7 +13,7 @@ from tests.families.conftest import drawn
 
 from zerotrain.config import EvaluateConfig
 from zerotrain.errors import PipelineError
-from zerotrain.families import Batch, load_family, sdxl
+from zerotrain.families import diffusion, load_family
 from zerotrain.families.sdxl import FAMILY
 
 
@@ -33,7 +33,7 @@ def changed(base: Path, folder: Path, file: str, **values: object) -> Path:
 def save(base: Path, tensors: dict[str, torch.Tensor], out: Path) -> None:
     """Write these tensors as the trained ones."""
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    FAMILY.save_denoiser(base, shapes, tensors.__getitem__, torch.float32, out)
+    FAMILY.save_model(base, shapes, tensors.__getitem__, torch.float32, out)
 
 
 def test_the_name_in_the_configuration_finds_the_family():
@@ -96,10 +96,12 @@ def test_sizes_reach_the_unet_in_the_pipelines_order(nano):
 
     text = {"prompt_embeds": torch.ones(1, 5, 6), "pooled_prompt_embeds": torch.ones(1, 7)}
     zeros = torch.zeros(1, 4, 2, 2)
-    batch = Batch(
-        zeros, text, pair(30, 40), pair(1, 2), pair(16, 16), zeros, torch.zeros(1).double()
-    )
-    FAMILY.objective(nano).loss(Denoiser(1, 1), batch, snr_gamma=None)
+    batch = {
+        **{"latents": zeros, "noise": zeros, "uniform": torch.zeros(1).double(), **text},
+        **{"original_size": pair(30, 40), "crop_top_left": pair(1, 2)},
+        "target_size": pair(16, 16),
+    }
+    FAMILY.objective(nano).loss(Denoiser(1, 1), batch)
     pipeline = pipeline_of(nano)
     expected = pipeline._get_add_time_ids(
         (30, 40), (1, 2), (16, 16), torch.float32, pipeline.text_encoder_2.config.projection_dim
@@ -119,10 +121,10 @@ def test_the_objective_is_the_one_of_the_bases_scheduler(nano, tmp_path):
 @pytest.mark.parametrize("shard", ["10GB", "4MB"])
 def test_saved_weights_load_and_keep_the_configuration(nano, tmp_path, monkeypatch, shard):
     """from_pretrained gives back every tensor, from one file or several."""
-    monkeypatch.setattr(sdxl, "MAX_SHARD_SIZE", shard)
+    monkeypatch.setattr(diffusion, "MAX_SHARD_SIZE", shard)
     tensors = {
         name: torch.rand_like(tensor)
-        for name, tensor in FAMILY.load_denoiser(nano).state_dict().items()
+        for name, tensor in FAMILY.load_model(nano).state_dict().items()
     }
     save(nano, tensors, tmp_path)
     loaded = UNet2DConditionModel.from_pretrained(tmp_path / "unet").state_dict()
@@ -135,7 +137,7 @@ def test_saved_weights_load_and_keep_the_configuration(nano, tmp_path, monkeypat
 
 
 def test_weights_of_another_shape_are_refused(nano, tmp_path):
-    tensors = FAMILY.load_denoiser(nano).state_dict()
+    tensors = FAMILY.load_model(nano).state_dict()
     tensors["conv_in.weight"] = tensors["conv_in.weight"][:, :2]
     with pytest.raises(PipelineError, match=r"conv_in\.weight: \(\d+, 2, 3, 3\) in the trained"):
         save(nano, tensors, tmp_path)

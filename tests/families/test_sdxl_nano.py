@@ -10,6 +10,7 @@ import torch
 from diffusers import StableDiffusionXLPipeline
 from PIL import Image
 
+from zerotrain.families import nano as nano_parts
 from zerotrain.families import sdxl_nano
 from zerotrain.families.sdxl import FAMILY
 
@@ -18,7 +19,7 @@ CAPTIONS = ["a red house", "a blue house"]
 
 @pytest.fixture
 def few_steps(monkeypatch) -> None:
-    monkeypatch.setattr(sdxl_nano, "VAE_STEPS", 2)
+    monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)
 
 
 def build(folder: Path, seed: int, colour: str = "navy") -> dict[str, bytes]:
@@ -65,7 +66,7 @@ def test_the_folder_is_an_sdxl_in_diffusers_layout(nano):
 
 def test_any_prompt_can_be_encoded():
     """Every byte has a token within a word and one at its end: nothing becomes unknown."""
-    tokenizer = sdxl_nano.train_tokenizer(CAPTIONS)
+    tokenizer = nano_parts.train_tokenizer(CAPTIONS)
     for prompt in ["zürich, 猫!", "0 1 2", "~\x7f|", "q", "HOUSE", "\N{PILE OF POO}"]:
         assert tokenizer.unk_token_id not in tokenizer(prompt).input_ids[1:-1], prompt
         decoded = tokenizer.decode(tokenizer(prompt).input_ids[1:-1])
@@ -74,7 +75,7 @@ def test_any_prompt_can_be_encoded():
 
 
 def test_words_of_the_captions_are_single_tokens():
-    tokenizer = sdxl_nano.train_tokenizer(CAPTIONS * 2)
+    tokenizer = nano_parts.train_tokenizer(CAPTIONS * 2)
     assert tokenizer.tokenize("a red house") == ["a</w>", "red</w>", "house</w>"]
 
 
@@ -88,15 +89,15 @@ def test_captions_that_differ_in_a_word_are_told_apart(nano):
 
 def test_fitting_makes_the_autoencoder_show_its_images(monkeypatch, capsys):
     """Its error falls far below the images' variance, and scaled latents have unit deviation."""
-    monkeypatch.setattr(sdxl_nano, "VAE_STEPS", 60)
+    monkeypatch.setattr(nano_parts, "VAE_STEPS", 60)
     images = [
         Image.linear_gradient("L").resize((16, 16)).rotate(90 * n).convert("RGB") for n in range(4)
     ]
-    pixels = sdxl_nano.pixels_of(images)
+    pixels = nano_parts.pixels_of(images)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        autoencoder = sdxl_nano.build_autoencoder(16)
-        std = sdxl_nano.fit_autoencoder(autoencoder, images, seed=0)
+        autoencoder = nano_parts.build_autoencoder(16)
+        std = nano_parts.fit_autoencoder(autoencoder, images, seed=0)
     assert "fitting the autoencoder: 60 of 60 steps (100%)" in capsys.readouterr().err
     with torch.inference_mode():
         latents = autoencoder.encode(pixels).latent_dist.mode()

@@ -170,7 +170,8 @@ def test_sources_say_user_default_or_derived() -> None:
         train={"global_batch_size": 8, "gradient_accumulation_steps": 4},
         preset=OFFLOAD,
     )
-    names = vars(phase).keys() - {"sources", "accelerate", "deepspeed"}
+    names = vars(phase).keys() - {"sources", "accelerate", "deepspeed", "objective"}
+    names |= {f"objective.{key}" for key in ("snr_gamma", "noise_offset")}
     found = {name: phase.sources[name][0] for name in names}
     assert set(found.values()) == {"user", "default", "derived"}
     assert {name for name, source in found.items() if source == "user"} == {
@@ -217,6 +218,7 @@ def test_numbers_do_not_follow_until() -> None:
         {"train": {"learning_rate": 1e-4}},
         {"train": {"global_batch_size": 2}},
         {"train": {"snr_gamma": 5}},
+        {"train": {"noise_offset": 0.05}},
         {"train": {"lr_warmup_ratio": 0.1}},
         {"train": {"lr_warmup_steps": 2}},
         {"launch": {"mixed_precision": "bf16"}},

@@ -15,7 +15,7 @@ from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.config import RunConfig, parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.families import sdxl_nano
+from zerotrain.families import nano as nano_parts
 from zerotrain.stages.build_base import build_base
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
@@ -60,7 +60,7 @@ def build(dataset: Path, output: Path, **changes: object) -> Artifact:
 def nano(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The preset."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdxl_nano, "VAE_STEPS", 2)
+        patch.setattr(nano_parts, "VAE_STEPS", 2)
         return build(dataset, tmp_path_factory.mktemp("nano") / "base")
 
 

@@ -17,7 +17,7 @@ from zerotrain.config import RunConfig, parse_config
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.source import open_source
 from zerotrain.errors import PipelineError
-from zerotrain.families import sdxl_nano
+from zerotrain.families import nano as nano_parts
 from zerotrain.families.sdxl import FAMILY as SDXL
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import cache_latents
@@ -31,7 +31,7 @@ class FakeFamily:
 
     image_parts = ("vae",)
     text_parts = ("text_encoder",)
-    encoding_modules = ("zerotrain.families.sdxl",)
+    encoding_code = ("zerotrain.families.sdxl",)
 
     def __init__(self) -> None:
         self.image_batches: list[int] = []
@@ -136,13 +136,13 @@ def test_the_reader_gives_what_the_encoders_gave(run, family):
         cut = encoding.crop_and_resize(source.image(sample.file), sample.crop, SIDE)
         pixels = torch.from_numpy(encoding.to_pixels(cut))
         expected = torch.nn.functional.avg_pool2d(pixels[None], 4)[0]
-        torch.testing.assert_close(cache.latents(i), expected, rtol=0, atol=0)
+        torch.testing.assert_close(cache.sample(i)["latents"], expected, rtol=0, atol=0)
         text = family.encode_prompts([sample.caption])
-        assert {name: t.tolist() for name, t in cache.text(i).items()} == {
+        assert {name: cache.sample(i)[name].tolist() for name in text} == {
             name: t[0].tolist() for name, t in text.items()
         }
     empty = family.encode_prompts([""])
-    assert torch.equal(cache.empty_text()["pooled"], empty["pooled"][0])
+    assert torch.equal(cache.sample(0, captioned=False)["pooled"], empty["pooled"][0])
     assert {entry.split for entry in cache.entries} == {"train", "holdout"}
 
 
@@ -233,8 +233,9 @@ def test_large_images_are_encoded_one_at_a_time(run, family, monkeypatch):
 @pytest.mark.parametrize(("dtype", "step"), [("bf16", 2**-8), ("fp16", 2**-11)])
 def test_tensors_are_stored_in_the_type_asked_for_and_read_in_float32(run, family, dtype, step):
     full, half = read_cache(run.cache("full")), read_cache(run.cache("half", dtype=dtype))
-    assert half.latents(3).dtype == torch.float32
-    torch.testing.assert_close(half.latents(3), full.latents(3), rtol=step, atol=0)
+    found, exact = (cache.sample(3)["latents"] for cache in (half, full))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, exact, rtol=step, atol=0)
     sizes = [
         sum(f.stat().st_size for f in run.folder.glob(f"{n}/latents*")) for n in ("full", "half")
     ]
@@ -303,7 +304,7 @@ def test_a_cache_without_its_index_is_refused(run, family):
 
 
 def test_a_real_model_gives_the_same_bytes_whatever_was_reused(run, monkeypatch):
-    monkeypatch.setattr(sdxl_nano, "VAE_STEPS", 2)
+    monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)
     run.shard_size = 30000
     config = run.config({})
     prepare_dataset(config.data, run.folder / "dataset")
@@ -330,9 +331,9 @@ def test_a_real_model_gives_the_same_bytes_whatever_was_reused(run, monkeypatch)
         for s in read_dataset(run.folder / "dataset").samples
     ]
     encoded = encoders.encode_images(torch.stack(pixels))
-    stacked = torch.stack([cache.latents(i) for i in range(20)])
+    stacked = torch.stack([cache.sample(i)["latents"] for i in range(20)])
     torch.testing.assert_close(stacked, encoded, rtol=1e-4, atol=1e-5)
     prompts = encoders.encode_prompts(["house 0", "a tower by the sea"])
     for i, row in ((0, 0), (5, 1)):
-        for name, tensor in cache.text(i).items():
-            torch.testing.assert_close(tensor, prompts[name][row], rtol=1e-4, atol=1e-5)
+        for name, tensor in prompts.items():
+            torch.testing.assert_close(cache.sample(i)[name], tensor[row], rtol=1e-4, atol=1e-5)

@@ -14,7 +14,7 @@ from zerotrain.cache import read_cache
 from zerotrain.config import RunConfig, parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.holdout_loss import holdout_loss
-from zerotrain.families import sdxl_nano
+from zerotrain.families import nano as nano_parts
 from zerotrain.families.sdxl import FAMILY
 from zerotrain.position import TrainingPosition
 from zerotrain.stages.build_base import build_base
@@ -62,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "images" / f"{number:02d}.txt").write_text(f"a {name} wall")
     config = config_of(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdxl_nano, "VAE_STEPS", 2)
+        patch.setattr(nano_parts, "VAE_STEPS", 2)
         prepare_dataset(config.data, folder / "dataset")
         build_base(config, folder / "dataset", folder / "base")
     cache_latents(config, 16, folder / "dataset", folder / "base", folder / "cache")
@@ -178,7 +178,7 @@ def test_the_held_out_loss_sees_held_out_samples_at_fixed_noise(run):
     import torch
 
     cache = read_cache(run / "cache")
-    denoiser, objective = FAMILY.load_denoiser(run / "base"), FAMILY.objective(run / "base")
+    denoiser, objective = FAMILY.load_model(run / "base"), FAMILY.objective(run / "base")
 
     def loss(seed: int) -> float | None:
         return holdout_loss(denoiser, objective, cache, seed, torch.device("cpu"))

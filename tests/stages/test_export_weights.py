@@ -322,14 +322,14 @@ def test_what_reads_back_otherwise_is_not_published(
     export: Export, trained: Trained, monkeypatch, damage: Callable[[Path], None], message: str
 ) -> None:
     """The written file is read again, and loaded by diffusers, before it appears."""
-    save = FAMILY.save_denoiser
+    save = FAMILY.save_model
 
     def damaged(*arguments: Any, **options: Any) -> dict[str, str]:
         known = save(*arguments, **options)
         damage(arguments[4] / "unet" / "diffusion_pytorch_model.safetensors")
         return known
 
-    monkeypatch.setattr(FAMILY, "save_denoiser", damaged)
+    monkeypatch.setattr(FAMILY, "save_model", damaged)
     text = export.refusal(trained)
     assert re.search(message, text)
     assert "look at the disk and its room; nothing was published" in text
@@ -390,9 +390,7 @@ def test_frozen_tensors_are_the_bases_own(
     shapes = {name: list(t.shape) for name, t in trained.items() if name not in frozen}
     for dtype in (torch.float32, torch.bfloat16):
         out = tmp_path / str(dtype)
-        known = FAMILY.save_denoiser(
-            base, shapes, trained.get, dtype, out, frozen=frozen.__contains__
-        )
+        known = FAMILY.save_model(base, shapes, trained.get, dtype, out, frozen=frozen.__contains__)
         assert known == {file: artifact.file_sha256(out / file) for file in known}
         written = load_file(out / "unet" / "diffusion_pytorch_model.safetensors")
         assert written.keys() == own.keys()
@@ -400,7 +398,7 @@ def test_frozen_tensors_are_the_bases_own(
             expected = own[name] if name in frozen else trained[name]
             assert torch.equal(written[name], expected.to(dtype))
     with pytest.raises(PipelineError, match=f"{frozen[0]}: absent in the trained tensors"):
-        FAMILY.save_denoiser(
+        FAMILY.save_model(
             base, shapes, trained.get, dtype, tmp_path, frozen=frozen[1:].__contains__
         )
 
@@ -421,7 +419,7 @@ def test_the_configuration_says_what_is_frozen(
 
 def test_an_adapter_is_written_beside_the_base(export: Export, base: Path) -> None:
     """The base's own U-Net is linked, the adapter is what was trained, and both load."""
-    model = FAMILY.load_denoiser(base)
+    model = FAMILY.load_model(base)
     lora = {"rank": 2, "alpha": 3.0, "dropout": 0.0, "target_modules": ["to_q", "to_v"]}
     add_adapter(model, seed=0, **lora)
     draw = torch.Generator().manual_seed(2)
@@ -462,7 +460,7 @@ def test_tied_tensors_are_filled_from_the_trained_one(
     for kept, left in ((one, two), (two, one)):
         shapes = {name: list(t.shape) for name, t in trained.items() if name != left}
         out = tmp_path / kept
-        FAMILY.save_denoiser(base, shapes, trained.__getitem__, torch.float32, out)
+        FAMILY.save_model(base, shapes, trained.__getitem__, torch.float32, out)
         written = load_file(out / "unet" / "diffusion_pytorch_model.safetensors")
         assert torch.equal(written[one], trained[kept])
         assert torch.equal(written[two], trained[kept])

@@ -63,18 +63,18 @@ def train(
     accelerator = Accelerator(
         cpu=zero is None, deepspeed_plugin=plugin, kwargs_handlers=[gloo] if zero else None
     )
-    unet = FAMILY.load_denoiser(base).train()
+    unet = FAMILY.load_model(base).train()
     model: torch.nn.Module = Pipeline(unet) if wrapped else unet
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=phase.learning_rate, betas=(phase.adam_beta1, phase.adam_beta2),
         eps=phase.adam_epsilon, weight_decay=phase.adam_weight_decay,
     )  # fmt: skip
     model, optimizer = accelerator.prepare(model, optimizer)
-    objective, batches = FAMILY.objective(base), Batches(read_cache(cache), phase)
+    objective, batches = FAMILY.objective(base, phase.objective), Batches(read_cache(cache), phase)
     size = phase.global_batch_size
     for step in range(phase.until_step):
         batch = batches.batch(step * size, size, accelerator.device)
-        loss = objective.loss(model, batch, snr_gamma=phase.snr_gamma).mean()
+        loss = objective.loss(model, batch).mean()
         accelerator.backward(loss)
         if zero is None:
             accelerator.clip_grad_norm_(model.parameters(), phase.max_grad_norm)

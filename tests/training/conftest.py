@@ -172,7 +172,7 @@ def tiny_phase(name: str, preset: str, until: int) -> ResolvedPhase:
         gradient_accumulation_steps=1, gradient_checkpointing=False,
         optimizer="adamw", learning_rate=1e-3, lr_scheduler="cosine", lr_warmup_steps=3,
         lr_scheduler_steps=16, adam_beta1=0.9, adam_beta2=0.99, adam_epsilon=1e-8,
-        adam_weight_decay=0.1, max_grad_norm=1.0, snr_gamma=5.0,
+        adam_weight_decay=0.1, max_grad_norm=1.0, objective={"snr_gamma": 5.0},
         caption_dropout_probability=0.3, save_every=100, keep=2, log_every=1,
     )  # fmt: skip
 

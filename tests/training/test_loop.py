@@ -52,7 +52,7 @@ def run(
     phase = SimpleNamespace(
         phase="a", until_step=3, save_every=1, global_batch_size=2, micro_batch_size=2, seed=0,
         gradient_accumulation_steps=1, learning_rate=1.0, lr_scheduler="constant",
-        snr_gamma=None, warmup_steps=lambda horizon: 0, fp16=FP16,
+        warmup_steps=lambda horizon: 0, fp16=FP16,
     )  # fmt: skip
     objective = SimpleNamespace(loss=lambda *args, **kwargs: torch.full((2,), loss))
     batches = SimpleNamespace(batch=lambda *args: None)

@@ -40,7 +40,7 @@ def a_phase(disk: Path, precision: Any = "bf16") -> ResolvedPhase:
         gradient_checkpointing=False, optimizer="adamw", learning_rate=1e-3,
         lr_scheduler="constant", lr_warmup_steps=0, lr_scheduler_steps=8, adam_beta1=0.9,
         adam_beta2=0.99, adam_epsilon=1e-8, adam_weight_decay=0.1, max_grad_norm=1.0,
-        snr_gamma=None, caption_dropout_probability=0.0, save_every=8, keep=1, log_every=1,
+        caption_dropout_probability=0.0, save_every=8, keep=1, log_every=1,
     )  # fmt: skip
     return with_files(phase, LaunchConfig(), model_sizes({"a.weight": [1000, 1000]}))
 

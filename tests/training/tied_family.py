@@ -14,8 +14,8 @@ class TiedSdxl(Sdxl):
 
     name = "tied"
 
-    def load_denoiser(self, base: Path) -> torch.nn.Module:
-        unet = super().load_denoiser(base)
+    def load_model(self, base: Path) -> torch.nn.Module:
+        unet = super().load_model(base)
         first, second = unet.mid_block.resnets
         second.conv1.weight = first.conv1.weight
         return unet

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from zerotrain.config import RunConfig
+from zerotrain.config.objective import FAMILY_KEYS, ObjectiveConfig
 from zerotrain.config.read import parse_config
 from zerotrain.sources import source_files
 
@@ -20,6 +21,8 @@ OTHER_VALUES: dict[str, Any] = {
     "seed": 2,
     "base": "sdxl",
     "revision": "main",
+    "prediction_type": "epsilon",
+    "rescale_betas_zero_snr": True,
     "resume_from_checkpoint": "sdxl",
     "frozen_parameters": ["bias"],
     "lora": {"rank": 4},
@@ -55,6 +58,7 @@ OTHER_VALUES: dict[str, Any] = {
     "train.adam_weight_decay": 0.0,
     "train.max_grad_norm": 0.5,
     "train.snr_gamma": 5.0,
+    "train.noise_offset": 0.05,
     "train.caption_dropout_probability": 0.2,
     "train.save_every": 50,
     "train.keep": 3,
@@ -93,6 +97,10 @@ OTHER_VALUES: dict[str, Any] = {
 WITHOUT_EFFECT = {
     "data.num_workers": "more threads give the same manifest",
     "family": "has one choice that can be trained so far",
+    **{
+        f"train.{key}": "another family's key: refused"
+        for key in ObjectiveConfig.model_fields.keys() - {*FAMILY_KEYS["sdxl"]}
+    },
 }
 
 NEEDED_WITH = {
@@ -130,6 +138,8 @@ FIRST_JOB = {
     "seed": "render_launch",
     "base": "build_base",
     "revision": "build_base",
+    "prediction_type": "build_base",
+    "rescale_betas_zero_snr": "build_base",
     "run": "build_base",
 }
 """The rule that has to run again for a key of this section, with what follows from it."""

@@ -181,7 +181,7 @@ def _write_weights(source: Source, weights: WeightsTarget, folder: Path) -> dict
         return save_adapter(
             weights.base, source.shapes, read, dtype=dtype, out=folder, **weights.lora
         )
-    return weights.family.save_denoiser(
+    return weights.family.save_model(
         weights.base, source.shapes, read, dtype, folder, frozen=weights.frozen(source)
     )
 
@@ -203,7 +203,7 @@ def _link_other_parts(
         names = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
         chosen = choose_files(names, weights.family, str(base))
         known, files = {}, {name: base / file for name, file in chosen.items()}
-    written = None if weights.lora else weights.family.denoiser_part
+    written = None if weights.lora else weights.family.trained_part
     linked = [
         name
         for name in files

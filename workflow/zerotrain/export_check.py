@@ -69,10 +69,10 @@ class CheckedSource:
 
 def check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
     """Compare the written files with the master weights, and with what the library loads."""
-    files = (folder / weights.family.denoiser_part).glob("*.safetensors")
+    files = (folder / weights.family.trained_part).glob("*.safetensors")
     with _loading_again(weights):
         written = open_tensors(files)
-        loaded = weights.family.load_denoiser(folder, weights.torch_dtype).state_dict()
+        loaded = weights.family.load_model(folder, weights.torch_dtype).state_dict()
 
         def good(name: str) -> bool:
             if name not in loaded or name not in written:
@@ -92,7 +92,7 @@ def check_adapter(source: Source, weights: WeightsTarget, folder: Path) -> None:
     """The same for an adapter, whose names the file and the library each change a little."""
     from zerotrain.families.lora import ADAPTER
 
-    part = weights.family.denoiser_part
+    part = weights.family.trained_part
     expected = {_adapted(name): name for name in source.shapes}
     with _loading_again(weights):
         written = open_tensors([folder / ADAPTER])

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from zerotrain.config import DataConfig, RunConfig, TrainConfig, parse_config
+from zerotrain.config.objective import FAMILY_KEYS, ObjectiveConfig
 from zerotrain.data.source import Found, open_source
 from zerotrain.errors import PipelineError
 from zerotrain.scalar import scalar
@@ -151,7 +152,8 @@ def _json(path: Path) -> dict[str, Any]:
 def _fields(model: type[BaseModel], chosen: dict[str, Any]) -> Iterator[str]:
     """Each key with its meaning: chosen values as they are, defaults behind a #."""
     for key, field in model.model_fields.items():
-        if field.description is None or key == "phases":  # a section of its own
+        others = key in ObjectiveConfig.model_fields and key not in FAMILY_KEYS["sdxl"]
+        if field.description is None or key == "phases" or others:  # phases: a section of its own
             continue
         yield from textwrap.wrap(field.description, 96, initial_indent="# ", subsequent_indent="# ")
         value = chosen.get(key, field.default)

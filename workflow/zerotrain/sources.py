@@ -34,9 +34,19 @@ def source_digest(*modules: str) -> str:
     return _digest(_closure(modules))
 
 
-def code_digest(*modules: str) -> str:
-    """Digest of the code of these modules alone; comments and docstrings aside."""
-    return _digest(_files_of(name, must_exist=True)[-1] for name in modules)
+def code_digest(*names: str) -> str:
+    """Digest of the code of these modules alone, or of `module:Class`; comments, docstrings aside.
+
+    A class counts with what it says itself. It may use what its module imports, but nothing else
+    that stands there, which would go unnoticed.
+    """
+    total = hashlib.sha256()
+    for name in sorted(names):
+        module, _, inside = name.partition(":")
+        path = _files_of(module, must_exist=True)[-1]
+        total.update(path.relative_to(PACKAGE).as_posix().encode())
+        total.update(_code(path, inside).encode())
+    return total.hexdigest()
 
 
 def _digest(paths: Iterable[Path]) -> str:
@@ -97,7 +107,26 @@ def _walk(node: ast.AST) -> Iterable[ast.AST]:
 
 
 @cache
-def _code(path: Path) -> str:
+def _code(path: Path, name: str = "") -> str:
+    """The code of a file, or of one class in it."""
+    tree = _without_docstrings(path)
+    if not name:
+        return ast.dump(tree)
+    defined = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    assigned = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    used = {node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)}
+    if others := used & (defined.keys() | assigned):
+        raise ValueError(f"{path}: {name} uses {', '.join(sorted(others))} of its own module")
+    return ast.dump(defined[name])
+
+
+def _without_docstrings(path: Path) -> ast.Module:
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -108,7 +137,7 @@ def _code(path: Path) -> str:
             for item in body
             if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))
         ]
-    return ast.dump(tree)
+    return tree
 
 
 def _shown(path: Path) -> str:

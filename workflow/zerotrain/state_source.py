@@ -46,7 +46,7 @@ class Weights:
         from zerotrain.families.lora import ADAPTER
 
         self.artifact = artifact.read(folder, WEIGHTS)
-        part = load_family(self.artifact.content["family"]).denoiser_part
+        part = load_family(self.artifact.content["family"]).trained_part
         trained = ADAPTER if ADAPTER in self.artifact.files else f"{part}/"
         self._files = open_tensors(
             self.artifact.path(file)

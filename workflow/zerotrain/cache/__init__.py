@@ -7,6 +7,6 @@ keys and tensors, `writer` writes and reuses, `reader` reads. Training imports t
 """
 
 from zerotrain.cache.layout import Entry
-from zerotrain.cache.reader import Cache, read_cache
+from zerotrain.cache.reader import Cache, read_cache, stacked
 
-__all__ = ["Cache", "Entry", "read_cache"]
+__all__ = ["Cache", "Entry", "read_cache", "stacked"]

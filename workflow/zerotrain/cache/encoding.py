@@ -49,8 +49,8 @@ class Encoding:
         self.dtype = config.cache.dtype
         self.source = open_source(config.data)
         pixel_modules = (*self.source.pixel_modules, "zerotrain.data.crop")
-        self._image_code = code_digest(*pixel_modules, *family.encoding_modules)
-        self._text_code = code_digest(*family.encoding_modules)
+        self._image_code = code_digest(*pixel_modules, *family.encoding_code)
+        self._text_code = code_digest(*family.encoding_code)
         self._samples: dict[str, Sample] = {}
         self._captions: dict[str, str] = {}
         self._encoders: Encoders | None = None

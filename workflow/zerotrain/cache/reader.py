@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -23,6 +24,11 @@ from zerotrain.cache.layout import (
     tensor_name,
 )
 from zerotrain.errors import PipelineError
+
+if TYPE_CHECKING:
+    from zerotrain.families import Batch
+
+SIZES = ("original_size", "crop_top_left", "target_size")
 
 
 class Cache:
@@ -44,18 +50,21 @@ class Cache:
         """How often an epoch sees each sample of the train split."""
         self._open: dict[str, Any] = {}
 
-    def latents(self, i: int) -> torch.Tensor:
-        """Latents of sample `i`, float32 [C, h, w], scaled as the denoiser expects them."""
-        tensors = self._tensors(LATENTS, self._index.latents, self.entries[i].latents)
-        return tensors[LATENTS]
+    def sample(self, i: int, *, captioned: bool = True) -> dict[str, torch.Tensor]:
+        """The tensors of sample `i`, without a leading dimension; see zerotrain.families.Batch.
 
-    def text(self, i: int) -> dict[str, torch.Tensor]:
-        """Text embeddings of sample `i`'s caption, float32, by the names its family gave them."""
-        return self._tensors(TEXT, self._index.text, self.entries[i].text)
-
-    def empty_text(self) -> dict[str, torch.Tensor]:
-        """Text embeddings of the empty caption, which stands in for dropped captions."""
-        return self._tensors(TEXT, self._index.text, self._index.empty_text)
+        Args:
+            i: Its position among `entries`.
+            captioned: Whether with its caption's embeddings, or those of the empty caption.
+        """
+        entry = self.entries[i]
+        return {
+            **self._tensors(LATENTS, self._index.latents, entry.latents),
+            **self._tensors(
+                TEXT, self._index.text, entry.text if captioned else self._index.empty_text
+            ),
+            **{name: torch.tensor(getattr(entry, name)) for name in SIZES},
+        }
 
     def _tensors(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
         file = shard_file(name, shard_number(key, series.count), series.count)
@@ -79,3 +88,8 @@ def read_cache(folder: Path, *, verify: bool = True) -> Cache:
         PipelineError: it is missing, unfinished, of another format, or a file differs.
     """
     return Cache(artifact.read(folder, KIND, verify=verify))
+
+
+def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) -> Batch:
+    """A batch of samples on a device."""
+    return {name: torch.stack([s[name] for s in samples]).to(device) for name in samples[0]}

@@ -190,6 +190,15 @@ class RunConfig(Section):
         description="Start from a checkpoint of elsewhere: a DeepSpeed or accelerate folder, or a "
         "training state of zerotrain.",
     )
+    prediction_type: Literal["epsilon", "v_prediction"] | None = Field(
+        None,
+        description="sdxl: what the model is taught to predict, if not what its base was.",
+    )
+    rescale_betas_zero_snr: bool = Field(
+        False,
+        description="sdxl: no signal is left at the last timestep (zero terminal SNR), so that "
+        "dark and light images can be made; wants prediction_type: v_prediction.",
+    )
     lora: LoraConfig | None = Field(
         None, description="Train a LoRA; without this section the whole model."
     )
@@ -214,6 +223,13 @@ class RunConfig(Section):
                 raise ValueError(f"phases: the name {name!r} stands twice; names are folders")
             if name in ("base", "imported", "report", "benchmarks", "logs"):
                 raise ValueError(f"phases: {name!r} is a folder of the run; choose another name")
+        if self.family != "sdxl" and (self.prediction_type or self.rescale_betas_zero_snr):
+            raise ValueError(
+                f"prediction_type and rescale_betas_zero_snr are sdxl's; the family {self.family} "
+                "has no such choice"
+            )
+        for phase in self.phases:
+            phase.train.refuse_keys_of_others(self.family)
         if self.run == "data":
             raise ValueError("run: 'data' is the folder of the datasets; choose another name")
         if self.evaluate.judge != "none" and not self.data.holdout:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 
 from zerotrain import optimizers
 from zerotrain.config.lr_scheduler import SchedulerName, read_arguments, refuse_contradictions
+from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.config.section import Section, Whole
 from zerotrain.optimizer_arguments import read_optimizer_args
 
@@ -68,7 +69,7 @@ class LoraConfig(Section):
     )
 
 
-class TrainConfig(Section):
+class TrainConfig(ObjectiveConfig):
     """What a training step is. A phase may change any of these from its first step on."""
 
     resolution: Whole = Field(
@@ -125,9 +126,6 @@ class TrainConfig(Section):
         description="Weight decay of any optimizer; the default is AdamW's, others have their own.",
     )
     max_grad_norm: float = Field(1.0, ge=0, description="Gradient clipping by norm; 0 is none.")
-    snr_gamma: float | None = Field(
-        None, gt=0, description="Min-SNR loss weighting (5.0 is usual)."
-    )
     caption_dropout_probability: float = Field(
         0.1,
         ge=0,

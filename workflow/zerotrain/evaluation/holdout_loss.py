@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from zerotrain.cache import Cache
-from zerotrain.families import Batch, Objective
+from zerotrain.cache import Cache, stacked
+from zerotrain.families import Objective
 from zerotrain.training.draws import HOLDOUT_NOISE, generator
 
 TIMESTEPS = 8
@@ -17,7 +17,7 @@ BATCH = 16
 
 
 def holdout_loss(
-    denoiser: torch.nn.Module, objective: Objective, cache: Cache, seed: int, device: torch.device
+    model: torch.nn.Module, objective: Objective, cache: Cache, seed: int, device: torch.device
 ) -> float | None:
     """Mean loss, without min-SNR weights, over held-out samples and TIMESTEPS levels of noise.
 
@@ -35,25 +35,15 @@ def holdout_loss(
     losses = []
     with torch.inference_mode():
         for start in range(0, len(pairs), BATCH):
-            batch = _batch(cache, pairs[start : start + BATCH], seed)
-            losses.append(objective.loss(denoiser, batch.to(device), snr_gamma=None).double().cpu())
+            samples = [_sample(cache, *pair, seed) for pair in pairs[start : start + BATCH]]
+            batch = stacked(samples, device)
+            losses.append(objective.loss(model, batch).double().cpu())
     return float(torch.cat(losses).mean())
 
 
-def _batch(cache: Cache, pairs: list[tuple[int, int]], seed: int) -> Batch:
-    entries = [cache.entries[i] for i, _ in pairs]
-    latents = torch.stack([cache.latents(i) for i, _ in pairs])
-    texts = [cache.text(i) for i, _ in pairs]
-    noise = [
-        generator(seed, HOLDOUT_NOISE, i, level).standard_normal(latents.shape[1:], dtype="float32")
-        for i, level in pairs
-    ]
-    return Batch(
-        latents=latents,
-        text={name: torch.stack([text[name] for text in texts]) for name in texts[0]},
-        original_size=torch.tensor([entry.original_size for entry in entries]),
-        crop_top_left=torch.tensor([entry.crop_top_left for entry in entries]),
-        target_size=torch.tensor([entry.target_size for entry in entries]),
-        noise=torch.stack([torch.from_numpy(values) for values in noise]),
-        uniform=torch.tensor([(level + 0.5) / TIMESTEPS for _, level in pairs]).double(),
-    )
+def _sample(cache: Cache, i: int, level: int, seed: int) -> dict[str, torch.Tensor]:
+    found = cache.sample(i)
+    shape = tuple(found["latents"].shape)
+    noise = generator(seed, HOLDOUT_NOISE, i, level).standard_normal(shape, dtype="float32")
+    uniform = torch.tensor((level + 0.5) / TIMESTEPS, dtype=torch.float64)
+    return {**found, "noise": torch.from_numpy(noise), "uniform": uniform}

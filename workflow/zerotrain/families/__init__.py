@@ -10,9 +10,8 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from zerotrain.errors import PipelineError
 
@@ -27,37 +26,15 @@ FAMILIES = ("sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm")
 """Those that a configuration may name."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What one forward pass learns from; B samples on the training device.
+Batch: TypeAlias = "dict[str, torch.Tensor]"
+"""What one forward pass learns from: tensors by name, B samples on the training device.
 
-    Attributes:
-        latents: float32 [B, C, h, w], scaled as the denoiser expects them.
-        text: what Encoders.encode_prompts gave, each with leading dimension B.
-        original_size: int64 [B, 2], height and width of the image file.
-        crop_top_left: int64 [B, 2], top and left of the crop.
-        target_size: int64 [B, 2], height and width after crop and resize.
-        noise: float32, shape of latents, standard normal.
-        uniform: float64 [B] in [0, 1), from which the family derives the timestep.
-    """
-
-    latents: torch.Tensor
-    text: dict[str, torch.Tensor]
-    original_size: torch.Tensor
-    crop_top_left: torch.Tensor
-    target_size: torch.Tensor
-    noise: torch.Tensor
-    uniform: torch.Tensor
-
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
-        moved: dict[str, Any] = {
-            name: {key: item.to(device) for key, item in value.items()}
-            if isinstance(value, dict)
-            else value.to(device)
-            for name, value in vars(self).items()
-        }
-        return Batch(**moved)
+Of images: `latents` float32 [B, C, h, w], scaled as the denoiser expects them; what
+Encoders.encode_prompts gave, each with leading dimension B; `original_size`, `crop_top_left` and
+`target_size` int64 [B, 2] (height and width of the image file, top and left of the crop, height
+and width after crop and resize); `noise` float32 of the latents' shape, standard normal; `uniform`
+float64 [B] in [0, 1), from which the family derives the timestep.
+"""
 
 
 class Encoders(Protocol):
@@ -80,11 +57,12 @@ class Family(Protocol):
     """Parts that latents depend on."""
     text_parts: tuple[str, ...]
     """Parts that text embeddings depend on."""
-    encoding_modules: tuple[str, ...]
-    """Modules whose code loads and runs the encoders: an edit there makes cached tensors stale."""
+    encoding_code: tuple[str, ...]
+    """Modules, or `module:Class`, whose code loads and runs the encoders: an edit there makes
+    cached tensors stale."""
     classes: Mapping[str, str]
     """The class that model_index.json must name, for each part that holds weights."""
-    denoiser_part: str
+    trained_part: str
     """The part that training changes."""
 
     def build_preset(
@@ -98,10 +76,10 @@ class Family(Protocol):
     def load_encoders(self, base: Path, device: str) -> Encoders:
         """Load VAE and text encoders, in float32, for encoding."""
 
-    def load_denoiser(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
+    def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Load the trainable part on CPU, in float32 if no type is given."""
 
-    def empty_denoiser(self, base: Path) -> torch.nn.Module:
+    def empty_model(self, base: Path) -> torch.nn.Module:
         """The trainable part without its weights: names, shapes and ties.
 
         Parameters are on the meta device, buffers on CPU with the values that building gives.
@@ -113,10 +91,16 @@ class Family(Protocol):
         An adapter that lies in the folder is applied.
         """
 
-    def objective(self, base: Path) -> Objective:
-        """The training objective, as the base model's noise scheduler defines it."""
+    def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Objective:
+        """The training objective.
 
-    def save_denoiser(
+        Args:
+            base: Folder of the base model, whose noise scheduler defines it.
+            settings: The family's keys of config.objective; None for the plain loss, which
+                evaluations compare.
+        """
+
+    def save_model(
         self,
         base: Path,
         shapes: Mapping[str, list[int]],
@@ -126,7 +110,7 @@ class Family(Protocol):
         *,
         frozen: Callable[[str], bool] = lambda name: False,
     ) -> dict[str, str]:
-        """Write the trainable part in the library's own format into `out`/<denoiser_part>.
+        """Write the trainable part in the library's own format into `out`/<trained_part>.
 
         Args:
             base: Folder of the base model.
@@ -157,11 +141,9 @@ class Family(Protocol):
 
 
 class Objective(Protocol):
-    """What a denoiser is trained to do."""
+    """What a model is trained to do."""
 
-    def loss(
-        self, denoiser: torch.nn.Module, batch: Batch, *, snr_gamma: float | None
-    ) -> torch.Tensor:
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Loss of each sample, float32 [B]."""
 
 

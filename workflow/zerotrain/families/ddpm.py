@@ -67,13 +67,14 @@ class DenoisingObjective(ABC):
     Sampling of Diffusion Models" (2022), https://arxiv.org/abs/2202.00512.
     """
 
-    def __init__(self, schedule: NoiseSchedule) -> None:
+    def __init__(self, schedule: NoiseSchedule, snr_gamma: float | None = None) -> None:
         self.schedule = schedule
+        self.snr_gamma = snr_gamma
 
     @abstractmethod
     def predict(
         self,
-        denoiser: torch.nn.Module,
+        model: torch.nn.Module,
         noisy: torch.Tensor,
         timesteps: torch.Tensor,
         batch: Batch,
@@ -84,22 +85,21 @@ class DenoisingObjective(ABC):
         """Uniform numbers [B] in [0, 1) to timesteps int64 [B], each equally likely."""
         return (uniform * len(self.schedule.alphas_cumprod)).long()
 
-    def loss(
-        self, denoiser: torch.nn.Module, batch: Batch, *, snr_gamma: float | None
-    ) -> torch.Tensor:
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Loss of each sample, float32 [B], averaged over channels and pixels."""
-        timesteps = self.timesteps(batch.uniform)
-        alphas_cumprod = self.schedule.alphas_cumprod.to(batch.latents.device)[timesteps]
+        latents, noise = batch["latents"], batch["noise"]
+        timesteps = self.timesteps(batch["uniform"])
+        alphas_cumprod = self.schedule.alphas_cumprod.to(latents.device)[timesteps]
         alpha = alphas_cumprod.sqrt().view(-1, 1, 1, 1)
         sigma = (1 - alphas_cumprod).sqrt().view(-1, 1, 1, 1)
-        noisy = alpha * batch.latents + sigma * batch.noise
-        target = batch.noise
+        noisy = alpha * latents + sigma * noise
+        target = noise
         if self.schedule.prediction_type == "v_prediction":
-            target = alpha * batch.noise - sigma * batch.latents
-        prediction = self.predict(denoiser, noisy, timesteps, batch)
+            target = alpha * noise - sigma * latents
+        prediction = self.predict(model, noisy, timesteps, batch)
         loss = (prediction.float() - target).square().mean(dim=(1, 2, 3))
-        if snr_gamma is not None:
-            loss = loss * self.min_snr_weight(timesteps, snr_gamma)
+        if self.snr_gamma is not None:
+            loss = loss * self.min_snr_weight(timesteps, self.snr_gamma)
         return loss
 
     def min_snr_weight(self, timesteps: torch.Tensor, gamma: float) -> torch.Tensor:

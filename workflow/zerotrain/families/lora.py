@@ -115,7 +115,7 @@ def save_adapter(
             "the adapter is empty: the training has no tensors",
             hint="export a checkpoint of a run whose configuration has the section `lora`",
         )
-    part = _denoiser_part(base)
+    part = _trained_part(base)
     model = _on_meta(base / part / "config.json")
     add_adapter(
         model, rank=rank, alpha=alpha, dropout=dropout, target_modules=target_modules, seed=0
@@ -153,7 +153,7 @@ def apply_adapter(model: torch.nn.Module, folder: Path) -> None:
     """
     if (folder / ADAPTER).is_file():
         model.load_lora_adapter(  # type: ignore[operator]
-            str(folder), prefix=_denoiser_part(folder), weight_name=ADAPTER
+            str(folder), prefix=_trained_part(folder), weight_name=ADAPTER
         )
 
 
@@ -184,7 +184,7 @@ def _end(name: str) -> str:
     return ".".join(components[start:])
 
 
-def _denoiser_part(folder: Path) -> str:
+def _trained_part(folder: Path) -> str:
     return next(part for part in DENOISERS if (folder / part / "config.json").is_file())
 
 

@@ -1,53 +1,31 @@
-"""A small SDXL of the real classes, built from a seed: the preset `nano`.
-
-It needs no hub: the tokenizer is trained on the captions, the autoencoder is fitted to the images,
-the text encoders stay as their seed made them (random, but one caption differs from another), and
-the U-Net is what the pipeline goes on to train.
-"""
+"""A small SDXL of the real classes, built from a seed: the preset `nano`."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, UNet2DConditionModel
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    CLIPTokenizer,
-)
+from diffusers import DDIMScheduler, UNet2DConditionModel
+from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from zerotrain.data.crop import to_pixels
-from zerotrain.families.sdxl_pipeline import pipeline_class
-from zerotrain.progress import progress
+from zerotrain.families.nano import (
+    PIXELS_PER_LATENT,
+    POOLED_WIDTH,
+    TEXT_WIDTH,
+    build_autoencoder,
+    fit_autoencoder,
+    text_config,
+    train_tokenizer,
+)
+from zerotrain.families.pipelines import pipeline_class
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-START, END = "<|startoftext|>", "<|endoftext|>"
-VOCABULARY = 2048
-"""At most; a few captions need far fewer tokens."""
-MAX_TOKENS = 32
-TEXT_WIDTH = 64
-TEXT_INITIALIZER_FACTOR = 2.0
-"""Larger than CLIP's 1: untrained encoders then tell captions further apart. From about 5 on the
-attention saturates and they tell them apart less."""
-POOLED_WIDTH = 64
 SIZE_WIDTH = 32
 """Width of the embedding of each of the six size numbers."""
-
-PIXELS_PER_LATENT = 4
-VAE_STEPS = 250
-VAE_BATCH = 16
-VAE_LEARNING_RATE = 2e-3
-VAE_KL_WEIGHT = 1e-5
-LATENTS_MEASURED = 256
 
 
 def build_nano(captions: Sequence[str], images: Sequence[Image], seed: int, out: Path) -> None:
@@ -59,7 +37,7 @@ def build_nano(captions: Sequence[str], images: Sequence[Image], seed: int, out:
         autoencoder = build_autoencoder(side)
         latent_std = fit_autoencoder(autoencoder, images, seed)
         autoencoder.register_to_config(scaling_factor=1 / latent_std)
-        pipeline = pipeline_class()(
+        pipeline = pipeline_class("StableDiffusionXLPipeline")(
             vae=autoencoder,
             text_encoder=CLIPTextModel(text_config(tokenizer)),
             text_encoder_2=CLIPTextModelWithProjection(text_config(tokenizer)),
@@ -70,55 +48,6 @@ def build_nano(captions: Sequence[str], images: Sequence[Image], seed: int, out:
             add_watermarker=False,
         )
     pipeline.save_pretrained(out)
-
-
-def train_tokenizer(captions: Sequence[str]) -> Any:
-    """A CLIP tokenizer (byte-level BPE with `</w>`) whose merges come from the captions.
-
-    Every byte has a token with and without `</w>`, so that any later prompt can be encoded: BPE
-    training alone gives `</w>` only to the bytes that end a word of the captions.
-    """
-    template = CLIPTokenizer().backend_tokenizer
-    trained = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
-    trained.normalizer = template.normalizer
-    trained.pre_tokenizer = template.pre_tokenizer
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trained.train_from_iterator(
-        captions,
-        trainers.BpeTrainer(
-            vocab_size=VOCABULARY,
-            initial_alphabet=alphabet,
-            end_of_word_suffix="</w>",
-            show_progress=False,
-        ),
-    )
-    merges = [tuple(pair) for pair in json.loads(trained.to_str())["model"]["merges"]]
-    tokens = [
-        *alphabet,
-        *(byte + "</w>" for byte in alphabet),
-        *("".join(pair) for pair in merges),
-        START,
-        END,
-    ]
-    vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
-    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=MAX_TOKENS)
-
-
-def text_config(tokenizer: Any) -> Any:
-    """The configuration of either text encoder."""
-    return CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=TEXT_WIDTH,
-        intermediate_size=2 * TEXT_WIDTH,
-        projection_dim=POOLED_WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=MAX_TOKENS,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        initializer_factor=TEXT_INITIALIZER_FACTOR,
-    )
 
 
 def build_unet(side: int) -> Any:
@@ -152,49 +81,3 @@ def noise_scheduler() -> Any:
         prediction_type="v_prediction",
         timestep_spacing="trailing",
     )
-
-
-def build_autoencoder(side: int) -> Any:
-    """An autoencoder that turns 4 x 4 pixels into one latent of 4 channels."""
-    return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(16, 32, 32),
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=8,
-        sample_size=side,
-        force_upcast=False,
-        mid_block_add_attention=False,
-    )
-
-
-def fit_autoencoder(autoencoder: Any, images: Sequence[Image], seed: int) -> float:
-    """Fit to the images by squared error and a little KL; gives the latents' standard deviation."""
-    draw = np.random.default_rng(seed)
-    optimizer = torch.optim.AdamW(
-        autoencoder.parameters(), lr=VAE_LEARNING_RATE, weight_decay=0.0, fused=True
-    )
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=VAE_LEARNING_RATE, total_steps=VAE_STEPS
-    )
-    autoencoder.train()
-    for _ in progress(range(VAE_STEPS), VAE_STEPS, "fitting the autoencoder", "step"):
-        pixels = pixels_of([images[i] for i in draw.integers(len(images), size=VAE_BATCH)])
-        posterior = autoencoder.encode(pixels).latent_dist
-        decoded = autoencoder.decode(posterior.sample()).sample
-        loss = (decoded - pixels).square().mean() + VAE_KL_WEIGHT * posterior.kl().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-    autoencoder.eval()
-    with torch.inference_mode():
-        chosen = range(0, len(images), -(-len(images) // LATENTS_MEASURED))
-        latents = autoencoder.encode(pixels_of([images[i] for i in chosen])).latent_dist.mode()
-    return float(latents.std())
-
-
-def pixels_of(images: Sequence[Image]) -> torch.Tensor:
-    """RGB images of one size to float32 [B, 3, H, W] in [-1, 1]."""
-    return torch.from_numpy(np.stack([to_pixels(image) for image in images]))

@@ -9,6 +9,7 @@ from typing import Any
 
 from zerotrain import optimizers
 from zerotrain.config import RunConfig, TrainConfig
+from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
 from zerotrain.launch.derive import with_files
@@ -59,8 +60,11 @@ def resolve_phase(
     start, until = spans[name]
     sources: Sources = {"run": ("user", ""), "phase": ("user", ""), "seed": _source(config, "seed")}
     sources["family"] = _source(config, "family")
-    for key in type(train).model_fields:
+    objective = train.objective(config.family)
+    for key in type(train).model_fields.keys() - ObjectiveConfig.model_fields.keys():
         sources[key] = _source(train, key)
+    for key in objective:
+        sources[f"objective.{key}"] = _source(train, key)
     for key in set(type(launch).model_fields) - {"device_memory", *FILES}:
         sources[key] = _source(launch, key)
     for key in ("lora", "frozen_parameters"):
@@ -155,7 +159,7 @@ def resolve_phase(
         lr_warmup_ratio=train.lr_warmup_ratio,
         lr_scheduler_steps=horizon,
         max_grad_norm=train.max_grad_norm,
-        snr_gamma=train.snr_gamma,
+        objective=objective,
         caption_dropout_probability=train.caption_dropout_probability,
         save_every=train.save_every,
         keep=train.keep,

@@ -99,7 +99,8 @@ class ResolvedPhase:
     adam_weight_decay: float
     """Weight decay of any optimizer, decoupled or not as it has it."""
     max_grad_norm: float
-    snr_gamma: float | None
+    objective: dict[str, Any] = field(default_factory=dict)
+    """What the loss is: the keys of config.objective that the family has."""
     caption_dropout_probability: float
     save_every: int
     keep: int

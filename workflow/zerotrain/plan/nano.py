@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from zerotrain.families import sdxl_nano
+from zerotrain.families import nano, sdxl_nano
 from zerotrain.plan.architecture import Part
 
 SIDE = 16
@@ -18,15 +18,15 @@ class _Vocabulary:
     bos_token_id = eos_token_id = pad_token_id = 0
 
     def __len__(self) -> int:
-        return sdxl_nano.VOCABULARY + BYTES + 2
+        return nano.VOCABULARY + BYTES + 2
 
 
 def sdxl_parts() -> dict[str, Part]:
     """Autoencoder, text encoders (at their largest vocabulary) and U-Net."""
-    text = sdxl_nano.text_config(_Vocabulary()).to_dict()
+    text = nano.text_config(_Vocabulary()).to_dict()
     with torch.device("meta"):
         unet = sdxl_nano.build_unet(SIDE)
-        autoencoder = sdxl_nano.build_autoencoder(SIDE)
+        autoencoder = nano.build_autoencoder(SIDE)
     return {
         "text_encoder": Part("transformers", "CLIPTextModel", text),
         "text_encoder_2": Part("transformers", "CLIPTextModelWithProjection", text),

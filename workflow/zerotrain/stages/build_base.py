@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
         else:
             folder, commit = _find(config, family)
             _link(folder, family, config.base, draft.folder)
+        _change_schedule(config, draft.folder)
         files = sorted(path for path in draft.folder.rglob("*") if path.is_file())
         draft.known = {
             path.relative_to(draft.folder).as_posix(): file_sha256(path) for path in files
@@ -108,6 +110,22 @@ def _build_preset(config: RunConfig, family: Family, dataset: Dataset, folder: P
         open_source(config.data), dataset.split("train"), config.phases[0].train.resolution
     )
     family.build_preset(config.base, dataset, crops, config.seed, folder)
+
+
+def _change_schedule(config: RunConfig, folder: Path) -> None:
+    """Write the run's own prediction type into the noise scheduler: training, sampling and whoever
+    loads the weights read it there."""
+    changed: dict[str, Any] = {}
+    if config.prediction_type:
+        changed["prediction_type"] = config.prediction_type
+    if config.rescale_betas_zero_snr:
+        # Sampling has to begin at the last timestep, the one without signal.
+        changed |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    if changed:
+        path = folder / "scheduler" / "scheduler_config.json"
+        known = json.loads(path.read_text())
+        path.unlink()  # it may be a link to the base
+        write_json(path, known | changed)
 
 
 def _refuse_revision(config: RunConfig) -> None:

@@ -37,12 +37,12 @@ def import_checkpoint(
     """
     path = checkpoint.expanduser()
     family = load_family(config.family)
-    model = family.empty_denoiser(base)
+    model = family.empty_model(base)
     choose_trained(model, config.lora_values(), config.frozen_parameters, config.seed)
     trained = {name: list(p.shape) for name, p in trained_parameters(model).items()}
     source = open_source(path, trust_pickle=trust_pickle)
     if isinstance(source, ForeignCheckpoint):
-        held = open_tensors(sorted((base / family.denoiser_part).glob("*.safetensors")))
+        held = open_tensors(sorted((base / family.trained_part).glob("*.safetensors")))
 
         def of_base(name: str) -> torch.Tensor | None:
             return held[name].get_tensor(name) if name in held else None

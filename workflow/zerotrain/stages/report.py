@@ -19,7 +19,7 @@ LAUNCH_FACTS = (
     *("num_cpu_threads_per_process", "mixed_precision", "start_step", "until_step"),
     *("resolution", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
     *("optimizer", "learning_rate", "lr_scheduler", "lr_scheduler_args", "lr_warmup_steps"),
-    *("lr_scheduler_steps", "snr_gamma", "caption_dropout_probability"),
+    *("lr_scheduler_steps", "objective", "caption_dropout_probability"),
 )
 
 

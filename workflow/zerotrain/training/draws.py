@@ -50,6 +50,7 @@ def draw_sample(
     epoch_size: int,
     shape: tuple[int, ...],
     caption_dropout: float,
+    noise_offset: float = 0.0,
 ) -> Draw:
     """What the run's sample number `position` is.
 
@@ -60,12 +61,16 @@ def draw_sample(
         epoch_size: `count` times repeats; a repeat of an image gets noise of its own.
         shape: Shape of its latents.
         caption_dropout: Probability of the empty caption.
+        noise_offset: Scale of noise that is the same all over a channel.
     """
     epoch, within = divmod(position, epoch_size)
     place = int(epoch_order(seed, epoch, epoch_size)[within])
     random = generator(seed, SAMPLE, epoch, place)
     uniform, dropout = random.random(2)
     noise = random.standard_normal(shape, dtype=np.float32)
+    if noise_offset:
+        whole = (shape[0], *(1 for _ in shape[1:]))
+        noise += np.float32(noise_offset) * random.standard_normal(whole, dtype=np.float32)
     return Draw(place % count, noise, float(uniform), bool(dropout < caption_dropout))
 
 

@@ -103,7 +103,7 @@ def _accumulate(
         first = clock.samples + (part * engine.world_size + engine.rank) * micro
         batch = batches.batch(first, micro, engine.device)
         with engine.micro_batch(last=part == phase.gradient_accumulation_steps - 1):
-            loss = objective.loss(engine.model, batch, snr_gamma=phase.snr_gamma).mean()
+            loss = objective.loss(engine.model, batch).mean()
             engine.backward(loss)
         total += loss.item()
     return total / phase.gradient_accumulation_steps

@@ -53,7 +53,7 @@ def load_partitioned(
         PipelineError: the base lacks a tensor, or the source is of another model.
     """
     init_distributed()
-    model = family.empty_denoiser(base)
+    model = family.empty_model(base)
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -70,7 +70,7 @@ def load_partitioned(
         refuse_other_parameters(source.shapes, trained, source.artifact.folder)
     drawn = {n: p.detach().clone() for n, p in model.named_parameters() if id(p) not in names}
     keys = {name: names.get(id(p), []) for name, p in model.named_parameters()}
-    folder = base / family.denoiser_part
+    folder = base / family.trained_part
     held = open_tensors(sorted(folder.glob("*.safetensors")))
 
     def read(name: str, slot: str = MASTER) -> torch.Tensor:

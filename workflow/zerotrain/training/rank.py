@@ -100,7 +100,7 @@ def run(
             family, base, phase, launch / "deepspeed.json", source, swap=swap
         )
     else:
-        model = family.load_denoiser(base)
+        model = family.load_model(base)
         choose_trained(model, phase.lora, phase.frozen_parameters, phase.seed)
         if source is not None:
             _take_weights(model, source)
@@ -135,7 +135,7 @@ def run(
     stop = _StopRequest(progress)
     finished = train(
         engine,
-        family.objective(base),
+        family.objective(base, phase.objective),
         Batches(read_cache(cache, verify=False), phase),
         phase,
         clock,

@@ -42,7 +42,7 @@ def tensor_sources(
     return found
 
 
-class DenoiserTensors:
+class ModelTensors:
     """The tensors to write, each by one of the denoiser's own names."""
 
     def __init__(

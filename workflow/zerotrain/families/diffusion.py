@@ -1,0 +1,185 @@
+"""What the diffusion families have in common: a pipeline of diffusers with one denoiser in it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import diffusers
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+
+from zerotrain.artifact import write_json
+from zerotrain.errors import PipelineError
+from zerotrain.families.lora import apply_adapter
+from zerotrain.families.model_tensors import ModelTensors, tensor_sources
+from zerotrain.families.pipelines import load_pipeline
+from zerotrain.progress import progress
+from zerotrain.tensor_file import write_tensor_file
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from zerotrain.config import EvaluateConfig
+    from zerotrain.data.dataset import Dataset
+    from zerotrain.families import Encoders, Objective
+
+WEIGHTS = "diffusion_pytorch_model"
+MAX_SHARD_SIZE = "10GB"
+
+
+class DiffusionFamily(ABC):
+    """A family of diffusers' pipelines; see zerotrain.families.Family."""
+
+    name: str
+    parts: tuple[str, ...]
+    image_parts: tuple[str, ...] = ("vae",)
+    text_parts: tuple[str, ...]
+    encoding_code: tuple[str, ...]
+    classes: Mapping[str, str]
+    trained_part: str
+    pipeline: str
+    """Name of the pipeline's class in diffusers."""
+    samplers: Mapping[str, str] = {}
+    """Schedulers that evaluate.scheduler may name, beside the base's own, and their classes."""
+
+    @abstractmethod
+    def load_encoders(self, base: Path, device: str) -> Encoders:
+        """Load autoencoder and text encoders in float32; the denoiser stays on disk."""
+
+    @abstractmethod
+    def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Objective:
+        """The objective that the base's noise scheduler describes."""
+
+    def sampling_arguments(self, config: EvaluateConfig) -> dict[str, Any]:
+        """What the pipeline is called with beside prompts, size, steps and generators."""
+        return {"guidance_scale": config.guidance_scale}
+
+    def loading_arguments(self) -> dict[str, Any]:
+        """What the pipeline is loaded with."""
+        return {}
+
+    def build_preset(
+        self, preset: str, dataset: Dataset, images: Sequence[Image], seed: int, out: Path
+    ) -> None:
+        """Build the `nano` model into `out`, with a tokenizer and an autoencoder of the dataset."""
+        if preset != "nano":
+            raise PipelineError(
+                f"base: the family {self.name} has no preset {preset!r}",
+                hint="use `nano`, a folder in diffusers layout, or a hub id",
+            )
+        captions = [sample.caption for sample in dataset.split("train")]
+        nano = importlib.import_module(f"zerotrain.families.{self.name}_nano")
+        nano.build_nano(captions, images, seed, out)
+
+    def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """Load the denoiser on CPU, in float32 if no type is given."""
+        model: torch.nn.Module = self._class().from_pretrained(
+            base,
+            subfolder=self.trained_part,
+            dtype=dtype or torch.float32,
+            use_safetensors=True,
+        )
+        return model
+
+    def empty_model(self, base: Path) -> torch.nn.Module:
+        """The denoiser that config.json describes, on the meta device."""
+        config = self._class().load_config(base / self.trained_part / "config.json")
+        with torch.device("meta"):
+            model: torch.nn.Module = self._class().from_config(config)
+        return model
+
+    def load_trained(self, weights: Path) -> torch.nn.Module:
+        """Load the denoiser of a weights folder in float32 on CPU, with the folder's adapter."""
+        model = self.load_model(weights).eval()
+        apply_adapter(model, weights)
+        return model
+
+    def save_model(
+        self,
+        base: Path,
+        shapes: Mapping[str, list[int]],
+        read: Callable[[str], torch.Tensor],
+        dtype: torch.dtype,
+        out: Path,
+        *,
+        frozen: Callable[[str], bool] = lambda name: False,
+    ) -> dict[str, str]:
+        """Write the denoiser beside an unchanged copy of the base's config.json; see Family."""
+        part = self.trained_part
+        config = base / part / "config.json"
+        model = self.empty_model(base)
+        sources = tensor_sources(model, shapes, frozen, config)
+        held = ModelTensors(base / part, sources, read)
+        expected = model.state_dict()
+        folder = out / part
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(config, folder / "config.json")
+        plan = split_torch_state_dict_into_shards(
+            {n: torch.empty_like(t, dtype=_stored(t, dtype)) for n, t in expected.items()},
+            filename_pattern=WEIGHTS + "{suffix}.safetensors",
+            max_shard_size=MAX_SHARD_SIZE,
+        )
+        known = {}
+        for file, names in plan.filename_to_tensors.items():
+            layout = {n: (_stored(expected[n], dtype), expected[n].shape) for n in sorted(names)}
+            known[f"{part}/{file}"] = write_tensor_file(folder / file, layout, held.tensor)
+        if plan.is_sharded:
+            index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+            write_json(folder / f"{WEIGHTS}.safetensors.index.json", index)
+        return known
+
+    def sample(
+        self,
+        weights: Path,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        config: EvaluateConfig,
+        *,
+        resolution: int,
+        device: str,
+    ) -> list[Image]:
+        """One square image per prompt; its starting noise comes from its own seed, drawn on CPU."""
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        pipeline = load_pipeline(self.pipeline, weights, dtype, **self.loading_arguments())
+        pipeline.to(device)
+        if config.scheduler != "default":
+            pipeline.scheduler = self._sampler(config.scheduler).from_config(
+                pipeline.scheduler.config
+            )
+
+        def images() -> Iterator[Image]:
+            for start in range(0, len(prompts), config.batch_size):
+                stop = start + config.batch_size
+                noise = [torch.Generator("cpu").manual_seed(seed) for seed in seeds[start:stop]]
+                yield from pipeline(
+                    prompt=list(prompts[start:stop]),
+                    height=resolution,
+                    width=resolution,
+                    num_inference_steps=config.num_inference_steps,
+                    generator=noise,
+                    **self.sampling_arguments(config),
+                ).images
+
+        return list(progress(images(), len(prompts), "sampling images", "image"))
+
+    def _class(self) -> Any:
+        return getattr(diffusers, self.classes[self.trained_part])
+
+    def _sampler(self, name: str) -> Any:
+        if name not in self.samplers:
+            raise PipelineError(
+                f"evaluate.scheduler: {name} is no sampler of the family {self.name}",
+                hint=f"choose {' or '.join(['default', *self.samplers])}",
+            )
+        return getattr(diffusers, self.samplers[name])
+
+
+def _stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """Counters and indices keep their type."""
+    return dtype if tensor.is_floating_point() else tensor.dtype
