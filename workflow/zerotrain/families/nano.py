@@ -7,6 +7,9 @@ text encoders stay as their seed made them (random, but one caption differs from
 from __future__ import annotations
 
 import json
+import math
+import string
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import CLIPTextConfig, CLIPTokenizer
+from transformers import CLIPTextConfig, CLIPTokenizer, T5Config, T5Tokenizer
 
 from zerotrain.data.crop import to_pixels
 from zerotrain.progress import progress
@@ -26,6 +29,8 @@ START, END = "<|startoftext|>", "<|endoftext|>"
 VOCABULARY = 2048
 """At most; a few captions need far fewer tokens."""
 MAX_TOKENS = 32
+RARE = -20.0
+"""Logarithm of the probability of a sign on its own."""
 TEXT_WIDTH = 64
 TEXT_INITIALIZER_FACTOR = 2.0
 """Larger than CLIP's 1: untrained encoders then tell captions further apart. From about 5 on the
@@ -86,6 +91,33 @@ def text_config(tokenizer: Any) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         initializer_factor=TEXT_INITIALIZER_FACTOR,
+    )
+
+
+def train_t5_tokenizer(captions: Sequence[str]) -> Any:
+    """A T5 tokenizer (Unigram) that knows the captions' words, and printable ASCII otherwise."""
+    words = Counter(f"\u2581{word}" for caption in captions for word in caption.split())
+    total = sum(words.values())
+    known = [(word, math.log(count / total)) for word, count in words.most_common(VOCABULARY)]
+    special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    letters = [("\u2581", RARE), *((sign, RARE) for sign in string.printable.strip())]
+    pieces = dict([*reversed(letters), *known])  # a word of one letter is a word
+    return T5Tokenizer(
+        vocab=special + sorted(pieces.items()), extra_ids=0, model_max_length=MAX_TOKENS
+    )
+
+
+def t5_config(tokenizer: Any) -> Any:
+    """The configuration of a T5 encoder, as wide as two CLIP encoders side by side."""
+    return T5Config(
+        vocab_size=len(tokenizer),
+        d_model=2 * TEXT_WIDTH,
+        d_kv=32,
+        d_ff=4 * TEXT_WIDTH,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        is_encoder_decoder=False,
     )
 
 
