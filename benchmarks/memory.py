@@ -4,12 +4,13 @@
     python benchmarks/memory.py --channels 64 128 --cases zero2_offload:bf16 torch:no:2
 
 A U-Net of SDXL's kind is trained for three steps with a checkpoint after the last, each case in
-processes of its own: a preset, a precision and a number of processes. What counts is the increase
-of RssAnon + RssShmem (/proc/self/status; ru_maxrss would count mapped files) over the same process
-before it began, everything imported that such a training imports. On a CPU device and host are one
-memory, so that the planner's parts of both are held to it. What it is told of the activations is
-traced in a training of the same model (torch.autograd.graph.saved_tensors_hooks). The last line
-is JSON: `ratio` is predicted over measured, the worst of all cases.
+processes of its own: a preset, a precision, a number of processes, and `init` for zero3_init. What
+counts is the increase of RssAnon + RssShmem (/proc/self/status; ru_maxrss would count mapped files)
+over the same process before it began, everything imported that such a training imports. On a CPU
+device and host are one memory, so that the planner's parts of both are held to it. What it is told
+of the activations is traced in a training of the same model
+(torch.autograd.graph.saved_tensors_hooks). The last line is JSON: `ratio` is predicted over
+measured, the worst of all cases.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CASES = [
     for precision in ("no", "bf16")
 ] + [
     "torch:no:2", "zero1:bf16:2", "zero2:no:2", "zero2:bf16:2", "zero2_offload:no:2", "zero3:no:2",
-    "zero3:bf16:2", "zero3_offload:bf16:2",
+    "zero3:bf16:2", "zero3_offload:bf16:2", "zero3:bf16:1:init", "zero3_offload:no:2:init",
 ]  # fmt: skip
 
 MOMENTS = {
@@ -119,7 +120,7 @@ def write_launch(folder: Path, case: str, base: Path) -> None:
     from zerotrain.launch.run_yaml import write_run_yaml
     from zerotrain.model_sizes import read_sizes
 
-    name, precision, *count = case.split(":")
+    name, precision, *count = case.removesuffix(":init").split(":")
     world = int(count[0]) if count else 1
     preset = read_preset(Path(f"config/launch/{name}.yaml"))
     phase = ResolvedPhase(
@@ -127,12 +128,12 @@ def write_launch(folder: Path, case: str, base: Path) -> None:
         zero_stage=preset.zero_stage, offload_optimizer=preset.offload_optimizer,
         offload_param=preset.offload_param, num_processes=world, num_cpu_threads_per_process=1,
         mixed_precision=precision, start_step=0, until_step=STEPS, epoch_size=SAMPLES,
-        resolution=SIDE * 8, global_batch_size=world, micro_batch_size=1,
-        gradient_accumulation_steps=1, gradient_checkpointing=False, optimizer="adamw",
-        learning_rate=1e-5, lr_scheduler="constant", lr_warmup_steps=0, lr_scheduler_steps=STEPS,
-        adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, adam_weight_decay=0.01,
-        max_grad_norm=1.0, caption_dropout_probability=0.0, save_every=STEPS,
-        keep=2, log_every=1,
+        zero3_init=case.endswith(":init"), resolution=SIDE * 8, global_batch_size=world,
+        micro_batch_size=1, gradient_accumulation_steps=1, gradient_checkpointing=False,
+        optimizer="adamw", learning_rate=1e-5, lr_scheduler="constant", lr_warmup_steps=0,
+        lr_scheduler_steps=STEPS, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8,
+        adam_weight_decay=0.01, max_grad_norm=1.0, caption_dropout_probability=0.0,
+        save_every=STEPS, keep=2, log_every=1,
     )  # fmt: skip
     sizes = read_sizes(artifact.read(base, "base"), None, ())
     phase = with_files(phase, LaunchConfig(), sizes)

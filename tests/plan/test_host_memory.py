@@ -28,7 +28,7 @@ SLOW = [
     if f"{preset}:{precision}" not in FAST
 ] + [
     "torch:no:2", "zero1:bf16:2", "zero2:no:2", "zero2:bf16:2", "zero2_offload:no:2", "zero3:no:2",
-    "zero3:bf16:2", "zero3_offload:bf16:2",
+    "zero3:bf16:2", "zero3_offload:bf16:2", "zero3:bf16:1:init", "zero3_offload:no:2:init",
 ]  # fmt: skip
 
 

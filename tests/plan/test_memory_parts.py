@@ -159,6 +159,21 @@ def test_accumulation_keeps_gradients_on_the_host() -> None:
     assert [p.bytes for p in four if p.name == "gradients accumulated"] == [2 * SDXL]
 
 
+def test_a_model_that_is_built_in_parts_is_never_whole() -> None:
+    """Where launch.zero3_init reads one parameter after another: 2 B of the largest on the device,
+    all others on the host. Frozen ones lie in page-locked memory of their own, and only once."""
+    sizes = {"base.weight": 2**30, "base.bias": 3 * 2**18, "lora.weight": 2**20}
+    model = ParameterSizes(sizes, (("lora.weight",),))
+    whole, parts = (
+        memory_parts(launch("zero3_offload", init=init), model, 0) for init in (False, True)
+    )
+    assert at(whole, Moment.PLACE, "device") == 2 * sum(sizes.values())
+    assert at(parts, Moment.PLACE, "device") == 2 * 2**30
+    assert at(parts, Moment.PLACE, "host") == 2 * sum(sizes.values()) + 2 * 2**30
+    (pages,) = [p for p in parts if p.name == "locked pages beyond the weights"]
+    assert pages.bytes == 2 * 2**18 + 2 * 2**20
+
+
 def test_locked_pages_are_taken_in_powers_of_two() -> None:
     parts = memory_parts(launch("zero2_offload"), sdxl(), 0)
     (found,) = [p for p in parts if p.name == "locked pages beyond the tensors"]

@@ -14,6 +14,15 @@ def load_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]
     safetensors maps files of float32: those pages belong to the cache, and the system takes them
     back when it needs them. Files of another type are converted (zerotrain/families).
     """
+    if launch.init:
+        most = max(model.parameters.values())
+        return [
+            MemoryPart(
+                "parameter as it is read", launch.item * most, "host", (Moment.PLACE,),
+                f"{launch.item} B an element of the largest (zerotrain/training/"
+                "partitioned_model.py)",
+            )
+        ]  # fmt: skip
     mapped = model.stored_bytes == FP32
     parts = [
         MemoryPart(

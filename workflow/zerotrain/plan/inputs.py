@@ -130,6 +130,7 @@ class PlannedLaunch:
             is taken when it is written to.
         exact: Whether the masters come from the model, as at the start of a run; else from a state.
         keep: Rolling checkpoints that stay.
+        init: Whether ZeRO-3 partitions each parameter as it is read (launch.zero3_init).
     """
 
     engine: Literal["torch", "deepspeed"]
@@ -144,6 +145,7 @@ class PlannedLaunch:
     cpu: bool = False
     exact: bool = True
     keep: int = 2
+    init: bool = False
 
     @classmethod
     def of(cls, phase: ResolvedPhase, zero: Mapping[str, Any], **values: Any) -> PlannedLaunch:
@@ -157,6 +159,7 @@ class PlannedLaunch:
             processes=phase.num_processes,
             accumulation=phase.gradient_accumulation_steps,
             keep=phase.keep,
+            init=phase.zero3_init,
             zero=zero,
             **values,
         )

@@ -32,7 +32,10 @@ def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
             "param_groups_fp16_flat_cpu_memory)", state=True,
         ),
         MemoryPart(
-            "weights before they are cut", item * model.numel, "device", (Moment.PLACE,),
+            "weights before they are cut",
+            item * (max(model.parameters.values()) if launch.init else model.numel),
+            "device", (Moment.PLACE,),
+            f"{item} B an element of the largest parameter (zero.Init)" if launch.init else
             f"{item} B a parameter (deepspeed/runtime/engine.py: _configure_distributed_model)",
         ),
         MemoryPart(
@@ -58,10 +61,18 @@ def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
             f"4 B a parameter of the largest sub-group ({SOURCE}: initialize_optimizer_states)",
         ),
     ]  # fmt: skip
-    if frozen:
+    if launch.init:
         parts.append(
             MemoryPart(
-                "frozen weights", item * frozen, weights, since(Moment.FLATTEN),
+                "weights in parts", item * own, weights, (Moment.PLACE,),
+                f"{item} B a parameter of its partition (partition_parameters.py)",
+            )
+        )  # fmt: skip
+    if frozen:
+        cut = Moment.PLACE if launch.init else Moment.FLATTEN
+        parts.append(
+            MemoryPart(
+                "frozen weights", item * frozen, weights, since(cut),
                 f"{item} B a frozen parameter of its partition (partition_parameters.py)",
                 state=True,
             )
@@ -79,12 +90,16 @@ def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
     else:
         parts += _step_parts(launch, model, max(groups))
     if weights == "host" and launch.pinned("offload_param"):
-        every = [item * -(-n // launch.processes) for n in model.parameters.values()]
+        trained, others = (
+            [item * -(-n // launch.processes) for n in numels]
+            for numels in ((n for group in model.groups for n in group), model.frozen)
+        )
         flats = [item * partitioned(group, launch.processes) for group in model.groups]
         parts.append(
             MemoryPart(
                 "locked pages beyond the weights",
-                locked(flats) + sum(every) + locked(every), "host", since(Moment.FLATTEN),
+                locked(flats) + sum(trained) + locked(trained) + locked(others), "host",
+                since(Moment.FLATTEN),
                 "torch locks pages in powers of two, and keeps those of the weights before they "
                 "are flat (CachingHostAllocator); offload_param.pin_memory: false takes none",
             )

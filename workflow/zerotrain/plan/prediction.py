@@ -174,6 +174,7 @@ def predict(
         offload_param=preset.offload_param,
         mixed_precision=launch.mixed_precision,
         processes=launch.num_processes,
+        init=launch.zero3_init and preset.zero_stage == 3,
         accumulation=_accumulation(phase, traced.deepspeed.batch),
         zero=_zero(phase, preset, traced.sizes) if engine == "deepspeed" else {},
         slots=len(optimizers.slots(name, train.optimizer_args)),
