@@ -1,0 +1,61 @@
+"""Every recipe in config/ is valid, fits the machine that it names, and gives a whole graph."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from zerotrain.config import RunConfig, read_config
+from zerotrain.plan.choice import RESERVE
+from zerotrain.plan.planner import Place, plan
+
+MACHINE = re.compile(r"# Machine: (\d+) GPUs? of (\d+) GB, (\d+) GB of host memory\.\n")
+RECIPES = {
+    path.stem: path
+    for path in sorted(Path("config").glob("*.yaml"))
+    if "# Machine:" in path.read_text()
+}
+GIB = 2**30
+FAST = "sdxl-lora-24gb"
+"""A trace of a model takes seconds; the others are in `make test-full`."""
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=() if name == FAST else pytest.mark.slow) for name in RECIPES],
+)
+def test_a_recipe_fits_its_machine(recipe: str) -> None:
+    """Each phase's own preset takes less than a device of that size, and less than the host has."""
+    config = read_config(RECIPES[recipe])
+    machine = MACHINE.search(RECIPES[recipe].read_text())
+    assert machine
+    gpus, device, host = (int(number) for number in machine.groups())
+    for phase in config.phases:
+        assert phase.launch.num_processes == gpus
+        made = plan(config, phase.name, Place(device * GIB, host * GIB, None))
+        found = made.rows[phase.launch.preset][made.mode]
+        assert found.device + RESERVE <= device * GIB
+        assert found.host <= host * GIB
+
+
+def expected_jobs(config: RunConfig) -> dict[str, int]:
+    """Each stage once, and once a phase."""
+    once = ("prepare_dataset", "build_base", "cache_latents", "report")
+    each = ("render_launch", "train_phase", "export_weights", "evaluate")
+    return {**dict.fromkeys(once, 1), **dict.fromkeys(each, len(config.phases))}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_gives_a_whole_graph(recipe: str, project) -> None:
+    """Nothing but the user's own data is missing; every job is planned, none runs."""
+    config = read_config(RECIPES[recipe])
+    folder = project.folder / (config.data.images or "images")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "one.png").write_bytes(b"pixels")
+    (folder / "one.txt").write_text("a caption")
+    if config.data.metadata:
+        (project.folder / config.data.metadata).write_text("image,prompt\none.png,a caption\n")
+    planned = project.planned("train", "--configfile", f"config/{recipe}.yaml")
+    assert planned == expected_jobs(config)
