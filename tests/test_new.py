@@ -18,6 +18,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.new import new
 
 HUB_ID = "stabilityai/stable-diffusion-xl-base-1.0"
+SD3_HUB_ID = "stabilityai/stable-diffusion-3-medium-diffusers"
 
 
 @pytest.fixture
@@ -36,11 +37,11 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "config"
 
 
-def model(folder: Path, kind: str = "StableDiffusionXLPipeline") -> Path:
+def model(folder: Path, kind: str = "StableDiffusionXLPipeline", denoiser: str = "unet") -> Path:
     """The configuration files of a model, which is all that is looked at."""
     for part, content in {
         ".": {"_class_name": kind},
-        "unet": {"sample_size": 64},
+        denoiser: {"sample_size": 64},
         "vae": {"block_out_channels": [1, 2, 3, 4]},
     }.items():
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -102,6 +103,18 @@ def test_it_fits_the_model(photos: Path, config: Path, tmp_path: Path) -> None:
     assert read_config(path).phases[0].train.resolution == 512
 
 
+def test_it_is_of_the_models_family(photos: Path, config: Path, tmp_path: Path) -> None:
+    """As model_index.json or a known hub id says; keys of others are left out."""
+    folder = model(tmp_path / "sd3", "StableDiffusion3Pipeline", "transformer")
+    for name, base in {"a": str(folder), "b": SD3_HUB_ID}.items():
+        path = new(name, photos, base, config)
+        assert read_config(path).family == "sd3"
+        keys = set(re.findall(r"(?m)^  #?(\w+): ", path.read_text()))
+        assert set(FAMILY_KEYS["sd3"]) <= keys
+        assert not keys & {*FAMILY_KEYS["sdxl"]}
+    assert read_config(config / "a.yaml").phases[0].train.resolution == 512
+
+
 def test_captions_in_a_table_are_noticed(photos: Path, config: Path) -> None:
     """metadata.csv inside the folder counts, as it will in the run."""
     for caption in photos.glob("*.txt"):
@@ -161,6 +174,7 @@ def test_models_that_cannot_be_used_are_refused(photos: Path, config: Path, tmp_
         "./nowhere": "no such folder, and no hub id",
         str(tmp_path / "model.safetensors"): "a single file, not a folder",
         str(tmp_path / "other"): "holds no model_index.json",
-        str(flux): "a FluxPipeline, and the only family so far is sdxl",
+        "Qwen/Qwen-Image": "a model of qwen_image, and the families so far are sdxl, sd3",
+        str(flux): "a FluxPipeline, and the families so far are sdxl, sd3",
     }.items():
         assert f"--base {base}: {message}" in refusal("flowers", photos, base, config)

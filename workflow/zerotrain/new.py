@@ -16,8 +16,12 @@ from zerotrain.config import DataConfig, RunConfig, TrainConfig, parse_config
 from zerotrain.config.objective import FAMILY_KEYS, ObjectiveConfig
 from zerotrain.data.source import Found, open_source
 from zerotrain.errors import PipelineError
+from zerotrain.model_sizes import DENOISERS
+from zerotrain.plan.architecture import shipped
 from zerotrain.scalar import scalar
 
+PIPELINES = {"StableDiffusionXL": "sdxl", "StableDiffusion3": "sd3"}
+"""The family of a model by how the name of its pipeline's class begins."""
 SAMPLES_TO_SEE = 4000
 """What the first phase aims at: a usual length for fine-tuning on a small set of images."""
 
@@ -30,7 +34,7 @@ def new(name: str, images: Path, base: str, folder: Path = Path("config")) -> Pa
     """
     path = folder / f"{name}.yaml"
     _check_name(name, path)
-    _check_base(base)
+    family = _family(base)
     samples = _captioned(images)
     usable = sum(sample.reason is None for sample in samples)
     nano = base == "nano"
@@ -59,14 +63,14 @@ def new(name: str, images: Path, base: str, folder: Path = Path("config")) -> Pa
         "# All keys with their values: docs/configuration.md",
         *_unusable(samples),
         "",
-        *_fields(RunConfig, {"run": name, "family": "sdxl", "base": base}),
+        *_fields(RunConfig, family, {"run": name, "family": family, "base": base}),
     ]
     for section, field in RunConfig.model_fields.items():
         if section == "phases":
             lines += ["", *_phases(epochs, usable, steps)]
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             about = (field.annotation.__doc__ or "").partition("\n\n")[0]
-            body = _fields(field.annotation, chosen.get(section, {}))
+            body = _fields(field.annotation, family, chosen.get(section, {}))
             lines += ["", f"# {about}", f"{section}:", *(f"  {line}" for line in body)]
     text = "\n".join(lines) + "\n"
     parse_config(YAML(typ="safe").load(text), str(path))
@@ -85,12 +89,15 @@ def _check_name(name: str, path: Path) -> None:
         raise PipelineError(f"{path} exists already", hint="choose another name, or remove it")
 
 
-def _check_base(base: str) -> None:
-    """A hub id is taken as it is; what can only be a folder has to be one of a known family."""
+def _family(base: str) -> str:
+    """Of a known hub id, or of a folder; SDXL for nano and for a hub id that is not known."""
     folder = Path(base).expanduser()
     hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not base.startswith(".")
     if base == "nano" or (hub_id and not folder.exists()):
-        return
+        known = {name: a.family for a in shipped() for name in a.source.split(", ")}
+        if (family := known.get(base, "sdxl")) in PIPELINES.values():
+            return family
+        raise _unknown_family(base, f"a model of {family}")
     hint = "give a folder in diffusers layout, a hub id as owner/name, or nano for a small model"
     if folder.is_file():
         raise PipelineError(f"--base {base}: a single file, not a folder", hint=hint)
@@ -100,11 +107,17 @@ def _check_base(base: str) -> None:
     if not index.is_file():
         raise PipelineError(f"--base {base}: holds no model_index.json", hint=hint)
     kind = _json(index).get("_class_name")
-    if not str(kind).startswith("StableDiffusionXL"):
-        raise PipelineError(
-            f"--base {base}: a {kind}, and the only family so far is sdxl",
-            hint="give an SDXL model (StableDiffusionXLPipeline)",
-        )
+    for start, family in PIPELINES.items():
+        if str(kind).startswith(start):
+            return family
+    raise _unknown_family(base, f"a {kind}")
+
+
+def _unknown_family(base: str, found: str) -> PipelineError:
+    return PipelineError(
+        f"--base {base}: {found}, and the families so far are {', '.join(PIPELINES.values())}",
+        hint="give a model of " + " or ".join(f"{start}Pipeline" for start in PIPELINES),
+    )
 
 
 def _captioned(images: Path) -> list[Found]:
@@ -133,11 +146,12 @@ def _unusable(samples: list[Found]) -> list[str]:
 def _native_resolution(base: str) -> int:
     """The side of the images that the model was made for."""
     folder = Path(base).expanduser()
-    unet, vae = folder / "unet" / "config.json", folder / "vae" / "config.json"
-    if not (unet.is_file() and vae.is_file()):
+    denoisers = [file for part in DENOISERS if (file := folder / part / "config.json").is_file()]
+    vae = folder / "vae" / "config.json"
+    if not (denoisers and vae.is_file()):
         return int(TrainConfig.model_fields["resolution"].default)
     scale: int = 2 ** (len(_json(vae).get("block_out_channels", [0] * 4)) - 1)
-    latents = _json(unet).get("sample_size")
+    latents = _json(denoisers[0]).get("sample_size")
     return (latents if isinstance(latents, int) else 128) * scale
 
 
@@ -149,10 +163,10 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _fields(model: type[BaseModel], chosen: dict[str, Any]) -> Iterator[str]:
+def _fields(model: type[BaseModel], family: str, chosen: dict[str, Any]) -> Iterator[str]:
     """Each key with its meaning: chosen values as they are, defaults behind a #."""
     for key, field in model.model_fields.items():
-        others = key in ObjectiveConfig.model_fields and key not in FAMILY_KEYS["sdxl"]
+        others = key in ObjectiveConfig.model_fields and key not in FAMILY_KEYS[family]
         if field.description is None or key == "phases" or others:  # phases: a section of its own
             continue
         yield from textwrap.wrap(field.description, 96, initial_indent="# ", subsequent_indent="# ")
