@@ -31,6 +31,19 @@ def key(
     return latents_key(image, crop, resolution, parts=parts, dtype=dtype, code=code)
 
 
+def caption_key(
+    caption: str = "a",
+    parts: dict[str, str] = PARTS,
+    dtype: str = "fp32",
+    code: str = "c",
+    max_sequence_length: int | None = None,
+) -> str:
+    """The key of embeddings, one thing changed."""
+    return text_key(
+        caption, parts=parts, dtype=dtype, code=code, max_sequence_length=max_sequence_length
+    )
+
+
 def test_every_cause_of_other_numbers_changes_the_key():
     keys = [
         key(),
@@ -41,11 +54,12 @@ def test_every_cause_of_other_numbers_changes_the_key():
         key(parts={"vae": "1", "more": "1"}),
         key(dtype="bf16"),
         key(code="d"),
-        text_key("a", parts=PARTS, dtype="fp32", code="c"),
-        text_key("b", parts=PARTS, dtype="fp32", code="c"),
-        text_key("a", parts={"vae": "2"}, dtype="fp32", code="c"),
-        text_key("a", parts=PARTS, dtype="bf16", code="c"),
-        text_key("a", parts=PARTS, dtype="fp32", code="d"),
+        caption_key(),
+        caption_key(caption="b"),
+        caption_key(parts={"vae": "2"}),
+        caption_key(dtype="bf16"),
+        caption_key(code="d"),
+        caption_key(max_sequence_length=64),
     ]
     assert len(set(keys)) == len(keys)
     assert key() == key()

@@ -209,6 +209,10 @@ def test_phase_inherits_and_changes_training_values() -> None:
         ({"train": {"resolution": 20}}, "train.resolution: "),
         ({"run": 2024}, "run: must be text; put it in quotes"),
         ({"cache": 3}, "cache: must be keys with values"),
+        (
+            {"cache": {"max_sequence_length": 64}},
+            "is a key of sd3, qwen_image, flux; the family sdxl has no such choice",
+        ),
         ({"data": {"images": "x", "max_pixels": 4096}}, "resolution 1024 needs 1048576 pixels"),
     ],
 )

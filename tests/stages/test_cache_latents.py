@@ -39,8 +39,9 @@ class FakeFamily:
         self.loads = 0
         self.scale = 1.0
 
-    def load_encoders(self, base: Path, device: str) -> FakeFamily:
+    def load_encoders(self, base: Path, device: str, max_sequence_length: int | None) -> FakeFamily:
         self.loads += 1
+        self.max_sequence_length = max_sequence_length
         return self
 
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -76,6 +77,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.shard_size = 2048
+        self.family = "sdxl"
         self.images = folder / "images"
         self.images.mkdir()
         draw = np.random.default_rng(0)
@@ -94,6 +96,7 @@ class Run:
         """The configuration with changes."""
         raw = {
             "run": "r",
+            "family": self.family,
             "base": "nano",
             "data": {"images": str(self.images), "num_workers": 0, "holdout": 0.3, **data},
             "cache": {"shard_size": self.shard_size, **cache},
@@ -195,6 +198,18 @@ def test_nothing_new_loads_no_encoders(run, family, capsys):
     assert {n: b for n, b in contents(again).items() if n.endswith("safetensors")} == {
         n: b for n, b in first.items() if n.endswith("safetensors")
     }
+
+
+def test_another_length_of_captions_encodes_them_again(run, family, capsys):
+    """The family is told of it; images stay as they are."""
+    run.family = "sd3"
+    run.cache()
+    assert family.max_sequence_length is None
+    run.cache(max_sequence_length=8)
+    assert family.max_sequence_length == 8
+    assert capsys.readouterr().out.endswith(
+        "encoded 0 of 20 latents, 4 of 4 captions; the rest was in the cache\n"
+    )
 
 
 @pytest.mark.parametrize(

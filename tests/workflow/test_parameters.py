@@ -39,6 +39,7 @@ OTHER_VALUES: dict[str, Any] = {
     "cache.shard_size": 2048,
     "cache.batch_size": 2,
     "cache.dtype": "bf16",
+    "cache.max_sequence_length": 64,
     "train.resolution": 128,
     "train.global_batch_size": 2,
     "train.gradient_accumulation_steps": 2,
@@ -222,6 +223,7 @@ REACHES_BY_INPUTS = {
     "render_launch": {"run": "is part of every path"},
     "export_weights": {"family": "its module is an input"},
     "evaluate": {
+        "cache": "captions of another length are another cache, which is an input",
         "data": "images are read through the dataset's manifest, which names their hashes",
         "family": "its module is an input",
         "phases": "resolution and threads have made the weights",

@@ -50,7 +50,10 @@ def choose_files(names: Iterable[str], family: Family, source: str) -> dict[str,
             "with diffusers' StableDiffusionXLPipeline.from_single_file(FILE).save_pretrained(DIR)",
         )
     chosen = {MODEL_INDEX: MODEL_INDEX}
+    complete = any(name.split("/")[0] in family.optional_parts for name in names)
     for part in family.parts:
+        if part in family.optional_parts and not complete:
+            continue
         inside = [n.removeprefix(f"{part}/") for n in names if re.fullmatch(f"{part}/[^/]+", n)]
         if not inside:
             there = sorted({n.split("/")[0] for n in names if "/" in n})
@@ -93,7 +96,8 @@ def check_model_index(path: Path, family: Family, source: str) -> dict[str, Any]
     """Check that model_index.json names the family's classes.
 
     Returns:
-        The index without parts that the family does not use, which would be looked for on loading.
+        The index without parts that the family does not use, or that are not there and need not
+        be, which would be looked for on loading.
 
     Raises:
         PipelineError: it is no JSON, or names another class.
@@ -107,14 +111,18 @@ def check_model_index(path: Path, family: Family, source: str) -> dict[str, Any]
     for part, expected in family.classes.items():
         entry = index.get(part)
         found = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+        if found is None and part in family.optional_parts:
+            continue
         if found != expected:
             raise PipelineError(
                 f"{source}: {MODEL_INDEX} names {found or 'nothing'} for {part}, "
                 f"family {family.name} needs {expected}",
                 hint=f"choose a base model of the family {family.name}, or change `family`",
             )
+    absent = {part for part in family.optional_parts if not (path.parent / part).is_dir()}
+    loaded = {*family.parts} - absent
     return {
-        key: [None, None] if _is_part(value) and key not in family.parts else value
+        key: [None, None] if _is_part(value) and key not in loaded else value
         for key, value in index.items()
     }
 

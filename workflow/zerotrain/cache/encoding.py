@@ -86,6 +86,7 @@ class Encoding:
             parts=self._parts(self.family.text_parts),
             dtype=self.dtype,
             code=self._text_code,
+            max_sequence_length=self.config.cache.max_sequence_length,
         )
         self._captions[key] = caption
         return key
@@ -133,11 +134,14 @@ class Encoding:
             torch.set_num_threads(threads)
             torch.backends.cudnn.deterministic = True
             torch.backends.cudnn.benchmark = False
-            self._encoders = self.family.load_encoders(self.base.folder, device_type())
+            self._encoders = self.family.load_encoders(
+                self.base.folder, device_type(), self.config.cache.max_sequence_length
+            )
         return self._encoders
 
     def _parts(self, names: Sequence[str]) -> dict[str, str]:
-        return {name: self.base.content["parts"][name] for name in names}
+        found: dict[str, str] = self.base.content["parts"]
+        return {name: found[name] for name in names if name in found}
 
     def _pixels(self, key: str) -> torch.Tensor:
         sample = self._samples[key]

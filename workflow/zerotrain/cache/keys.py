@@ -30,6 +30,21 @@ def latents_key(
     return digest(["latents", FORMAT, image_sha256, crop, resolution, dict(parts), dtype, code])
 
 
-def text_key(caption_sha256: str, *, parts: Mapping[str, str], dtype: str, code: str) -> str:
-    """Key of a caption's embeddings; `parts` are those that encode text."""
-    return digest(["text", FORMAT, caption_sha256, dict(parts), dtype, code])
+def text_key(
+    caption_sha256: str,
+    *,
+    parts: Mapping[str, str],
+    dtype: str,
+    code: str,
+    max_sequence_length: int | None,
+) -> str:
+    """Key of a caption's embeddings.
+
+    Args:
+        caption_sha256: Digest of the caption.
+        parts: Digests of the model's parts that encode text.
+        dtype: Type of the stored tensors.
+        code: Digest of the code that encodes.
+        max_sequence_length: As the configuration has it; None is the family's own.
+    """
+    return digest(["text", FORMAT, caption_sha256, dict(parts), dtype, code, max_sequence_length])

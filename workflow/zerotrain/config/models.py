@@ -62,6 +62,10 @@ class DataConfig(Section):
         return self
 
 
+SEQUENCE_LENGTH = ("sd3", "qwen_image", "flux")
+"""Families whose captions have a length to choose: their text encoders take any."""
+
+
 class CacheConfig(Section):
     """How latents and text embeddings are stored."""
 
@@ -75,6 +79,12 @@ class CacheConfig(Section):
         "as 1024 x 1024 pixels hold, at most 32.",
     )
     dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Type of stored tensors.")
+    max_sequence_length: Whole | None = Field(
+        None,
+        ge=1,
+        description="sd3, qwen_image, flux: tokens of a caption, in sampling too; a longer one is "
+        "cut. Default: the pipeline's, at most what the tokenizer takes.",
+    )
 
 
 def _until(value: Any) -> str:
@@ -227,6 +237,12 @@ class RunConfig(Section):
             raise ValueError(
                 f"prediction_type and rescale_betas_zero_snr are sdxl's; the family {self.family} "
                 "has no such choice"
+            )
+        if self.cache.max_sequence_length and self.family not in SEQUENCE_LENGTH:
+            raise ValueError(
+                "cache.max_sequence_length is a key of "
+                + ", ".join(SEQUENCE_LENGTH)
+                + f"; the family {self.family} has no such choice"
             )
         for phase in self.phases:
             phase.train.refuse_keys_of_others(self.family)

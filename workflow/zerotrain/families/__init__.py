@@ -53,6 +53,8 @@ class Family(Protocol):
     name: str
     parts: tuple[str, ...]
     """Sub-folders of the base model, in diffusers' layout."""
+    optional_parts: tuple[str, ...]
+    """Those of `parts` that a base may lack, all of them together."""
     image_parts: tuple[str, ...]
     """Parts that latents depend on."""
     text_parts: tuple[str, ...]
@@ -73,8 +75,19 @@ class Family(Protocol):
         `images` are the train split's crops, in order.
         """
 
-    def load_encoders(self, base: Path, device: str) -> Encoders:
-        """Load VAE and text encoders, in float32, for encoding."""
+    def load_encoders(
+        self, base: Path, device: str, max_sequence_length: int | None = None
+    ) -> Encoders:
+        """Load VAE and text encoders, in float32, for encoding.
+
+        Args:
+            base: Folder of the base model.
+            device: Where to encode.
+            max_sequence_length: Tokens of a prompt; None for the family's own number.
+
+        Raises:
+            PipelineError: max_sequence_length is more than the family takes.
+        """
 
     def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Load the trainable part on CPU, in float32 if no type is given."""
@@ -136,6 +149,7 @@ class Family(Protocol):
         *,
         resolution: int,
         device: str,
+        max_sequence_length: int | None = None,
     ) -> list[Image]:
         """One image per prompt, each from its own seed, with classifier-free guidance."""
 

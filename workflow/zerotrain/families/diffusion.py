@@ -38,6 +38,7 @@ class DiffusionFamily(ABC):
 
     name: str
     parts: tuple[str, ...]
+    optional_parts: tuple[str, ...] = ()
     image_parts: tuple[str, ...] = ("vae",)
     text_parts: tuple[str, ...]
     encoding_code: tuple[str, ...]
@@ -49,14 +50,18 @@ class DiffusionFamily(ABC):
     """Schedulers that evaluate.scheduler may name, beside the base's own, and their classes."""
 
     @abstractmethod
-    def load_encoders(self, base: Path, device: str) -> Encoders:
+    def load_encoders(
+        self, base: Path, device: str, max_sequence_length: int | None = None
+    ) -> Encoders:
         """Load autoencoder and text encoders in float32; the denoiser stays on disk."""
 
     @abstractmethod
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Objective:
         """The objective that the base's noise scheduler describes."""
 
-    def sampling_arguments(self, config: EvaluateConfig) -> dict[str, Any]:
+    def sampling_arguments(
+        self, pipeline: Any, config: EvaluateConfig, max_sequence_length: int | None
+    ) -> dict[str, Any]:
         """What the pipeline is called with beside prompts, size, steps and generators."""
         return {"guidance_scale": config.guidance_scale}
 
@@ -143,6 +148,7 @@ class DiffusionFamily(ABC):
         *,
         resolution: int,
         device: str,
+        max_sequence_length: int | None = None,
     ) -> list[Image]:
         """One square image per prompt; its starting noise comes from its own seed, drawn on CPU."""
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
@@ -152,6 +158,7 @@ class DiffusionFamily(ABC):
             pipeline.scheduler = self._sampler(config.scheduler).from_config(
                 pipeline.scheduler.config
             )
+        arguments = self.sampling_arguments(pipeline, config, max_sequence_length)
 
         def images() -> Iterator[Image]:
             for start in range(0, len(prompts), config.batch_size):
@@ -163,7 +170,7 @@ class DiffusionFamily(ABC):
                     width=resolution,
                     num_inference_steps=config.num_inference_steps,
                     generator=noise,
-                    **self.sampling_arguments(config),
+                    **arguments,
                 ).images
 
         return list(progress(images(), len(prompts), "sampling images", "image"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import diffusers
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
+from zerotrain.errors import PipelineError
 from zerotrain.families.lora import apply_adapter
 
 if TYPE_CHECKING:
@@ -41,3 +43,26 @@ def load_pipeline(name: str, folder: Path, dtype: torch.dtype, **parts: Any) -> 
         apply_adapter(denoiser, folder)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def prompt_length(pipeline: Any, tokenizer: Any, asked: int | None, most: int) -> int:
+    """Tokens that a prompt is cut or filled to, in encoding captions and in sampling alike.
+
+    Args:
+        pipeline: The pipeline, whose own default counts where nothing is asked for.
+        tokenizer: The one that the length is for; None where the base has none.
+        asked: cache.max_sequence_length.
+        most: The pipeline's own limit.
+
+    Raises:
+        PipelineError: more is asked for than tokenizer and pipeline take.
+    """
+    if tokenizer is not None:
+        most = min(most, tokenizer.model_max_length)
+    if asked is not None and asked > most:
+        raise PipelineError(
+            f"cache.max_sequence_length: {asked}, and the base takes at most {most} tokens",
+            hint=f"set it to {most} or less, or remove it",
+        )
+    default = inspect.signature(type(pipeline).__call__).parameters["max_sequence_length"].default
+    return asked or min(default, most)

@@ -117,7 +117,9 @@ class Sdxl(DiffusionFamily):
     pipeline = "StableDiffusionXLPipeline"
     samplers: Mapping[str, str] = {"ddim": "DDIMScheduler", "euler": "EulerDiscreteScheduler"}
 
-    def load_encoders(self, base: Path, device: str) -> SdxlEncoders:
+    def load_encoders(
+        self, base: Path, device: str, max_sequence_length: int | None = None
+    ) -> SdxlEncoders:
         """Load VAE and text encoders in float32; the U-Net stays on disk."""
         return SdxlEncoders(base, device)
 

@@ -152,6 +152,7 @@ def _sample(
         config.evaluate,
         resolution=config.phase(phase).train.resolution,
         device=device,
+        max_sequence_length=config.cache.max_sequence_length,
     )
     return [images[start : start + count] for start in range(0, len(images), count)]
 
