@@ -62,7 +62,10 @@ class DiffusionFamily(ABC):
     def sampling_arguments(
         self, pipeline: Any, config: EvaluateConfig, max_sequence_length: int | None
     ) -> dict[str, Any]:
-        """What the pipeline is called with beside prompts, size, steps and generators."""
+        """What the pipeline is called with beside prompts, size, steps and generators.
+
+        A `negative_prompt` among it is that of every image.
+        """
         return {"guidance_scale": config.guidance_scale}
 
     def loading_arguments(self) -> dict[str, Any]:
@@ -159,11 +162,15 @@ class DiffusionFamily(ABC):
                 pipeline.scheduler.config
             )
         arguments = self.sampling_arguments(pipeline, config, max_sequence_length)
+        negative = arguments.pop("negative_prompt", None)
 
         def images() -> Iterator[Image]:
             for start in range(0, len(prompts), config.batch_size):
                 stop = start + config.batch_size
                 noise = [torch.Generator("cpu").manual_seed(seed) for seed in seeds[start:stop]]
+                # Not every pipeline repeats a single one for a batch.
+                if negative is not None:
+                    arguments["negative_prompt"] = [negative] * len(noise)
                 yield from pipeline(
                     prompt=list(prompts[start:stop]),
                     height=resolution,
