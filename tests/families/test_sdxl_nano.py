@@ -97,10 +97,12 @@ def test_fitting_makes_the_autoencoder_show_its_images(monkeypatch, capsys):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         autoencoder = nano_parts.build_autoencoder(16)
-        std = nano_parts.fit_autoencoder(autoencoder, images, seed=0)
+        mean, std = nano_parts.fit_autoencoder(autoencoder, images, seed=0)
     assert "fitting the autoencoder: 60 of 60 steps (100%)" in capsys.readouterr().err
     with torch.inference_mode():
         latents = autoencoder.encode(pixels).latent_dist.mode()
         error = (autoencoder.decode(latents).sample - pixels).square().mean()
-    assert (latents / std).std().item() == pytest.approx(1.0, rel=1e-4)
+    scaled = (latents - mean) / std
+    assert scaled.mean().item() == pytest.approx(0.0, abs=1e-4)
+    assert scaled.std().item() == pytest.approx(1.0, rel=1e-4)
     assert error < 0.1 * pixels.var()

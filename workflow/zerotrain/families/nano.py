@@ -136,8 +136,12 @@ def build_autoencoder(side: int) -> Any:
     )
 
 
-def fit_autoencoder(autoencoder: Any, images: Sequence[Image], seed: int) -> float:
-    """Fit to the images by squared error and a little KL; gives the latents' standard deviation."""
+def fit_autoencoder(autoencoder: Any, images: Sequence[Image], seed: int) -> tuple[float, float]:
+    """Fit to the images by squared error and a little KL.
+
+    Returns:
+        The latents' mean and standard deviation.
+    """
     draw = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(
         autoencoder.parameters(), lr=VAE_LEARNING_RATE, weight_decay=0.0, fused=True
@@ -159,7 +163,7 @@ def fit_autoencoder(autoencoder: Any, images: Sequence[Image], seed: int) -> flo
     with torch.inference_mode():
         chosen = range(0, len(images), -(-len(images) // LATENTS_MEASURED))
         latents = autoencoder.encode(pixels_of([images[i] for i in chosen])).latent_dist.mode()
-    return float(latents.std())
+    return float(latents.mean()), float(latents.std())
 
 
 def pixels_of(images: Sequence[Image]) -> torch.Tensor:

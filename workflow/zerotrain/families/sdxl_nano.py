@@ -35,7 +35,7 @@ def build_nano(captions: Sequence[str], images: Sequence[Image], seed: int, out:
         torch.manual_seed(seed)
         tokenizer = train_tokenizer(captions)
         autoencoder = build_autoencoder(side)
-        latent_std = fit_autoencoder(autoencoder, images, seed)
+        _, latent_std = fit_autoencoder(autoencoder, images, seed)
         autoencoder.register_to_config(scaling_factor=1 / latent_std)
         pipeline = pipeline_class("StableDiffusionXLPipeline")(
             vae=autoencoder,
