@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from zerotrain.cache import stacked
 from zerotrain.config import EvaluateConfig, TrainConfig
 from zerotrain.families.diffusion import DiffusionFamily
 from zerotrain.families.lora import add_adapter, save_adapter
@@ -64,12 +65,18 @@ def batch_of(family: DiffusionFamily, base: Path, captions: list[str]) -> dict[s
     encoders = family.load_encoders(base, "cpu")
     source = torch.Generator().manual_seed(3)
     pixels = torch.rand(len(captions), 3, 16, 16, generator=source) * 2 - 1
-    with torch.no_grad():
-        latents = encoders.encode_images(pixels).clone()
-        text = {name: value.clone() for name, value in encoders.encode_prompts(captions).items()}
-    noise = torch.randn(latents.shape, generator=source)
-    uniform = torch.linspace(0.1, 0.9, len(captions), dtype=torch.float64)
-    return {"latents": latents, "noise": noise, "uniform": uniform, **text}
+    latents = encoders.encode_images(pixels)
+    text = encoders.encode_prompts(captions)
+    samples = [
+        {
+            "latents": latents[row].clone(),
+            "noise": torch.randn(latents.shape[1:], generator=source),
+            "uniform": torch.tensor((row + 0.5) / len(captions), dtype=torch.float64),
+            **{name: tensors[row].clone() for name, tensors in text.items()},
+        }
+        for row in range(len(captions))
+    ]
+    return stacked(samples, torch.device("cpu"))
 
 
 def train_adapter(family: DiffusionFamily, base: Path, batch: dict[str, Any], out: Path) -> Any:
@@ -91,7 +98,7 @@ def train_adapter(family: DiffusionFamily, base: Path, batch: dict[str, Any], ou
     return model.eval()
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def prediction(family: DiffusionFamily, base: Path, model: Any, batch: dict[str, Any]) -> Any:
     """The model's velocity for a batch at timestep 500."""
     timesteps = torch.full((len(batch["latents"]),), 500.0)

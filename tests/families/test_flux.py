@@ -188,7 +188,7 @@ def test_saved_weights_load_and_keep_the_configuration(base, tmp_path):
 
 
 def test_a_trained_adapter_is_what_the_pipeline_loads(base, tmp_path):
-    """load_lora_weights, with alpha other than rank: the trained model's answers, not the base's."""
+    """load_lora_weights, with alpha other than rank: the trained answers, not the base's."""
     batch = batch_of(FAMILY, base, PROMPTS)
     model = train_adapter(FAMILY, base, batch, tmp_path)
     pipeline = pipeline_of(base)

@@ -32,8 +32,8 @@ def build_nano(captions: Sequence[str], images: Sequence[Image], seed: int, out:
         torch.manual_seed(seed)
         tokenizer, tokenizer_2 = train_tokenizer(captions), train_t5_tokenizer(captions)
         autoencoder = build_autoencoder(images[0].width)
-        latent_std = fit_autoencoder(autoencoder, images, seed)
-        autoencoder.register_to_config(scaling_factor=1 / latent_std, shift_factor=0.0)
+        mean, std = fit_autoencoder(autoencoder, images, seed)
+        autoencoder.register_to_config(scaling_factor=1 / std, shift_factor=mean)
         pipeline = pipeline_class("FluxPipeline")(
             vae=autoencoder,
             text_encoder=CLIPTextModel(text_config(tokenizer)),
