@@ -1,4 +1,4 @@
-"""A small SDXL for the tests of families."""
+"""Small models for the tests of families."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionXLPipeline
+from diffusers import DiffusionPipeline
 from PIL import Image
 
 from zerotrain.families import nano as nano_parts
-from zerotrain.families import sdxl_nano
+from zerotrain.families import sd3_nano, sdxl_nano
 
 CAPTIONS = ("a red house", "a blue house", "a green boat")
 
@@ -27,7 +27,7 @@ def pictures(side: int, count: int = 8) -> list[Image.Image]:
     return made
 
 
-def drawn(pipeline: StableDiffusionXLPipeline) -> bytes:
+def drawn(pipeline: DiffusionPipeline, **arguments: object) -> bytes:
     """Pixels of the 16 px image that a user's own call draws: a red house, seed 7, guidance 3."""
     image = pipeline(
         "a red house",
@@ -36,6 +36,7 @@ def drawn(pipeline: StableDiffusionXLPipeline) -> bytes:
         num_inference_steps=2,
         guidance_scale=3.0,
         generator=torch.Generator().manual_seed(7),
+        **arguments,
     ).images[0]
     pixels: bytes = image.tobytes()
     return pixels
@@ -48,4 +49,14 @@ def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(nano_parts, "VAE_STEPS", 3)
         folder = tmp_path_factory.mktemp("nano") / "base"
         sdxl_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def nano_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A nano SD3, likewise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nano_parts, "VAE_STEPS", 3)
+        folder = tmp_path_factory.mktemp("nano_sd3") / "base"
+        sd3_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
     return folder

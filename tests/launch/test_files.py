@@ -30,18 +30,25 @@ UNET = ModelSizes(
     largest_vector=10_240,
 )  # fmt: skip
 """Of SDXL's U-Net."""
-FAMILIES = {"sdxl": UNET}
+SD3 = ModelSizes(
+    everything=2_028_328_000, trained=2_028_328_000, largest=14_155_776,
+    largest_name="transformer_blocks.0.norm1.linear.weight", largest_trained=14_155_776,
+    largest_vector=9_216,
+)  # fmt: skip
+"""Of SD3 Medium's transformer."""
+FAMILIES = {"sdxl": UNET, "sd3": SD3}
 EPOCH_SIZE = 906
 """Half of the scanned digits."""
 
 
 def resolved(
-    preset: str, sizes: ModelSizes = UNET, *, train: Any = None, **launch: Any
+    preset: str, family: str = "sdxl", *, train: Any = None, **launch: Any
 ) -> ResolvedPhase:
-    """A phase of an SDXL training under a preset."""
+    """A phase of a training under a preset."""
     nvme = {"offload_path": "/nvme"} if preset == "zero3_nvme" else {}
     raw = {
         "run": "flowers",
+        "family": family,
         "base": "nano",
         "data": {"images": "photos"},
         "train": {"global_batch_size": 8, "gradient_accumulation_steps": 2, **(train or {})},
@@ -52,7 +59,7 @@ def resolved(
         "phases": [{"name": "a", "until": 10}],
     }  # fmt: skip
     chosen = read_preset(ROOT / f"config/launch/{preset}.yaml")
-    return resolve_phase(parse_config(raw, "c"), "a", chosen, EPOCH_SIZE, sizes)
+    return resolve_phase(parse_config(raw, "c"), "a", chosen, EPOCH_SIZE, FAMILIES[family])
 
 
 def write(phase: ResolvedPhase, folder: Path) -> Path:
@@ -67,7 +74,7 @@ def write(phase: ResolvedPhase, folder: Path) -> Path:
 def rendered(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The launch files of a family under a preset."""
     family, preset = request.param
-    return write(resolved(preset, FAMILIES[family]), tmp_path / family / preset)
+    return write(resolved(preset, family), tmp_path / family / preset)
 
 
 def test_every_family_and_preset_renders_its_golden_files(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from zerotrain.errors import PipelineError
+from zerotrain.families.sd3_nano import build_transformer
 from zerotrain.families.sdxl_nano import build_unet
 from zerotrain.plan.architecture import Part, find_architecture, shipped
 from zerotrain.plan.model import build_part, parameters_of, trained_model
@@ -41,11 +42,18 @@ def test_frozen_parameters_are_not_trained():
     assert model.trained_parameters < model.parameters
 
 
-def test_nano_is_what_the_family_builds():
-    model = trained_model(find_architecture("sdxl", "nano"))
-    assert model.shapes == {n: tuple(p.shape) for n, p in build_unet(16).named_parameters()}
+@pytest.mark.parametrize(
+    ("family", "build", "expected"),
+    [
+        ("sdxl", build_unet, {"text_encoder", "text_encoder_2", "vae"}),
+        ("sd3", build_transformer, {"text_encoder", "text_encoder_2", "text_encoder_3", "vae"}),
+    ],
+)
+def test_nano_is_what_the_family_builds(family, build, expected):
+    model = trained_model(find_architecture(family, "nano"))
+    assert model.shapes == {n: tuple(p.shape) for n, p in build(16).named_parameters()}
     encoders = model.architecture.encoders
-    assert set(encoders) == {"text_encoder", "text_encoder_2", "vae"}
+    assert set(encoders) == expected
     assert all(parameters_of(part, "nano") > 1000 for part in encoders.values())
 
 

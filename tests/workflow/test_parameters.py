@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from zerotrain.config import RunConfig
-from zerotrain.config.objective import FAMILY_KEYS, ObjectiveConfig
+from zerotrain.config.objective import FLOW_MATCHING
 from zerotrain.config.read import parse_config
 from zerotrain.sources import source_files
 
@@ -20,6 +20,7 @@ OTHER_VALUES: dict[str, Any] = {
     "run": "other",
     "seed": 2,
     "base": "sdxl",
+    "family": "sd3",
     "revision": "main",
     "prediction_type": "epsilon",
     "rescale_betas_zero_snr": True,
@@ -60,6 +61,11 @@ OTHER_VALUES: dict[str, Any] = {
     "train.max_grad_norm": 0.5,
     "train.snr_gamma": 5.0,
     "train.noise_offset": 0.05,
+    "train.weighting_scheme": "mode",
+    "train.logit_mean": 0.5,
+    "train.logit_std": 0.5,
+    "train.mode_scale": 0.8,
+    "train.flow_shift": 3.0,
     "train.caption_dropout_probability": 0.2,
     "train.save_every": 50,
     "train.keep": 3,
@@ -97,11 +103,7 @@ OTHER_VALUES: dict[str, Any] = {
 
 WITHOUT_EFFECT = {
     "data.num_workers": "more threads give the same manifest",
-    "family": "has one choice that can be trained so far",
-    **{
-        f"train.{key}": "another family's key: refused"
-        for key in ObjectiveConfig.model_fields.keys() - {*FAMILY_KEYS["sdxl"]}
-    },
+    "train.flux_guidance_value": "a key of flux, which cannot be trained yet",
 }
 
 NEEDED_WITH = {
@@ -122,6 +124,8 @@ NEEDED_WITH = {
         "phases.0.launch": None,
         "phases.1.launch": None,
     },
+    "cache.max_sequence_length": {"family": "sd3"},
+    **{f"train.{key}": {"family": "sd3"} for key in FLOW_MATCHING},
     **{key: {"launch.mixed_precision": "fp16"} for key in OTHER_VALUES if ".fp16." in key},
 }
 """Other keys without which the value would not be valid, or would be overridden."""
@@ -137,6 +141,7 @@ FIRST_JOB = {
     "frozen_parameters": "render_launch",
     "resume_from_checkpoint": "import_checkpoint",
     "seed": "render_launch",
+    "family": "build_base",
     "base": "build_base",
     "revision": "build_base",
     "prediction_type": "build_base",

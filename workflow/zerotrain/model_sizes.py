@@ -21,6 +21,8 @@ MAX_HEADER = 100 * 1024**2
 """Safetensors' own limit."""
 DENOISERS = ("unet", "transformer")
 """Sub-folders of the part that training changes, in diffusers' layout."""
+POSITIONS = "pos_embed"
+"""SD3 keeps its fixed table of positions in the file, which is no parameter."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ def read_sizes(
     for name in base.files:
         if name.split("/")[0] in DENOISERS and name.endswith(".safetensors"):
             shapes |= read_header(base.path(name))
+    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(POSITIONS)}
     return model_sizes(shapes, lora, frozen_parameters)
 
 

@@ -188,7 +188,7 @@ class RunConfig(Section):
     )
     family: Literal["sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm"] = Field(
         "sdxl",
-        description="The model's family. All can be planned; sdxl can be trained so far.",
+        description="The model's family. All can be planned; sdxl and sd3 can be trained so far.",
     )
     base: str = Field(
         description="`nano` builds a small model from the seed; else a folder or hub id "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,16 @@ def pipeline_class(name: str) -> Any:
 def load_pipeline(name: str, folder: Path, dtype: torch.dtype, **parts: Any) -> Any:
     """Load a pipeline from safetensors alone; a part given as None stays on disk.
 
-    An adapter beside the parts is applied to the denoiser.
+    A part that the folder's model_index.json has as null is None, which diffusers takes for some
+    parts only if it is told so. An adapter beside the parts is applied to the denoiser.
     """
+    index = json.loads((folder / "model_index.json").read_text())
+    absent = {name: None for name, entry in index.items() if entry == [None, None]}
     # Bars of the libraries would fill a log with one line per file.
     diffusers_logging.disable_progress_bar()
     transformers_logging.disable_progress_bar()
     pipeline = pipeline_class(name).from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, **parts
+        folder, dtype=dtype, use_safetensors=True, **{**absent, **parts}
     )
     denoiser = getattr(pipeline, "unet", None) or getattr(pipeline, "transformer", None)
     if denoiser is not None:

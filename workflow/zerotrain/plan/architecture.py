@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.model_sizes import read_header
+from zerotrain.model_sizes import POSITIONS, read_header
 
 MODELS = Path(__file__).parents[3] / "config" / "models"
 TRAINED_PARTS = {
@@ -32,8 +32,6 @@ LIBRARIES = ("diffusers", "transformers")
 UNUSED_PARTS = ("safety_checker", "image_encoder", "feature_extractor")
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "unet.")
 """Before the names of a denoiser's tensors in a single file, where other parts lie beside them."""
-POSITIONS = "pos_embed"
-"""SD3 keeps its fixed table of positions in the file, which is no parameter."""
 
 
 @dataclass(frozen=True)
@@ -202,14 +200,14 @@ def _of_folder(family: str, folder: Path) -> Architecture:
 
 def _nano(family: str) -> Architecture:
     """The preset that families build from a seed."""
-    if family != "sdxl":
+    from zerotrain.plan.nano import PARTS  # building them takes torch
+
+    if family not in PARTS:
         raise PipelineError(
             f"base: the family {family} has no preset 'nano'",
             hint="name a hub id of config/models or a folder that holds the config.json files",
         )
-    from zerotrain.plan.nano import sdxl_parts  # building it takes torch
-
-    return Architecture(family, "nano", sdxl_parts())
+    return Architecture(family, "nano", PARTS[family]())
 
 
 def _read_json(path: Path) -> dict[str, Any]:

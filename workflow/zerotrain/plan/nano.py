@@ -1,10 +1,12 @@
-"""The parts of the nano SDXL, as families.sdxl_nano builds them."""
+"""The parts of the nano models, as the families build them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 
-from zerotrain.families import nano, sdxl_nano
+from zerotrain.families import nano, sd3_nano, sdxl_nano
 from zerotrain.plan.architecture import Part
 
 SIDE = 16
@@ -33,3 +35,24 @@ def sdxl_parts() -> dict[str, Part]:
         "unet": Part("diffusers", "UNet2DConditionModel", dict(unet.config)),
         "vae": Part("diffusers", "AutoencoderKL", dict(autoencoder.config)),
     }
+
+
+def sd3_parts() -> dict[str, Part]:
+    """Autoencoder, text encoders (at their largest vocabulary) and transformer."""
+    text = nano.text_config(_Vocabulary()).to_dict()
+    with torch.device("meta"):
+        transformer = sd3_nano.build_transformer(SIDE)
+        autoencoder = nano.build_autoencoder(SIDE)
+    return {
+        "text_encoder": Part("transformers", "CLIPTextModelWithProjection", text),
+        "text_encoder_2": Part("transformers", "CLIPTextModelWithProjection", text),
+        "text_encoder_3": Part(
+            "transformers", "T5EncoderModel", nano.t5_config(_Vocabulary()).to_dict()
+        ),
+        "transformer": Part("diffusers", "SD3Transformer2DModel", dict(transformer.config)),
+        "vae": Part("diffusers", "AutoencoderKL", dict(autoencoder.config)),
+    }
+
+
+PARTS: Mapping[str, Callable[[], dict[str, Part]]] = {"sdxl": sdxl_parts, "sd3": sd3_parts}
+"""Of each family that has the preset."""

@@ -1,0 +1,217 @@
+"""The SD3 family against the pipeline that its users load the weights with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, SD3Transformer2DModel, StableDiffusion3Pipeline
+from tests.families.conftest import drawn
+
+from zerotrain.base import check_model_index, choose_files
+from zerotrain.config import EvaluateConfig, TrainConfig
+from zerotrain.errors import PipelineError
+from zerotrain.families import load_family
+from zerotrain.families.lora import add_adapter, save_adapter
+from zerotrain.families.sd3 import FAMILY
+
+CAPTIONS = ["a red house", "a blue house"]
+TOKENS = 32
+"""Of each of the nano model's tokenizers."""
+
+
+def pipeline_of(folder: Path, **parts: None) -> StableDiffusion3Pipeline:
+    """The pipeline as a user loads it."""
+    return StableDiffusion3Pipeline.from_pretrained(folder, **parts)
+
+
+@pytest.fixture
+def without_t5(nano_sd3: Path, tmp_path: Path) -> Path:
+    """A base that has no T5, as build_base links it."""
+    folder = tmp_path / "without_t5"
+    shutil.copytree(nano_sd3, folder, ignore=shutil.ignore_patterns("*_3"))
+    index = check_model_index(folder / "model_index.json", FAMILY, "MODEL")
+    (folder / "model_index.json").write_text(json.dumps(index))
+    return folder
+
+
+def no_t5(folder: Path) -> StableDiffusion3Pipeline:
+    return pipeline_of(folder, text_encoder_3=None, tokenizer_3=None)
+
+
+def test_the_name_in_the_configuration_finds_the_family():
+    assert load_family("sd3") is FAMILY
+
+
+def encoded(pipeline: StableDiffusion3Pipeline, *prompts: str, length: int) -> list[torch.Tensor]:
+    """Embeddings of prompts, of the negative prompt, and both pooled, as the pipeline has them."""
+    with torch.inference_mode():
+        return pipeline.encode_prompt(list(prompts), None, None, max_sequence_length=length)
+
+
+def test_captions_are_encoded_as_the_pipeline_encodes_prompts(nano_sd3):
+    """CLIP's tokens, then T5's; the pipeline would want 256 of these, more than there are."""
+    found = FAMILY.load_encoders(nano_sd3, "cpu").encode_prompts(CAPTIONS)
+    embeds, _, pooled, _ = encoded(pipeline_of(nano_sd3), *CAPTIONS, length=TOKENS)
+    assert torch.equal(found["prompt_embeds"], embeds)
+    assert torch.equal(found["pooled_prompt_embeds"], pooled)
+    assert embeds.shape[1] == 2 * TOKENS
+    assert not torch.equal(embeds[0], embeds[1])
+
+
+def test_a_dropped_caption_is_what_guidance_compares_with(nano_sd3):
+    found = FAMILY.load_encoders(nano_sd3, "cpu").encode_prompts(["a red house", ""])
+    _, negative, _, negative_pooled = encoded(pipeline_of(nano_sd3), "a red house", length=TOKENS)
+    torch.testing.assert_close(found["prompt_embeds"][1:], negative)
+    torch.testing.assert_close(found["pooled_prompt_embeds"][1:], negative_pooled)
+
+
+def test_a_length_that_is_asked_for_holds_in_encoding_and_in_sampling(nano_sd3):
+    """T5's tokens alone are fewer; more than the tokenizer takes are refused."""
+    found = FAMILY.load_encoders(nano_sd3, "cpu", 8).encode_prompts(CAPTIONS)
+    assert found["prompt_embeds"].shape[1] == TOKENS + 8
+    assert sample(nano_sd3, length=8) == [drawn(pipeline_of(nano_sd3), max_sequence_length=8)]
+    assert sample(nano_sd3, length=8) != sample(nano_sd3)
+    with pytest.raises(PipelineError, match=r"max_sequence_length: 33, .* at most 32 tokens"):
+        FAMILY.load_encoders(nano_sd3, "cpu", 33)
+
+
+def test_a_base_without_t5_is_encoded_as_the_pipeline_does_it(without_t5):
+    """Zeros take T5's place, 256 tokens of them."""
+    found = FAMILY.load_encoders(without_t5, "cpu").encode_prompts(CAPTIONS)
+    embeds, _, pooled, _ = encoded(no_t5(without_t5), *CAPTIONS, length=256)
+    assert torch.equal(found["prompt_embeds"], embeds)
+    assert torch.equal(found["pooled_prompt_embeds"], pooled)
+    assert embeds.shape[1] == TOKENS + 256
+    assert not embeds[:, TOKENS:].any()
+    assert sample(without_t5) == [drawn(no_t5(without_t5))]
+
+
+def test_t5_may_be_missing_whole_but_not_in_part(nano_sd3):
+    """Files are chosen of what is there; the tokenizer alone is a mistake."""
+    names = [f.relative_to(nano_sd3).as_posix() for f in nano_sd3.rglob("*") if f.is_file()]
+    rest = [name for name in names if not name.split("/")[0].endswith("_3")]
+    assert set(choose_files(names, FAMILY, "MODEL")) == set(names)
+    assert set(choose_files(rest, FAMILY, "MODEL")) == set(rest)
+    lone = [*rest, *(name for name in names if name.startswith("tokenizer_3/"))]
+    with pytest.raises(PipelineError, match="the part text_encoder_3 is missing"):
+        choose_files(lone, FAMILY, "MODEL")
+
+
+def test_latents_are_scaled_as_the_pipeline_expects_them(nano_sd3):
+    """Decoding cached latents as the pipeline does gives the autoencoder's own reconstruction."""
+    pixels = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    latents = FAMILY.load_encoders(nano_sd3, "cpu").encode_images(pixels)
+    vae = AutoencoderKL.from_pretrained(nano_sd3, subfolder="vae")
+    with torch.inference_mode():
+        mode = vae.encode(pixels).latent_dist.mode()
+    assert abs(vae.config.shift_factor) > 1e-4
+    unscaled = latents / vae.config.scaling_factor + vae.config.shift_factor
+    torch.testing.assert_close(unscaled, mode)
+
+
+def test_the_transformer_is_asked_as_the_pipeline_asks_it(nano_sd3):
+    """One step of the pipeline goes from noise to noise - velocity."""
+    noise = torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    end = pipeline_of(nano_sd3)(
+        "a red house",
+        height=16,
+        width=16,
+        num_inference_steps=1,
+        guidance_scale=1.0,
+        max_sequence_length=TOKENS,
+        latents=noise,
+        output_type="latent",
+    ).images
+    text = FAMILY.load_encoders(nano_sd3, "cpu").encode_prompts(["a red house"])
+    model = FAMILY.load_model(nano_sd3).eval()
+    with torch.inference_mode():
+        velocity = FAMILY.objective(nano_sd3).predict(model, noise, torch.tensor([1000.0]), text)
+    torch.testing.assert_close(noise - velocity, end)
+    assert velocity.abs().max() > 0.01
+
+
+def test_timesteps_follow_the_base_and_the_configuration(nano_sd3):
+    """logit_normal where nothing is said, as diffusers' script; patches are the tokens."""
+    settings = TrainConfig(weighting_scheme="logit_normal").objective("sd3")
+    default = FAMILY.objective(nano_sd3, TrainConfig().objective("sd3"))
+    uniform, latents = torch.tensor([0.1, 0.5, 0.9]), torch.zeros(3, 4, 4, 6)
+    drawn_sigmas = FAMILY.objective(nano_sd3, settings).sigmas(uniform, latents)
+    assert torch.equal(default.sigmas(uniform, latents), drawn_sigmas)
+    patch = SD3Transformer2DModel.load_config(nano_sd3 / "transformer")["patch_size"]
+    assert default.image_tokens(latents) == 24 / patch**2
+
+
+def test_a_base_of_another_schedule_is_refused(nano):
+    with pytest.raises(PipelineError, match="DDIMScheduler is no schedule of flow matching"):
+        FAMILY.objective(nano)
+
+
+def test_saved_weights_load_and_keep_the_configuration(nano_sd3, tmp_path):
+    """from_pretrained gives back every tensor; the table of positions is the base's."""
+    model = FAMILY.load_model(nano_sd3)
+    tensors = {name: torch.rand_like(tensor) for name, tensor in model.named_parameters()}
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    FAMILY.save_model(nano_sd3, shapes, tensors.__getitem__, torch.float32, tmp_path)
+    loaded = SD3Transformer2DModel.from_pretrained(tmp_path / "transformer")
+    found = dict(loaded.named_parameters())
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert torch.equal(loaded.pos_embed.pos_embed, model.pos_embed.pos_embed)
+    config = Path("transformer", "config.json")
+    assert (tmp_path / config).read_bytes() == (nano_sd3 / config).read_bytes()
+
+
+def sample(folder: Path, *, length: int | None = None) -> list[bytes]:
+    """Pixels of the 16 px image that `drawn` draws."""
+    config = EvaluateConfig(num_inference_steps=2, guidance_scale=3.0)
+    images = FAMILY.sample(
+        folder,
+        ["a red house"],
+        [7],
+        config,
+        resolution=16,
+        device="cpu",
+        max_sequence_length=length,
+    )
+    return [image.tobytes() for image in images]
+
+
+def test_samples_are_the_pipelines_own(nano_sd3):
+    """A user who calls the pipeline with the same seed sees the same image."""
+    expected = drawn(pipeline_of(nano_sd3), max_sequence_length=TOKENS)
+    assert sample(nano_sd3) == [expected]
+
+
+@pytest.mark.parametrize("target", ["to_q", "add_k_proj"])
+def test_the_pipeline_loads_the_adapter_that_was_trained(nano_sd3, tmp_path, target):
+    """alpha is not rank: the images of the trained model, other than the base's."""
+    settings = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": (target, "to_out.0")}
+    model = FAMILY.load_model(nano_sd3)
+    add_adapter(model, seed=0, **settings)
+    source = torch.Generator().manual_seed(1)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for name, parameter in trained.items():
+        if ".lora_B." in name:
+            parameter.data = torch.randn(parameter.shape, generator=source)
+    folder = tmp_path / "weights"
+    shutil.copytree(nano_sd3, folder)
+    shapes = {name: list(tensor.shape) for name, tensor in trained.items()}
+    save_adapter(nano_sd3, shapes, trained.__getitem__, dtype=torch.float32, out=folder, **settings)
+    pipeline = pipeline_of(nano_sd3)
+    pipeline.load_lora_weights(folder)
+    assert sample(folder) == [drawn(pipeline, max_sequence_length=TOKENS)]
+    assert sample(folder) != sample(nano_sd3)
+    inputs = {
+        "hidden_states": torch.randn(2, 4, 4, 4, generator=source),
+        "timestep": torch.tensor([10.0, 700.0]),
+        "encoder_hidden_states": torch.randn(2, 5, 128, generator=source),
+        "pooled_projections": torch.randn(2, 128, generator=source),
+        "return_dict": False,
+    }
+    with torch.inference_mode():
+        found, expected = pipeline.transformer(**inputs)[0], model.eval()(**inputs)[0]
+    assert torch.equal(found, expected)
