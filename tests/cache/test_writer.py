@@ -94,6 +94,30 @@ def test_bytes_depend_on_keys_alone_not_on_order_or_on_what_was_stored(tmp_path)
     )
 
 
+def uneven(keys: Sequence[str]) -> Iterator[Tensors]:
+    """Tensors of 1 to 31 rows, as captions of their own lengths have them."""
+    for key in keys:
+        yield {"embeds": torch.full((1 + int(key[:2], 16) % 31, 8), float(int(key[:4], 16)))}
+
+
+@pytest.mark.parametrize("shard_size", [2048, 8192, 2**20])
+def test_keys_of_their_own_sizes_stay_within_the_shards(tmp_path, shard_size):
+    """Whatever the first one takes; the same bytes whether or not some were stored before."""
+    written = write(tmp_path / "whole", encode=uneven, shard_size=shard_size)
+    whole = publish(written, tmp_path / "whole")
+    assert max(len(data) for data in whole.values()) <= shard_size
+    halves: dict[int, int] = {}
+    for key, tensors in zip(KEYS, uneven(KEYS), strict=True):
+        half = shard_number(key, written.series.count) // 2
+        halves[half] = halves.get(half, 0) + tensors["embeds"].nbytes + 256
+    assert written.series.count == 1 or max(halves.values()) > shard_size
+    publish(write(tmp_path / "grown", KEYS[5:35], encode=uneven, shard_size=shard_size),
+            tmp_path / "grown")  # fmt: skip
+    grown = write(tmp_path / "grown", encode=uneven, shard_size=shard_size)
+    assert (grown.total, grown.encoded) == (60, 30)
+    assert publish(grown, tmp_path / "grown2") == whole
+
+
 def test_a_shard_that_stays_the_same_is_not_written_again(tmp_path):
     publish(write(tmp_path), tmp_path)
     inodes = {file.stat().st_ino for file in tmp_path.glob("text-*")}

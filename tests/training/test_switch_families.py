@@ -1,4 +1,4 @@
-"""A switch of each family's model: trained, switched twice, exported and loaded again."""
+"""Families under the engines: from images to weights that the family's own pipeline loads."""
 
 from __future__ import annotations
 
@@ -6,95 +6,128 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel
+from tests.families.conftest import pictures
 from tests.training.conftest import Training
-from tests.training.matrix import deviation, export_state
+from tests.training.matrix import deviation
 
-from zerotrain import artifact
+from zerotrain.cache import read_cache, stacked
 from zerotrain.checkpoint import Checkpoint
-from zerotrain.config import TrainConfig
+from zerotrain.config import TrainConfig, parse_config
+from zerotrain.data.dataset import read_dataset
 from zerotrain.export import WeightsTarget, export
 from zerotrain.families import load_family
-from zerotrain.families.lora import add_adapter
-from zerotrain.position import MASTER
+from zerotrain.families import nano as nano_parts
+from zerotrain.stages.build_base import build_base
+from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.prepare_dataset import prepare_dataset
+from zerotrain.training import progress_folder
 
-SWITCHES = ("torch", "zero2_offload", "zero3_offload")
-STEPS = 4
-"""Of each phase."""
-LORA = {"rank": 3, "alpha": 6.0, "dropout": 0.0, "target_modules": ["to_q", "to_v"]}
-
-
-def sd3(folder: Path) -> None:
-    """A transformer of two blocks for the cache's 8 x 8 latents and embeddings."""
-    torch.manual_seed(0)
-    SD3Transformer2DModel(
-        sample_size=8, patch_size=2, in_channels=4, out_channels=4, num_layers=2,
-        attention_head_dim=4, num_attention_heads=3, joint_attention_dim=16,
-        caption_projection_dim=12, pooled_projection_dim=6, pos_embed_max_size=4,
-    ).save_pretrained(folder / "transformer")  # fmt: skip
-    FlowMatchEulerDiscreteScheduler(shift=3.0).save_pretrained(folder / "scheduler")
+FAMILIES = ("sdxl", "sd3", "flux", "qwen_image")
+CHAIN = ("torch", "zero2_offload", "zero3_offload")
+STEPS = 2
+"""Of each phase of the chain."""
+SIDE, COUNT = 16, 12
+CAPTIONS = ("a red house", "boat", "a green house, a blue boat")
+LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["to_q", "to_k", "to_v"]}
+ADAPTERS = {"sdxl": True, "sd3": False, "flux": False, "qwen_image": True}
+"""Whether the default suite trains an adapter of the family; the other way is slow."""
 
 
-MODELS: dict[str, Callable[[Path], None]] = {"sd3": sd3}
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes the folder of a family's base and cache, by the stages that users run."""
+    known: dict[str, Path] = {}
+
+    def make(family: str) -> Path:
+        if family in known:
+            return known[family]
+        folder = known[family] = tmp_path_factory.mktemp(family)
+        (folder / "images").mkdir()
+        for number, image in enumerate(pictures(SIDE, COUNT)):
+            image.save(folder / "images" / f"{number}.png")
+            (folder / "images" / f"{number}.txt").write_text(CAPTIONS[number % 3])
+        raw = {
+            "run": "r",
+            "family": family,
+            "base": "nano",
+            "data": {"images": str(folder / "images"), "num_workers": 0},
+            "train": {"resolution": SIDE},
+            "launch": {"num_cpu_threads_per_process": 1},
+            "phases": [{"name": "p", "until": 1}],
+        }
+        config = parse_config(raw, "test")
+        prepare_dataset(config.data, folder / "dataset")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nano_parts, "VAE_STEPS", 3)
+            build_base(config, folder / "dataset", folder / "base")
+        cache_latents(config, SIDE, folder / "dataset", folder / "base", folder / "cache")
+        assert len(read_dataset(folder / "dataset").split("train")) == COUNT
+        return folder
+
+    return make
 
 
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("lora", [None, pytest.param(LORA, marks=pytest.mark.slow)])
-def test_switch_of_every_family_goes_on_and_exports(
-    training: Training, tmp_path: Path, family: str, lora: dict[str, Any] | None
-) -> None:
-    """The losses are those of a run without a switch; diffusers loads the weights of the end, and
-    they answer as the trained model does."""
-    training.base = tmp_path / "base"
-    with artifact.publish(training.base, "base") as draft:
-        MODELS[family](draft.folder)
-        draft.content = {"parts": {}}
+def _cases() -> list[Any]:
+    return [
+        pytest.param(
+            family,
+            adapter,
+            id=f"{family}-{'lora' if adapter else 'full'}",
+            marks=() if ADAPTERS[family] == adapter else pytest.mark.slow,
+        )
+        for family in FAMILIES
+        for adapter in (False, True)
+    ]
+
+
+@pytest.mark.parametrize(("family", "adapter"), _cases())
+def test_families_switch_and_export_what_their_pipelines_load(
+    family, adapter, made, tmp_path, server
+):
+    """torch, ZeRO-2 offload, ZeRO-3 offload: the losses of a training without a switch within 1e-6,
+    and exported weights that answer in the real pipeline as the trained model does."""
+    inputs = made(family)
+    training = Training(tmp_path, inputs, server)
     shape = {
         "family": family,
         "objective": TrainConfig().objective(family),
-        "caption_dropout_probability": 0.3,
-        "lora": lora,
+        "resolution": SIDE,
+        "epoch_size": COUNT,
+        "lr_scheduler_steps": STEPS * len(CHAIN),
+        **({"lora": LORA} if adapter else {}),
     }
-    end = STEPS * len(SWITCHES)
-    whole = training.run("whole", "torch", end, **shape)
+    whole = training.run("whole", "torch", STEPS * len(CHAIN), **shape)
     state, losses = None, []
-    for number, preset in enumerate(SWITCHES, start=1):
+    for number, preset in enumerate(CHAIN, start=1):
         losses = training.run(preset, preset, STEPS * number, state=state, **shape)
-        rolling = training.progress(preset) / f"step-{STEPS * number:08d}"
-        state = export_state(rolling, tmp_path / f"state-{preset}")
+        rolling = progress_folder.step_folder(training.progress(preset), STEPS * number)
+        state, weights = tmp_path / f"{preset}-state", tmp_path / f"{preset}-weights"
+        found = load_family(family)
+        target = WeightsTarget(
+            weights, inputs / "base", found, "fp32", lora=LORA if adapter else None
+        )
+        export(Checkpoint(rolling), rolling, target, state)
     apart = deviation(losses, whole)
     print(f"{family}: largest relative deviation {apart:.1e}")
     assert apart <= 1e-6
-    assert losses[-1] != losses[0]
-
-    checkpoint, known = Checkpoint(rolling), load_family(family)
-    weights = tmp_path / "weights"
-    target = WeightsTarget(weights, training.base, known, "fp32", lora=lora)
-    export(checkpoint, rolling, target, None)
-    trained = known.load_model(training.base).eval()
-    if lora:
-        add_adapter(trained, seed=0, **lora)
-    parameters = dict(trained.named_parameters())
-    for name in checkpoint.shapes:
-        parameters[name].data = checkpoint.tensor(name, MASTER)
-    loaded = known.load_trained(weights)
-    objective, given = known.objective(training.base), batch()
-    with torch.inference_mode():
-        expected = objective.loss(trained.eval(), given)
-        assert torch.equal(objective.loss(loaded, given), expected)
-        assert not torch.equal(objective.loss(known.load_model(training.base), given), expected)
+    pipeline = getattr(diffusers, found.pipeline).from_pretrained(weights)
+    if adapter:
+        pipeline.load_lora_weights(weights)
+    denoiser = getattr(pipeline, found.trained_part)
+    answers = _answers(family, inputs, weights, denoiser)
+    assert torch.equal(answers, _answers(family, inputs, weights, found.load_trained(weights)))
+    untrained = _answers(family, inputs, weights, found.load_model(inputs / "base").eval())
+    assert (answers - untrained).abs().max() > 1e-4
 
 
-def batch() -> dict[str, torch.Tensor]:
-    """Two samples of the cache's shapes."""
-    source = torch.Generator().manual_seed(0)
-    latents, noise = torch.randn(2, 2, 4, 8, 8, generator=source)
-    return {
-        "latents": latents,
-        "noise": noise,
-        "uniform": torch.tensor([0.2, 0.7], dtype=torch.float64),
-        "prompt_embeds": torch.randn(2, 5, 16, generator=source),
-        "pooled_prompt_embeds": torch.randn(2, 6, generator=source),
-    }
+@torch.no_grad()
+def _answers(family: str, inputs: Path, weights: Path, model: torch.nn.Module) -> torch.Tensor:
+    """The model's velocities for three cached samples, without noise, at timestep 500."""
+    cache = read_cache(inputs / "cache")
+    samples = [cache.sample(i) for i in range(3)]
+    batch = stacked(samples, torch.device("cpu"))
+    objective = load_family(family).objective(weights)
+    return objective.predict(model, batch["latents"], torch.full((3,), 500.0), batch)

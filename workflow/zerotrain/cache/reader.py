@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
+from torch.nn.utils.rnn import pad_sequence
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
@@ -91,5 +92,19 @@ def read_cache(folder: Path, *, verify: bool = True) -> Cache:
 
 
 def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) -> Batch:
-    """A batch of samples on a device."""
-    return {name: torch.stack([s[name] for s in samples]).to(device) for name in samples[0]}
+    """A batch of samples on a device.
+
+    Where tensors of one name differ in length, zeros fill them up to the longest, and
+    `<name>_mask`, bool [B, T], is true where they are their own.
+    """
+    batch = {}
+    for name in samples[0]:
+        tensors = [sample[name] for sample in samples]
+        if len({tensor.shape for tensor in tensors}) == 1:
+            batch[name] = torch.stack(tensors).to(device)
+            continue
+        lengths = torch.tensor([len(tensor) for tensor in tensors])
+        places = torch.arange(int(lengths.max()))
+        batch[name] = pad_sequence(tensors, batch_first=True).to(device)
+        batch[f"{name}_mask"] = (places < lengths[:, None]).to(device)
+    return batch

@@ -6,8 +6,9 @@ cache is published and replaces the folder: a killed run loses the shard it was 
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -33,6 +34,8 @@ Tensors = dict[str, torch.Tensor]
 """What is stored for one key, by name."""
 
 PARTIAL = "partial"
+BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+"""Of the types that safetensors has, those stored here."""
 HEADER_BYTES = 256
 """More than a tensor takes in a shard's header."""
 
@@ -47,7 +50,10 @@ class Stored:
         self._shards: dict[tuple[str, ...], tuple[Path, str]] = {}
         self._open: dict[Path, Any] = {}
         for path, sha256 in _listed(folder):
-            self._add(path, sha256)
+            if path.is_file() and file_sha256(path) == sha256:
+                self.add(path, sha256)
+            else:
+                self.damaged.append(path)
 
     def __contains__(self, key: str) -> bool:
         return key in self._names
@@ -61,10 +67,16 @@ class Stored:
         """The shard that holds these sorted keys and no others, with its sha256."""
         return self._shards.get(tuple(keys))
 
-    def _add(self, path: Path, sha256: str) -> None:
-        if not path.is_file() or file_sha256(path) != sha256:
-            self.damaged.append(path)
-            return
+    def size(self, key: str) -> int:
+        """Bytes that a key takes in a shard; only the shard's header is read."""
+        path, names = self._names[key]
+        held = [self._open[path].get_slice(name) for name in names]
+        return sum(
+            math.prod(one.get_shape()) * BYTES[one.get_dtype()] + HEADER_BYTES for one in held
+        )
+
+    def add(self, path: Path, sha256: str) -> None:
+        """Take an intact shard in."""
         self._open[path] = safe_open(path, framework="pt")
         names = self._open[path].keys()
         by_key: dict[str, list[str]] = {}
@@ -113,9 +125,9 @@ def write_series(
 
     Args:
         name: LATENTS or TEXT.
-        keys: What the series shall hold; every key has tensors of the same names and sizes.
+        keys: What the series shall hold; every key has tensors of the same names.
         encode: Gives the tensors of the keys it is handed, one by one, in their order.
-        stored: What need not be encoded.
+        stored: What need not be encoded; it takes in what is written.
         folder: The cache folder, in whose `partial/` finished shards wait.
         shard_size: Largest size of a shard in bytes.
 
@@ -126,39 +138,38 @@ def write_series(
     missing = [key for key in wanted if key not in stored]
     encoded = encode(missing)
     if missing:
-        sample = next(encoded)
-        encoded = chain([sample], encoded)
-    else:
-        sample = stored.tensors(wanted[0])
-    ranges = _ranges(wanted, _size(sample), shard_size, name)
+        # As if all were as large as the first: where that is so, these shards are the last ones.
+        first = next(encoded)
+        encoded = chain([first], encoded)
+        for held in _ranges(wanted, dict.fromkeys(wanted, _size(first)), shard_size, name):
+            if stored.shard(held) is None:
+                found = ((k, stored.tensors(k) if k in stored else next(encoded)) for k in held)
+                for tensors in _pieces(found, shard_size):
+                    stored.add(*_write_shard(tensors, folder / PARTIAL))
+    if missing and next(encoded, None) is not None:
+        raise AssertionError("more was encoded than asked for")
+    ranges = _ranges(wanted, {key: stored.size(key) for key in wanted}, shard_size, name)
     shards, paths = [], {}
     for number, held in enumerate(ranges):
         if not held:
             continue
         path, sha256 = stored.shard(held) or _write_shard(
-            {
-                tensor_name(key, tensor): value
-                for key in held
-                for tensor, value in (
-                    stored.tensors(key) if key in stored else next(encoded)
-                ).items()
-            },
-            folder / PARTIAL,
+            _named((key, stored.tensors(key)) for key in held), folder / PARTIAL
         )
         file = shard_file(name, number, len(ranges))
         shards.append(Shard(file, sha256))
         paths[file] = path
-    if missing and next(encoded, None) is not None:
-        raise AssertionError("more was encoded than asked for")
-    series = Series(len(ranges), tuple(sorted(sample)), tuple(shards))
+    series = Series(len(ranges), tuple(sorted(stored.tensors(wanted[0]))), tuple(shards))
     return Written(series, paths, len(wanted), len(missing))
 
 
-def _ranges(keys: Sequence[str], size: int, limit: int, name: str) -> list[list[str]]:
+def _ranges(
+    keys: Sequence[str], sizes: Mapping[str, int], limit: int, name: str
+) -> list[list[str]]:
     """Sorted keys in the fewest equal ranges, a power of two, that all stay below the limit."""
-    if size > limit:
+    if (largest := max(sizes.values())) > limit:
         raise PipelineError(
-            f"cache.shard_size: {limit} bytes cannot hold one sample's {name}, {size} bytes",
+            f"cache.shard_size: {limit} bytes cannot hold one sample's {name}, {largest} bytes",
             hint="raise cache.shard_size; 268435456 (256 MB) is the default",
         )
     count = 1
@@ -166,9 +177,28 @@ def _ranges(keys: Sequence[str], size: int, limit: int, name: str) -> list[list[
         ranges: list[list[str]] = [[] for _ in range(count)]
         for key in keys:
             ranges[shard_number(key, count)].append(key)
-        if max(len(held) for held in ranges) * size <= limit:
+        if max(sum(sizes[key] for key in held) for held in ranges) <= limit:
             return ranges
         count *= 2
+
+
+def _pieces(found: Iterable[tuple[str, Tensors]], limit: int) -> Iterator[Tensors]:
+    """The tensors of keys in shards below the limit: one, unless some are larger than expected."""
+    piece: list[tuple[str, Tensors]] = []
+    total = 0
+    for key, tensors in found:
+        total += _size(tensors)
+        if piece and total > limit:
+            yield _named(piece)
+            piece, total = [], _size(tensors)
+        piece.append((key, tensors))
+    if piece:
+        yield _named(piece)
+
+
+def _named(found: Iterable[tuple[str, Tensors]]) -> Tensors:
+    """The tensors of keys under their names in a shard."""
+    return {tensor_name(key, name): t for key, tensors in found for name, t in tensors.items()}
 
 
 def _size(tensors: Tensors) -> int:

@@ -30,7 +30,8 @@ Batch: TypeAlias = "dict[str, torch.Tensor]"
 """What one forward pass learns from: tensors by name, B samples on the training device.
 
 Of images: `latents` float32 [B, C, h, w], scaled as the denoiser expects them; what
-Encoders.encode_prompts gave, each with leading dimension B; `original_size`, `crop_top_left` and
+Encoders.encode_prompts gave, each with leading dimension B, and where prompts differ in length
+filled up with zeros, beside `<name>_mask` bool [B, T]; `original_size`, `crop_top_left` and
 `target_size` int64 [B, 2] (height and width of the image file, top and left of the crop, height
 and width after crop and resize); `noise` float32 of the latents' shape, standard normal; `uniform`
 float64 [B] in [0, 1), from which the family derives the timestep.
@@ -43,8 +44,11 @@ class Encoders(Protocol):
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
         """Float32 [B, 3, H, W] in [-1, 1] to float32 latents [B, C, h, w]; the posterior's mode."""
 
-    def encode_prompts(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """B prompts to float32 tensors with leading dimension B, by name."""
+    def encode_prompts(
+        self, prompts: Sequence[str]
+    ) -> Mapping[str, torch.Tensor | list[torch.Tensor]]:
+        """B prompts to float32 tensors, by name: with leading dimension B, or B of them that differ
+        in their first."""
 
 
 class Family(Protocol):

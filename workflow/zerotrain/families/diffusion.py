@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import diffusers
 import torch
+from accelerate import init_empty_weights
 from huggingface_hub import split_torch_state_dict_into_shards
 
 from zerotrain.artifact import write_json
@@ -62,7 +63,10 @@ class DiffusionFamily(ABC):
     def sampling_arguments(
         self, pipeline: Any, config: EvaluateConfig, max_sequence_length: int | None
     ) -> dict[str, Any]:
-        """What the pipeline is called with beside prompts, size, steps and generators."""
+        """What the pipeline is called with beside prompts, size, steps and generators.
+
+        A `negative_prompt` among it is that of every image.
+        """
         return {"guidance_scale": config.guidance_scale}
 
     def loading_arguments(self) -> dict[str, Any]:
@@ -93,9 +97,12 @@ class DiffusionFamily(ABC):
         return model
 
     def empty_model(self, base: Path) -> torch.nn.Module:
-        """The denoiser that config.json describes, on the meta device."""
+        """The denoiser that config.json describes; its parameters on the meta device.
+
+        Buffers, and tensors that are no buffers (rotary frequencies), are computed.
+        """
         config = self._class().load_config(base / self.trained_part / "config.json")
-        with torch.device("meta"):
+        with init_empty_weights(include_buffers=False):
             model: torch.nn.Module = self._class().from_config(config)
         return model
 
@@ -126,7 +133,10 @@ class DiffusionFamily(ABC):
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(config, folder / "config.json")
         plan = split_torch_state_dict_into_shards(
-            {n: torch.empty_like(t, dtype=_stored(t, dtype)) for n, t in expected.items()},
+            {
+                n: torch.empty_like(t, dtype=_stored(t, dtype), device="meta")
+                for n, t in expected.items()
+            },
             filename_pattern=WEIGHTS + "{suffix}.safetensors",
             max_shard_size=MAX_SHARD_SIZE,
         )
@@ -159,11 +169,15 @@ class DiffusionFamily(ABC):
                 pipeline.scheduler.config
             )
         arguments = self.sampling_arguments(pipeline, config, max_sequence_length)
+        negative = arguments.pop("negative_prompt", None)
 
         def images() -> Iterator[Image]:
             for start in range(0, len(prompts), config.batch_size):
                 stop = start + config.batch_size
                 noise = [torch.Generator("cpu").manual_seed(seed) for seed in seeds[start:stop]]
+                # Not every pipeline repeats a single one for a batch.
+                if negative is not None:
+                    arguments["negative_prompt"] = [negative] * len(noise)
                 yield from pipeline(
                     prompt=list(prompts[start:stop]),
                     height=resolution,

@@ -10,7 +10,7 @@ import json
 import math
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -136,8 +136,10 @@ def build_autoencoder(side: int) -> Any:
     )
 
 
-def fit_autoencoder(autoencoder: Any, images: Sequence[Image], seed: int) -> tuple[float, float]:
-    """Fit to the images by squared error and a little KL.
+def fit_autoencoder(
+    autoencoder: Any, images: Sequence[Image], seed: int, *, frames: bool = False
+) -> tuple[float, float]:
+    """Fit to the images by squared error and a little KL; with `frames`, as videos of one each.
 
     Returns:
         The latents' mean and standard deviation.
@@ -149,9 +151,14 @@ def fit_autoencoder(autoencoder: Any, images: Sequence[Image], seed: int) -> tup
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=VAE_LEARNING_RATE, total_steps=VAE_STEPS
     )
+
+    def shown(chosen: Iterable[int]) -> torch.Tensor:
+        pixels = pixels_of([images[i] for i in chosen])
+        return pixels.unsqueeze(2) if frames else pixels
+
     autoencoder.train()
     for _ in progress(range(VAE_STEPS), VAE_STEPS, "fitting the autoencoder", "step"):
-        pixels = pixels_of([images[i] for i in draw.integers(len(images), size=VAE_BATCH)])
+        pixels = shown(draw.integers(len(images), size=VAE_BATCH))
         posterior = autoencoder.encode(pixels).latent_dist
         decoded = autoencoder.decode(posterior.sample()).sample
         loss = (decoded - pixels).square().mean() + VAE_KL_WEIGHT * posterior.kl().mean()
@@ -162,7 +169,7 @@ def fit_autoencoder(autoencoder: Any, images: Sequence[Image], seed: int) -> tup
     autoencoder.eval()
     with torch.inference_mode():
         chosen = range(0, len(images), -(-len(images) // LATENTS_MEASURED))
-        latents = autoencoder.encode(pixels_of([images[i] for i in chosen])).latent_dist.mode()
+        latents = autoencoder.encode(shown(chosen)).latent_dist.mode()
     return float(latents.mean()), float(latents.std())
 
 

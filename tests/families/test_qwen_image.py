@@ -1,0 +1,220 @@
+"""The Qwen-Image family against the pipeline that its users load the weights with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
+from tests.families.conftest import CAPTIONS, pictures
+from tests.families.promises import (
+    assert_same_call,
+    batch_of,
+    changed,
+    first_call,
+    prediction,
+    sample,
+    train_adapter,
+)
+
+from zerotrain.cache import stacked
+from zerotrain.errors import PipelineError
+from zerotrain.families import load_family, qwen_image_nano
+from zerotrain.families import nano as nano_parts
+from zerotrain.families.patches import pack, unpack
+from zerotrain.families.qwen_image import FAMILY
+
+PROMPTS = ["a red house", "a blue house"]
+LENGTHS = ["a red house", "boat", "a red house, a blue boat"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A nano model for 16 px images whose autoencoder is fitted for a few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nano_parts, "VAE_STEPS", 3)
+        folder = tmp_path_factory.mktemp("qwen") / "base"
+        qwen_image_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
+    return folder
+
+
+def pipeline_of(folder: Path) -> QwenImagePipeline:
+    """The pipeline as a user loads it."""
+    return QwenImagePipeline.from_pretrained(folder)
+
+
+def draw(pipeline: QwenImagePipeline, seed: int, prompt: str, scale: float = 3.0) -> bytes:
+    """Pixels of the 16 px image that a user's own call draws."""
+    pixels: bytes = (
+        pipeline(
+            prompt,
+            height=16,
+            width=16,
+            num_inference_steps=2,
+            generator=torch.Generator().manual_seed(seed),
+            true_cfg_scale=scale,
+            negative_prompt="" if scale > 1 else None,
+        )
+        .images[0]
+        .tobytes()
+    )
+    return pixels
+
+
+def test_the_name_in_the_configuration_finds_the_family() -> None:
+    assert load_family("qwen_image") is FAMILY
+
+
+def test_the_nano_model_is_a_qwen_image_in_diffusers_layout(base):
+    """The stock pipeline loads it; model_index.json names the classes that the family requires."""
+    index = json.loads((base / "model_index.json").read_text())
+    assert {part: index[part][1] for part in FAMILY.classes} == dict(FAMILY.classes)
+    assert {path.name for path in base.iterdir()} == {*FAMILY.parts, "model_index.json"}
+    assert pipeline_of(base).vae_scale_factor == 4
+
+
+def test_families_build_the_same_model_from_the_same_seed(base, tmp_path, monkeypatch):
+    """Every file is equal, whatever the global generator was before."""
+    monkeypatch.setattr(nano_parts, "VAE_STEPS", 3)
+    torch.manual_seed(5)
+    qwen_image_nano.build_nano(CAPTIONS, pictures(16), 0, tmp_path)
+    for path in base.rglob("*.*"):
+        assert path.read_bytes() == (tmp_path / path.relative_to(base)).read_bytes(), path
+
+
+def test_the_nano_tokenizer_has_as_many_tokens_before_a_prompt_as_the_pipeline_drops(base):
+    """What is left of the template are the prompt's own tokens and those that end its turn."""
+    pipeline = pipeline_of(base)
+    tokens = pipeline.tokenizer(pipeline.prompt_template_encode.format("a red house")).input_ids
+    rest = pipeline.tokenizer.decode(tokens[pipeline.prompt_template_encode_start_idx :])
+    assert rest == "a red house<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_any_prompt_can_be_encoded(base):
+    """Every byte has a token."""
+    tokenizer = pipeline_of(base).tokenizer
+    for prompt in ["zürich, 猫!", "0 1 2", "~\x7f|", "HOUSE", "\N{PILE OF POO}"]:
+        assert tokenizer.decode(tokenizer(prompt).input_ids) == prompt
+
+
+def test_captions_are_encoded_as_the_pipeline_encodes_prompts(base):
+    """Each in its own length, with the numbers that it has alone."""
+    found = FAMILY.load_encoders(base, "cpu").encode_prompts(LENGTHS)["prompt_embeds"]
+    pipeline = pipeline_of(base)
+    with torch.inference_mode():
+        for prompt, embeds in zip(LENGTHS, found, strict=True):
+            assert torch.equal(embeds, pipeline.encode_prompt(prompt)[0][0])
+        together, mask = pipeline.encode_prompt(LENGTHS)
+    batch = stacked([{"prompt_embeds": embeds} for embeds in found], torch.device("cpu"))
+    assert torch.equal(batch["prompt_embeds_mask"], mask.bool())
+    torch.testing.assert_close(batch["prompt_embeds"], together, rtol=1e-4, atol=1e-5)
+
+
+def test_a_longer_caption_is_cut(base):
+    encoders = FAMILY.load_encoders(base, "cpu", 4)
+    assert [len(found) for found in encoders.encode_prompts(LENGTHS)["prompt_embeds"]] == [4] * 3
+    with pytest.raises(PipelineError, match=r"cache\.max_sequence_length: 2000, and the base"):
+        FAMILY.load_encoders(base, "cpu", 2000)
+
+
+def test_latents_are_scaled_as_the_pipeline_expects_them(base, tmp_path):
+    """Decoding cached latents as the pipeline does gives the autoencoder's own reconstruction."""
+    statistics = {"latents_mean": [0.5, -1.0, 0.0, 2.0], "latents_std": [1.0, 2.0, 3.0, 0.5]}
+    folder = changed(base, tmp_path / "base", "vae/config.json", **statistics)
+    pixels = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    latents = FAMILY.load_encoders(folder, "cpu").encode_images(pixels)
+    vae = AutoencoderKLQwenImage.from_pretrained(folder, subfolder="vae")
+    with torch.inference_mode():
+        mode = vae.encode(pixels.unsqueeze(2)).latent_dist.mode()
+    mean, std = (
+        torch.tensor(statistics[k]).view(1, 4, 1, 1) for k in ("latents_mean", "latents_std")
+    )
+    assert (latents.dtype, latents.shape) == (torch.float32, (2, 4, 4, 4))
+    torch.testing.assert_close(latents * std + mean, mode.squeeze(2))
+
+
+def test_the_model_is_called_as_the_pipeline_calls_it(base):
+    """Every argument of the first step, of two prompts of different lengths, and the velocity."""
+    pipeline = pipeline_of(base)
+    arguments = {"height": 16, "width": 24, "num_inference_steps": 1, "true_cfg_scale": 1.0}
+    expected, answer = first_call(
+        pipeline.transformer,
+        lambda: pipeline(LENGTHS[:2], generator=torch.Generator().manual_seed(0), **arguments),
+    )
+    latents = unpack(expected["hidden_states"], torch.Size([2, 4, 4, 6]))
+    embeds = FAMILY.load_encoders(base, "cpu").encode_prompts(LENGTHS[:2])["prompt_embeds"]
+    text = stacked([{"prompt_embeds": found} for found in embeds], torch.device("cpu"))
+    predicted = []
+
+    def predict() -> None:
+        timesteps = 1000 * expected["timestep"]
+        with torch.inference_mode():
+            predicted.append(
+                FAMILY.objective(base).predict(pipeline.transformer, latents, timesteps, text)
+            )
+
+    found, _ = first_call(pipeline.transformer, predict)
+    found["encoder_hidden_states_mask"] = found["encoder_hidden_states_mask"].long()
+    for calls in (found, expected):
+        embedded = calls.pop("encoder_hidden_states")
+        torch.testing.assert_close(embedded, text["prompt_embeds"], rtol=1e-4, atol=1e-5)
+    assert_same_call(found, expected)
+    torch.testing.assert_close(pack(predicted[0]), answer, rtol=1e-4, atol=1e-5)
+
+
+def test_padding_changes_no_velocity(base):
+    """A short caption beside a long one, and alone."""
+    model = FAMILY.load_model(base).eval()
+    batch = batch_of(FAMILY, base, LENGTHS)
+    together = prediction(FAMILY, base, model, batch)
+    alone = {name: tensor[1:2] for name, tensor in batch.items()}
+    length = int(alone["prompt_embeds_mask"].sum())
+    alone["prompt_embeds"] = alone["prompt_embeds"][:, :length]
+    del alone["prompt_embeds_mask"]
+    torch.testing.assert_close(
+        prediction(FAMILY, base, model, alone), together[1:2], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_the_empty_model_has_the_rotary_frequencies_of_the_loaded_one(base):
+    """They are in no file; parameters are on the meta device."""
+    empty, loaded = FAMILY.empty_model(base), FAMILY.load_model(base)
+    assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
+    for name in ("pos_freqs", "neg_freqs"):
+        assert torch.equal(getattr(empty.pos_embed, name), getattr(loaded.pos_embed, name))
+
+
+def test_samples_are_the_pipelines_own(base):
+    """Guided by the empty prompt and without guidance; equal seeds give equal images."""
+    pipeline = pipeline_of(base)
+    own = [draw(pipeline, 7, PROMPTS[0]), draw(pipeline, 8, PROMPTS[1])]
+    assert sample(FAMILY, base, PROMPTS, [7, 8], guidance_scale=3.0, batch_size=1) == own
+    unguided = draw(pipeline, 7, PROMPTS[0], 1.0)
+    assert sample(FAMILY, base, PROMPTS[:1], [7], guidance_scale=1.0) == [unguided]
+    batch = sample(FAMILY, base, PROMPTS * 2, [7, 8, 8, 7], guidance_scale=3.0)
+    assert batch[0] not in batch[1:]
+
+
+def test_saved_weights_load_and_keep_the_configuration(base, tmp_path):
+    """from_pretrained gives back every tensor."""
+    tensors = {n: torch.rand_like(t) for n, t in FAMILY.load_model(base).state_dict().items()}
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    FAMILY.save_model(base, shapes, tensors.__getitem__, torch.float32, tmp_path)
+    loaded = QwenImageTransformer2DModel.from_pretrained(tmp_path / "transformer").state_dict()
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_trained_adapter_is_what_the_pipeline_loads(base, tmp_path):
+    """load_lora_weights, with alpha other than rank: the trained answers, not the base's."""
+    batch = batch_of(FAMILY, base, LENGTHS)
+    model = train_adapter(FAMILY, base, batch, tmp_path)
+    pipeline = pipeline_of(base)
+    before = prediction(FAMILY, base, pipeline.transformer, batch)
+    pipeline.load_lora_weights(tmp_path)
+    after = prediction(FAMILY, base, pipeline.transformer, batch)
+    expected = prediction(FAMILY, base, model, batch)
+    assert (after - expected).abs().max() == 0
+    assert (after - before).abs().max() > 1e-3

@@ -1,0 +1,40 @@
+"""Latents as transformers take them: a sequence of patches of 2 x 2."""
+
+from __future__ import annotations
+
+import torch
+
+from zerotrain.errors import PipelineError
+
+
+def pack(latents: torch.Tensor) -> torch.Tensor:
+    """Latents [B, C, h, w] to patches [B, h/2 * w/2, 4C], row by row.
+
+    Within a patch the channel changes last, as in the pipelines' _pack_latents.
+    """
+    batch, channels, height, width = latents.shape
+    patches = latents.view(batch, channels, height // 2, 2, width // 2, 2)
+    return patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, 4 * channels)
+
+
+def unpack(patches: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The inverse of pack, to latents of this shape [B, C, h, w]."""
+    batch, channels, height, width = shape
+    latents = patches.view(batch, height // 2, width // 2, channels, 2, 2)
+    return latents.permute(0, 3, 1, 4, 2, 5).reshape(shape)
+
+
+def refuse_odd(latents: torch.Tensor, pixels: torch.Tensor) -> None:
+    """Refuse latents [B, C, h, w] that no patches of 2 x 2 cover.
+
+    Raises:
+        PipelineError: naming the resolution of the pixels [B, 3, H, W] and what divides it.
+    """
+    side, resolution = latents.shape[-1], pixels.shape[-1]
+    if side % 2:
+        multiple = 2 * (resolution // side)
+        raise PipelineError(
+            f"resolution: {resolution} pixels are {side} latents wide, an odd number, and the "
+            "model takes patches of 2 x 2",
+            hint=f"set train.resolution to a multiple of {multiple}",
+        )

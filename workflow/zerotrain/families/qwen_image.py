@@ -1,0 +1,125 @@
+"""The Qwen-Image family: a transformer over packed latents, conditioned on Qwen2.5-VL's text.
+
+Wu et al., "Qwen-Image Technical Report" (2025), https://arxiv.org/abs/2508.02324; trained by flow
+matching as in diffusers' examples/dreambooth/train_dreambooth_lora_qwen_image.py. The autoencoder
+is one of videos; an image is a single frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zerotrain.families.diffusion import DiffusionFamily
+from zerotrain.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
+from zerotrain.families.patches import pack, refuse_odd, unpack
+from zerotrain.families.pipelines import load_pipeline, prompt_length
+
+if TYPE_CHECKING:
+    from zerotrain.config import EvaluateConfig
+    from zerotrain.families import Batch
+
+
+class QwenEncoders:
+    """VAE and text encoder of a base model, used through the pipeline's own code."""
+
+    def __init__(self, base: Path, device: str, max_sequence_length: int | None) -> None:
+        pipeline = load_pipeline("QwenImagePipeline", base, torch.float32, transformer=None)
+        self.length = prompt_length(pipeline, pipeline.tokenizer, max_sequence_length, 1024)
+        self.pipeline = pipeline.to(device)
+
+    @torch.inference_mode()
+    def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Pixels [B, 3, H, W] in [-1, 1] to scaled latents [B, C, h, w]: the posterior's mode.
+
+        It is the inverse of what the pipeline does before it decodes.
+        """
+        vae = self.pipeline.vae
+        frames = pixels.to(vae.device).unsqueeze(2)
+        latents: torch.Tensor = vae.encode(frames).latent_dist.mode().squeeze(2)
+        refuse_odd(latents, pixels)
+        mean, std = (
+            torch.tensor(values, device=latents.device).view(1, -1, 1, 1)
+            for values in (vae.config.latents_mean, vae.config.latents_std)
+        )
+        scaled: torch.Tensor = (latents - mean) / std
+        return scaled.float().cpu()
+
+    @torch.inference_mode()
+    def encode_prompts(self, prompts: Sequence[str]) -> dict[str, list[torch.Tensor]]:
+        """B prompts to `prompt_embeds`, B tensors [T, D] of as many tokens as each prompt has.
+
+        Each is encoded alone, so that its numbers do not depend on the others' lengths.
+        """
+        embeds = {
+            prompt: self.pipeline.encode_prompt(prompt, max_sequence_length=self.length)[0][0]
+            for prompt in dict.fromkeys(prompts)
+        }
+        return {"prompt_embeds": [embeds[prompt].float().cpu() for prompt in prompts]}
+
+
+class QwenObjective(FlowMatchingObjective):
+    """Flow matching of a transformer that takes patches, their grid and a text's mask."""
+
+    def predict(
+        self, model: torch.nn.Module, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        """The velocity [B, C, h, w] for noisy latents [B, C, h, w] at timesteps [B]."""
+        dtype = next(model.parameters()).dtype
+        grid = (1, noisy.shape[-2] // 2, noisy.shape[-1] // 2)
+        velocity: torch.Tensor = model(
+            hidden_states=pack(noisy).to(dtype),
+            timestep=timesteps / 1000,
+            encoder_hidden_states=batch["prompt_embeds"].to(dtype),
+            encoder_hidden_states_mask=batch.get("prompt_embeds_mask"),
+            img_shapes=[[grid]] * len(noisy),
+            return_dict=False,
+        )[0]
+        return unpack(velocity, noisy.shape)
+
+    def image_tokens(self, latents: torch.Tensor) -> int:
+        """Patches of 2 x 2."""
+        return latents.shape[-2] * latents.shape[-1] // 4
+
+
+class QwenImage(DiffusionFamily):
+    """The family's parts and acts; see zerotrain.families.Family."""
+
+    name = "qwen_image"
+    parts = ("scheduler", "text_encoder", "tokenizer", "transformer", "vae")
+    text_parts = ("text_encoder", "tokenizer")
+    encoding_code = ("zerotrain.families.qwen_image:QwenEncoders", "zerotrain.families.pipelines")
+    trained_part = "transformer"
+    classes: Mapping[str, str] = {
+        "text_encoder": "Qwen2_5_VLForConditionalGeneration",
+        "transformer": "QwenImageTransformer2DModel",
+        "vae": "AutoencoderKLQwenImage",
+    }
+    pipeline = "QwenImagePipeline"
+
+    def load_encoders(
+        self, base: Path, device: str, max_sequence_length: int | None = None
+    ) -> QwenEncoders:
+        """Load VAE and text encoder in float32; the transformer stays on disk."""
+        return QwenEncoders(base, device, max_sequence_length)
+
+    def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> QwenObjective:
+        """The objective that the base's noise scheduler describes."""
+        return QwenObjective(read_flow_scheduler(base / "scheduler"), settings)
+
+    def sampling_arguments(
+        self, pipeline: Any, config: EvaluateConfig, max_sequence_length: int | None
+    ) -> dict[str, Any]:
+        """Guided away from the empty prompt."""
+        length = prompt_length(pipeline, pipeline.tokenizer, max_sequence_length, 1024)
+        found: dict[str, Any] = {
+            "max_sequence_length": length,
+            "true_cfg_scale": config.guidance_scale,
+        }
+        return found | ({"negative_prompt": ""} if config.guidance_scale > 1 else {})
+
+
+FAMILY = QwenImage()
