@@ -8,7 +8,7 @@ import pytest
 
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.families import FAMILIES, load_family, refuse_untrainable
+from zerotrain.families import FAMILIES, LANGUAGE_MODELS, load_family, refuse_untrainable
 from zerotrain.plan.architecture import TRAINED_PARTS
 
 
@@ -20,8 +20,10 @@ def test_the_names_are_those_of_configuration_and_planner() -> None:
 
 def test_what_has_no_module_is_refused_in_a_sentence() -> None:
     """It can be planned; the message names those that can be trained."""
-    refuse_untrainable("sdxl")
-    for name in set(FAMILIES) - {"sdxl"}:
+    trainable = {"sdxl", *LANGUAGE_MODELS}
+    for name in trainable:
+        refuse_untrainable(name)
+    for name in set(FAMILIES) - trainable:
         with pytest.raises(PipelineError, match=r"can be planned .* but not trained yet") as caught:
             load_family(name)
-        assert "families that can be trained: sdxl" in str(caught.value)
+        assert "families that can be trained: causal_lm, sdxl, seq2seq_lm" in str(caught.value)

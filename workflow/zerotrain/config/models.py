@@ -161,7 +161,11 @@ class EvaluateConfig(Section):
     scheduler: Literal["default", "ddim", "euler"] = Field(
         "default", description="Sampler; `default` is the one the base model names."
     )
-    batch_size: Whole = Field(8, ge=1, description="Images generated at a time.")
+    batch_size: Whole = Field(8, ge=1, description="Images or answers generated at a time.")
+    max_samples: Whole = Field(
+        256, ge=1, description="Text: held-out examples that are answered, chosen by their content."
+    )
+    max_new_tokens: Whole = Field(128, ge=1, description="Text: longest answer, in tokens.")
     judge: Literal["none", "nearest_neighbour"] = Field(
         "none",
         description="nearest_neighbour: classify generated images by the held-out ones, where "

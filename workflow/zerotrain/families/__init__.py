@@ -10,8 +10,9 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from zerotrain.errors import PipelineError
 
@@ -20,10 +21,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from zerotrain.config import EvaluateConfig
+    from zerotrain.data.conversation import Conversations, Message
     from zerotrain.data.dataset import Dataset
 
 FAMILIES = ("sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm")
 """Those that a configuration may name."""
+LANGUAGE_MODELS = ("causal_lm", "seq2seq_lm")
+"""Those of text; the others are of images."""
+ROOT = "."
+"""The trained part of a model whose files lie in its folder itself, as transformers has them."""
 
 
 Batch: TypeAlias = "dict[str, torch.Tensor]"
@@ -34,7 +40,22 @@ Encoders.encode_prompts gave, each with leading dimension B; `original_size`, `c
 `target_size` int64 [B, 2] (height and width of the image file, top and left of the crop, height
 and width after crop and resize); `noise` float32 of the latents' shape, standard normal; `uniform`
 float64 [B] in [0, 1), from which the family derives the timestep.
+
+Of text, int64, T the longest of the batch: `input_ids` [B, T]; `labels` [B, T], of a seq2seq model
+as long as its longest answer, -100 where nothing is learned; `attention_mask` [B, T], 0 where a row
+is filled up. Of packed rows `position_ids` [B, T] in its place, which begin at 0 with each example.
 """
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A conversation as a language model learns it."""
+
+    input_ids: list[int]
+    labels: list[int]
+    """-100 where nothing is learned. Of a causal model as long as input_ids."""
+    truncated: bool
+    """Whether the maximal length has cut something off."""
 
 
 class Encoders(Protocol):
@@ -48,33 +69,18 @@ class Encoders(Protocol):
 
 
 class Family(Protocol):
-    """One kind of model."""
+    """One kind of model: what is common to those of images and of text."""
 
     name: str
     parts: tuple[str, ...]
-    """Sub-folders of the base model, in diffusers' layout."""
-    image_parts: tuple[str, ...]
-    """Parts that latents depend on."""
-    text_parts: tuple[str, ...]
-    """Parts that text embeddings depend on."""
+    """Sub-folders of the base model, in diffusers' layout; or ROOT alone, in transformers'."""
     encoding_code: tuple[str, ...]
-    """Modules, or `module:Class`, whose code loads and runs the encoders: an edit there makes
-    cached tensors stale."""
+    """Modules, or `module:Class`, whose code turns samples into cached tensors: an edit there makes
+    them stale."""
     classes: Mapping[str, str]
     """The class that model_index.json must name, for each part that holds weights."""
     trained_part: str
     """The part that training changes."""
-
-    def build_preset(
-        self, preset: str, dataset: Dataset, images: Sequence[Image], seed: int, out: Path
-    ) -> None:
-        """Build a small base model of the real classes from a seed, into the folder `out`.
-
-        `images` are the train split's crops, in order.
-        """
-
-    def load_encoders(self, base: Path, device: str) -> Encoders:
-        """Load VAE and text encoders, in float32, for encoding."""
 
     def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Load the trainable part on CPU, in float32 if no type is given."""
@@ -95,7 +101,7 @@ class Family(Protocol):
         """The training objective.
 
         Args:
-            base: Folder of the base model, whose noise scheduler defines it.
+            base: Folder of the base model, whose noise scheduler or config.json defines it.
             settings: The family's keys of config.objective; None for the plain loss, which
                 evaluations compare.
         """
@@ -112,6 +118,8 @@ class Family(Protocol):
     ) -> dict[str, str]:
         """Write the trainable part in the library's own format into `out`/<trained_part>.
 
+        Of a part at the root, files without tensors are not written: they are those of the base.
+
         Args:
             base: Folder of the base model.
             shapes: Shape of each trained tensor.
@@ -127,6 +135,27 @@ class Family(Protocol):
             PipelineError: names or shapes are not those of the base; nothing is written.
         """
 
+
+class ImageFamily(Family, Protocol):
+    """One kind of model that makes images."""
+
+    modality: Literal["image"]
+    image_parts: tuple[str, ...]
+    """Parts that latents depend on."""
+    text_parts: tuple[str, ...]
+    """Parts that text embeddings depend on."""
+
+    def build_preset(
+        self, preset: str, dataset: Dataset, images: Sequence[Image], seed: int, out: Path
+    ) -> None:
+        """Build a small base model of the real classes from a seed, into the folder `out`.
+
+        `images` are the train split's crops, in order.
+        """
+
+    def load_encoders(self, base: Path, device: str) -> Encoders:
+        """Load VAE and text encoders, in float32, for encoding."""
+
     def sample(
         self,
         weights: Path,
@@ -138,6 +167,34 @@ class Family(Protocol):
         device: str,
     ) -> list[Image]:
         """One image per prompt, each from its own seed, with classifier-free guidance."""
+
+
+class TextFamily(Family, Protocol):
+    """One kind of model that makes text."""
+
+    modality: Literal["text"]
+
+    def build_preset(self, preset: str, dataset: Conversations, seed: int, out: Path) -> None:
+        """Build a small base model and its tokenizer from a seed, into the folder `out`."""
+
+    def load_tokenizer(self, base: Path) -> Any:
+        """The tokenizer of a base model or weights folder, as transformers loads it."""
+
+    def tokenise(
+        self, tokenizer: Any, messages: Sequence[Message], max_length: int
+    ) -> Tokens | None:
+        """What is learned of a conversation; None if nothing of an answer is left of it."""
+
+    def generate(
+        self,
+        weights: Path,
+        prompts: Sequence[Sequence[Message]],
+        config: EvaluateConfig,
+        *,
+        max_length: int,
+        device: str,
+    ) -> list[str]:
+        """The likeliest answer to each prompt, token by token (greedy)."""
 
 
 class Objective(Protocol):
@@ -162,7 +219,7 @@ def refuse_untrainable(name: str) -> None:
     )
 
 
-def load_family(name: str) -> Family:
+def load_family(name: str) -> ImageFamily | TextFamily:
     """The family of that name.
 
     Raises:
