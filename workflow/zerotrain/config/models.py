@@ -13,53 +13,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from zerotrain import optimizers
+from zerotrain.config.data import DataConfig
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.section import Name, Section, Whole
 from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
 from zerotrain.errors import PipelineError
-
-
-class DataConfig(Section):
-    """Where images and captions come from. A data name is shared by runs: it is encoded once."""
-
-    name: Name | None = Field(
-        None, description="Folder under results/data; default: the run's name."
-    )
-    source: Literal["digits", "folder"] = Field(
-        "folder",
-        description="`folder` reads images from `images`; `digits` is the built-in example.",
-    )
-    images: str | None = Field(None, description="Folder of images, searched with its subfolders.")
-    follow_symlinks: bool = Field(
-        False, description="Take links in `images` that lead out of it, as DVC and hub caches make."
-    )
-    metadata: str | None = Field(
-        None,
-        description="metadata.csv or .jsonl with file_name,text or image,prompt; it may lie "
-        "anywhere. Default: one in the image folder, else a caption file beside each image.",
-    )
-    caption_extension: str = Field(
-        ".txt", pattern=r"^\.", description="Extension of the caption files beside the images."
-    )
-    repeats: Whole = Field(1, ge=1, description="How often an epoch sees each image.")
-    max_pixels: Whole | None = Field(
-        None, ge=64, description="Larger images count as scaled down to this area, aspect kept."
-    )
-    holdout: float = Field(
-        0.0, ge=0, lt=1, description="Share of images kept from training, chosen by content hash."
-    )
-    max_bad_samples: Whole = Field(
-        0, ge=0, description="More unreadable images or missing captions than this stop the run."
-    )
-    num_workers: Whole = Field(2, ge=0, description="Threads that read and decode images.")
-
-    @model_validator(mode="after")
-    def _folder_needs_images(self) -> DataConfig:
-        if self.source == "folder" and not self.images:
-            raise ValueError("source: folder needs `images`, the folder that holds them")
-        if self.source == "digits" and (self.images or self.metadata):
-            raise ValueError("source: digits brings its own images; remove `images` and `metadata`")
-        return self
 
 
 class CacheConfig(Section):
