@@ -22,7 +22,7 @@ from zerotrain.cache.layout import (
     Series,
     Shard,
     key_of,
-    read_index,
+    listed_shards,
     shard_file,
     shard_number,
     tensor_name,
@@ -78,10 +78,9 @@ def _listed(folder: Path) -> list[tuple[Path, str]]:
     """Shards in a folder with the digests they should have."""
     partial = [(path, path.stem) for path in sorted(folder.glob(f"{PARTIAL}/*.safetensors"))]
     try:
-        index = read_index(folder)
+        shards = listed_shards(folder)
     except (OSError, ValueError):
         return partial
-    shards = [*index.latents.shards, *index.text.shards]
     return [*partial, *((folder / shard.file, shard.sha256) for shard in shards)]
 
 
@@ -106,6 +105,7 @@ def write_series(
     *,
     folder: Path,
     shard_size: int,
+    size: int | None = None,
 ) -> Written:
     """Write the shards of one series; what is stored is copied, the rest encoded.
 
@@ -113,11 +113,12 @@ def write_series(
 
     Args:
         name: LATENTS or TEXT.
-        keys: What the series shall hold; every key has tensors of the same names and sizes.
+        keys: What the series shall hold; every key has tensors of the same names.
         encode: Gives the tensors of the keys it is handed, one by one, in their order.
         stored: What need not be encoded.
         folder: The cache folder, in whose `partial/` finished shards wait.
         shard_size: Largest size of a shard in bytes.
+        size: Bytes that a key takes at most; None where all take what the first one does.
 
     Raises:
         PipelineError: a shard cannot hold a single key.
@@ -130,7 +131,7 @@ def write_series(
         encoded = chain([sample], encoded)
     else:
         sample = stored.tensors(wanted[0])
-    ranges = _ranges(wanted, _size(sample), shard_size, name)
+    ranges = _ranges(wanted, size or _size(sample), shard_size, name)
     shards, paths = [], {}
     for number, held in enumerate(ranges):
         if not held:

@@ -18,6 +18,7 @@ from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.section import Name, Section, Whole
 from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
 from zerotrain.errors import PipelineError
+from zerotrain.families import LANGUAGE_MODELS
 
 
 class CacheConfig(Section):
@@ -140,11 +141,12 @@ class RunConfig(Section):
     )
     family: Literal["sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm"] = Field(
         "sdxl",
-        description="The model's family. All can be planned; sdxl can be trained so far.",
+        description="The model's family. All can be planned; sdxl, causal_lm and seq2seq_lm can be "
+        "trained so far.",
     )
     base: str = Field(
-        description="`nano` builds a small model from the seed; else a folder or hub id "
-        "in diffusers layout."
+        description="`nano` builds a small model from the seed; else a folder or hub id in the "
+        "layout of diffusers, or of transformers for text."
     )
     revision: str | None = Field(None, description="Commit or tag of the hub id.")
     resume_from_checkpoint: str | None = Field(
@@ -192,6 +194,18 @@ class RunConfig(Section):
             )
         for phase in self.phases:
             phase.train.refuse_keys_of_others(self.family)
+        if self.is_text != self.data.is_text:
+            given, wanted = (
+                "text" if is_text else "images" for is_text in (self.data.is_text, self.is_text)
+            )
+            raise ValueError(
+                f"data.source {self.data.source} gives {given}, and the family {self.family} "
+                f"trains on {wanted}"
+            )
+        if self.is_text and self.evaluate.judge != "none":
+            raise ValueError("evaluate.judge judges images; remove it")
+        if len({phase.train.packing for phase in self.phases}) > 1:
+            raise ValueError("packing is the same in all phases: they share a cache")
         if self.run == "data":
             raise ValueError("run: 'data' is the folder of the datasets; choose another name")
         if self.evaluate.judge != "none" and not self.data.holdout:
@@ -212,6 +226,15 @@ class RunConfig(Section):
             return None
         alpha = self.lora.rank if self.lora.alpha is None else self.lora.alpha
         return {**self.lora.model_dump(), "alpha": float(alpha)}
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the family is one of language models."""
+        return self.family in LANGUAGE_MODELS
+
+    def cache_size(self, phase: Phase) -> int:
+        """The number that names a phase's cache: pixels of a side, or tokens of a row."""
+        return phase.train.max_length if self.is_text else phase.train.resolution
 
     @property
     def data_name(self) -> str:

@@ -54,8 +54,6 @@ class Tokens:
     input_ids: list[int]
     labels: list[int]
     """-100 where nothing is learned. Of a causal model as long as input_ids."""
-    truncated: bool
-    """Whether the maximal length has cut something off."""
 
 
 class Encoders(Protocol):

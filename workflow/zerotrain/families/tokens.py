@@ -30,10 +30,9 @@ def causal_tokens(tokenizer: Any, messages: Sequence[Message], max_length: int) 
     for ids, learned in _segments(tokenizer, messages):
         input_ids += ids
         labels += ids if learned else [IGNORED] * len(ids)
-    # The first token is never predicted.
-    if all(label == IGNORED for label in labels[1:max_length]):
+    if all(label == IGNORED for label in labels[:max_length]):
         return None
-    return Tokens(input_ids[:max_length], labels[:max_length], len(input_ids) > max_length)
+    return Tokens(input_ids[:max_length], labels[:max_length])
 
 
 def causal_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
@@ -45,14 +44,13 @@ def causal_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
 
 def seq2seq_tokens(tokenizer: Any, messages: Sequence[Message], max_length: int) -> Tokens:
     """A conversation for a seq2seq model; what it reads and what it writes are cut each."""
-    source, cut_source = _cut(tokenizer, _source(messages[:-1]), max_length)
-    answer, cut_answer = _cut(tokenizer, messages[-1].content, max_length)
-    return Tokens(source, answer, cut_source or cut_answer)
+    source = seq2seq_prompt(tokenizer, messages[:-1], max_length)
+    return Tokens(source, _cut(tokenizer, messages[-1].content, max_length))
 
 
 def seq2seq_prompt(tokenizer: Any, messages: Sequence[Message], max_length: int) -> list[int]:
     """What a seq2seq model reads to answer the last question."""
-    return _cut(tokenizer, _source(messages), max_length)[0]
+    return _cut(tokenizer, "\n".join(message.content for message in messages), max_length)
 
 
 def end_tokens(tokenizer: Any) -> set[int]:
@@ -123,13 +121,6 @@ def _plain_ids(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def _source(messages: Sequence[Message]) -> str:
-    return "\n".join(message.content for message in messages)
-
-
-def _cut(tokenizer: Any, text: str, max_length: int) -> tuple[list[int], bool]:
-    ids: list[int] = tokenizer(text).input_ids
-    if len(ids) <= max_length:
-        return ids, False
-    ids = tokenizer(text, truncation=True, max_length=max_length).input_ids
-    return ids, True
+def _cut(tokenizer: Any, text: str, max_length: int) -> list[int]:
+    ids: list[int] = tokenizer(text, truncation=True, max_length=max_length).input_ids
+    return ids
