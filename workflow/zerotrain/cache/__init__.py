@@ -11,5 +11,6 @@ fills; its folder is named by the longest row.
 
 from zerotrain.cache.layout import Entry
 from zerotrain.cache.reader import Cache, TokenCache, read_cache, stacked
+from zerotrain.cache.token_layout import Row
 
-__all__ = ["Cache", "Entry", "TokenCache", "read_cache", "stacked"]
+__all__ = ["Cache", "Entry", "Row", "TokenCache", "read_cache", "stacked"]

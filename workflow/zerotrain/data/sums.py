@@ -1,4 +1,4 @@
-"""The built-in task of causal language models: sums of two numbers below 100.
+"""The built-in task of causal language models: sums of two numbers of two digits.
 
 Every sum is asked once. What is held out can be answered only by a model that has learned to add.
 """
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from zerotrain.data.conversation import Message
 
-BELOW = 100
+NUMBERS = range(10, 100)
 
 
 def examples() -> Iterator[list[Message]]:
     """A question and its answer for each pair of numbers."""
-    for a in range(BELOW):
-        for b in range(BELOW):
-            yield [Message("user", f"{a} + {b} ="), Message("assistant", str(a + b))]
+    for a in NUMBERS:
+        for b in NUMBERS:
+            yield [Message("user", f"{a}+{b}="), Message("assistant", str(a + b))]

@@ -44,6 +44,7 @@ def choose_format(
         name = "columns"
     elif name == "auto":
         name = "chat" if any(column in first for column in CHAT_COLUMNS) else "alpaca"
+    read: Reader
     if name == "columns":
         template = data.prompt_template or f"{{{data.prompt_column}}}"
         columns = [*re.findall(r"\{([^{}]+)\}", template), data.response_column]

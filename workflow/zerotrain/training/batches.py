@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 
-from zerotrain.cache import Cache, TokenCache, stacked
+from zerotrain.cache import Cache, Entry, Row, TokenCache, stacked
 from zerotrain.families import Batch
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.draws import draw_place, draw_sample
@@ -21,7 +22,8 @@ class Batches:
     def __init__(self, cache: Cache | TokenCache, phase: ResolvedPhase) -> None:
         self._cache = cache
         self._phase = phase
-        self._train = [i for i, entry in enumerate(cache.entries) if entry.split == "train"]
+        entries: Sequence[Entry | Row] = cache.entries
+        self._train = [i for i, entry in enumerate(entries) if entry.split == "train"]
 
     def batch(self, first: int, size: int, device: torch.device) -> Batch:
         """Samples number `first` to `first + size` of the run, on the device."""
