@@ -1,33 +1,34 @@
-"""This part of the workflow encodes images and captions, once.
+"""This part of the workflow encodes images and captions, or text, once.
 
-OUTPUTS: results/data/<data.name>/cache/<pixels>/manifest.json
+OUTPUTS: results/data/<data.name>/cache/<size>/manifest.json
 """
 
 
 rule cache_latents:
-    """Encoding images at {wildcards.pixels} pixels and captions into the cache."""
+    """Encoding images at {wildcards.size} pixels and captions, or text in rows of as many tokens."""
     input:
         dataset=f"{DATA}/manifest.json",
         base=f"{RESULTS}/base/manifest.json",
         code=code("cache_latents", FAMILY),
     output:
-        manifest=f"{DATA}/cache/{{pixels}}/manifest.json",
+        manifest=f"{DATA}/cache/{{size}}/manifest.json",
     log:
-        f"{RESULTS}/logs/cache_latents.{{pixels}}.log",
+        f"{RESULTS}/logs/cache_latents.{{size}}.log",
     benchmark:
-        f"{RESULTS}/benchmarks/cache_latents.{{pixels}}.tsv"
+        f"{RESULTS}/benchmarks/cache_latents.{{size}}.tsv"
     conda:
         "../envs/zerotrain.yaml"
     threads: THREADS
     params:
         config_file=config_file,
         cache=RUN.cache.model_dump(mode="json"),
+        packing=RUN.phases[0].train.packing,
         num_cpu_threads_per_process=RUN.launch.num_cpu_threads_per_process,
     shell:
         """
         zerotrain --log {log:q} cache_latents \
             --config {params.config_file:q} \
-            --pixels {wildcards.pixels:q} \
+            --size {wildcards.size:q} \
             --dataset {input.dataset:q} \
             --base {input.base:q} \
             --output {output.manifest:q}

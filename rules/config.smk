@@ -59,4 +59,4 @@ if shutil.which("zerotrain") is None:
 
 wildcard_constraints:
     phase="|".join(phase.name for phase in RUN.phases),
-    pixels=r"\d+",
+    size=r"\d+",

@@ -52,8 +52,13 @@ def refuse_braces(files, key):
 
 
 def phase_cache(wildcards):
-    """The cache at the phase's resolution."""
-    return f"{DATA}/cache/{RUN.phase(wildcards.phase).train.resolution}/manifest.json"
+    """The cache at the phase's resolution, or of its longest rows of text."""
+    return f"{DATA}/cache/{RUN.cache_size(RUN.phase(wildcards.phase))}/manifest.json"
+
+
+def launch_cache(wildcards):
+    """The cache of a text family, whose rows an epoch counts; of images the dataset tells."""
+    return phase_cache(wildcards) if RUN.is_text else []
 
 
 def phase_preset(wildcards):

@@ -8,6 +8,7 @@ rule render_launch:
     """Resolving every value of phase {wildcards.phase} into its launch files."""
     input:
         dataset=f"{DATA}/manifest.json",
+        cache=launch_cache,
         preset=phase_preset,
         choice=preset_choice,
         base=launch_base,
@@ -29,6 +30,7 @@ rule render_launch:
         frozen_parameters=RUN.frozen_parameters,
         phases=phases_so_far,
         base=lambda wildcards, input: f"--base {input.base}" if input.base else "",
+        cache=lambda wildcards, input: f"--cache {input.cache}" if input.cache else "",
         start=lambda wildcards, input: f"--start {input.start}" if input.start else "",
     shell:
         """
@@ -37,5 +39,5 @@ rule render_launch:
             --phase {wildcards.phase:q} \
             --dataset {input.dataset:q} \
             --preset {input.preset:q} \
-            --output {output.manifest:q} {params.base} {params.start}
+            --output {output.manifest:q} {params.base} {params.cache} {params.start}
         """

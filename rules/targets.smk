@@ -5,7 +5,7 @@ Snakemake records a failed job as finished, and only a target that names its out
 """
 
 PHASES = [phase.name for phase in RUN.phases]
-RESOLUTIONS = sorted({phase.train.resolution for phase in RUN.phases})
+SIZES = sorted({RUN.cache_size(phase) for phase in RUN.phases})
 
 
 localrules:
@@ -33,11 +33,11 @@ rule base:
 
 
 rule cache:
-    """Latents and text embeddings."""
+    """Latents and text embeddings, or tokens."""
     input:
         rules.dataset.input,
         rules.base.input,
-        expand(f"{DATA}/cache/{{pixels}}/manifest.json", pixels=RESOLUTIONS),
+        expand(f"{DATA}/cache/{{size}}/manifest.json", size=SIZES),
 
 
 rule launch:

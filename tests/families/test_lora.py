@@ -47,7 +47,7 @@ def saved(base: Path, unet: torch.nn.Module, out: Path, **changes: object) -> di
     tensors = adapter_of(unet)
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     settings = SETTINGS | {"dtype": torch.float32} | changes
-    return save_adapter(base, shapes, tensors.__getitem__, out=out, **settings)
+    return save_adapter(FAMILY, base, shapes, tensors.__getitem__, out=out, **settings)
 
 
 def predict(unet: torch.nn.Module) -> torch.Tensor:
@@ -243,8 +243,9 @@ def refused(base: Path, tensors: dict[str, torch.Tensor], out: Path) -> str:
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     with pytest.raises(PipelineError) as error:
         save_adapter(
-            base, shapes, tensors.__getitem__, dtype=torch.float32, out=out / "out", **SETTINGS
-        )
+            FAMILY, base, shapes, tensors.__getitem__, dtype=torch.float32, out=out / "out",
+            **SETTINGS,
+        )  # fmt: skip
     assert not (out / "out").exists()
     return error.value.what
 
@@ -271,6 +272,7 @@ def test_tensors_that_read_otherwise_than_announced_are_refused(nano, tmp_path):
     shapes = {name: list(p.shape) for name, p in adapter_of(adapted(nano)).items()}
     with pytest.raises(PipelineError, match=r"lora_A\.default\.weight: \[0\] in the trained"):
         save_adapter(
-            nano, shapes, lambda _: torch.ones(0), dtype=torch.float32, out=tmp_path, **SETTINGS
-        )
+            FAMILY, nano, shapes, lambda _: torch.ones(0), dtype=torch.float32, out=tmp_path,
+            **SETTINGS,
+        )  # fmt: skip
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from tests.families.conftest import drawn
 
 from zerotrain.config import EvaluateConfig
 from zerotrain.errors import PipelineError
-from zerotrain.families import diffusion, load_family
+from zerotrain.families import load_family, model_tensors
 from zerotrain.families.sdxl import FAMILY
 
 
@@ -121,7 +121,7 @@ def test_the_objective_is_the_one_of_the_bases_scheduler(nano, tmp_path):
 @pytest.mark.parametrize("shard", ["10GB", "4MB"])
 def test_saved_weights_load_and_keep_the_configuration(nano, tmp_path, monkeypatch, shard):
     """from_pretrained gives back every tensor, from one file or several."""
-    monkeypatch.setattr(diffusion, "MAX_SHARD_SIZE", shard)
+    monkeypatch.setattr(model_tensors, "MAX_SHARD_SIZE", shard)
     tensors = {
         name: torch.rand_like(tensor)
         for name, tensor in FAMILY.load_model(nano).state_dict().items()

@@ -13,11 +13,14 @@ from typing import Any
 
 from zerotrain.artifact import digest
 from zerotrain.errors import PipelineError
-from zerotrain.families import Family
+from zerotrain.families import ROOT, Family
 
 KIND = "base"
 MODEL_INDEX = "model_index.json"
 TEXT_FILES = (".json", ".txt")
+TOKENIZER_FILES = (*TEXT_FILES, ".jinja", ".model", ".tiktoken")
+"""Of a language model, whose tokenizer lies beside it: chat templates and SentencePiece, too."""
+ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = re.compile(
     r"(?P<stem>model|diffusion_pytorch_model)"
     r"(?P<variant>\.[a-z0-9]+)??(?P<shard>-\d{5}-of-\d{5})?\.safetensors"
@@ -42,6 +45,8 @@ def choose_files(names: Iterable[str], family: Family, source: str) -> dict[str,
         PipelineError: a part or its weights are missing.
     """
     names = sorted(names)
+    if family.trained_part == ROOT:
+        return _choose_root(names, family, source)
     if MODEL_INDEX not in names:
         raise PipelineError(
             f"{source}: no {MODEL_INDEX}, so this is no model in diffusers' layout; "
@@ -67,6 +72,58 @@ def choose_files(names: Iterable[str], family: Family, source: str) -> dict[str,
             files |= _weights(inside, f"{source}: {part}")
         chosen |= {f"{part}/{name}": f"{part}/{file}" for name, file in files.items()}
     return chosen
+
+
+def in_part(name: str, part: str) -> bool:
+    """Whether a file belongs to a part. To one at the root belong its tensors alone: whatever else
+    lies beside them (configuration, tokenizer) is no part of what is trained."""
+    if part != ROOT:
+        return name.split("/")[0] == part
+    return name.startswith("model") and name.endswith((".safetensors", ".safetensors.index.json"))
+
+
+def _choose_root(names: list[str], family: Family, source: str) -> dict[str, str]:
+    """The files of a model in transformers' layout."""
+    inside = [name for name in names if "/" not in name]
+    if ADAPTER_CONFIG in inside:
+        raise PipelineError(
+            f"{source}: holds an adapter, {ADAPTER_CONFIG}, which training would leave out",
+            hint="merge it first (peft: merge_and_unload), or name the model that it belongs to",
+        )
+    for needed, what in (
+        ("config.json", "so this is no model in transformers' layout"),
+        ("tokenizer_config.json", "so the tokenizer is missing"),
+    ):
+        if needed not in inside:
+            raise PipelineError(
+                f"{source}: no {needed}, {what}; there is {_some(names)}",
+                hint=f"family {family.name} needs a folder as save_pretrained of model and "
+                "tokenizer writes it; check `base` and `family`",
+            )
+    files = {n: n for n in inside if n.endswith(TOKENIZER_FILES) and not VARIANT_INDEX.fullmatch(n)}
+    return files | _weights(inside, source)
+
+
+def check_config(path: Path, family: Family, source: str) -> None:
+    """Check that config.json is of a model that the family's class loads.
+
+    Raises:
+        PipelineError: it is no JSON, or of another kind of model.
+    """
+    import transformers
+
+    try:
+        model_type = json.loads(path.read_text()).get("model_type")
+    except ValueError as error:
+        raise PipelineError(
+            f"{source}: config.json is not JSON ({error})", hint="download the model again"
+        ) from error
+    if model_type not in getattr(transformers, family.classes[ROOT])._model_mapping._model_mapping:
+        raise PipelineError(
+            f"{source}: config.json is of model_type {model_type!r}, which "
+            f"{family.classes[ROOT]} does not load",
+            hint=f"choose a base model of the family {family.name}, or change `family`",
+        )
 
 
 def _weights(inside: list[str], where: str) -> dict[str, str]:

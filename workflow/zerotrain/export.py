@@ -18,7 +18,7 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact, digest
-from zerotrain.base import choose_files
+from zerotrain.base import choose_files, in_part
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
@@ -179,7 +179,13 @@ def _write_weights(source: Source, weights: WeightsTarget, folder: Path) -> dict
         from zerotrain.families.lora import save_adapter
 
         return save_adapter(
-            weights.base, source.shapes, read, dtype=dtype, out=folder, **weights.lora
+            weights.family,
+            weights.base,
+            source.shapes,
+            read,
+            dtype=dtype,
+            out=folder,
+            **weights.lora,
         )
     return weights.family.save_model(
         weights.base, source.shapes, read, dtype, folder, frozen=weights.frozen(source)
@@ -189,9 +195,9 @@ def _write_weights(source: Source, weights: WeightsTarget, folder: Path) -> dict
 def _link_other_parts(
     base: Artifact | Path, weights: WeightsTarget, folder: Path
 ) -> dict[str, str]:
-    """Give the base's untrained parts a second name, so that the folder is a whole pipeline.
+    """Give the base's untrained parts a second name, so that the folder is a whole model.
 
-    The denoiser is one of them where an adapter was trained.
+    The trained part is one of them where an adapter was trained.
 
     Returns:
         Their sha256 by name, where the base is published and says it.
@@ -203,11 +209,11 @@ def _link_other_parts(
         names = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
         chosen = choose_files(names, weights.family, str(base))
         known, files = {}, {name: base / file for name, file in chosen.items()}
-    written = None if weights.lora else weights.family.trained_part
+    part = weights.family.trained_part
     linked = [
         name
         for name in files
-        if name.split("/")[0] != written and not name.startswith(artifact.RECORDS)
+        if (weights.lora or not in_part(name, part)) and not name.startswith(artifact.RECORDS)
     ]
     for name in linked:
         artifact.link_or_copy(files[name], folder / name)

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from zerotrain.errors import PipelineError
+from zerotrain.families.model_tensors import stored_tensors
 from zerotrain.position import MASTER
 from zerotrain.state_source import Source
 from zerotrain.tensor_file import open_tensors, same_bits
@@ -72,7 +73,7 @@ def check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
     files = (folder / weights.family.trained_part).glob("*.safetensors")
     with _loading_again(weights):
         written = open_tensors(files)
-        loaded = weights.family.load_model(folder, weights.torch_dtype).state_dict()
+        loaded = stored_tensors(weights.family.load_model(folder, weights.torch_dtype))
 
         def good(name: str) -> bool:
             if name not in loaded or name not in written:
@@ -90,18 +91,18 @@ def check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
 
 def check_adapter(source: Source, weights: WeightsTarget, folder: Path) -> None:
     """The same for an adapter, whose names the file and the library each change a little."""
-    from zerotrain.families.lora import ADAPTER
+    from zerotrain.families.lora import adapter_file
 
-    part = weights.family.trained_part
+    file, prefix = adapter_file(weights.family.trained_part)
     expected = {_adapted(name): name for name in source.shapes}
     with _loading_again(weights):
-        written = open_tensors([folder / ADAPTER])
+        written = open_tensors([folder / file])
         model = weights.family.load_trained(folder).state_dict()
         # The library has it in float32; the file's own type tells whether it rounds to the file.
         loaded = {_adapted(name): tensor for name, tensor in model.items() if ".lora_" in name}
 
         def good(name: str) -> bool:
-            in_file = f"{part}.{name}"
+            in_file = prefix + name
             if name not in expected or name not in loaded or in_file not in written:
                 return False
             stored = written[in_file].get_tensor(in_file)

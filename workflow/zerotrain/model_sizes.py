@@ -19,8 +19,9 @@ from zerotrain.errors import PipelineError
 
 MAX_HEADER = 100 * 1024**2
 """Safetensors' own limit."""
-DENOISERS = ("unet", "transformer")
-"""Sub-folders of the part that training changes, in diffusers' layout."""
+TRAINED = re.compile(r"(unet|transformer)/[^/]+\.safetensors|model[^/]*\.safetensors")
+"""Files of the part that training changes: a sub-folder's in diffusers' layout, at the root in
+transformers'."""
 POSITIONS = "pos_embed"
 """SD3 keeps its fixed table of positions in the file, which is no parameter."""
 
@@ -43,7 +44,7 @@ class ModelSizes:
 def read_sizes(
     base: Artifact, lora: Mapping[str, Any] | None, frozen_parameters: Sequence[str]
 ) -> ModelSizes:
-    """Sizes of a base model's denoiser.
+    """Sizes of the part of a base model that is trained.
 
     Args:
         base: The base model.
@@ -52,7 +53,7 @@ def read_sizes(
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in base.files:
-        if name.split("/")[0] in DENOISERS and name.endswith(".safetensors"):
+        if TRAINED.fullmatch(name):
             shapes |= read_header(base.path(name))
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(POSITIONS)}
     return model_sizes(shapes, lora, frozen_parameters)

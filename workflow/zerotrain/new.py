@@ -16,8 +16,7 @@ from zerotrain.config import DataConfig, RunConfig, TrainConfig, parse_config
 from zerotrain.config.objective import FAMILY_KEYS, ObjectiveConfig
 from zerotrain.data.source import Found, open_source
 from zerotrain.errors import PipelineError
-from zerotrain.model_sizes import DENOISERS
-from zerotrain.plan.architecture import shipped
+from zerotrain.plan.architecture import TRAINED_PARTS, shipped
 from zerotrain.scalar import scalar
 
 PIPELINES = {"StableDiffusionXL": "sdxl", "StableDiffusion3": "sd3"}
@@ -146,7 +145,8 @@ def _unusable(samples: list[Found]) -> list[str]:
 def _native_resolution(base: str) -> int:
     """The side of the images that the model was made for."""
     folder = Path(base).expanduser()
-    denoisers = [file for part in DENOISERS if (file := folder / part / "config.json").is_file()]
+    parts = sorted({*TRAINED_PARTS.values()})
+    denoisers = [file for part in parts if (file := folder / part / "config.json").is_file()]
     vae = folder / "vae" / "config.json"
     if not (denoisers and vae.is_file()):
         return int(TrainConfig.model_fields["resolution"].default)

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zerotrain.evaluation.answers import Answer
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1f23; --soft: #5d6673; --line: #d9dde3;
@@ -39,7 +42,10 @@ summary { cursor: pointer; font-weight: 600; }
 """
 
 
+MOST_ANSWERS = 50
 LABELS = {
+    "exact_match": "answers that are exactly right",
+    "perplexity": "held-out perplexity",
     "prompt_accuracy": "prompt accuracy",
     "judge_accuracy": "accuracy of the judge itself",
     "val_loss": "held-out loss",
@@ -59,8 +65,10 @@ class PhaseFacts:
 
     name: str
     metrics: dict[str, Any]
-    grid: bytes
-    """PNG."""
+    grid: bytes | None
+    """PNG; None of text."""
+    answers: Sequence[Answer]
+    """Of text: none of images."""
     loss: bytes
     """PNG: the run up to the end of this phase."""
     learning_rate: bytes
@@ -68,6 +76,7 @@ class PhaseFacts:
     launch: list[tuple[str, str, str]]
     """Name, value and source."""
     weights: Path
+    seq2seq: bool = False
 
 
 def render_page(run: str, summary: Sequence[tuple[str, str]], phases: Sequence[PhaseFacts]) -> str:
@@ -94,7 +103,7 @@ def render_page(run: str, summary: Sequence[tuple[str, str]], phases: Sequence[P
 
 def shown(name: str, value: Any) -> str:
     """A metric with its unit, as a person reads it."""
-    if name.endswith("_accuracy"):
+    if name == "exact_match" or name.endswith("_accuracy"):
         return f"{value:.1%}"
     if name.endswith("_bytes"):
         return f"{value / 1024**3:.2f} GiB" if value else "none"
@@ -129,19 +138,36 @@ def _phase(phase: PhaseFacts) -> str:
     return "\n".join(
         [
             f"<h2>Phase {escape(phase.name)}</h2>",
-            _image(phase.grid, f"Samples of phase {phase.name}, a row for each prompt"),
+            _made(phase),
             "<h3>Weights</h3>",
             f"<p><code>{escape(str(phase.weights))}</code></p>",
-            f"<pre>{escape(_how_to_load(phase.weights))}</pre>",
+            f"<pre>{escape(_how_to_load(phase))}</pre>",
             launch,
         ]
     )
 
 
-def _how_to_load(weights: Path) -> str:
+def _made(phase: PhaseFacts) -> str:
+    """The grid of images, or the first answers beside what was expected; mistakes come first."""
+    if phase.grid is not None:
+        return _image(phase.grid, f"Samples of phase {phase.name}, a row for each prompt")
+    wrong = [a for a in phase.answers if a.expected not in (None, a.generated)]
+    right = [a for a in phase.answers if a.expected in (None, a.generated)]
+    rows = [(a.prompt, a.expected or "", a.generated) for a in [*wrong, *right][:MOST_ANSWERS]]
+    return f'<div class="wide">{_table(rows, ["prompt", "expected", "generated"])}</div>'
+
+
+def _how_to_load(phase: PhaseFacts) -> str:
+    if phase.grid is not None:
+        return (
+            "from diffusers import DiffusionPipeline\n\n"
+            f'pipeline = DiffusionPipeline.from_pretrained("{phase.weights.as_posix()}")'
+        )
+    kind = "ForSeq2SeqLM" if phase.seq2seq else "ForCausalLM"
     return (
-        "from diffusers import DiffusionPipeline\n\n"
-        f'pipeline = DiffusionPipeline.from_pretrained("{weights.as_posix()}")'
+        f"from transformers import AutoModel{kind}, AutoTokenizer\n\n"
+        f'tokenizer = AutoTokenizer.from_pretrained("{phase.weights.as_posix()}")\n'
+        f'model = AutoModel{kind}.from_pretrained("{phase.weights.as_posix()}")'
     )
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from zerotrain import artifact
+from zerotrain.base import in_part
 from zerotrain.checkpoint import KIND as CHECKPOINT
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.errors import PipelineError
@@ -43,17 +44,18 @@ class Weights:
 
     def __init__(self, folder: Path) -> None:
         from zerotrain.families import load_family
-        from zerotrain.families.lora import ADAPTER
+        from zerotrain.families.lora import adapter_file
 
         self.artifact = artifact.read(folder, WEIGHTS)
         part = load_family(self.artifact.content["family"]).trained_part
-        trained = ADAPTER if ADAPTER in self.artifact.files else f"{part}/"
+        adapter, prefix = adapter_file(part)
+        files = [adapter]
+        if adapter not in self.artifact.files:
+            files = [name for name in self.artifact.files if in_part(name, part)]
         self._files = open_tensors(
-            self.artifact.path(file)
-            for file in self.artifact.files
-            if file.startswith(trained) and file.endswith(".safetensors")
+            self.artifact.path(file) for file in files if file.endswith(".safetensors")
         )
-        self._stored = {_trained_name(name, part): name for name in self._files}
+        self._stored = {_trained_name(name, prefix): name for name in self._files}
         self.shapes: dict[str, list[int]] = {
             name: list(self._files[stored].get_slice(stored).get_shape())
             for name, stored in self._stored.items()
@@ -74,9 +76,9 @@ def has_slot(source: Source | Weights, name: str, slot: str) -> bool:
     return slot_shape(optimizer, slot, source.shapes[name]) is not None
 
 
-def _trained_name(stored: str, part: str) -> str:
+def _trained_name(stored: str, prefix: str) -> str:
     """An adapter's `unet.a.lora_A.weight` to `a.lora_A.default.weight`, as in its training."""
-    return re.sub(r"(\.lora_\w+)\.", r"\1.default.", stored.removeprefix(f"{part}."))
+    return re.sub(r"(\.lora_\w+)\.", r"\1.default.", stored.removeprefix(prefix))
 
 
 def open_source(folder: Path, *, trust_pickle: bool = False) -> Source:

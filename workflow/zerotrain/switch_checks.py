@@ -47,7 +47,7 @@ def refuse_other_jobs(
 
 def _inputs(config: RunConfig, phase: Phase) -> dict[str, Path]:
     """What a phase's training reads, apart from its launch."""
-    cache = RESULTS / "data" / config.data_name / "cache" / str(phase.train.resolution)
+    cache = RESULTS / "data" / config.data_name / "cache" / str(config.cache_size(phase))
     before = config.phase_before(phase.name)
     start = phase_folder(config, before) / "state" if before else imported_state(config)
     inputs = {"base": RESULTS / config.run / "base", "cache": cache}

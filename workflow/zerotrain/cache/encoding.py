@@ -18,7 +18,7 @@ from zerotrain.data.crop import crop_and_resize, to_pixels
 from zerotrain.data.dataset import Sample, caption_sha256
 from zerotrain.data.source import open_source
 from zerotrain.errors import PipelineError
-from zerotrain.families import Encoders, Family
+from zerotrain.families import Encoders, ImageFamily
 from zerotrain.machine.device import device_type
 from zerotrain.progress import progress
 from zerotrain.sources import code_digest
@@ -41,7 +41,7 @@ class Encoding:
     on cache.batch_size, the number of threads and the device, none of which is in the key.
     """
 
-    def __init__(self, config: RunConfig, pixels: int, family: Family, base: Artifact) -> None:
+    def __init__(self, config: RunConfig, pixels: int, family: ImageFamily, base: Artifact) -> None:
         self.config = config
         self.pixels = pixels
         self.family = family

@@ -121,6 +121,20 @@ def read_index(folder: Path) -> Index:
         raise ValueError(f"{folder / INDEX}: {error}") from error
 
 
+def listed_shards(folder: Path) -> list[Shard]:
+    """The shards of every series that index.json lists, of images or of text.
+
+    Raises:
+        OSError: there is none.
+        ValueError: it is no index of this format.
+    """
+    found = json.loads((folder / INDEX).read_text())
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f"{folder / INDEX}: not an index of format {FORMAT}")
+    series = [value for value in found.values() if isinstance(value, dict) and "shards" in value]
+    return [Shard(**shard) for one in series for shard in one["shards"]]
+
+
 def _entry(found: dict[str, Any]) -> Entry:
     sizes = ("original_size", "crop_top_left", "target_size")
     return Entry(**{**found, **{name: tuple(found[name]) for name in sizes}})

@@ -24,32 +24,50 @@ from zerotrain.cache.layout import (
     shard_number,
     tensor_name,
 )
+from zerotrain.cache.token_layout import TOKENS, Row, read_token_index
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
     from zerotrain.families import Batch
 
+FILLERS = {"input_ids": 0, "labels": -100, "attention_mask": 0, "position_ids": 0}
+"""What rows of tokens are filled up with. A token that is masked, or that comes after all that is
+learned, may be any; position 0 begins an example of its own, which nothing sees."""
 SIZES = ("original_size", "crop_top_left", "target_size")
 
 
+class Shards:
+    """The open shards of a cache, by their names."""
+
+    def __init__(self, found: Artifact) -> None:
+        self._artifact = found
+        self._open: dict[str, Any] = {}
+
+    def tensors(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
+        """The tensors of a key, as they are stored."""
+        file = shard_file(name, shard_number(key, series.count), series.count)
+        shard = self._open.get(file)
+        if shard is None:
+            shard = safe_open(self._artifact.path(file), framework="pt")
+            self._open[file] = shard
+        return {tensor: shard.get_tensor(tensor_name(key, tensor)) for tensor in series.tensors}
+
+
 class Cache:
-    """A published cache, open for reading. Pages are read when they are first touched."""
+    """A published cache of images, open for reading. Pages are read when they are first touched."""
 
     def __init__(self, found: Artifact) -> None:
         try:
             self._index = read_index(found.folder)
         except (OSError, ValueError) as error:
-            raise PipelineError(
-                f"{found.folder / INDEX}: cannot be read ({error})",
-                hint=f"remove {found.folder} and run snakemake again",
-            ) from error
+            raise _unreadable(found, error) from error
         self.artifact = found
         self.entries: tuple[Entry, ...] = self._index.entries
         """Samples of both splits, in the dataset's order."""
         self.resolution = self._index.resolution
         self.repeats = self._index.repeats
         """How often an epoch sees each sample of the train split."""
-        self._open: dict[str, Any] = {}
+        self._shards = Shards(found)
 
     def sample(self, i: int, *, captioned: bool = True) -> dict[str, torch.Tensor]:
         """The tensors of sample `i`, without a leading dimension; see zerotrain.families.Batch.
@@ -68,17 +86,38 @@ class Cache:
         }
 
     def _tensors(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
-        file = shard_file(name, shard_number(key, series.count), series.count)
-        shard = self._open.get(file)
-        if shard is None:
-            shard = safe_open(self.artifact.path(file), framework="pt")
-            self._open[file] = shard
-        return {
-            tensor: shard.get_tensor(tensor_name(key, tensor)).float() for tensor in series.tensors
-        }
+        found = self._shards.tensors(name, series, key)
+        return {tensor: value.float() for tensor, value in found.items()}
 
 
-def read_cache(folder: Path, *, verify: bool = True) -> Cache:
+class TokenCache:
+    """A published cache of text, open for reading."""
+
+    def __init__(self, found: Artifact) -> None:
+        try:
+            self._index = read_token_index(found.folder)
+        except (OSError, ValueError) as error:
+            raise _unreadable(found, error) from error
+        self.artifact = found
+        self.entries: tuple[Row, ...] = self._index.rows
+        """Rows of both splits: those that are trained first where they are packed."""
+        self.repeats = self._index.repeats
+        """How often an epoch sees each row of the train split."""
+        self._shards = Shards(found)
+
+    def sample(self, i: int) -> dict[str, torch.Tensor]:
+        """The tensors of row `i`, without a leading dimension; see zerotrain.families.Batch."""
+        held = [
+            self._shards.tensors(TOKENS, self._index.tokens, key) for key in self.entries[i].keys
+        ]
+        row = {name: torch.cat([one[name] for one in held]).long() for name in held[0]}
+        if not self._index.packing:
+            return {**row, "attention_mask": torch.ones_like(row["input_ids"])}
+        places = [torch.arange(len(one["input_ids"])) for one in held]
+        return {**row, "position_ids": torch.cat(places)}
+
+
+def read_cache(folder: Path, *, verify: bool = True) -> Cache | TokenCache:
     """Open a cache folder.
 
     Args:
@@ -88,14 +127,15 @@ def read_cache(folder: Path, *, verify: bool = True) -> Cache:
     Raises:
         PipelineError: it is missing, unfinished, of another format, or a file differs.
     """
-    return Cache(artifact.read(folder, KIND, verify=verify))
+    found = artifact.read(folder, KIND, verify=verify)
+    return TokenCache(found) if found.content.get("modality") == "text" else Cache(found)
 
 
 def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) -> Batch:
     """A batch of samples on a device.
 
-    Where tensors of one name differ in length, zeros fill them up to the longest, and
-    `<name>_mask`, bool [B, T], is true where they are their own.
+    Rows of tokens are filled up to the longest. Where other tensors of one name differ in length,
+    zeros fill them up, and `<name>_mask`, bool [B, T], is true where they are their own.
     """
     batch = {}
     for name in samples[0]:
@@ -103,8 +143,17 @@ def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) ->
         if len({tensor.shape for tensor in tensors}) == 1:
             batch[name] = torch.stack(tensors).to(device)
             continue
-        lengths = torch.tensor([len(tensor) for tensor in tensors])
-        places = torch.arange(int(lengths.max()))
-        batch[name] = pad_sequence(tensors, batch_first=True).to(device)
-        batch[f"{name}_mask"] = (places < lengths[:, None]).to(device)
+        filler = FILLERS.get(name, 0)
+        batch[name] = pad_sequence(tensors, batch_first=True, padding_value=filler).to(device)
+        if name not in FILLERS:
+            lengths = torch.tensor([len(tensor) for tensor in tensors])
+            places = torch.arange(int(lengths.max()))
+            batch[f"{name}_mask"] = (places < lengths[:, None]).to(device)
     return batch
+
+
+def _unreadable(found: Artifact, error: Exception) -> PipelineError:
+    return PipelineError(
+        f"{found.folder / INDEX}: cannot be read ({error})",
+        hint=f"remove {found.folder} and run snakemake again",
+    )

@@ -23,7 +23,7 @@ from zerotrain.cache.layout import (
     Series,
     Shard,
     key_of,
-    read_index,
+    listed_shards,
     shard_file,
     shard_number,
     tensor_name,
@@ -90,10 +90,9 @@ def _listed(folder: Path) -> list[tuple[Path, str]]:
     """Shards in a folder with the digests they should have."""
     partial = [(path, path.stem) for path in sorted(folder.glob(f"{PARTIAL}/*.safetensors"))]
     try:
-        index = read_index(folder)
+        shards = listed_shards(folder)
     except (OSError, ValueError):
         return partial
-    shards = [*index.latents.shards, *index.text.shards]
     return [*partial, *((folder / shard.file, shard.sha256) for shard in shards)]
 
 

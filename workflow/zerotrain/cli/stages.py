@@ -23,7 +23,7 @@ from zerotrain.cli.options import (
 
 
 def prepare_dataset(config: ConfigFile, output: Output) -> None:
-    """Check images and captions, and list them with their hashes."""
+    """Check images and captions, or text, and list them with their hashes."""
     from zerotrain.config import read_config
     from zerotrain.stages.prepare_dataset import prepare_dataset
 
@@ -47,16 +47,18 @@ def build_base(
 
 def cache_latents(
     config: ConfigFile,
-    pixels: Annotated[int, typer.Option(help="Side of the square images, in pixels.")],
+    size: Annotated[
+        int, typer.Option(help="Side of the square images in pixels, or longest row in tokens.")
+    ],
     dataset: Dataset,
     base: Base,
     output: Output,
 ) -> None:
-    """Encode images and captions once; what is encoded already is kept."""
+    """Encode images and captions, or text, once; what is encoded already is kept."""
     from zerotrain.config import read_config
     from zerotrain.stages.cache_latents import cache_latents
 
-    cache_latents(read_config(config), pixels, dataset, base, output)
+    cache_latents(read_config(config), size, dataset, base, output)
 
 
 def render_launch(
@@ -65,6 +67,10 @@ def render_launch(
     dataset: Dataset,
     preset: Annotated[Path, typer.Option(metavar="FILE", help="The launch preset.")],
     output: Output,
+    cache: Annotated[
+        Path | None,
+        typer.Option(parser=folder_of, metavar="FOLDER", help="Cache; text families need it."),
+    ] = None,
     base: Annotated[
         Path | None,
         typer.Option(parser=folder_of, metavar="FOLDER", help="Base model; ZeRO presets need it."),
@@ -78,7 +84,7 @@ def render_launch(
     from zerotrain.config import read_config
     from zerotrain.stages.render_launch import render_launch
 
-    render_launch(read_config(config), phase, dataset, preset, base, start, output)
+    render_launch(read_config(config), phase, dataset, preset, base, start, output, cache)
 
 
 def train_phase(

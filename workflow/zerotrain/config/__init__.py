@@ -1,9 +1,9 @@
 """The run's configuration: typed, validated, with messages that name file, key, value and fix."""
 
+from zerotrain.config.data import DataConfig
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.models import (
     CacheConfig,
-    DataConfig,
     EvaluateConfig,
     Phase,
     RunConfig,

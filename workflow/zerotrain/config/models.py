@@ -13,54 +13,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from zerotrain import optimizers
+from zerotrain.config.data import DataConfig
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.section import Name, Section, Whole
 from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
 from zerotrain.errors import PipelineError
-
-
-class DataConfig(Section):
-    """Where images and captions come from. A data name is shared by runs: it is encoded once."""
-
-    name: Name | None = Field(
-        None, description="Folder under results/data; default: the run's name."
-    )
-    source: Literal["digits", "folder"] = Field(
-        "folder",
-        description="`folder` reads images from `images`; `digits` is the built-in example.",
-    )
-    images: str | None = Field(None, description="Folder of images, searched with its subfolders.")
-    follow_symlinks: bool = Field(
-        False, description="Take links in `images` that lead out of it, as DVC and hub caches make."
-    )
-    metadata: str | None = Field(
-        None,
-        description="metadata.csv or .jsonl with file_name,text or image,prompt; it may lie "
-        "anywhere. Default: one in the image folder, else a caption file beside each image.",
-    )
-    caption_extension: str = Field(
-        ".txt", pattern=r"^\.", description="Extension of the caption files beside the images."
-    )
-    repeats: Whole = Field(1, ge=1, description="How often an epoch sees each image.")
-    max_pixels: Whole | None = Field(
-        None, ge=64, description="Larger images count as scaled down to this area, aspect kept."
-    )
-    holdout: float = Field(
-        0.0, ge=0, lt=1, description="Share of images kept from training, chosen by content hash."
-    )
-    max_bad_samples: Whole = Field(
-        0, ge=0, description="More unreadable images or missing captions than this stop the run."
-    )
-    num_workers: Whole = Field(2, ge=0, description="Threads that read and decode images.")
-
-    @model_validator(mode="after")
-    def _folder_needs_images(self) -> DataConfig:
-        if self.source == "folder" and not self.images:
-            raise ValueError("source: folder needs `images`, the folder that holds them")
-        if self.source == "digits" and (self.images or self.metadata):
-            raise ValueError("source: digits brings its own images; remove `images` and `metadata`")
-        return self
-
+from zerotrain.families import LANGUAGE_MODELS
 
 SEQUENCE_LENGTH = ("sd3", "qwen_image", "flux")
 """Families whose captions have a length to choose: their text encoders take any."""
@@ -171,7 +129,11 @@ class EvaluateConfig(Section):
     scheduler: Literal["default", "ddim", "euler"] = Field(
         "default", description="Sampler; `default` is the one the base model names."
     )
-    batch_size: Whole = Field(8, ge=1, description="Images generated at a time.")
+    batch_size: Whole = Field(8, ge=1, description="Images or answers generated at a time.")
+    max_samples: Whole = Field(
+        256, ge=1, description="Text: held-out examples that are answered, chosen by their content."
+    )
+    max_new_tokens: Whole = Field(128, ge=1, description="Text: longest answer, in tokens.")
     judge: Literal["none", "nearest_neighbour"] = Field(
         "none",
         description="nearest_neighbour: classify generated images by the held-out ones, where "
@@ -188,11 +150,11 @@ class RunConfig(Section):
     )
     family: Literal["sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm"] = Field(
         "sdxl",
-        description="The model's family. All can be planned; sdxl and sd3 can be trained so far.",
+        description="The model's family.",
     )
     base: str = Field(
-        description="`nano` builds a small model from the seed; else a folder or hub id "
-        "in diffusers layout."
+        description="`nano` builds a small model from the seed; else a folder or hub id in the "
+        "layout of diffusers, or of transformers for text."
     )
     revision: str | None = Field(None, description="Commit or tag of the hub id.")
     resume_from_checkpoint: str | None = Field(
@@ -246,6 +208,18 @@ class RunConfig(Section):
             )
         for phase in self.phases:
             phase.train.refuse_keys_of_others(self.family)
+        if self.is_text != self.data.is_text:
+            given, wanted = (
+                "text" if is_text else "images" for is_text in (self.data.is_text, self.is_text)
+            )
+            raise ValueError(
+                f"data.source {self.data.source} gives {given}, and the family {self.family} "
+                f"trains on {wanted}"
+            )
+        if self.is_text and self.evaluate.judge != "none":
+            raise ValueError("evaluate.judge judges images; remove it")
+        if len({phase.train.packing for phase in self.phases}) > 1:
+            raise ValueError("packing is the same in all phases: they share a cache")
         if self.run == "data":
             raise ValueError("run: 'data' is the folder of the datasets; choose another name")
         if self.evaluate.judge != "none" and not self.data.holdout:
@@ -266,6 +240,15 @@ class RunConfig(Section):
             return None
         alpha = self.lora.rank if self.lora.alpha is None else self.lora.alpha
         return {**self.lora.model_dump(), "alpha": float(alpha)}
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the family is one of language models."""
+        return self.family in LANGUAGE_MODELS
+
+    def cache_size(self, phase: Phase) -> int:
+        """The number that names a phase's cache: pixels of a side, or tokens of a row."""
+        return phase.train.max_length if self.is_text else phase.train.resolution
 
     @property
     def data_name(self) -> str:

@@ -11,6 +11,7 @@ from zerotrain import optimizers
 from zerotrain.config.lr_scheduler import SchedulerName, read_arguments, refuse_contradictions
 from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.config.section import Section, Whole
+from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.optimizer_arguments import read_optimizer_args
 
 
@@ -33,6 +34,10 @@ def _optimizer(value: str) -> str:
 
 Pattern = Annotated[str, AfterValidator(_pattern)]
 """A regular expression that is searched for in parameter names."""
+
+
+IMAGE_KEYS = ("resolution", "caption_dropout_probability")
+TEXT_KEYS = ("max_length", "packing")
 
 
 class ParamGroup(Section):
@@ -74,6 +79,13 @@ class TrainConfig(ObjectiveConfig):
 
     resolution: Whole = Field(
         1024, ge=8, multiple_of=8, description="Side of the square that images are cut to."
+    )
+    max_length: Whole = Field(
+        512, ge=2, description="Text: longest row, in tokens; what is longer is cut at its end."
+    )
+    packing: bool = Field(
+        False,
+        description="causal_lm: put several examples into a row of max_length; none sees another.",
     )
     global_batch_size: Whole = Field(
         1, ge=1, description="Samples per optimizer step over all processes and accumulations."
@@ -168,6 +180,21 @@ class TrainConfig(ObjectiveConfig):
         if found.weight_decay is None and any(groups):
             raise ValueError(f"param_groups: {found.title} has no weight decay")
         return self
+
+    def refuse_keys_of_others(self, family: str) -> None:
+        """Refuse a key that the user gave and the family does not have.
+
+        Raises:
+            ValueError: naming the key.
+        """
+        super().refuse_keys_of_others(family)
+        text = family in LANGUAGE_MODELS
+        for key in IMAGE_KEYS if text else TEXT_KEYS:
+            if key in self.model_fields_set:
+                what = "images, and the family is of text" if text else "text families"
+                raise ValueError(f"{key} is a key of {what}; remove it: {family} has no such thing")
+        if self.packing and family != "causal_lm":
+            raise ValueError(f"packing is causal_lm's; {family} reads one example a row")
 
     def optimizer_keys_given(self) -> dict[str, float]:
         """The adam_ keys that the user gave."""

@@ -6,21 +6,21 @@ DiffSynth-Studio has them); others are left alone. Files are named relative to t
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 import posixpath
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zerotrain.data.source import Found
+from zerotrain.data.table import csv_rows, jsonl_rows
 from zerotrain.errors import PipelineError
 
 NAMES = ("metadata.csv", "metadata.jsonl")
 COLUMNS = (("file_name", "text"), ("image", "prompt"))
+EXAMPLE = '{"file_name": "a.png", "text": "a red house"}'
 EXPECTED = "file_name,text or image,prompt"
 
 
@@ -99,63 +99,16 @@ def _wrong_caption(row: Mapping[Any, Any], caption: Any, column: str) -> str | N
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]:
-    readers = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
+    readers: dict[str, Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]] = {
+        ".csv": csv_rows,
+        ".jsonl": partial(jsonl_rows, example=EXAMPLE),
+    }
     if path.suffix.lower() not in readers:
         raise PipelineError(
             f"data.metadata: {path}: the extension is {path.suffix or 'none'}",
             hint="give a .csv with a header line or a .jsonl with one object on each line",
         )
     return readers[path.suffix.lower()]
-
-
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
-    text = io.StringIO(_text(path), newline="")
-    reader = csv.DictReader(text, strict=True, skipinitialspace=True)
-    line = 0
-    try:
-        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        line = reader.line_num
-        for row in reader:
-            line = reader.line_num
-            yield line, row
-    except csv.Error as error:
-        raise PipelineError(
-            f"{path}, row that begins on line {line + 1}: not valid CSV ({error})",
-            hint="check the double quotes from there on; write a quote inside a caption as two",
-        ) from error
-
-
-def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
-    for line, text in enumerate(_text(path).split("\n"), 1):
-        if not text.strip():
-            continue
-        try:
-            row = json.loads(text)
-        except ValueError as error:
-            raise PipelineError(
-                f"{path}, line {line}: not valid JSON ({error})",
-                hint='each line is one object, as {"file_name": "a.png", "text": "a red house"}',
-            ) from error
-        if not isinstance(row, dict):
-            raise PipelineError(
-                f"{path}, line {line}: holds {type(row).__name__}, not an object",
-                hint='each line is one object, as {"file_name": "a.png", "text": "a red house"}',
-            )
-        yield line, row
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PipelineError(
-            f"{path}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start})",
-            hint=f"save it as UTF-8, say with: iconv -f latin1 -t utf-8 {path} > new{path.suffix}",
-        ) from error
-    except OSError as error:
-        raise PipelineError(
-            f"{path}: {os.strerror(error.errno or 0)}", hint="make it readable for you"
-        ) from error
 
 
 def _columns(path: Path, row: Mapping[Any, Any]) -> tuple[str, str]:

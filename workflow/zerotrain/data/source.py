@@ -108,7 +108,7 @@ def open_source(data: DataConfig) -> Source:
 
 
 def source_files(data: DataConfig) -> list[str]:
-    """Every image, caption and metadata file that the dataset depends on, sorted.
+    """Every file that the dataset depends on (images, captions, tables, text), sorted.
 
     Snakemake takes them as inputs: editing or adding one reruns what depends on it. Nothing is
     opened, only listed.
@@ -118,6 +118,10 @@ def source_files(data: DataConfig) -> list[str]:
     """
     if data.source == "digits":
         return []
+    if data.is_text:
+        from zerotrain.data.text import text_files
+
+        return text_files(data)
     from zerotrain.data.folder import folder_files
 
     return folder_files(data)

@@ -10,8 +10,9 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from zerotrain.errors import PipelineError
 
@@ -20,10 +21,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from zerotrain.config import EvaluateConfig
+    from zerotrain.data.conversation import Conversations, Message
     from zerotrain.data.dataset import Dataset
 
 FAMILIES = ("sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm")
 """Those that a configuration may name."""
+LANGUAGE_MODELS = ("causal_lm", "seq2seq_lm")
+"""Those of text; the others are of images."""
+ROOT = "."
+"""The trained part of a model whose files lie in its folder itself, as transformers has them."""
 
 
 Batch: TypeAlias = "dict[str, torch.Tensor]"
@@ -35,7 +41,20 @@ filled up with zeros, beside `<name>_mask` bool [B, T]; `original_size`, `crop_t
 `target_size` int64 [B, 2] (height and width of the image file, top and left of the crop, height
 and width after crop and resize); `noise` float32 of the latents' shape, standard normal; `uniform`
 float64 [B] in [0, 1), from which the family derives the timestep.
+
+Of text, int64, T the longest of the batch: `input_ids` [B, T]; `labels` [B, T], of a seq2seq model
+as long as its longest answer, -100 where nothing is learned; `attention_mask` [B, T], 0 where a row
+is filled up. Of packed rows `position_ids` [B, T] in its place, which begin at 0 with each example.
 """
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A conversation as a language model learns it."""
+
+    input_ids: list[int]
+    labels: list[int]
+    """-100 where nothing is learned. Of a causal model as long as input_ids."""
 
 
 class Encoders(Protocol):
@@ -52,24 +71,83 @@ class Encoders(Protocol):
 
 
 class Family(Protocol):
-    """One kind of model."""
+    """One kind of model: what is common to those of images and of text."""
 
     name: str
     parts: tuple[str, ...]
-    """Sub-folders of the base model, in diffusers' layout."""
+    """Sub-folders of the base model, in diffusers' layout; or ROOT alone, in transformers'."""
     optional_parts: tuple[str, ...]
     """Those of `parts` that a base may lack, all of them together."""
-    image_parts: tuple[str, ...]
-    """Parts that latents depend on."""
-    text_parts: tuple[str, ...]
-    """Parts that text embeddings depend on."""
     encoding_code: tuple[str, ...]
-    """Modules, or `module:Class`, whose code loads and runs the encoders: an edit there makes
-    cached tensors stale."""
+    """Modules, or `module:Class`, whose code turns samples into cached tensors: an edit there makes
+    them stale."""
     classes: Mapping[str, str]
     """The class that model_index.json must name, for each part that holds weights."""
     trained_part: str
     """The part that training changes."""
+
+    def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """Load the trainable part on CPU, in float32 if no type is given."""
+
+    def empty_model(self, base: Path) -> torch.nn.Module:
+        """The trainable part without its weights: names, shapes and ties.
+
+        Parameters are on the meta device, buffers on CPU with the values that building gives.
+        """
+
+    def load_trained(self, weights: Path) -> torch.nn.Module:
+        """Load the trained part of a weights folder in float32 on CPU, in eval mode.
+
+        An adapter that lies in the folder is applied.
+        """
+
+    def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Objective:
+        """The training objective.
+
+        Args:
+            base: Folder of the base model, whose noise scheduler or config.json defines it.
+            settings: The family's keys of config.objective; None for the plain loss, which
+                evaluations compare.
+        """
+
+    def save_model(
+        self,
+        base: Path,
+        shapes: Mapping[str, list[int]],
+        read: Callable[[str], torch.Tensor],
+        dtype: torch.dtype,
+        out: Path,
+        *,
+        frozen: Callable[[str], bool] = lambda name: False,
+    ) -> dict[str, str]:
+        """Write the trainable part in the library's own format into `out`/<trained_part>.
+
+        Of a part at the root, files without tensors are not written: they are those of the base.
+
+        Args:
+            base: Folder of the base model.
+            shapes: Shape of each trained tensor.
+            read: Gives a trained tensor when its turn comes; only one is held.
+            dtype: Type to write.
+            out: Folder to write into.
+            frozen: Whether training left a name alone: it is taken from the base, like buffers.
+
+        Returns:
+            sha256 of each written file, by its name relative to `out`.
+
+        Raises:
+            PipelineError: names or shapes are not those of the base; nothing is written.
+        """
+
+
+class ImageFamily(Family, Protocol):
+    """One kind of model that makes images."""
+
+    modality: Literal["image"]
+    image_parts: tuple[str, ...]
+    """Parts that latents depend on."""
+    text_parts: tuple[str, ...]
+    """Parts that text embeddings depend on."""
 
     def build_preset(
         self, preset: str, dataset: Dataset, images: Sequence[Image], seed: int, out: Path
@@ -93,57 +171,6 @@ class Family(Protocol):
             PipelineError: max_sequence_length is more than the family takes.
         """
 
-    def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
-        """Load the trainable part on CPU, in float32 if no type is given."""
-
-    def empty_model(self, base: Path) -> torch.nn.Module:
-        """The trainable part without its weights: names, shapes and ties.
-
-        Parameters are on the meta device, buffers on CPU with the values that building gives.
-        """
-
-    def load_trained(self, weights: Path) -> torch.nn.Module:
-        """Load the trained part of a weights folder in float32 on CPU, in eval mode.
-
-        An adapter that lies in the folder is applied.
-        """
-
-    def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Objective:
-        """The training objective.
-
-        Args:
-            base: Folder of the base model, whose noise scheduler defines it.
-            settings: The family's keys of config.objective; None for the plain loss, which
-                evaluations compare.
-        """
-
-    def save_model(
-        self,
-        base: Path,
-        shapes: Mapping[str, list[int]],
-        read: Callable[[str], torch.Tensor],
-        dtype: torch.dtype,
-        out: Path,
-        *,
-        frozen: Callable[[str], bool] = lambda name: False,
-    ) -> dict[str, str]:
-        """Write the trainable part in the library's own format into `out`/<trained_part>.
-
-        Args:
-            base: Folder of the base model.
-            shapes: Shape of each trained tensor.
-            read: Gives a trained tensor when its turn comes; only one is held.
-            dtype: Type to write.
-            out: Folder to write into.
-            frozen: Whether training left a name alone: it is taken from the base, like buffers.
-
-        Returns:
-            sha256 of each written file, by its name relative to `out`.
-
-        Raises:
-            PipelineError: names or shapes are not those of the base; nothing is written.
-        """
-
     def sample(
         self,
         weights: Path,
@@ -156,6 +183,34 @@ class Family(Protocol):
         max_sequence_length: int | None = None,
     ) -> list[Image]:
         """One image per prompt, each from its own seed, with classifier-free guidance."""
+
+
+class TextFamily(Family, Protocol):
+    """One kind of model that makes text."""
+
+    modality: Literal["text"]
+
+    def build_preset(self, preset: str, dataset: Conversations, seed: int, out: Path) -> None:
+        """Build a small base model and its tokenizer from a seed, into the folder `out`."""
+
+    def load_tokenizer(self, base: Path) -> Any:
+        """The tokenizer of a base model or weights folder, as transformers loads it."""
+
+    def tokenise(
+        self, tokenizer: Any, messages: Sequence[Message], max_length: int
+    ) -> Tokens | None:
+        """What is learned of a conversation; None if nothing of an answer is left of it."""
+
+    def generate(
+        self,
+        weights: Path,
+        prompts: Sequence[Sequence[Message]],
+        config: EvaluateConfig,
+        *,
+        max_length: int,
+        device: str,
+    ) -> list[str]:
+        """The likeliest answer to each prompt, token by token (greedy)."""
 
 
 class Objective(Protocol):
@@ -180,7 +235,7 @@ def refuse_untrainable(name: str) -> None:
     )
 
 
-def load_family(name: str) -> Family:
+def load_family(name: str) -> ImageFamily | TextFamily:
     """The family of that name.
 
     Raises:

@@ -8,20 +8,17 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import diffusers
 import torch
 from accelerate import init_empty_weights
-from huggingface_hub import split_torch_state_dict_into_shards
 
-from zerotrain.artifact import write_json
 from zerotrain.errors import PipelineError
 from zerotrain.families.lora import apply_adapter
-from zerotrain.families.model_tensors import ModelTensors, tensor_sources
+from zerotrain.families.model_tensors import ModelTensors, tensor_sources, write_model
 from zerotrain.families.pipelines import load_pipeline
 from zerotrain.progress import progress
-from zerotrain.tensor_file import write_tensor_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,13 +28,13 @@ if TYPE_CHECKING:
     from zerotrain.families import Encoders, Objective
 
 WEIGHTS = "diffusion_pytorch_model"
-MAX_SHARD_SIZE = "10GB"
 
 
 class DiffusionFamily(ABC):
     """A family of diffusers' pipelines; see zerotrain.families.Family."""
 
     name: str
+    modality: Literal["image"] = "image"
     parts: tuple[str, ...]
     optional_parts: tuple[str, ...] = ()
     image_parts: tuple[str, ...] = ("vae",)
@@ -128,26 +125,11 @@ class DiffusionFamily(ABC):
         model = self.empty_model(base)
         sources = tensor_sources(model, shapes, frozen, config)
         held = ModelTensors(base / part, sources, read)
-        expected = model.state_dict()
         folder = out / part
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(config, folder / "config.json")
-        plan = split_torch_state_dict_into_shards(
-            {
-                n: torch.empty_like(t, dtype=_stored(t, dtype), device="meta")
-                for n, t in expected.items()
-            },
-            filename_pattern=WEIGHTS + "{suffix}.safetensors",
-            max_shard_size=MAX_SHARD_SIZE,
-        )
-        known = {}
-        for file, names in plan.filename_to_tensors.items():
-            layout = {n: (_stored(expected[n], dtype), expected[n].shape) for n in sorted(names)}
-            known[f"{part}/{file}"] = write_tensor_file(folder / file, layout, held.tensor)
-        if plan.is_sharded:
-            index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-            write_json(folder / f"{WEIGHTS}.safetensors.index.json", index)
-        return known
+        known = write_model(model, held.tensor, dtype, folder, WEIGHTS)
+        return {f"{part}/{file}": sha256 for file, sha256 in known.items()}
 
     def sample(
         self,
@@ -199,8 +181,3 @@ class DiffusionFamily(ABC):
                 hint=f"choose {' or '.join(['default', *self.samplers])}",
             )
         return getattr(diffusers, self.samplers[name])
-
-
-def _stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Counters and indices keep their type."""
-    return dtype if tensor.is_floating_point() else tensor.dtype

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) of a denoiser: add one to train, write it for diffusers, apply it.
+"""Low-rank adapters (LoRA) of a model: add one to train, write it for its library, apply it.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021),
 https://arxiv.org/abs/2106.09685. peft does the work; it is imported where it is used, since it
@@ -11,17 +11,25 @@ import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import diffusers
 import torch
 from safetensors.torch import save_file
 
-from zerotrain.artifact import file_sha256
+from zerotrain.artifact import file_sha256, write_json
 from zerotrain.errors import PipelineError
+from zerotrain.families import ROOT
+
+if TYPE_CHECKING:
+    from zerotrain.families import Family
 
 ADAPTER = "pytorch_lora_weights.safetensors"
 """The file that diffusers' load_lora_weights looks for in a folder."""
+PEFT_ADAPTER, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""The files that peft and transformers look for."""
+PEFT_PREFIX = "base_model.model."
+TASKS = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM"}
+"""What peft calls the classes of language models."""
 METADATA = "lora_adapter_metadata"
 """Where diffusers looks for rank and alpha in the file's header."""
 DENOISERS = ("unet", "transformer")
@@ -38,7 +46,7 @@ def add_adapter(
     target_modules: Sequence[str],
     seed: int,
 ) -> None:
-    """Add a LoRA adapter to a denoiser of diffusers and freeze everything else.
+    """Add a LoRA adapter to a model of diffusers or transformers and freeze everything else.
 
     The parameters that require a gradient are then the adapter's: float32, for a linear layer
     `<layer>.lora_A.default.weight` [rank, in] and `<layer>.lora_B.default.weight` [out, rank].
@@ -46,7 +54,7 @@ def add_adapter(
     the model's output is still the base's.
 
     Args:
-        model: The denoiser, on CPU or meta.
+        model: The model, on CPU or meta.
         rank: Rank of the two factors.
         alpha: The adapter's effect is scaled by alpha / rank.
         dropout: Probability of dropout before the first factor, in train mode only.
@@ -72,7 +80,13 @@ def add_adapter(
             parameter.data = parameter.data.float()
 
 
+def adapter_file(part: str) -> tuple[str, str]:
+    """The file of an adapter to this part, and what stands before each tensor's name in it."""
+    return (PEFT_ADAPTER, PEFT_PREFIX) if part == ROOT else (ADAPTER, f"{part}.")
+
+
 def save_adapter(
+    family: Family,
     base: Path,
     shapes: Mapping[str, list[int]],
     read: Callable[[str], torch.Tensor],
@@ -84,13 +98,15 @@ def save_adapter(
     dtype: torch.dtype,
     out: Path,
 ) -> dict[str, str]:
-    """Write a trained adapter as `out`/pytorch_lora_weights.safetensors.
+    """Write a trained adapter as its library loads it from `out`.
 
-    A pipeline's load_lora_weights(out) gives the adapter that was trained: the header holds rank
-    and alpha, without which alpha would be taken for rank. Equal arguments give equal bytes.
+    Of a denoiser pytorch_lora_weights.safetensors, which a pipeline's load_lora_weights takes: the
+    header holds rank and alpha, without which alpha would be taken for rank. Of a language model
+    peft's two files, which transformers and peft take. Equal arguments give equal bytes.
 
     Args:
-        base: Folder of the base model, whose config.json describes the denoiser.
+        family: The model's family.
+        base: Folder of the base model, whose config.json describes the trained part.
         shapes: Shape of each trained parameter, under the names that add_adapter gives.
         read: Gives the values of a parameter.
         rank: As given to add_adapter; so are alpha, target_modules and dropout.
@@ -108,15 +124,15 @@ def save_adapter(
         PipelineError: there is no tensor, nothing was trained (each lora_B is zero), or a name or
             shape is not one of this adapter's; the message names the tensor.
     """
-    from peft import get_peft_model_state_dict
+    from peft import LoraConfig, get_peft_model_state_dict
 
     if not shapes:
         raise PipelineError(
             "the adapter is empty: the training has no tensors",
             hint="export a checkpoint of a run whose configuration has the section `lora`",
         )
-    part = _trained_part(base)
-    model = _on_meta(base / part / "config.json")
+    part = family.trained_part
+    model = family.empty_model(base)
     add_adapter(
         model, rank=rank, alpha=alpha, dropout=dropout, target_modules=target_modules, seed=0
     )
@@ -131,19 +147,23 @@ def save_adapter(
             hint="train it for a step at least, with a learning rate above 0; "
             "tiny values need export.dtype fp32 or bf16",
         )
-    settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(target_modules)}
-    header = json.dumps({f"{part}.{key}": value for key, value in settings.items()}, sort_keys=True)
     # Names as peft has them: convert_state_dict_to_diffusers renames those of attention alone, and
     # from such a mixture load_lora_weights leaves layers out without an error.
     plain = get_peft_model_state_dict(model, state_dict=tensors)
     out.mkdir(parents=True, exist_ok=True)
+    settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(target_modules)}
+    file, prefix = adapter_file(part)
+    if part == ROOT:
+        task = TASKS[family.classes[ROOT]]
+        own = LoraConfig(**settings, lora_dropout=dropout, task_type=task, inference_mode=True)
+        write_json(out / PEFT_CONFIG, {**own.to_dict(), **settings})
+        header = {"format": "pt"}
+    else:
+        named = {f"{part}.{key}": value for key, value in settings.items()}
+        header = {METADATA: json.dumps(named, sort_keys=True)}
     # One entry of metadata: safetensors writes several in an order of chance.
-    save_file(
-        {f"{part}.{name}": tensor for name, tensor in plain.items()},
-        out / ADAPTER,
-        metadata={METADATA: header},
-    )
-    return {ADAPTER: file_sha256(out / ADAPTER)}
+    save_file({prefix + name: t for name, t in plain.items()}, out / file, metadata=header)
+    return {name: file_sha256(out / name) for name in (file, PEFT_CONFIG) if (out / name).is_file()}
 
 
 def apply_adapter(model: torch.nn.Module, folder: Path) -> None:
@@ -186,14 +206,6 @@ def _end(name: str) -> str:
 
 def _trained_part(folder: Path) -> str:
     return next(part for part in DENOISERS if (folder / part / "config.json").is_file())
-
-
-def _on_meta(config: Path) -> torch.nn.Module:
-    """The model that a config.json describes, without storage."""
-    document: dict[str, Any] = json.loads(config.read_text())
-    with torch.device("meta"):
-        model: torch.nn.Module = getattr(diffusers, document["_class_name"]).from_config(document)
-    return model
 
 
 def _check_shapes(expected: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> None:

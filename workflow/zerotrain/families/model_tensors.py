@@ -1,4 +1,4 @@
-"""What to write of a denoiser: trained tensors, and the base's own where nothing was trained."""
+"""What to write of a model: trained tensors, and the base's own where nothing was trained."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 
+from zerotrain.artifact import write_json
 from zerotrain.errors import PipelineError
-from zerotrain.tensor_file import open_tensors
+from zerotrain.tensor_file import open_tensors, write_tensor_file
+
+MAX_SHARD_SIZE = "10GB"
 
 
 def tensor_sources(
@@ -43,7 +47,7 @@ def tensor_sources(
 
 
 class ModelTensors:
-    """The tensors to write, each by one of the denoiser's own names."""
+    """The tensors to write, each by one of the model's own names."""
 
     def __init__(
         self,
@@ -63,3 +67,50 @@ class ModelTensors:
             self._base[name].get_tensor(name) if source is None else self._read(source)
         )
         return found
+
+
+def stored_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors that the model's library writes: of tied ones, its first name alone."""
+    held = model.state_dict(keep_vars=True)
+    tied = getattr(model, "all_tied_weights_keys", {})
+    return {
+        name: tensor
+        for name, tensor in held.items()
+        if name not in tied or held[name] is not held.get(tied[name])
+    }
+
+
+def write_model(
+    model: torch.nn.Module,
+    read: Callable[[str], torch.Tensor],
+    dtype: torch.dtype,
+    folder: Path,
+    stem: str,
+) -> dict[str, str]:
+    """Write a model's tensors as safetensors, in shards with an index where one is too small.
+
+    Args:
+        model: The model, on the meta device.
+        read: Gives a tensor when its turn comes; only one is held.
+        dtype: Type to write; counters and indices keep theirs.
+        folder: Folder to write into.
+        stem: What the files are called before their numbers.
+
+    Returns:
+        sha256 of each file of tensors, by its name.
+    """
+    expected = stored_tensors(model)
+    types = {n: dtype if t.is_floating_point() else t.dtype for n, t in expected.items()}
+    plan = split_torch_state_dict_into_shards(
+        {n: torch.empty(t.shape, dtype=types[n], device="meta") for n, t in expected.items()},
+        filename_pattern=stem + "{suffix}.safetensors",
+        max_shard_size=MAX_SHARD_SIZE,
+    )
+    known = {}
+    for file, names in plan.filename_to_tensors.items():
+        layout = {name: (types[name], expected[name].shape) for name in sorted(names)}
+        known[file] = write_tensor_file(folder / file, layout, read)
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        write_json(folder / f"{stem}.safetensors.index.json", index)
+    return known

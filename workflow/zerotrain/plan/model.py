@@ -12,6 +12,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from zerotrain.errors import PipelineError
+from zerotrain.families.language import untie_head
 from zerotrain.plan.architecture import Architecture, Part
 from zerotrain.trained import choose_trained, trained_parameters
 
@@ -91,7 +92,7 @@ def build_part(part: Part, source: str) -> torch.nn.Module:
                 module: torch.nn.Module = cls.from_config(dict(part.config))
             else:
                 module = cls(_transformers_config(cls, part.config))
-                _untie(module, part.config)
+                untie_head(module, part.config)
     except (AttributeError, TypeError, ValueError, KeyError, StrictDataclassError) as error:
         raise PipelineError(
             f"{source}: {part.library}'s {part.class_name} cannot be built from its config.json: "
@@ -122,12 +123,3 @@ def _transformers_config(cls: Any, values: Mapping[str, Any]) -> Any:
     config = cls.config_class(**values)
     config._attn_implementation = UNPADDED
     return config
-
-
-def _untie(module: Any, values: Mapping[str, Any]) -> None:
-    """Give a T5's head weights of its own where its file has them.
-
-    The class ties always; loading finds two different tensors in the file and keeps both.
-    """
-    if values.get("tie_word_embeddings") is False and getattr(module, "lm_head", None) is not None:
-        module.lm_head.weight = torch.nn.Parameter(torch.empty_like(module.lm_head.weight))

@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Any, overload
 
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256, write_json
-from zerotrain.base import KIND, MODEL_INDEX, check_model_index, choose_files, part_digests
+from zerotrain.base import (
+    KIND,
+    MODEL_INDEX,
+    check_config,
+    check_model_index,
+    choose_files,
+    part_digests,
+)
 from zerotrain.config import RunConfig
+from zerotrain.data.conversation import Conversations, read_conversations
 from zerotrain.data.crop import crop_and_resize
 from zerotrain.data.dataset import Dataset, Sample, read_dataset
 from zerotrain.data.source import Source, open_source
 from zerotrain.errors import PipelineError
-from zerotrain.families import Family, load_family
+from zerotrain.families import LANGUAGE_MODELS, ROOT, Family, load_family
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,7 +55,7 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
         commit = None
         if samples:
             _refuse_revision(config)
-            _build_preset(config, family, samples, draft.folder)
+            _build_preset(config, samples, draft.folder)
         else:
             folder, commit = _find(config, family)
             _link(folder, family, config.base, draft.folder)
@@ -90,7 +98,7 @@ class Crops(Sequence["Image"]):
         return crop_and_resize(image, sample.crop, self._resolution)
 
 
-def _dataset(config: RunConfig, folder: Path | None) -> Dataset | None:
+def _dataset(config: RunConfig, folder: Path | None) -> Dataset | Conversations | None:
     """The dataset that a preset is built for; None for a real model."""
     if config.base not in PRESETS:
         return None
@@ -99,13 +107,19 @@ def _dataset(config: RunConfig, folder: Path | None) -> Dataset | None:
             f"base: the preset {config.base} is built for a dataset, and none was named",
             hint="add --dataset FOLDER",
         )
-    return read_dataset(folder)
+    return (read_conversations if config.family in LANGUAGE_MODELS else read_dataset)(folder)
 
 
-def _build_preset(config: RunConfig, family: Family, dataset: Dataset, folder: Path) -> None:
+def _build_preset(config: RunConfig, dataset: Dataset | Conversations, folder: Path) -> None:
     import torch
 
     torch.set_num_threads(config.launch.num_cpu_threads_per_process or os.cpu_count() or 1)
+    family = load_family(config.family)
+    if isinstance(dataset, Conversations):
+        assert family.modality == "text"
+        family.build_preset(config.base, dataset, config.seed, folder)
+        return
+    assert family.modality == "image"
     crops = Crops(
         open_source(config.data), dataset.split("train"), config.phases[0].train.resolution
     )
@@ -212,6 +226,9 @@ def _link(folder: Path, family: Family, base: str, target: Path) -> None:
         link = target / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to((folder / file).resolve())
+    if family.trained_part == ROOT:
+        check_config(folder / "config.json", family, base)
+        return
     index: Any = check_model_index(folder / MODEL_INDEX, family, base)
     (target / MODEL_INDEX).unlink()
     write_json(target / MODEL_INDEX, index)

@@ -1,4 +1,4 @@
-"""cache_latents: a dataset's images and captions to latents and embeddings at one resolution."""
+"""cache_latents: images and captions to latents and embeddings, or text to tokens, at one size."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.cache.encoding import Encoding
 from zerotrain.cache.layout import KIND, LATENTS, TEXT, Index, write_index
+from zerotrain.cache.tokenising import cache_text
 from zerotrain.cache.writer import Stored, place, write_series
 from zerotrain.config import RunConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.families import load_family
 
 
-def cache_latents(config: RunConfig, pixels: int, dataset: Path, base: Path, output: Path) -> None:
+def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, output: Path) -> None:
     """Encode what the cache in `output` does not hold yet, and publish the cache anew.
 
     The bytes of the result do not depend on what was reused, nor on data.num_workers.
 
     Args:
         config: The run's configuration.
-        pixels: Side of the square images.
+        size: Side of the square images in pixels, or longest row of text in tokens.
         dataset: Folder of the dataset.
         base: Folder of the base model.
         output: Folder of the cache. What it holds is reused, whether or not it was finished.
@@ -30,9 +31,13 @@ def cache_latents(config: RunConfig, pixels: int, dataset: Path, base: Path, out
         PipelineError: an image changed since prepare_dataset, a result is no finite number, or
             a shard cannot hold one.
     """
+    family = load_family(config.family)
+    if family.modality == "text":
+        cache_text(config, family, size, dataset, base, output)
+        return
     samples = read_dataset(dataset)
     model = artifact.read(base, "base")
-    encoding = Encoding(config, pixels, load_family(config.family), model)
+    encoding = Encoding(config, size, family, model)
     entries = tuple(encoding.entry(sample) for sample in samples.samples)
     empty_text = encoding.text_key("")
     artifact.mend(output)
@@ -56,7 +61,7 @@ def cache_latents(config: RunConfig, pixels: int, dataset: Path, base: Path, out
         write_index(
             draft.folder,
             Index(
-                resolution=pixels,
+                resolution=size,
                 dtype=config.cache.dtype,
                 repeats=samples.repeats,
                 entries=entries,
@@ -66,7 +71,7 @@ def cache_latents(config: RunConfig, pixels: int, dataset: Path, base: Path, out
             ),
         )
         draft.content = {
-            "resolution": pixels,
+            "resolution": size,
             "dtype": config.cache.dtype,
             "count": {"samples": len(entries), "latents": latents.total, "captions": text.total},
         }

@@ -1,14 +1,15 @@
-"""prepare_dataset: images and captions of the source to a manifest of checked, hashed samples."""
+"""prepare_dataset: images or text of the source to a manifest of checked, hashed samples."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.config import DataConfig
+from zerotrain.data.conversation import Conversation, conversations_content
 from zerotrain.data.crop import centre_crop, limit_pixels
 from zerotrain.data.dataset import (
     KIND,
@@ -18,6 +19,7 @@ from zerotrain.data.dataset import (
     dataset_content,
 )
 from zerotrain.data.source import BadImage, Found, Source, open_source
+from zerotrain.data.text import read_conversations_of
 from zerotrain.errors import PipelineError
 from zerotrain.progress import progress
 from zerotrain.workers import in_order
@@ -27,7 +29,7 @@ SHOWN = 10
 
 
 def prepare_dataset(data: DataConfig, output: Path) -> None:
-    """Check every image and caption, and publish the dataset's manifest.
+    """Check every image and caption, or every row of text, and publish the dataset's manifest.
 
     Args:
         data: The `data` section of a run's configuration.
@@ -37,46 +39,56 @@ def prepare_dataset(data: DataConfig, output: Path) -> None:
         PipelineError: the source cannot be used, has more bad samples than data.max_bad_samples,
             or leaves nothing to train on.
     """
-    source = open_source(data)
-    found = source.found()
-    for note in source.notes:
-        _warn(note)
-    checked = list(
-        progress(
-            in_order(lambda entry: _check(source, entry, data), found, data.num_workers),
-            len(found),
-            "checking images",
-            "image",
-        )
-    )
-    samples = [entry for entry in checked if isinstance(entry, Sample)]
+    if data.is_text:
+        checked: list[Sample | Conversation | Found] = [*read_conversations_of(data)]
+        name = data.path or data.source
+    else:
+        source = open_source(data)
+        name = source.name
+        checked = [*_checked_images(source, data)]
     bad = [entry for entry in checked if isinstance(entry, Found)]
+    images = [entry for entry in checked if isinstance(entry, Sample)]
+    texts = [entry for entry in checked if isinstance(entry, Conversation)]
+    samples = images or texts
     if len(bad) > data.max_bad_samples or not samples:
-        raise _too_many(source, bad, len(found), data.max_bad_samples)
-    content = dataset_content(
-        samples,
-        repeats=data.repeats,
-        bad=[{"file": entry.file, "reason": entry.reason or ""} for entry in bad],
-    )
+        raise _too_many(name, bad, len(checked), data.max_bad_samples)
+    refused = [{"file": entry.file, "reason": entry.reason or ""} for entry in bad]
+    if data.is_text:
+        content = conversations_content(texts, repeats=data.repeats, bad=refused)
+    else:
+        content = dataset_content(images, repeats=data.repeats, bad=refused)
+    what = "examples" if data.is_text else "images"
     if not content["count"]["train"]:
         raise PipelineError(
-            f"data.holdout: {data.holdout} keeps all {len(samples)} images from training",
-            hint="lower data.holdout or add images",
+            f"data.holdout: {data.holdout} keeps all {len(samples)} {what} from training",
+            hint=f"lower data.holdout or add {what}",
         )
     if data.holdout and not content["count"]["holdout"]:
-        _warn(f"data.holdout: {data.holdout} of {len(samples)} images came to none")
+        _warn(f"data.holdout: {data.holdout} of {len(samples)} {what} came to none")
     numbers = data.model_dump(exclude={"name", "num_workers", "max_bad_samples"})
     artifact.publish_manifest(
         output, KIND, content, made_by={"stage": "prepare_dataset", "data": numbers}
     )
     if bad:
         _warn(
-            f"{len(bad)} of {len(found)} samples are bad and left out; `bad` in "
+            f"{len(bad)} of {len(checked)} samples are bad and left out; `bad` in "
             f"{output / artifact.MANIFEST} lists them:{_list(bad)}"
         )
-    print(
-        f"{content['count']['train']} images to train on and {content['count']['holdout']} held "
-        f"out, with {len({sample.caption for sample in samples})} different captions"
+    said = f"{content['count']['train']} {what} to train on and {content['count']['holdout']} held "
+    captions = len({sample.caption for sample in images})
+    print(said + "out" + (f", with {captions} different captions" if images else ""))
+
+
+def _checked_images(source: Source, data: DataConfig) -> Iterator[Sample | Found]:
+    """Every image of the source, read once."""
+    found = source.found()
+    for note in source.notes:
+        _warn(note)
+    yield from progress(
+        in_order(lambda entry: _check(source, entry, data), found, data.num_workers),
+        len(found),
+        "checking images",
+        "image",
     )
 
 
@@ -104,10 +116,10 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
     )
 
 
-def _too_many(source: Source, bad: Sequence[Found], total: int, limit: int) -> PipelineError:
+def _too_many(name: str, bad: Sequence[Found], total: int, limit: int) -> PipelineError:
     allowed = f"data.max_bad_samples allows {limit}" if len(bad) > limit else "none is left"
     return PipelineError(
-        f"{source.name}: {len(bad)} of {total} samples are bad, {allowed}:{_list(bad)}",
+        f"{name}: {len(bad)} of {total} samples are bad, {allowed}:{_list(bad)}",
         hint="mend or remove them, or raise data.max_bad_samples to go on without them",
     )
 

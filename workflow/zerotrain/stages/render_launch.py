@@ -29,6 +29,7 @@ def render_launch(
     base: Path | None,
     start: Path | None,
     output: Path,
+    cache: Path | None = None,
 ) -> None:
     """Write the launch files of one phase.
 
@@ -40,11 +41,12 @@ def render_launch(
         base: Folder of the base model, whose sizes decide ZeRO's; plain PyTorch needs none.
         start: State of elsewhere that the run goes on from; None where it begins.
         output: Folder to publish.
+        cache: Folder of the cache of a text family, whose rows count; of images the dataset's do.
 
     Raises:
         PipelineError: values that do not fit together.
     """
-    samples = read_dataset(dataset)
+    epoch_size = _epoch_size(config, dataset, cache)
     chosen, why = read_preset(preset), ""
     if chosen.engine == "auto":
         chosen, why = _choose(config, phase, preset, base)
@@ -63,10 +65,22 @@ def render_launch(
         sizes = read_sizes(
             artifact.read(base, "base", verify=False), lora, config.frozen_parameters
         )
-    resolved = resolve_phase(config, phase, chosen, samples.epoch_size, sizes, begun, why)
+    resolved = resolve_phase(config, phase, chosen, epoch_size, sizes, begun, why)
     with artifact.publish(output, KIND) as draft:
         write_run_yaml(resolved, draft.folder / "run.yaml")
         write_launch_files(resolved, draft.folder, output)
+
+
+def _epoch_size(config: RunConfig, dataset: Path, cache: Path | None) -> int:
+    if not config.is_text:
+        return read_dataset(dataset).epoch_size
+    if cache is None:
+        raise PipelineError(
+            f"family {config.family}: an epoch has as many samples as the cache has rows, and no "
+            "cache is named",
+            hint="give --cache, the folder of the phase's cache",
+        )
+    return int(artifact.read(cache, "cache", verify=False).content["epoch_size"])
 
 
 def _choose(config: RunConfig, phase: str, auto: Path, base: Path | None) -> tuple[Preset, str]:

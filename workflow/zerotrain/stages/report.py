@@ -7,8 +7,12 @@ import shlex
 from pathlib import Path
 
 from zerotrain import artifact
+from zerotrain.artifact import Artifact
 from zerotrain.config import RunConfig
+from zerotrain.config.training import IMAGE_KEYS
 from zerotrain.errors import PipelineError
+from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
+from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.launch.resolved import explained
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.page import PhaseFacts, render_page
@@ -34,7 +38,7 @@ def report(config: RunConfig, folders: list[Path], output: Path) -> None:
     Raises:
         PipelineError: a phase has not been evaluated.
     """
-    facts = [_phase(folder) for folder in folders]
+    facts = [_phase(folder, config) for folder in folders]
     parents = {
         folder.name: artifact.read(folder / "evaluation", "evaluation", verify=False)
         for folder in folders
@@ -44,16 +48,18 @@ def report(config: RunConfig, folders: list[Path], output: Path) -> None:
         (draft.folder / "index.html").write_text(page, encoding="utf-8")
         draft.content = {"run": config.run, "phases": [folder.name for folder in folders]}
     last = facts[-1]
+    shown = "grid     " if last.grid else "answers  "
+    made = folders[-1] / "evaluation" / ("grid.png" if last.grid else ANSWERS)
     print(
         f"report   {output / 'index.html'}\n"
         f"weights  {last.weights}\n"
-        f"grid     {folders[-1] / 'evaluation' / 'grid.png'}\n"
+        f"{shown}{made}\n"
         f"metrics  {folders[-1] / 'metrics.json'}\n"
         f"curves   tensorboard --logdir {shlex.quote(str(folders[-1].parent))}"
     )
 
 
-def _phase(folder: Path) -> PhaseFacts:
+def _phase(folder: Path, config: RunConfig) -> PhaseFacts:
     evaluation = artifact.read(folder / "evaluation", "evaluation")
     metrics = folder / "metrics.json"
     if not metrics.is_file():
@@ -64,35 +70,47 @@ def _phase(folder: Path) -> PhaseFacts:
     return PhaseFacts(
         name=folder.name,
         metrics=json.loads(metrics.read_text()),
-        grid=evaluation.path("grid.png").read_bytes(),
+        grid=_bytes(evaluation, "grid.png"),
+        answers=_answers(evaluation),
         loss=evaluation.path("loss.png").read_bytes(),
         learning_rate=evaluation.path("learning_rate.png").read_bytes(),
         launch=_launch(folder / "launch" / "run.yaml"),
         weights=folder / "weights",
+        seq2seq=config.family == "seq2seq_lm",
     )
+
+
+def _bytes(evaluation: Artifact, name: str) -> bytes | None:
+    return evaluation.path(name).read_bytes() if name in evaluation.files else None
+
+
+def _answers(evaluation: Artifact) -> list[Answer]:
+    return read_answers(evaluation.path(ANSWERS)) if ANSWERS in evaluation.files else []
 
 
 def _launch(path: Path) -> list[tuple[str, str, str]]:
     """Name, value and source of each launch fact; none if the phase was launched by hand."""
     if not path.is_file():
         return []
+    phase = read_run_yaml(path)
+    without = IMAGE_KEYS if phase.family in LANGUAGE_MODELS else ()
     return [
         (name, str(value), f"{source}: {reason}" if reason else source)
-        for name, value, source, reason in explained(read_run_yaml(path))
-        if name.partition(".")[0] in LAUNCH_FACTS and value != {}
+        for name, value, source, reason in explained(phase)
+        if name.partition(".")[0] in LAUNCH_FACTS and name not in without and value != {}
     ]
 
 
 def _summary(config: RunConfig) -> list[tuple[str, str]]:
     evaluate = config.evaluate
+    sampling = (
+        f"{evaluate.num_inference_steps} steps, guidance {evaluate.guidance_scale:g}, "
+        f"scheduler {evaluate.scheduler}"
+    )
     return [
         ("family", config.family),
         ("base", config.base + (f" at {config.revision}" if config.revision else "")),
-        ("data", config.data.images or config.data.source),
+        ("data", config.data.images or config.data.path or config.data.source),
         ("seed", str(config.seed)),
-        (
-            "sampling",
-            f"{evaluate.num_inference_steps} steps, guidance {evaluate.guidance_scale:g}, "
-            f"scheduler {evaluate.scheduler}",
-        ),
+        ("sampling", "greedy" if config.is_text else sampling),
     ]

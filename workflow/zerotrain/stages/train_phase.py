@@ -21,7 +21,7 @@ from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine.detect import detect
-from zerotrain.model_sizes import DENOISERS
+from zerotrain.model_sizes import TRAINED
 from zerotrain.sources import source_digest
 from zerotrain.supervise import supervise
 from zerotrain.training import (
@@ -41,7 +41,7 @@ smaller: a fifth more memory than is ever in use. Pages cost their time at each 
 of LARGE_MODEL computes far longer on what it allocates, one of a few MB would take half as long
 again, and has no memory to save."""
 LARGE_MODEL = 2**27
-"""Bytes of the denoiser's files."""
+"""Bytes of the files of what is trained."""
 
 
 def train_phase(
@@ -111,8 +111,7 @@ def fingerprint(phase: ResolvedPhase, parents: dict[str, Artifact]) -> dict[str,
 
 def allocator(base: Artifact) -> dict[str, str]:
     """Environment variables by which a training of this model has glibc give memory back."""
-    files = [name for name in base.files if name.endswith(".safetensors")]
-    own = [base.path(name) for name in files if name.partition("/")[0] in DENOISERS]
+    own = [base.path(name) for name in base.files if TRAINED.fullmatch(name)]
     return ALLOCATOR if sum(path.stat().st_size for path in own) >= LARGE_MODEL else {}
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
+
 import torch
 
-from zerotrain.cache import Cache, stacked
+from zerotrain.cache import Cache, Entry, Row, TokenCache, stacked
 from zerotrain.families import Batch
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.training.draws import draw_sample
+from zerotrain.training.draws import draw_place, draw_sample
 
 
 class Batches:
@@ -16,32 +19,39 @@ class Batches:
     Sample number p of a run is the same at every world size, batch size and resumption.
     """
 
-    def __init__(self, cache: Cache, phase: ResolvedPhase) -> None:
+    def __init__(self, cache: Cache | TokenCache, phase: ResolvedPhase) -> None:
         self._cache = cache
         self._phase = phase
-        self._train = [i for i, entry in enumerate(cache.entries) if entry.split == "train"]
-        self._shape = tuple(cache.sample(self._train[0])["latents"].shape)
+        entries: Sequence[Entry | Row] = cache.entries
+        self._train = [i for i, entry in enumerate(entries) if entry.split == "train"]
 
     def batch(self, first: int, size: int, device: torch.device) -> Batch:
         """Samples number `first` to `first + size` of the run, on the device."""
-        draws = [
-            draw_sample(
-                self._phase.seed,
-                position,
-                count=len(self._train),
-                epoch_size=self._phase.epoch_size,
-                shape=self._shape,
-                caption_dropout=self._phase.caption_dropout_probability,
-                noise_offset=self._phase.objective.get("noise_offset", 0.0),
-            )
-            for position in range(first, first + size)
-        ]
-        samples = [
-            {
-                **self._cache.sample(self._train[draw.index], captioned=not draw.drop_caption),
-                "noise": torch.from_numpy(draw.noise),
-                "uniform": torch.tensor(draw.uniform, dtype=torch.float64),
-            }
-            for draw in draws
-        ]
-        return stacked(samples, device)
+        positions = range(first, first + size)
+        if isinstance(self._cache, TokenCache):
+            return stacked([self._row(self._cache, position) for position in positions], device)
+        return stacked([self._image(self._cache, position) for position in positions], device)
+
+    def _row(self, cache: TokenCache, position: int) -> dict[str, torch.Tensor]:
+        _, place = draw_place(self._phase.seed, position, self._phase.epoch_size)
+        return cache.sample(self._train[place % len(self._train)])
+
+    def _image(self, cache: Cache, position: int) -> dict[str, torch.Tensor]:
+        draw = draw_sample(
+            self._phase.seed,
+            position,
+            count=len(self._train),
+            epoch_size=self._phase.epoch_size,
+            shape=self._shape,
+            caption_dropout=self._phase.caption_dropout_probability,
+            noise_offset=self._phase.objective.get("noise_offset", 0.0),
+        )
+        return {
+            **cache.sample(self._train[draw.index], captioned=not draw.drop_caption),
+            "noise": torch.from_numpy(draw.noise),
+            "uniform": torch.tensor(draw.uniform, dtype=torch.float64),
+        }
+
+    @cached_property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(self._cache.sample(self._train[0])["latents"].shape)

@@ -42,6 +42,12 @@ def epoch_order(seed: int, epoch: int, epoch_size: int) -> NDArray[np.int64]:
     return generator(seed, ORDER, epoch, 0).permutation(epoch_size)
 
 
+def draw_place(seed: int, position: int, epoch_size: int) -> tuple[int, int]:
+    """The epoch of the run's sample number `position`, and its place 0 .. epoch_size - 1 there."""
+    epoch, within = divmod(position, epoch_size)
+    return epoch, int(epoch_order(seed, epoch, epoch_size)[within])
+
+
 def draw_sample(
     seed: int,
     position: int,
@@ -63,8 +69,7 @@ def draw_sample(
         caption_dropout: Probability of the empty caption.
         noise_offset: Scale of noise that is the same all over a channel.
     """
-    epoch, within = divmod(position, epoch_size)
-    place = int(epoch_order(seed, epoch, epoch_size)[within])
+    epoch, place = draw_place(seed, position, epoch_size)
     random = generator(seed, SAMPLE, epoch, place)
     uniform, dropout = random.random(2)
     noise = random.standard_normal(shape, dtype=np.float32)

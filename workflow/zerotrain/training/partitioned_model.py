@@ -35,7 +35,7 @@ def load_partitioned(
     source: Checkpoint | State | None,
     swap: Path | None = None,
 ) -> tuple[torch.nn.Module, ReadTensor]:
-    """Build the denoiser without weights, then read and partition one parameter after another.
+    """Build the model without weights, then read and partition one parameter after another.
 
     Args:
         family: The model's family.
@@ -104,13 +104,17 @@ def load_partitioned(
         else:
             first.convert_to_zero_parameters(param_list=[parameter])
     device = get_accelerator().current_device_name()
-    for name, _ in list(model.named_buffers()):  # DeepSpeed leaves them where they are
-        if name not in held:
+    for name, buffer in list(model.named_buffers()):  # DeepSpeed leaves them where they are
+        if name not in held and buffer.is_meta:
             raise PipelineError(
                 f"phase {phase.phase}: launch.zero3_init, but {name} is computed and not in the "
                 "base's files",
                 hint="remove zero3_init: the model is then loaded whole and partitioned after",
             )
         owner, _, short = name.rpartition(".")
-        model.get_submodule(owner).register_buffer(short, held[name].get_tensor(name).to(device))
+        module = model.get_submodule(owner)
+        found = held[name].get_tensor(name) if name in held else buffer
+        module.register_buffer(
+            short, found.to(device), persistent=short not in module._non_persistent_buffers_set
+        )
     return model, read

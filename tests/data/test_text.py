@@ -1,0 +1,223 @@
+"""Text: each format, each mistake's words, and built-in tasks."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from collections import Counter
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from zerotrain.config import DataConfig
+from zerotrain.data.conversation import Conversation, Message, read_conversations
+from zerotrain.data.source import Found, source_files
+from zerotrain.data.text import read_conversations_of
+from zerotrain.errors import PipelineError
+from zerotrain.stages.prepare_dataset import prepare_dataset
+
+ALPACA = {"instruction": "Add.", "input": "1 and 2", "output": "3"}
+
+
+def config(path: object, **options: object) -> DataConfig:
+    return DataConfig.model_validate({"source": "text", "path": str(path), **options})
+
+
+def read(path: object, **options: object) -> list[Conversation | Found]:
+    return read_conversations_of(config(path, **options))
+
+
+def written(path, rows, suffix=".jsonl"):
+    file = path / f"rows{suffix}"
+    lines = [json.dumps(row) for row in rows]
+    file.write_text("\n".join(lines) if suffix == ".jsonl" else json.dumps(rows))
+    return file
+
+
+def turns(sample: Conversation) -> list[tuple[str, str]]:
+    return [tuple(message) for message in sample.messages]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_alpaca_rows(tmp_path, suffix):
+    """With and without input; system and history as LLaMA-Factory has them."""
+    rows = [
+        ALPACA,
+        {"instruction": "Say hi.", "input": "", "output": "hi"},
+        {**ALPACA, "system": "be brief", "history": [["a", "b"]]},
+    ]
+    found = read(written(tmp_path, rows, suffix))
+    assert turns(found[0]) == [("user", "Add.\n1 and 2"), ("assistant", "3")]
+    assert turns(found[1]) == [("user", "Say hi."), ("assistant", "hi")]
+    assert [role for role, _ in turns(found[2])] == [
+        *("system", "user", "assistant", "user", "assistant")
+    ]
+    kind = "item" if suffix == ".json" else "line"
+    assert [one.file for one in found] == [f"rows{suffix} {kind} {n}" for n in (1, 2, 3)]
+
+
+def test_chat_rows_of_both_kinds(tmp_path):
+    """messages with role and content; conversations with from and value."""
+    openai = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    sharegpt = {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}
+    first, second = read(written(tmp_path, [openai, sharegpt]), format="chat")
+    assert turns(first) == turns(second) == [("user", "a"), ("assistant", "b")]
+    assert first.sha256 == second.sha256
+
+
+def test_columns_with_a_template_and_names_of_labels(tmp_path):
+    """Label as text: what a classifier is taught to write."""
+    file = tmp_path / "tweets.csv"
+    file.write_text('Tweet text,Label\n"late, again",1\nlovely,0\nhm,7\n')
+    template = "Tweet text : {Tweet text} Label :"
+    named = {"prompt_template": template, "response_column": "Label"}
+    found = read(file, label_names=["no complaint", "complaint"], **named)
+    assert turns(found[0]) == [
+        ("user", "Tweet text : late, again Label :"),
+        ("assistant", "complaint"),
+    ]
+    assert found[2] == Found(
+        "tweets.csv line 4",
+        reason="Label is '7', a label without a name (0, 1 have one)",
+    )
+    plain = read(file, prompt_column="Tweet text", response_column="Label")
+    assert turns(plain[1]) == [("user", "lovely"), ("assistant", "0")]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"messages": []}, "messages is no list of turns"),
+        ({"messages": ["a"]}, "turn 1 is str, not an object"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "turn 1 has the role 'tool'"),
+        ({"messages": [{"role": "user", "content": " "}]}, "turn 1 has no content"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "its last turn is the user's"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "it begins with an answer"),
+    ],
+)
+def test_what_is_wrong_with_a_turn_is_said(tmp_path, row, reason):
+    (found,) = read(written(tmp_path, [row]))
+    assert isinstance(found, Found)
+    assert reason in found.reason
+
+
+def test_bad_rows_are_counted_and_named(tmp_path):
+    """As bad images are: more than data.max_bad_samples stop the run."""
+    file = written(tmp_path, [ALPACA, {**ALPACA, "output": ""}, {"instruction": 3.5}])
+    with pytest.raises(PipelineError, match="2 of 3 samples are bad") as error:
+        prepare_dataset(config(file), tmp_path / "out")
+    assert "rows.jsonl line 2: empty output" in str(error.value)
+    prepare_dataset(config(file, max_bad_samples=2), tmp_path / "out")
+    kept = read_conversations(tmp_path / "out")
+    assert [sample.file for sample in kept.samples] == ["rows.jsonl line 1"]
+    assert len(kept.artifact.content["bad"]) == 2
+
+
+def test_a_split_follows_from_the_question_alone(tmp_path):
+    """Adding rows moves none, and a question that is asked twice is on one side."""
+    rows = [{"instruction": f"say {i}", "output": str(i)} for i in range(200)]
+    before = read(written(tmp_path, rows), holdout=0.3)
+    again = [{"instruction": f"say {i}", "output": "else"} for i in range(200)]
+    after = read(written(tmp_path, [*again, *rows]), holdout=0.3)
+    splits = [sample.split for sample in before]
+    assert [sample.split for sample in after] == splits * 2
+    assert 30 < splits.count("holdout") < 90
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.json", '{"instruction": "a"}', "not a list of objects"),
+        ("a.json", "[", "not valid JSON"),
+        ("a.jsonl", "[1]", "holds list, not an object"),
+        ("a.jsonl", '{"question": "a"}', "no column 'instruction', which the format alpaca needs"),
+        ("a.jsonl", "", "holds no rows"),
+        ("b.jsonl", None, "no such file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(tmp_path, name, text, said):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(PipelineError, match=said):
+        read(tmp_path / name)
+
+
+def test_keys_that_mean_nothing_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="path means nothing to source: sums"):
+        DataConfig.model_validate({"source": "sums", "path": "a.json"})
+    with pytest.raises(ValueError, match="images means nothing to source: text"):
+        config("a.json", images="folder")
+    with pytest.raises(ValueError, match="give response_column"):
+        config("a.csv", prompt_column="a")
+    with pytest.raises(ValueError, match="not both"):
+        config("a.csv", prompt_column="a", prompt_template="{a}", response_column="b")
+    with pytest.raises(PipelineError, match=r"data\.subset: .* is one file"):
+        read(written(tmp_path, [ALPACA]), subset="en")
+
+
+def test_files_are_inputs_and_hub_ids_are_none(tmp_path):
+    file = written(tmp_path, [ALPACA])
+    assert source_files(config(file)) == [str(file)]
+    assert source_files(config(tmp_path)) == [str(file)]
+    assert source_files(config("owner/name")) == []
+    assert source_files(DataConfig(source="sums")) == []
+
+
+class FakeDataset(list):
+    """Rows with the names of their labels, as datasets.Dataset has them."""
+
+    features = {"label": SimpleNamespace(names=["no", "yes"])}  # noqa: RUF012
+
+
+@pytest.fixture
+def fake_datasets(monkeypatch) -> ModuleType:
+    """The package's two functions, which remember how they were called."""
+    module = ModuleType("datasets")
+    rows = FakeDataset([{"text": "a", "label": 1}, {"text": "b", "label": 0}])
+    module.calls = []
+    module.DatasetDict = dict
+    module.load_from_disk = lambda path: module.calls.append(path) or {"test": rows}
+    module.load_dataset = lambda *names, split: module.calls.append((*names, split)) or rows
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return module
+
+
+def test_a_dataset_of_hugging_face_by_id_or_on_disk(tmp_path, fake_datasets):
+    """Subset and split are taken, and labels have the dataset's own names."""
+    named = {"prompt_column": "text", "response_column": "label", "hub_split": "test"}
+    for path, extra in (("owner/name", {"subset": "en"}), (tmp_path, {})):
+        found = read(path, **named, **extra)
+        assert [turns(one)[1][1] for one in found] == ["yes", "no"]
+        assert found[0].file == "test row 1"
+    assert fake_datasets.calls == [("owner/name", "en", "test"), str(tmp_path)]
+    with pytest.raises(PipelineError, match="split train: 'train'"):
+        read(tmp_path, **{**named, "hub_split": "train"})
+
+
+def test_without_the_package_a_sentence_says_so(monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *rest):
+        if name == "datasets":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.delitem(sys.modules, "datasets", raising=False)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(PipelineError, match="need the package `datasets`"):
+        read("owner/name")
+
+
+def test_built_in_tasks():
+    """Each question is asked once; both labels are as frequent; answers are right."""
+    sums = read_conversations_of(DataConfig(source="sums", holdout=0.1))
+    assert len({one.messages[0] for one in sums}) == len(sums) == 90 * 90
+    assert sums[0].messages == (Message("user", "10+10="), Message("assistant", "20"))
+    for one in sums[::97]:
+        asked, answer = (message.content for message in one.messages)
+        assert eval(asked.rstrip("=")) == int(answer)
+    found = read_conversations_of(DataConfig(source="complaints"))
+    labels = Counter(one.messages[1].content for one in found)
+    assert labels == {"complaint": len(found) // 2, "no complaint": len(found) // 2}
+    assert len({one.messages[0] for one in found}) == len(found)

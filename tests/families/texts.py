@@ -1,0 +1,50 @@
+"""Small language models of both families, and a batch for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from zerotrain.data.conversation import Conversation, Message, conversation
+from zerotrain.families import load_family
+from zerotrain.families.causal_lm_nano import build_nano as build_causal
+from zerotrain.families.seq2seq_lm_nano import build_nano as build_seq2seq
+
+BUILD = {"causal_lm": build_causal, "seq2seq_lm": build_seq2seq}
+LORA = {"causal_lm": ("q_proj", "down_proj"), "seq2seq_lm": ("q", "wo")}
+"""Layers that get an adapter."""
+
+
+def asked(question: str, answer: str) -> Conversation:
+    """A question with its answer."""
+    return conversation("test", [Message("user", question), Message("assistant", answer)], 0.0)
+
+
+SUMS = [asked(f"{a}+{b}=", str(a + b)) for a in range(4) for b in range(4)]
+
+
+def build(name: str, folder: Path) -> Path:
+    """A nano model of that family."""
+    BUILD[name](SUMS, 0, folder)
+    return folder
+
+
+def batch(name: str, base: Path) -> dict[str, torch.Tensor]:
+    """Two examples of different lengths, filled up."""
+    family = load_family(name)
+    tokenizer = family.load_tokenizer(base)
+    rows = [
+        family.tokenise(tokenizer, asked(question, answer).messages, 32)
+        for question, answer in (("1+2=", "3"), ("what is 2+3=", "it is 5"))
+    ]
+
+    def filled(values: list[list[int]], filler: int) -> torch.Tensor:
+        longest = max(map(len, values))
+        return torch.tensor([row + [filler] * (longest - len(row)) for row in values])
+
+    return {
+        "input_ids": filled([row.input_ids for row in rows], 0),
+        "attention_mask": filled([[1] * len(row.input_ids) for row in rows], 0),
+        "labels": filled([row.labels for row in rows], -100),
+    }

@@ -1,0 +1,192 @@
+"""Text to tokens: the cache of a dataset of conversations under one tokenizer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerotrain import artifact
+from zerotrain.artifact import Artifact
+from zerotrain.base import in_part
+from zerotrain.cache.layout import KIND
+from zerotrain.cache.token_layout import (
+    TOKENS,
+    Row,
+    TokenIndex,
+    pack,
+    tokens_key,
+    write_token_index,
+)
+from zerotrain.cache.writer import Stored, Tensors, place, write_series
+from zerotrain.config import RunConfig
+from zerotrain.data.conversation import Conversation, read_conversations
+from zerotrain.errors import PipelineError
+from zerotrain.families import ROOT, TextFamily
+from zerotrain.progress import progress
+from zerotrain.sources import code_digest
+
+CONFIGURATION = ("config.json", "generation_config.json")
+"""Files beside a tokenizer's that are none of it."""
+MOST_SAID = 5
+
+
+class Tokenising:
+    """The keys and tokens of a dataset at one length under one base model."""
+
+    def __init__(self, family: TextFamily, base: Artifact, max_length: int) -> None:
+        self.family = family
+        self.max_length = max_length
+        self._base = base
+        self._tokenizer: Any = None
+        self._parts = {
+            name: found
+            for name, found in base.content["parts"].items()
+            if not in_part(name, ROOT) and name not in CONFIGURATION
+        }
+        self._code = code_digest(*family.encoding_code)
+
+    def key(self, sample: Conversation) -> str:
+        """The key of a conversation."""
+        return tokens_key(
+            sample.sha256,
+            self.max_length,
+            family=self.family.name,
+            parts=self._parts,
+            code=self._code,
+        )
+
+    def tensors(self, sample: Conversation) -> Tensors | None:
+        """A conversation's tokens, int32; None if nothing of an answer is left of it."""
+        if self._tokenizer is None:
+            self._tokenizer = self.family.load_tokenizer(self._base.folder)
+        found = self.family.tokenise(self._tokenizer, sample.messages, self.max_length)
+        if found is None:
+            return None
+        return {
+            "input_ids": torch.tensor(found.input_ids, dtype=torch.int32),
+            "labels": torch.tensor(found.labels, dtype=torch.int32),
+        }
+
+
+def cache_text(
+    config: RunConfig, family: TextFamily, max_length: int, dataset: Path, base: Path, output: Path
+) -> None:
+    """Tokenise what the cache in `output` does not hold yet, and publish the cache anew.
+
+    Args:
+        config: The run's configuration.
+        family: Its family.
+        max_length: Longest row, in tokens.
+        dataset: Folder of the dataset.
+        base: Folder of the base model, whose tokenizer is used.
+        output: Folder of the cache. What it holds is reused, whether or not it was finished.
+
+    Raises:
+        PipelineError: no example is left to train on, or a shard cannot hold one.
+    """
+    samples = read_conversations(dataset)
+    model = artifact.read(base, "base")
+    tokenising = Tokenising(family, model, max_length)
+    artifact.mend(output)
+    stored = Stored(output)
+    for path in stored.damaged:
+        print(f"WARNING: {path} is damaged; what it held is tokenised again", file=sys.stderr)
+    keyed = {tokenising.key(sample): sample for sample in samples.samples}
+    fresh, dropped = _tokenised(tokenising, keyed, stored)
+    lengths = {
+        key: _lengths(fresh[key] if key in fresh else stored.tensors(key))
+        for key in keyed
+        if key not in dropped
+    }
+    kept = [(key, s) for s in samples.samples if (key := tokenising.key(s)) not in dropped]
+    if not any(sample.split == "train" for _, sample in kept):
+        raise PipelineError(
+            f"train.max_length: {max_length} tokens leave no answer of any example to learn",
+            hint="raise train.max_length",
+        )
+    packing = config.phases[0].train.packing
+    rows = _rows(kept, lengths, max_length if packing else None)
+
+    def encode(keys: Sequence[str]) -> Iterator[Tensors]:
+        return (fresh[key] for key in keys)
+
+    written = write_series(
+        TOKENS,
+        lengths,
+        encode,
+        stored,
+        folder=output,
+        shard_size=config.cache.shard_size,
+    )
+    with artifact.publish(
+        output,
+        KIND,
+        parents={"dataset": samples.artifact, "base": model},
+        made_by={"stage": "cache_latents"},
+    ) as draft:
+        draft.known = place(written, draft.folder)
+        write_token_index(
+            draft.folder, TokenIndex(max_length, packing, samples.repeats, rows, written.series)
+        )
+        train = sum(row.split == "train" for row in rows)
+        draft.content = {
+            "modality": "text",
+            "max_length": max_length,
+            "packing": packing,
+            "epoch_size": train * samples.repeats,
+            "count": {"rows": len(rows), "train": train, "conversations": written.total},
+        }
+    filled = sum(max_length in one for one in lengths.values())
+    print(
+        f"tokenised {written.encoded} of {written.total} examples; the rest was in the cache; "
+        f"{len(rows)} rows" + (f", packed to {max_length} tokens" if packing else "")
+    )
+    if filled:
+        print(f"{filled} examples fill max_length {max_length}: what is longer is cut at its end")
+
+
+def _tokenised(
+    tokenising: Tokenising, keyed: Mapping[str, Conversation], stored: Stored
+) -> tuple[dict[str, Tensors], set[str]]:
+    """The tokens of what is not stored, and the keys of what nothing is left of."""
+    fresh: dict[str, Tensors] = {}
+    dropped = []
+    missing = [key for key in keyed if key not in stored]
+    for key in progress(missing, len(missing), "tokenising", "example"):
+        tensors = tokenising.tensors(keyed[key])
+        if tensors is None:
+            dropped.append(key)
+        else:
+            fresh[key] = tensors
+    if dropped:
+        named = ", ".join(keyed[key].file for key in dropped[:MOST_SAID])
+        print(
+            f"WARNING: {len(dropped)} of {len(keyed)} examples are left out: their questions alone "
+            f"fill max_length {tokenising.max_length} ({named}{', ...' * (len(dropped) > 5)})",
+            file=sys.stderr,
+        )
+    return fresh, set(dropped)
+
+
+def _lengths(tensors: Tensors) -> tuple[int, int]:
+    return len(tensors["input_ids"]), len(tensors["labels"])
+
+
+def _rows(
+    kept: Sequence[tuple[str, Conversation]],
+    lengths: Mapping[str, tuple[int, int]],
+    packed_to: int | None,
+) -> tuple[Row, ...]:
+    """The samples of the cache: what is held out is never packed."""
+    if packed_to is None:
+        return tuple(Row((key,), sample.split) for key, sample in kept)
+    train = [key for key, sample in kept if sample.split == "train"]
+    packed = pack([lengths[key][0] for key in train], packed_to)
+    return (
+        *(Row(tuple(train[i] for i in row), "train") for row in packed),
+        *(Row((key,), "holdout") for key, sample in kept if sample.split == "holdout"),
+    )

@@ -1,0 +1,101 @@
+"""Tables in files: rows of CSV, JSONL and JSON with the line or number that messages name."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zerotrain.errors import PipelineError
+
+
+def csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
+    """Line and cells by column of each row; surplus cells are under None.
+
+    Raises:
+        PipelineError: the file cannot be read as UTF-8 or as CSV.
+    """
+    text = io.StringIO(_text(path), newline="")
+    reader = csv.DictReader(text, strict=True, skipinitialspace=True)
+    line = 0
+    try:
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        line = reader.line_num
+        for row in reader:
+            line = reader.line_num
+            yield line, row
+    except csv.Error as error:
+        raise PipelineError(
+            f"{path}, row that begins on line {line + 1}: not valid CSV ({error})",
+            hint="check the double quotes from there on; write a quote inside a caption as two",
+        ) from error
+
+
+def jsonl_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]:
+    """Line and object of each line that is not empty.
+
+    Args:
+        path: The file.
+        example: A line as it should be, for messages.
+
+    Raises:
+        PipelineError: the file cannot be read as UTF-8, or a line is no object.
+    """
+    for line, text in enumerate(_text(path).split("\n"), 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except ValueError as error:
+            raise PipelineError(
+                f"{path}, line {line}: not valid JSON ({error})",
+                hint=f"each line is one object, as {example}",
+            ) from error
+        if not isinstance(row, dict):
+            raise PipelineError(
+                f"{path}, line {line}: holds {type(row).__name__}, not an object",
+                hint=f"each line is one object, as {example}",
+            )
+        yield line, row
+
+
+def json_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]:
+    """Number, from 1, and object of each item of a list.
+
+    Args:
+        path: The file.
+        example: An item as it should be, for messages.
+
+    Raises:
+        PipelineError: the file cannot be read as UTF-8, or is no list of objects.
+    """
+    try:
+        found = json.loads(_text(path))
+    except ValueError as error:
+        raise PipelineError(
+            f"{path}: not valid JSON ({error})",
+            hint="one object a line is JSONL: call such a file .jsonl",
+        ) from error
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        raise PipelineError(
+            f"{path}: not a list of objects", hint=f"write a list whose items look like {example}"
+        )
+    yield from enumerate(found, 1)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PipelineError(
+            f"{path}: not UTF-8 (byte 0x{error.object[error.start]:02x} at position {error.start})",
+            hint=f"save it as UTF-8, say with: iconv -f latin1 -t utf-8 {path} > new{path.suffix}",
+        ) from error
+    except OSError as error:
+        raise PipelineError(
+            f"{path}: {os.strerror(error.errno or 0)}", hint="make it readable for you"
+        ) from error

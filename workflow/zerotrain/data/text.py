@@ -1,0 +1,105 @@
+"""Text to learn from: conversations of a file, of a Hugging Face dataset, or of a built-in task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerotrain.data.conversation import Conversation, conversation
+from zerotrain.data.metadata import printable
+from zerotrain.data.source import Found
+from zerotrain.data.table import csv_rows, json_rows, jsonl_rows
+from zerotrain.data.text_format import EXAMPLES, BadRow, choose_format
+from zerotrain.errors import PipelineError
+
+if TYPE_CHECKING:
+    from zerotrain.config import DataConfig
+
+Rows = Iterator[tuple[str, dict[Any, Any]]]
+"""Where each row stands, and its values by column."""
+FILES = (".json", ".jsonl", ".csv")
+
+
+def read_conversations_of(data: DataConfig) -> list[Conversation | Found]:
+    """Every example of the source in its order; a Found says why a row is none.
+
+    Raises:
+        PipelineError: the source as a whole cannot be used.
+    """
+    if data.source != "text":
+        from zerotrain.data import complaints, sums
+
+        made = {"sums": sums.examples, "complaints": complaints.examples}[data.source]()
+        return [
+            conversation(f"{data.source} {number}", messages, data.holdout)
+            for number, messages in enumerate(made, 1)
+        ]
+    rows, label_names = _rows(data)
+    found: list[Conversation | Found] = []
+    read = None
+    for where, row in rows:
+        read = read or choose_format(data, where, row, label_names)
+        try:
+            messages = read(row)
+            if any(printable(message.content) != message.content for message in messages):
+                raise BadRow("it is not valid Unicode")
+            found.append(conversation(where, messages, data.holdout))
+        except BadRow as error:
+            found.append(Found(where, reason=str(error)))
+    if not found:
+        raise PipelineError(f"data.path: {data.path}: holds no rows", hint="name another file")
+    return found
+
+
+def text_files(data: DataConfig) -> list[str]:
+    """The files that the dataset depends on; none of a built-in task or of the hub's datasets.
+
+    Raises:
+        PipelineError: the file is missing.
+    """
+    if data.source != "text":
+        return []
+    path = _path(data)
+    if path.is_dir():
+        return sorted(str(file) for file in path.rglob("*") if file.is_file())
+    if path.suffix.lower() in FILES:
+        _refuse_missing(path, data)
+        return [str(path)]
+    return []
+
+
+def _rows(data: DataConfig) -> tuple[Rows, list[str] | dict[str, str] | None]:
+    """The rows of the source, and the names of its labels."""
+    path = _path(data)
+    suffix = path.suffix.lower()
+    if path.is_dir() or suffix not in FILES:
+        from zerotrain.data.hub_text import hub_rows
+
+        return hub_rows(data)
+    _refuse_missing(path, data)
+    for key in ("subset", "hub_split"):
+        if key in data.model_fields_set:
+            raise PipelineError(
+                f"data.{key}: {path} is one file, without subsets and splits",
+                hint=f"remove data.{key}; data.holdout keeps samples from training",
+            )
+    example = EXAMPLES["columns" if data.response_column else data.format]
+    if suffix == ".csv":
+        rows: Iterator[tuple[int, dict[Any, Any]]] = csv_rows(path)
+    else:
+        rows = (json_rows if suffix == ".json" else jsonl_rows)(path, example)
+    kind = "item" if suffix == ".json" else "line"
+    return ((f"{path.name} {kind} {number}", row) for number, row in rows), data.label_names
+
+
+def _path(data: DataConfig) -> Path:
+    return Path(data.path or "").expanduser()
+
+
+def _refuse_missing(path: Path, data: DataConfig) -> None:
+    if not path.is_file():
+        raise PipelineError(
+            f"data.path: {data.path}: no such file",
+            hint="correct data.path; relative paths count from where snakemake runs",
+        )

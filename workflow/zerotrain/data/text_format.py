@@ -1,0 +1,142 @@
+"""Formats of text: what a row of Alpaca's, of a chat or of named columns asks and answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from zerotrain.data.conversation import ROLES, Message
+from zerotrain.errors import PipelineError
+
+if TYPE_CHECKING:
+    from zerotrain.config import DataConfig
+
+Row = Mapping[Any, Any]
+Reader = Callable[[Row], list[Message]]
+CHAT_COLUMNS = ("messages", "conversations")
+SHAREGPT = {"human": "user", "gpt": "assistant"}
+"""Names of roles in ShareGPT's rows, whose turns have `from` and `value`."""
+EXAMPLES = {
+    "alpaca": '{"instruction": "Add.", "input": "1 and 2", "output": "3"}',
+    "chat": '{"messages": [{"role": "user", "content": "1+2?"}, '
+    '{"role": "assistant", "content": "3"}]}',
+    "columns": '{"text": "late again", "label": "complaint"}',
+}
+EXAMPLES["auto"] = EXAMPLES["alpaca"]
+
+
+class BadRow(Exception):
+    """A row that cannot be used; the text says why."""
+
+
+def choose_format(
+    data: DataConfig, where: str, first: Row, label_names: Sequence[str] | Mapping[str, str] | None
+) -> Reader:
+    """What reads the rows of a source: data.format, or the format that its first row has.
+
+    Raises:
+        PipelineError: the first row lacks the columns.
+    """
+    name = data.format
+    if data.response_column:
+        name = "columns"
+    elif name == "auto":
+        name = "chat" if any(column in first for column in CHAT_COLUMNS) else "alpaca"
+    read: Reader
+    if name == "columns":
+        template = data.prompt_template or f"{{{data.prompt_column}}}"
+        columns = [*re.findall(r"\{([^{}]+)\}", template), data.response_column]
+        read = partial(_columns, template, str(data.response_column), label_names)
+    elif name == "chat":
+        columns = [next((c for c in CHAT_COLUMNS if c in first), "messages")]
+        read = _chat
+    else:
+        columns, read = ["instruction", "output"], _alpaca
+    if missing := [column for column in columns if column not in first]:
+        has = ", ".join(str(column) for column in first if column is not None)
+        raise PipelineError(
+            f"data: {where}: no column {missing[0]!r}, which the format {name} needs; it has {has}",
+            hint=f"set data.format, or data.prompt_column and data.response_column; a row of the "
+            f"format {name} looks like {EXAMPLES[name]}",
+        )
+    return read
+
+
+def _alpaca(row: Row) -> list[Message]:
+    """Taori et al., "Stanford Alpaca" (2023): an instruction, perhaps with an input, an output.
+
+    `system` and `history` (pairs of earlier questions and answers) are LLaMA-Factory's additions.
+    """
+    messages = [Message("system", _text(row, "system"))] if row.get("system") else []
+    for number, turn in enumerate(row.get("history") or [], 1):
+        if not isinstance(turn, list | tuple) or len(turn) != 2:
+            raise BadRow(f"history {number} is no pair of a question and an answer")
+        messages += [Message("user", str(turn[0])), Message("assistant", str(turn[1]))]
+    asked = _text(row, "instruction")
+    if row.get("input"):
+        asked = f"{asked}\n{_text(row, 'input')}"
+    return [*messages, Message("user", asked), Message("assistant", _text(row, "output"))]
+
+
+def _chat(row: Row) -> list[Message]:
+    """Turns in the order of the talk; the last one is an answer, and questions come first."""
+    column = next((column for column in CHAT_COLUMNS if column in row), CHAT_COLUMNS[0])
+    turns = row.get(column)
+    if not isinstance(turns, list) or not turns:
+        raise BadRow(f"{column} is no list of turns")
+    messages = []
+    for number, turn in enumerate(turns, 1):
+        if not isinstance(turn, dict):
+            raise BadRow(f"turn {number} is {type(turn).__name__}, not an object")
+        role = turn.get("role", turn.get("from"))
+        content = turn.get("content", turn.get("value"))
+        role = SHAREGPT.get(role, role) if isinstance(role, str) else role
+        if role not in ROLES:
+            raise BadRow(f"turn {number} has the role {role!r}, none of {', '.join(ROLES)}")
+        if not isinstance(content, str) or not content.strip():
+            raise BadRow(f"turn {number} has no content")
+        messages.append(Message(role, content))
+    if messages[-1].role != "assistant":
+        raise BadRow(f"its last turn is the {messages[-1].role}'s, not an answer")
+    if messages[0].role == "assistant":
+        raise BadRow("it begins with an answer")
+    return messages
+
+
+def _columns(
+    template: str,
+    response: str,
+    label_names: Sequence[str] | Mapping[str, str] | None,
+    row: Row,
+) -> list[Message]:
+    def value(match: re.Match[str]) -> str:
+        return _text(row, match[1])
+
+    asked = re.sub(r"\{([^{}]+)\}", value, template)
+    return [Message("user", asked), Message("assistant", _label(row, response, label_names))]
+
+
+def _label(row: Row, column: str, names: Sequence[str] | Mapping[str, str] | None) -> str:
+    """A response as text: a label's name where there are names."""
+    if names is None:
+        return _text(row, column)
+    found = row.get(column)
+    known = names if isinstance(names, Mapping) else {str(i): n for i, n in enumerate(names)}
+    if str(found) in known:
+        return known[str(found)]
+    raise BadRow(f"{column} is {found!r}, a label without a name ({', '.join(known)} have one)")
+
+
+def _text(row: Row, column: str) -> str:
+    found = row.get(column)
+    if found is None:
+        raise BadRow(f"no {column}")
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        found = str(found)
+    if not isinstance(found, str):
+        raise BadRow(f"{column} is {type(found).__name__}, not text")
+    if not found.strip():
+        raise BadRow(f"empty {column}")
+    return found.strip()

@@ -1,0 +1,217 @@
+"""What the families of text have in common: a language model of transformers in one folder."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import transformers
+from accelerate import init_empty_weights
+from transformers.initialization import no_init_weights
+
+from zerotrain.errors import PipelineError
+from zerotrain.families import ROOT
+from zerotrain.families.model_tensors import ModelTensors, tensor_sources, write_model
+from zerotrain.families.tokens import IGNORED, end_tokens
+from zerotrain.progress import progress
+
+if TYPE_CHECKING:
+    from zerotrain.config import EvaluateConfig
+    from zerotrain.data.conversation import Conversations, Message
+    from zerotrain.families import Batch, Objective, Tokens
+
+WEIGHTS = "model"
+
+
+class LanguageFamily(ABC):
+    """A family of transformers' language models; see zerotrain.families.TextFamily."""
+
+    name: str
+    modality: Literal["text"] = "text"
+    parts: tuple[str, ...] = (ROOT,)
+    encoding_code: tuple[str, ...] = ("zerotrain.families.tokens",)
+    classes: Mapping[str, str]
+    trained_part: str = ROOT
+
+    @abstractmethod
+    def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Objective:
+        """Cross entropy of the answers; no settings are known."""
+
+    @abstractmethod
+    def tokenise(
+        self, tokenizer: Any, messages: Sequence[Message], max_length: int
+    ) -> Tokens | None:
+        """What is learned of a conversation; None if nothing of an answer is left of it."""
+
+    @abstractmethod
+    def prompt(self, tokenizer: Any, messages: Sequence[Message], max_length: int) -> list[int]:
+        """The tokens that an answer to the messages follows."""
+
+    @abstractmethod
+    def answers(self, generated: torch.Tensor, prompt_length: int) -> torch.Tensor:
+        """What is new in generated tokens [B, T]."""
+
+    def build_preset(self, preset: str, dataset: Conversations, seed: int, out: Path) -> None:
+        """Build the `nano` model into `out`, with a tokenizer of the dataset's text."""
+        if preset != "nano":
+            raise PipelineError(
+                f"base: the family {self.name} has no preset {preset!r}",
+                hint="use `nano`, a folder in transformers' layout, or a hub id",
+            )
+        nano = importlib.import_module(f"zerotrain.families.{self.name}_nano")
+        nano.build_nano(dataset.split("train"), seed, out)
+
+    def load_tokenizer(self, base: Path) -> Any:
+        """The tokenizer of a base model or weights folder.
+
+        Raises:
+            PipelineError: it has no token that ends an answer.
+        """
+        tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+        if tokenizer.eos_token_id is None:
+            raise PipelineError(
+                f"{base}: its tokenizer has no eos_token, so that an answer would never end",
+                hint="name one in tokenizer_config.json, one that the vocabulary holds",
+            )
+        return tokenizer
+
+    def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """Load the model on CPU, in float32 if no type is given; a folder's adapter with it."""
+        transformers.utils.logging.disable_progress_bar()
+        model: torch.nn.Module = self._auto().from_pretrained(
+            base, dtype=dtype or torch.float32, use_safetensors=True
+        )
+        return model
+
+    def empty_model(self, base: Path) -> torch.nn.Module:
+        """The model that config.json describes; its parameters on the meta device.
+
+        Buffers (rotary frequencies, masks) are computed, since files do not hold them.
+        """
+        config = transformers.AutoConfig.from_pretrained(base)
+        with no_init_weights(), init_empty_weights(include_buffers=False):
+            model: torch.nn.Module = self._auto().from_config(config, dtype=torch.float32)
+        # Parameters were moved one by one, which cut their ties.
+        model.tie_weights()  # type: ignore[operator]
+        untie_head(model, config.to_dict())
+        return model
+
+    def load_trained(self, weights: Path) -> torch.nn.Module:
+        """Load a weights folder in float32 on CPU, with the folder's adapter."""
+        return self.load_model(weights).eval()
+
+    def save_model(
+        self,
+        base: Path,
+        shapes: Mapping[str, list[int]],
+        read: Callable[[str], torch.Tensor],
+        dtype: torch.dtype,
+        out: Path,
+        *,
+        frozen: Callable[[str], bool] = lambda name: False,
+    ) -> dict[str, str]:
+        """Write the tensors; config.json, tokenizer and the rest are the base's. See Family."""
+        model = self.empty_model(base)
+        sources = tensor_sources(model, shapes, frozen, base / "config.json")
+        held = ModelTensors(base, sources, read)
+        out.mkdir(parents=True, exist_ok=True)
+        return write_model(model, held.tensor, dtype, out, WEIGHTS)
+
+    def generate(
+        self,
+        weights: Path,
+        prompts: Sequence[Sequence[Message]],
+        config: EvaluateConfig,
+        *,
+        max_length: int,
+        device: str,
+    ) -> list[str]:
+        """The likeliest answer to each prompt, token by token; prompts of like length together."""
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        model: Any = self.load_model(weights, dtype).eval().to(device)
+        tokenizer = self.load_tokenizer(weights)
+        tokens = [self.prompt(tokenizer, messages, max_length) for messages in prompts]
+        order = sorted(range(len(tokens)), key=lambda i: (len(tokens[i]), i))
+        own = model.generation_config.eos_token_id or []
+        ends = {*([own] if isinstance(own, int) else own), *end_tokens(tokenizer)}
+
+        def answers() -> Iterator[tuple[int, str]]:
+            for start in range(0, len(order), config.batch_size):
+                chosen = order[start : start + config.batch_size]
+                inputs = _left_padded([tokens[i] for i in chosen], _padding(tokenizer), device)
+                with torch.inference_mode():
+                    generated = model.generate(
+                        **inputs,
+                        max_new_tokens=config.max_new_tokens,
+                        do_sample=False,
+                        num_beams=1,
+                        temperature=None,
+                        top_p=None,
+                        top_k=None,
+                        pad_token_id=_padding(tokenizer),
+                        eos_token_id=sorted(ends),
+                    )
+                new = self.answers(generated, inputs["input_ids"].shape[1])
+                yield from zip(
+                    chosen, tokenizer.batch_decode(new, skip_special_tokens=True), strict=True
+                )
+
+        found = dict(progress(answers(), len(prompts), "generating answers", "answer"))
+        return [found[i].strip() for i in range(len(prompts))]
+
+    def _auto(self) -> Any:
+        return getattr(transformers, self.classes[ROOT])
+
+
+def answer_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of each sample, averaged over its label tokens.
+
+    Args:
+        logits: [B, T, V] in any type.
+        labels: int64 [B, T], the token at each place; IGNORED where none is learned.
+
+    Returns:
+        float32 [B].
+    """
+    learned = labels != IGNORED
+    # Only what is learned becomes float32: of long prompts with a large vocabulary that is little.
+    each = torch.nn.functional.cross_entropy(
+        logits[learned].float(), labels[learned], reduction="none"
+    )
+    rows = learned.nonzero()[:, 0]
+    total = torch.zeros(len(labels), device=each.device).index_add(0, rows, each)
+    return total / learned.sum(dim=1)
+
+
+def attention(batch: Batch) -> dict[str, torch.Tensor]:
+    """The batch's attention_mask, or the position_ids that keep packed examples apart."""
+    names = ("attention_mask", "position_ids")
+    return {name: batch[name] for name in names if name in batch}
+
+
+def untie_head(model: Any, config: Mapping[str, Any]) -> None:
+    """Give a T5's head weights of its own where its file has them.
+
+    The class ties always; loading finds two different tensors in the file and keeps both.
+    """
+    if config.get("tie_word_embeddings") is False and getattr(model, "lm_head", None) is not None:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+
+
+def _padding(tokenizer: Any) -> int:
+    found = tokenizer.pad_token_id
+    return int(tokenizer.eos_token_id if found is None else found)
+
+
+def _left_padded(rows: Sequence[list[int]], padding: int, device: str) -> dict[str, torch.Tensor]:
+    longest = max(map(len, rows))
+    filled = [[padding] * (longest - len(row)) + row for row in rows]
+    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
+    return {
+        "input_ids": torch.tensor(filled, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
+    }
