@@ -16,8 +16,8 @@ def export(
         typer.Argument(
             metavar="CHECKPOINT",
             parser=folder_of,
-            help="A checkpoint, rolling or published, a state, or a folder of DeepSpeed or "
-            "accelerate.",
+            help="A checkpoint, rolling or published, a state, a folder of DeepSpeed or "
+            "accelerate, or exported weights.",
         ),
     ],
     output: Annotated[
@@ -46,18 +46,31 @@ def export(
         str | None, typer.Option(help="fp32, bf16 or fp16; default: the config's, else fp32.")
     ] = None,
     to: Annotated[
-        str, typer.Option(help="diffusers, or universal: what DeepSpeed loads under another stage.")
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="diffusers, single_file, ldm; of a LoRA: diffusers_lora, peft, kohya, merged; "
+            "universal: what DeepSpeed loads under another stage.",
+        ),
     ] = "diffusers",
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Larger files become several; default: 10GB."),
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What stands before each name, of single_file."),
+    ] = None,
     trust_pickle: Annotated[
         bool, typer.Option(help="Let pickles of the checkpoint run code: only where you trust it.")
     ] = False,
 ) -> None:
-    """Export any complete checkpoint by hand, after checking it: weights, a state, or both."""
+    """Export a checkpoint or exported weights in any form, after checking it; or a state."""
     from zerotrain.export_by_hand import export_by_hand
 
     export_by_hand(
         checkpoint, output, state, config=config, family=family, base=base, dtype=dtype, to=to,
-        trust_pickle=trust_pickle,
+        max_shard_size=max_shard_size, prefix=prefix, trust_pickle=trust_pickle,
     )  # fmt: skip
 
 

@@ -109,6 +109,8 @@ class Family(Protocol):
         out: Path,
         *,
         frozen: Callable[[str], bool] = lambda name: False,
+        max_shard_size: str = "10GB",
+        metadata: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
         """Write the trainable part in the library's own format into `out`/<trained_part>.
 
@@ -119,6 +121,8 @@ class Family(Protocol):
             dtype: Type to write.
             out: Folder to write into.
             frozen: Whether training left a name alone: it is taken from the base, like buffers.
+            max_shard_size: A larger file becomes several, with an index.
+            metadata: What the files' headers say beside their tensors.
 
         Returns:
             sha256 of each written file, by its name relative to `out`.

@@ -109,6 +109,8 @@ class DiffusionFamily(ABC):
         out: Path,
         *,
         frozen: Callable[[str], bool] = lambda name: False,
+        max_shard_size: str = MAX_SHARD_SIZE,
+        metadata: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
         """Write the denoiser beside an unchanged copy of the base's config.json; see Family."""
         part = self.trained_part
@@ -123,12 +125,14 @@ class DiffusionFamily(ABC):
         plan = split_torch_state_dict_into_shards(
             {n: torch.empty_like(t, dtype=_stored(t, dtype)) for n, t in expected.items()},
             filename_pattern=WEIGHTS + "{suffix}.safetensors",
-            max_shard_size=MAX_SHARD_SIZE,
+            max_shard_size=max_shard_size,
         )
         known = {}
         for file, names in plan.filename_to_tensors.items():
             layout = {n: (_stored(expected[n], dtype), expected[n].shape) for n in sorted(names)}
-            known[f"{part}/{file}"] = write_tensor_file(folder / file, layout, held.tensor)
+            known[f"{part}/{file}"] = write_tensor_file(
+                folder / file, layout, held.tensor, metadata
+            )
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
             write_json(folder / f"{WEIGHTS}.safetensors.index.json", index)
@@ -144,10 +148,29 @@ class DiffusionFamily(ABC):
         resolution: int,
         device: str,
     ) -> list[Image]:
-        """One square image per prompt; its starting noise comes from its own seed, drawn on CPU."""
+        """One square image per prompt, by the pipeline of a weights folder; see `draw`."""
+        pipeline = self.load_pipeline(weights, device)
+        return self.draw(pipeline, prompts, seeds, config, resolution=resolution)
+
+    def load_pipeline(self, folder: Path, device: str, **parts: Any) -> Any:
+        """The pipeline of a folder, with its adapter, in the type that images are made in."""
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        pipeline = load_pipeline(self.pipeline, weights, dtype, **self.loading_arguments())
-        pipeline.to(device)
+        pipeline = load_pipeline(self.pipeline, folder, dtype, **self.loading_arguments(), **parts)
+        return pipeline.to(device)
+
+    def draw(
+        self,
+        pipeline: Any,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        config: EvaluateConfig,
+        *,
+        resolution: int | None = None,
+    ) -> list[Image]:
+        """One square image per prompt; its starting noise comes from its own seed, drawn on CPU.
+
+        Without a resolution the images have the size that the model was made for.
+        """
         if config.scheduler != "default":
             pipeline.scheduler = self._sampler(config.scheduler).from_config(
                 pipeline.scheduler.config
