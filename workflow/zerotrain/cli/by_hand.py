@@ -74,6 +74,41 @@ def export(
     )  # fmt: skip
 
 
+def sample(
+    weights: Annotated[
+        Path,
+        typer.Argument(
+            metavar="WEIGHTS", parser=folder_of, help="Exported weights: any folder, or its file."
+        ),
+    ],
+    prompt: Annotated[str, typer.Argument(help="What the images are to show.")],
+    number: Annotated[int, typer.Option("-n", "--number", help="Images to make.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the first image; the next has the next.")] = 0,
+    steps: Annotated[int, typer.Option(help="Denoising steps.")] = 30,
+    guidance: Annotated[float, typer.Option(help="How strongly images follow the prompt.")] = 5.0,
+    resolution: Annotated[
+        int | None, typer.Option(metavar="PIXELS", help="Side; default: the model's own.")
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            parser=folder_of, metavar="FOLDER", help="The base model, of a LoRA or a part alone."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the images.")] = Path(
+        "samples"
+    ),
+) -> None:
+    """Make images by exported weights of any format."""
+    from zerotrain.sample import sample
+
+    for file in sample(
+        weights, prompt, out, number=number, seed=seed, steps=steps, guidance=guidance,
+        resolution=resolution, base=base,
+    ):  # fmt: skip
+        print(f"wrote {file}")
+
+
 def new(
     name: Annotated[str, typer.Argument(help="Name of the run: config/NAME.yaml.")],
     images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of your images.")],

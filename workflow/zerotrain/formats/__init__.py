@@ -21,8 +21,6 @@ from zerotrain.errors import PipelineError
 if TYPE_CHECKING:
     import torch
 
-    from zerotrain.formats.weights import ExportedWeights
-
 KIND = "exported"
 """Kind of a published folder that is no whole pipeline."""
 

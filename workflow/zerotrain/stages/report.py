@@ -44,12 +44,14 @@ def report(config: RunConfig, folders: list[Path], output: Path) -> None:
         (draft.folder / "index.html").write_text(page, encoding="utf-8")
         draft.content = {"run": config.run, "phases": [folder.name for folder in folders]}
     last = facts[-1]
+    prompt = parents[folders[-1].name].content["prompts"][0]
     print(
         f"report   {output / 'index.html'}\n"
         f"weights  {last.weights}\n"
         f"grid     {folders[-1] / 'evaluation' / 'grid.png'}\n"
         f"metrics  {folders[-1] / 'metrics.json'}\n"
-        f"curves   tensorboard --logdir {shlex.quote(str(folders[-1].parent))}"
+        f"curves   tensorboard --logdir {shlex.quote(str(folders[-1].parent))}\n"
+        f"use it   {shlex.join(['zerotrain', 'sample', str(last.weights), prompt])}"
     )
 
 
