@@ -109,6 +109,34 @@ def sample(
         print(f"wrote {file}")
 
 
+def publish(
+    weights: Annotated[
+        Path,
+        typer.Argument(
+            metavar="WEIGHTS", parser=folder_of, help="A phase's weights, or an exported folder."
+        ),
+    ],
+    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="OWNER/NAME on the hub.")],
+    card: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the card; default: WEIGHTS-card."),
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(metavar="ID", help="The licence, as the hub names it.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = (
+        False
+    ),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the card and list the files; upload nothing.")
+    ] = False,
+) -> None:
+    """Write a model card and upload weights and card to the hub."""
+    from zerotrain.publish import publish
+
+    publish(weights, repo_id, card, license=license, private=private, dry_run=dry_run)
+
+
 def new(
     name: Annotated[str, typer.Argument(help="Name of the run: config/NAME.yaml.")],
     images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of your images.")],

@@ -109,7 +109,7 @@ class DiffusionFamily(ABC):
         out: Path,
         *,
         frozen: Callable[[str], bool] = lambda name: False,
-        max_shard_size: str = MAX_SHARD_SIZE,
+        max_shard_size: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
         """Write the denoiser beside an unchanged copy of the base's config.json; see Family."""
@@ -125,7 +125,7 @@ class DiffusionFamily(ABC):
         plan = split_torch_state_dict_into_shards(
             {n: torch.empty_like(t, dtype=_stored(t, dtype)) for n, t in expected.items()},
             filename_pattern=WEIGHTS + "{suffix}.safetensors",
-            max_shard_size=max_shard_size,
+            max_shard_size=max_shard_size or MAX_SHARD_SIZE,
         )
         known = {}
         for file, names in plan.filename_to_tensors.items():

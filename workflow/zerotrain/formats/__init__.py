@@ -54,7 +54,7 @@ class Options:
     """What a user says of a format."""
 
     dtype: torch.dtype
-    max_shard_size: str
+    max_shard_size: str | None
     prefix: str
     """What stands before each name in a single file."""
 
@@ -90,7 +90,7 @@ def convert(
     weights = ExportedWeights(source)
     refuse_format(to, source, weights.adapter is not None, max_shard_size, prefix)
     dtype = dtype or weights.dtype
-    options = Options(DTYPES[dtype], max_shard_size or "10GB", prefix or "")
+    options = Options(DTYPES[dtype], max_shard_size, prefix or "")
     module: Any = importlib.import_module(f"zerotrain.formats.{FORMATS[to].module}")
     kind = "weights" if FORMATS[to].pipeline else KIND
     made_by = {**weights.artifact.made_by, "dtype": dtype}

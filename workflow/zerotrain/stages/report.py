@@ -9,18 +9,10 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.resolved import explained
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.facts import launch_facts
 from zerotrain.page import PhaseFacts, render_page
 
 KIND = "report"
-LAUNCH_FACTS = (
-    *("preset", "engine", "zero_stage", "offload_optimizer", "num_processes"),
-    *("num_cpu_threads_per_process", "mixed_precision", "start_step", "until_step"),
-    *("resolution", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
-    *("optimizer", "learning_rate", "lr_scheduler", "lr_scheduler_args", "lr_warmup_steps"),
-    *("lr_scheduler_steps", "objective", "caption_dropout_probability"),
-)
 
 
 def report(config: RunConfig, folders: list[Path], output: Path) -> None:
@@ -69,20 +61,9 @@ def _phase(folder: Path) -> PhaseFacts:
         grid=evaluation.path("grid.png").read_bytes(),
         loss=evaluation.path("loss.png").read_bytes(),
         learning_rate=evaluation.path("learning_rate.png").read_bytes(),
-        launch=_launch(folder / "launch" / "run.yaml"),
+        launch=launch_facts(folder / "launch" / "run.yaml"),
         weights=folder / "weights",
     )
-
-
-def _launch(path: Path) -> list[tuple[str, str, str]]:
-    """Name, value and source of each launch fact; none if the phase was launched by hand."""
-    if not path.is_file():
-        return []
-    return [
-        (name, str(value), f"{source}: {reason}" if reason else source)
-        for name, value, source, reason in explained(read_run_yaml(path))
-        if name.partition(".")[0] in LAUNCH_FACTS and value != {}
-    ]
 
 
 def _summary(config: RunConfig) -> list[tuple[str, str]]:
