@@ -30,8 +30,10 @@ class Format:
     """What is known of a format without its module."""
 
     module: str
+    files: str
+    """What is written, in words."""
     opens: str
-    """Who opens it."""
+    """Who opens it; in bold the library that checks it."""
     adapter: bool | None
     """True: it holds an adapter; False: a whole model; None: either."""
     pipeline: bool = False
@@ -39,13 +41,39 @@ class Format:
 
 
 FORMATS: Mapping[str, Format] = {
-    "diffusers": Format("diffusers_folder", "diffusers", adapter=None, pipeline=True),
-    "merged": Format("merged", "diffusers", adapter=True, pipeline=True),
-    "single_file": Format("single_file", "DiffSynth-Studio, diffusers", adapter=None),
-    "ldm": Format("ldm", "ComfyUI, A1111, Forge, kohya, diffusers", adapter=False),
-    "diffusers_lora": Format("diffusers_lora", "diffusers, InvokeAI", adapter=True),
-    "peft": Format("peft_adapter", "peft", adapter=True),
-    "kohya": Format("kohya", "ComfyUI, A1111, Forge, kohya, diffusers", adapter=True),
+    "diffusers": Format(
+        "diffusers_folder", "a pipeline's folder", "**diffusers**", adapter=None, pipeline=True
+    ),
+    "merged": Format(
+        "merged", "a pipeline's folder, no adapter left", "**diffusers**", True, pipeline=True
+    ),
+    "single_file": Format(
+        "single_file",
+        "`model.safetensors`, the trained part alone",
+        "**diffusers**, DiffSynth-Studio",
+        adapter=None,
+    ),
+    "ldm": Format(
+        "ldm",
+        "`model.safetensors`, all parts in the original layout",
+        "ComfyUI, A1111, Forge, kohya, **diffusers**",
+        adapter=False,
+    ),
+    "diffusers_lora": Format(
+        "diffusers_lora",
+        "`pytorch_lora_weights.safetensors`",
+        "**diffusers**, InvokeAI",
+        adapter=True,
+    ),
+    "peft": Format(
+        "peft_adapter",
+        "`adapter_config.json`, `adapter_model.safetensors`",
+        "**peft**",
+        adapter=True,
+    ),
+    "kohya": Format(
+        "kohya", "`lora.safetensors`", "ComfyUI, A1111, Forge, kohya, **diffusers**", adapter=True
+    ),
 }
 
 
