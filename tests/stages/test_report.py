@@ -59,6 +59,7 @@ def phase(folder: Path, **metrics: object) -> Path:
     with artifact.publish(folder / "evaluation", "evaluation") as draft:
         for name in ("grid", "loss", "learning_rate"):
             Image.new("RGB", (8, 8), "red").save(draft.folder / f"{name}.png")
+        draft.content = {"prompts": ["a red house"]}
     (folder / "metrics.json").write_text(json.dumps(metrics))
     return folder
 
@@ -96,6 +97,7 @@ def test_the_last_lines_say_where_things_lie(config, tmp_path, capsys):
         f"grid     {run / 'offload' / 'evaluation' / 'grid.png'}",
         f"metrics  {run / 'offload' / 'metrics.json'}",
         f"curves   tensorboard --logdir '{run}'",
+        f"use it   zerotrain sample '{run / 'offload' / 'weights'}' 'a red house'",
     ]
 
 

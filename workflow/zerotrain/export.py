@@ -100,15 +100,16 @@ def export(
             published, and what was there stays.
     """
     targets = [path for path in (weights.folder if weights else None, state) if path is not None]
-    _refuse_loss(folder, targets)
-    origins = _origin(source, folder)
-    made_by = {"engine": source.position.engine}
+    refuse_loss(folder, targets)
+    origins = origin_of(source, folder)
+    at = source.position
+    made_by = {"engine": at.engine, "run": at.run, "phase": at.phase}
     with ExitStack() as drafts:
         # Weights are entered first, and appear last.
         if weights is not None:
             base = weights.base
             origins["base"] = artifact.read(base, "base") if artifact.is_published(base) else base
-            parents, others = _lineage(origins)
+            parents, others = lineage(origins)
             made = {**made_by, "dtype": weights.dtype, **others}
             draft = drafts.enter_context(
                 artifact.publish(weights.folder, "weights", parents=parents, made_by=made)
@@ -123,7 +124,7 @@ def export(
                 "dtype": weights.dtype,
             }
         if state is not None:
-            parents, others = _lineage(origins)
+            parents, others = lineage(origins)
             draft = drafts.enter_context(
                 artifact.publish(state, STATE, parents=parents, made_by={**made_by, **others})
             )
@@ -143,8 +144,12 @@ def export(
                     shutil.copytree(records, draft.folder / artifact.RECORDS)
 
 
-def _refuse_loss(source: Path, targets: list[Path]) -> None:
-    """Publishing replaces a folder whole: what is still needed must not lie in it."""
+def refuse_loss(source: Path, targets: list[Path]) -> None:
+    """Publishing replaces a folder whole: what is still needed must not lie in it.
+
+    Raises:
+        PipelineError: naming the folder, and what would be lost.
+    """
     for place, target in enumerate(targets):
         for needed in (source, *targets[:place], *targets[place + 1 :]):
             if needed.resolve().is_relative_to(target.resolve()):
@@ -162,7 +167,7 @@ def export_universal(source: Source, folder: Path, output: Path) -> None:
     """
     from zerotrain.foreign import write_universal
 
-    parents, others = _lineage(_origin(source, folder))
+    parents, others = lineage(origin_of(source, folder))
     made_by = {"engine": source.position.engine, **others}
     with artifact.publish(output, "universal", parents=parents, made_by=made_by) as draft:
         write_universal(draft.folder, CheckedSource(source))
@@ -220,13 +225,14 @@ def _link_other_parts(
     return {name: known[name] for name in linked if name in known}
 
 
-def _origin(source: Source, folder: Path) -> dict[str, Artifact | Path]:
+def origin_of(source: Source, folder: Path) -> dict[str, Artifact | Path]:
+    """A source by its kind; a folder of elsewhere by its path."""
     if isinstance(source, Checkpoint | State):
         return {source.artifact.kind: source.artifact}
     return {"checkpoint": folder}
 
 
-def _lineage(
+def lineage(
     origins: Mapping[str, Artifact | Path],
 ) -> tuple[dict[str, Artifact], dict[str, Any]]:
     """Parents, and for folders that no manifest lists, path and digest of their files' sizes."""

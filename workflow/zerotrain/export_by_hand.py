@@ -1,22 +1,33 @@
-"""zerotrain export: what export_weights does, for any complete checkpoint and without a rule."""
+"""zerotrain export: any complete checkpoint, or exported weights, in any form, without a rule."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import get_args
 
+from zerotrain import artifact
 from zerotrain.artifact import MANIFEST
 from zerotrain.config import RunConfig, read_config
 from zerotrain.errors import PipelineError
-from zerotrain.export import DTYPES, WeightsTarget, export, export_universal
+from zerotrain.export import (
+    DTYPES,
+    WeightsTarget,
+    export,
+    export_universal,
+    lineage,
+    origin_of,
+    refuse_loss,
+)
 from zerotrain.foreign import left_out_of_universal
-from zerotrain.state_source import open_source
+from zerotrain.formats import FORMATS, convert, refuse_format
+from zerotrain.state_source import Source, open_source
 
-WRITTEN = ("weights", "state", "universal")
+WRITTEN = ("weights", "exported", "state", "universal")
 """Kinds of folders that an export may replace."""
-FORMATS = ("diffusers", "universal")
 FAMILIES: tuple[str, ...] = get_args(RunConfig.model_fields["family"].annotation)
 
 
@@ -30,19 +41,24 @@ def export_by_hand(
     base: Path | None,
     dtype: str | None,
     to: str,
+    max_shard_size: str | None = None,
+    prefix: str | None = None,
     trust_pickle: bool,
 ) -> None:
-    """Publish what a checkpoint holds as weights, as a state, or as DeepSpeed's universal form.
+    """Publish what a checkpoint or a weights folder holds, in the form that `to` names.
 
     Args:
-        checkpoint: A rolling or published checkpoint, a state, or another program's checkpoint.
+        checkpoint: A rolling or published checkpoint, a state, another program's checkpoint, or
+            an exported weights folder.
         output: Folder to publish the model at, in the form that `to` names.
         state: Folder to publish a state at.
         config: A run's configuration, which says family, base and dtype.
         family: The base's family, where there is no configuration.
         base: The base model; with a configuration the run's own, results/<run>/base.
         dtype: fp32, bf16 or fp16.
-        to: diffusers or universal.
+        to: A key of zerotrain.formats.FORMATS, or universal: what DeepSpeed loads.
+        max_shard_size: Size above which a model's file becomes several, such as 5GB.
+        prefix: What stands before each name of a single file.
         trust_pickle: Let another program's pickles run code.
 
     Raises:
@@ -50,7 +66,7 @@ def export_by_hand(
     """
     from zerotrain.families import load_family
 
-    _choose("--to", to, FORMATS)
+    _choose("--to", to, (*FORMATS, "universal"))
     _choose("--dtype", dtype or "fp32", tuple(DTYPES))
     _choose("--family", family or FAMILIES[0], FAMILIES)
     if output is None and state is None:
@@ -58,9 +74,15 @@ def export_by_hand(
             "nothing to write: neither --output nor --state is given",
             hint="add --output FOLDER for the model, --state FOLDER for a training state, or both",
         )
+    for folder in (output, state):
+        if folder is not None:
+            refuse_strangers(folder)
+    if _kind(checkpoint) in ("weights", "exported"):
+        _convert_folder(checkpoint, output, state, dtype, to, max_shard_size, prefix)
+        return
     run = read_config(config) if config else None
     weights = None
-    if output is not None and to == "diffusers":
+    if output is not None and to != "universal":
         if run is not None:
             weights = WeightsTarget.of(
                 run, base or Path("results") / run.run / "base", output, dtype
@@ -73,9 +95,7 @@ def export_by_hand(
                 hint="add --config FILE of the run, or --family sdxl --base FOLDER; a state "
                 "(--state alone) and --to universal need no base",
             )
-    for folder in (output, state):
-        if folder is not None:
-            refuse_strangers(folder)
+        refuse_format(to, checkpoint, weights.lora is not None, max_shard_size, prefix)
     source = open_source(checkpoint, trust_pickle=trust_pickle)
     if weights is not None and weights.lora is None:
         _refuse_adapter(source.names, checkpoint)
@@ -86,10 +106,69 @@ def export_by_hand(
             print(f"left out: {sentence}", file=sys.stderr)
         export_universal(source, checkpoint, output)
     if weights is not None or state is not None:
-        export(source, checkpoint, weights, state)
+        if weights is None or (to == "diffusers" and not (max_shard_size or prefix)):
+            export(source, checkpoint, weights, state)
+        else:
+            _export_as(source, checkpoint, weights, state, to, max_shard_size, prefix)
     for folder in (output, state):
         if folder is not None:
             print(f"wrote {folder}")
+
+
+def _convert_folder(
+    folder: Path,
+    output: Path | None,
+    state: Path | None,
+    dtype: str | None,
+    to: str,
+    max_shard_size: str | None,
+    prefix: str | None,
+) -> None:
+    """What an export does with a folder that an export wrote."""
+    if _kind(folder) == "exported":
+        form = json.loads((folder / MANIFEST).read_text())["content"]["to"]
+        raise PipelineError(
+            f"{folder}: is exported as {form} already, and a format leads to no other",
+            hint="name the weights folder that it was made from, or the checkpoint",
+        )
+    if output is None or state is not None or to == "universal":
+        raise PipelineError(
+            f"{folder}: exported weights are no training, and hold no moments",
+            hint="name a checkpoint or a state for --state and for --to universal",
+        )
+    refuse_loss(folder, [output])
+    convert(folder, to, output, dtype=dtype, max_shard_size=max_shard_size, prefix=prefix)
+    print(f"wrote {output}")
+
+
+def _export_as(
+    source: Source,
+    checkpoint: Path,
+    weights: WeightsTarget,
+    state: Path | None,
+    to: str,
+    max_shard_size: str | None,
+    prefix: str | None,
+) -> None:
+    """Go through a weights folder in float32, which lies beside the output for the time."""
+    output = weights.folder
+    refuse_loss(checkpoint, [output])
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{output.name}.weights-", dir=output.parent) as folder:
+        passing = replace(weights, folder=Path(folder) / "weights", dtype="fp32")
+        export(source, checkpoint, passing, state)
+        origins = origin_of(source, checkpoint)
+        if artifact.is_published(weights.base):
+            origins["base"] = artifact.read(weights.base, "base", verify=False)
+        convert(
+            passing.folder,
+            to,
+            output,
+            dtype=weights.dtype,
+            max_shard_size=max_shard_size,
+            prefix=prefix,
+            parents=lineage(origins)[0],
+        )
 
 
 def refuse_strangers(folder: Path) -> None:
@@ -99,15 +178,20 @@ def refuse_strangers(folder: Path) -> None:
         PipelineError: naming the folder and some of what it holds.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        try:
-            if json.loads((folder / MANIFEST).read_text())["kind"] in WRITTEN:
-                return
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
+        if _kind(folder) in WRITTEN:
+            return
         raise PipelineError(
             f"{folder}: is there already, and was not written by an export",
             hint="name a new folder, or empty this one yourself",
         )
+
+
+def _kind(folder: Path) -> str | None:
+    """What a folder's manifest calls it; None where there is none."""
+    try:
+        return str(json.loads((folder / MANIFEST).read_text())["kind"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _refuse_adapter(names: list[str], checkpoint: Path) -> None:

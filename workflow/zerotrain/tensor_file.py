@@ -43,7 +43,12 @@ Layout = Mapping[str, tuple[torch.dtype, Sequence[int]]]
 """Type and shape of each tensor of a file, by name."""
 
 
-def write_tensor_file(path: Path, layout: Layout, read: Callable[[str], torch.Tensor]) -> str:
+def write_tensor_file(
+    path: Path,
+    layout: Layout,
+    read: Callable[[str], torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+) -> str:
     """Write a safetensors file whose header is known, one tensor at a time.
 
     `read` is asked once for each name when its turn comes: in the layout's order, wide types first,
@@ -54,6 +59,8 @@ def write_tensor_file(path: Path, layout: Layout, read: Callable[[str], torch.Te
         path: The file, which is replaced; it is on disk (fsync) at the return.
         layout: The tensors' types and shapes.
         read: Gives the tensor of a name, on any device.
+        metadata: Further entries of the header. They stand sorted there, so that equal ones give
+            equal bytes; the library's own writer puts several in an order of chance.
 
     Returns:
         The file's sha256, computed on the way.
@@ -68,7 +75,7 @@ def write_tensor_file(path: Path, layout: Layout, read: Callable[[str], torch.Te
         dtype, shape = layout[name]
         start, end = end, end + torch.Size(shape).numel() * dtype.itemsize
         entries[name] = _entry(dtype, shape, start, end)
-    header = bytearray(_header(entries))
+    header = bytearray(_header(entries, metadata=metadata))
     with DirectWriter(path) as file:
         file.append(torch.frombuffer(header, dtype=torch.uint8), torch.uint8)
         for name in names:
@@ -206,7 +213,10 @@ def _compact(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _header(entries: dict[str, Any], room: int = 0) -> bytes:
-    text = _compact({"__metadata__": METADATA, **entries})
+def _header(
+    entries: dict[str, Any], room: int = 0, metadata: Mapping[str, str] | None = None
+) -> bytes:
+    said = dict(sorted({**METADATA, **(metadata or {})}.items()))
+    text = _compact({"__metadata__": said, **entries})
     text = text.ljust(max(room, -(-len(text) // 8) * 8))
     return len(text).to_bytes(8, "little") + text

@@ -25,6 +25,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     stages.export_weights,
     stages.import_checkpoint,
     by_hand.export,
+    by_hand.sample,
+    by_hand.publish,
     stages.evaluate,
     stages.report,
     by_hand.new,

@@ -16,8 +16,8 @@ def export(
         typer.Argument(
             metavar="CHECKPOINT",
             parser=folder_of,
-            help="A checkpoint, rolling or published, a state, or a folder of DeepSpeed or "
-            "accelerate.",
+            help="A checkpoint, rolling or published, a state, a folder of DeepSpeed or "
+            "accelerate, or exported weights.",
         ),
     ],
     output: Annotated[
@@ -46,19 +46,95 @@ def export(
         str | None, typer.Option(help="fp32, bf16 or fp16; default: the config's, else fp32.")
     ] = None,
     to: Annotated[
-        str, typer.Option(help="diffusers, or universal: what DeepSpeed loads under another stage.")
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="diffusers, single_file, ldm; of a LoRA: diffusers_lora, peft, kohya, merged; "
+            "universal: what DeepSpeed loads under another stage.",
+        ),
     ] = "diffusers",
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Larger files become several; default: 10GB."),
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="What stands before each name, of single_file."),
+    ] = None,
     trust_pickle: Annotated[
         bool, typer.Option(help="Let pickles of the checkpoint run code: only where you trust it.")
     ] = False,
 ) -> None:
-    """Export any complete checkpoint by hand, after checking it: weights, a state, or both."""
+    """Export a checkpoint or exported weights in any form, after checking it; or a state."""
     from zerotrain.export_by_hand import export_by_hand
 
     export_by_hand(
         checkpoint, output, state, config=config, family=family, base=base, dtype=dtype, to=to,
-        trust_pickle=trust_pickle,
+        max_shard_size=max_shard_size, prefix=prefix, trust_pickle=trust_pickle,
     )  # fmt: skip
+
+
+def sample(
+    weights: Annotated[
+        Path,
+        typer.Argument(
+            metavar="WEIGHTS", parser=folder_of, help="Exported weights: any folder, or its file."
+        ),
+    ],
+    prompt: Annotated[str, typer.Argument(help="What the images are to show.")],
+    number: Annotated[int, typer.Option("-n", "--number", help="Images to make.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the first image; the next has the next.")] = 0,
+    steps: Annotated[int, typer.Option(help="Denoising steps.")] = 30,
+    guidance: Annotated[float, typer.Option(help="How strongly images follow the prompt.")] = 5.0,
+    resolution: Annotated[
+        int | None, typer.Option(metavar="PIXELS", help="Side; default: the model's own.")
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            parser=folder_of, metavar="FOLDER", help="The base model, of a LoRA or a part alone."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the images.")] = Path(
+        "samples"
+    ),
+) -> None:
+    """Make images by exported weights of any format."""
+    from zerotrain.sample import sample
+
+    for file in sample(
+        weights, prompt, out, number=number, seed=seed, steps=steps, guidance=guidance,
+        resolution=resolution, base=base,
+    ):  # fmt: skip
+        print(f"wrote {file}")
+
+
+def publish(
+    weights: Annotated[
+        Path,
+        typer.Argument(
+            metavar="WEIGHTS", parser=folder_of, help="A phase's weights, or an exported folder."
+        ),
+    ],
+    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="OWNER/NAME on the hub.")],
+    card: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the card; default: WEIGHTS-card."),
+    ] = None,
+    license: Annotated[
+        str | None, typer.Option(metavar="ID", help="The licence, as the hub names it.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = (
+        False
+    ),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write the card and list the files; upload nothing.")
+    ] = False,
+) -> None:
+    """Write a model card and upload weights and card to the hub."""
+    from zerotrain.publish import publish
+
+    publish(weights, repo_id, card, license=license, private=private, dry_run=dry_run)
 
 
 def new(

@@ -119,6 +119,8 @@ class Family(Protocol):
         out: Path,
         *,
         frozen: Callable[[str], bool] = lambda name: False,
+        max_shard_size: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
         """Write the trainable part in the library's own format into `out`/<trained_part>.
 
@@ -131,6 +133,8 @@ class Family(Protocol):
             dtype: Type to write.
             out: Folder to write into.
             frozen: Whether training left a name alone: it is taken from the base, like buffers.
+            max_shard_size: A larger file becomes several, with an index; 10GB by default.
+            metadata: What the files' headers say beside their tensors.
 
         Returns:
             sha256 of each written file, by its name relative to `out`.

@@ -118,6 +118,8 @@ class DiffusionFamily(ABC):
         out: Path,
         *,
         frozen: Callable[[str], bool] = lambda name: False,
+        max_shard_size: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
         """Write the denoiser beside an unchanged copy of the base's config.json; see Family."""
         part = self.trained_part
@@ -128,7 +130,10 @@ class DiffusionFamily(ABC):
         folder = out / part
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(config, folder / "config.json")
-        known = write_model(model, held.tensor, dtype, folder, WEIGHTS)
+        known = write_model(
+            model, held.tensor, dtype, folder, WEIGHTS,
+            max_shard_size=max_shard_size, metadata=metadata,
+        )  # fmt: skip
         return {f"{part}/{file}": sha256 for file, sha256 in known.items()}
 
     def sample(
@@ -142,10 +147,37 @@ class DiffusionFamily(ABC):
         device: str,
         max_sequence_length: int | None = None,
     ) -> list[Image]:
-        """One square image per prompt; its starting noise comes from its own seed, drawn on CPU."""
+        """One square image per prompt, by the pipeline of a weights folder; see `draw`."""
+        pipeline = self.load_pipeline(weights, device)
+        return self.draw(
+            pipeline,
+            prompts,
+            seeds,
+            config,
+            resolution=resolution,
+            max_sequence_length=max_sequence_length,
+        )
+
+    def load_pipeline(self, folder: Path, device: str, **parts: Any) -> Any:
+        """The pipeline of a folder, with its adapter, in the type that images are made in."""
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        pipeline = load_pipeline(self.pipeline, weights, dtype, **self.loading_arguments())
-        pipeline.to(device)
+        pipeline = load_pipeline(self.pipeline, folder, dtype, **self.loading_arguments(), **parts)
+        return pipeline.to(device)
+
+    def draw(
+        self,
+        pipeline: Any,
+        prompts: Sequence[str],
+        seeds: Sequence[int],
+        config: EvaluateConfig,
+        *,
+        resolution: int | None = None,
+        max_sequence_length: int | None = None,
+    ) -> list[Image]:
+        """One square image per prompt; its starting noise comes from its own seed, drawn on CPU.
+
+        Without a resolution the images have the size that the model was made for.
+        """
         if config.scheduler != "default":
             pipeline.scheduler = self._sampler(config.scheduler).from_config(
                 pipeline.scheduler.config

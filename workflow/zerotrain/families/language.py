@@ -113,13 +113,18 @@ class LanguageFamily(ABC):
         out: Path,
         *,
         frozen: Callable[[str], bool] = lambda name: False,
+        max_shard_size: str | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
         """Write the tensors; config.json, tokenizer and the rest are the base's. See Family."""
         model = self.empty_model(base)
         sources = tensor_sources(model, shapes, frozen, base / "config.json")
         held = ModelTensors(base, sources, read)
         out.mkdir(parents=True, exist_ok=True)
-        return write_model(model, held.tensor, dtype, out, WEIGHTS)
+        return write_model(
+            model, held.tensor, dtype, out, WEIGHTS,
+            max_shard_size=max_shard_size, metadata=metadata,
+        )  # fmt: skip
 
     def generate(
         self,

@@ -86,6 +86,9 @@ def write_model(
     dtype: torch.dtype,
     folder: Path,
     stem: str,
+    *,
+    max_shard_size: str | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Write a model's tensors as safetensors, in shards with an index where one is too small.
 
@@ -95,6 +98,8 @@ def write_model(
         dtype: Type to write; counters and indices keep theirs.
         folder: Folder to write into.
         stem: What the files are called before their numbers.
+        max_shard_size: A larger file becomes several; 10GB by default.
+        metadata: What the files' headers say beside their tensors.
 
     Returns:
         sha256 of each file of tensors, by its name.
@@ -104,12 +109,12 @@ def write_model(
     plan = split_torch_state_dict_into_shards(
         {n: torch.empty(t.shape, dtype=types[n], device="meta") for n, t in expected.items()},
         filename_pattern=stem + "{suffix}.safetensors",
-        max_shard_size=MAX_SHARD_SIZE,
+        max_shard_size=max_shard_size or MAX_SHARD_SIZE,
     )
     known = {}
     for file, names in plan.filename_to_tensors.items():
         layout = {name: (types[name], expected[name].shape) for name in sorted(names)}
-        known[file] = write_tensor_file(folder / file, layout, read)
+        known[file] = write_tensor_file(folder / file, layout, read, metadata)
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         write_json(folder / f"{stem}.safetensors.index.json", index)

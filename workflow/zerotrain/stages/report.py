@@ -9,22 +9,12 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.config import RunConfig
-from zerotrain.config.training import IMAGE_KEYS
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
-from zerotrain.families import LANGUAGE_MODELS
-from zerotrain.launch.resolved import explained
-from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.facts import launch_facts
 from zerotrain.page import PhaseFacts, render_page
 
 KIND = "report"
-LAUNCH_FACTS = (
-    *("preset", "engine", "zero_stage", "offload_optimizer", "num_processes"),
-    *("num_cpu_threads_per_process", "mixed_precision", "start_step", "until_step"),
-    *("resolution", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
-    *("optimizer", "learning_rate", "lr_scheduler", "lr_scheduler_args", "lr_warmup_steps"),
-    *("lr_scheduler_steps", "objective", "caption_dropout_probability"),
-)
 
 
 def report(config: RunConfig, folders: list[Path], output: Path) -> None:
@@ -50,12 +40,15 @@ def report(config: RunConfig, folders: list[Path], output: Path) -> None:
     last = facts[-1]
     shown = "grid     " if last.grid else "answers  "
     made = folders[-1] / "evaluation" / ("grid.png" if last.grid else ANSWERS)
+    act = "sample" if last.grid else "generate"
+    prompt = parents[folders[-1].name].content["prompts"][0]
     print(
         f"report   {output / 'index.html'}\n"
         f"weights  {last.weights}\n"
         f"{shown}{made}\n"
         f"metrics  {folders[-1] / 'metrics.json'}\n"
-        f"curves   tensorboard --logdir {shlex.quote(str(folders[-1].parent))}"
+        f"curves   tensorboard --logdir {shlex.quote(str(folders[-1].parent))}\n"
+        f"use it   {shlex.join(['zerotrain', act, str(last.weights), prompt])}"
     )
 
 
@@ -74,7 +67,7 @@ def _phase(folder: Path, config: RunConfig) -> PhaseFacts:
         answers=_answers(evaluation),
         loss=evaluation.path("loss.png").read_bytes(),
         learning_rate=evaluation.path("learning_rate.png").read_bytes(),
-        launch=_launch(folder / "launch" / "run.yaml"),
+        launch=launch_facts(folder / "launch" / "run.yaml"),
         weights=folder / "weights",
         seq2seq=config.family == "seq2seq_lm",
     )
@@ -86,19 +79,6 @@ def _bytes(evaluation: Artifact, name: str) -> bytes | None:
 
 def _answers(evaluation: Artifact) -> list[Answer]:
     return read_answers(evaluation.path(ANSWERS)) if ANSWERS in evaluation.files else []
-
-
-def _launch(path: Path) -> list[tuple[str, str, str]]:
-    """Name, value and source of each launch fact; none if the phase was launched by hand."""
-    if not path.is_file():
-        return []
-    phase = read_run_yaml(path)
-    without = IMAGE_KEYS if phase.family in LANGUAGE_MODELS else ()
-    return [
-        (name, str(value), f"{source}: {reason}" if reason else source)
-        for name, value, source, reason in explained(phase)
-        if name.partition(".")[0] in LAUNCH_FACTS and name not in without and value != {}
-    ]
 
 
 def _summary(config: RunConfig) -> list[tuple[str, str]]:

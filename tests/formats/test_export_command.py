@@ -1,0 +1,90 @@
+"""zerotrain export --to FORMAT: of a checkpoint, of exported weights, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.families.test_lora import adapted, adapter_of
+from tests.formats.conftest import ADAPTER, LAYERS
+from tests.stages.test_export_weights import Export
+from typer.testing import CliRunner
+
+from zerotrain import artifact, cli
+
+
+def run(*words: object) -> str:
+    """What the command prints, or the message with which it ends."""
+    result = CliRunner().invoke(cli.app, ["export", *map(str, words)])
+    return result.output if result.exception is None else str(result.exception)
+
+
+@pytest.fixture
+def checkpoint(base: Path, tmp_path: Path) -> Export:
+    """A checkpoint of the adapter that `lora` has, and its configuration beside it."""
+    made = Export(tmp_path, base)
+    made.settings = {"lora": {"rank": 4, "alpha": 6.0, "target_modules": list(LAYERS)}}
+    made.save(dict(adapter_of(adapted(base, **ADAPTER))))
+    document = {
+        **{"run": "tiny", "base": "nano", "data": {"source": "digits"}},
+        **{"phases": [{"name": "plain", "until": 12}], **made.settings},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(document))
+    return made
+
+
+@pytest.mark.parametrize("form", ["kohya", "merged"])
+def test_a_checkpoint_becomes_any_format_at_once(checkpoint, base, tmp_path, form):
+    """The same files as through a weights folder, of which nothing is left."""
+    words = ["--config", tmp_path / "run.yaml", "--base", base]
+    out = tmp_path / "out"
+    for words_of in (
+        [checkpoint.checkpoint, *words, "--to", form, "--dtype", "bf16", "--output", out],
+        [checkpoint.checkpoint, *words, "--output", tmp_path / "weights"],
+        [tmp_path / "weights", "--to", form, "--dtype", "bf16", "--output", tmp_path / "again"],
+    ):
+        assert "wrote " in run(*words_of)
+    kind = "weights" if form == "merged" else "exported"
+    once, twice = (artifact.read(tmp_path / name, kind) for name in ("out", "again"))
+    assert once.identity == twice.identity
+    assert set(once.parents) == {"checkpoint", "base"}
+    assert set(twice.parents) == {"weights"}
+    assert once.made_by["dtype"] == "bf16"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_wrong_format_lists_the_formats(lora, tmp_path):
+    text = run(lora, "--to", "comfy", "--output", tmp_path / "out")
+    assert "ERROR: --to: 'comfy' is not known" in text
+    assert (
+        "choose one of diffusers, merged, single_file, ldm, diffusers_lora, peft, kohya, universal"
+        in text
+    )
+
+
+def test_what_a_checkpoint_cannot_become_is_refused_before_it_is_read(checkpoint, base, tmp_path):
+    """No state appears either."""
+    words = ["--config", tmp_path / "run.yaml", "--base", base, "--state", tmp_path / "state"]
+    text = run(checkpoint.checkpoint, *words, "--to", "ldm", "--output", tmp_path / "out")
+    assert "holds an adapter beside its base, not one model" in text
+    assert not (tmp_path / "state").exists()
+
+
+def test_exported_weights_are_no_training(lora, tmp_path):
+    for words in (["--state", tmp_path / "s"], ["--to", "universal", "--output", tmp_path / "u"]):
+        assert "exported weights are no training, and hold no moments" in run(lora, *words)
+
+
+def test_an_export_in_another_format_is_no_source(lora, tmp_path):
+    """A LoRA alone lacks its base; the message says what to name."""
+    run(lora, "--to", "kohya", "--output", tmp_path / "kohya")
+    text = run(tmp_path / "kohya", "--to", "peft", "--output", tmp_path / "peft")
+    assert f"ERROR: {tmp_path / 'kohya'}: is exported as kohya already" in text
+    assert "Hint: name the weights folder that it was made from" in text
+
+
+def test_the_source_is_never_replaced(lora):
+    before = artifact.read(lora, "weights").identity
+    assert "would be replaced whole" in run(lora, "--to", "kohya", "--output", lora)
+    assert artifact.read(lora, "weights").identity == before

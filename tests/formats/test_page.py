@@ -1,0 +1,62 @@
+"""docs/exporting.md: its table is that of the formats, and its commands run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.conftest import ROOT
+from tests.families.test_lora import adapted, adapter_of
+from tests.formats.conftest import ADAPTER, LAYERS
+from tests.stages.test_export_weights import Export
+from typer.testing import CliRunner
+
+from zerotrain import cli
+from zerotrain.artifact import write_json
+from zerotrain.formats import FORMATS
+from zerotrain.formats.page import table
+
+PAGE = ROOT / "docs" / "exporting.md"
+
+
+def test_the_table_is_that_of_the_formats(generated):
+    """`--fix` writes it."""
+    start, end = "<!-- formats: generated -->\n", "<!-- formats: end -->"
+    before, rest = PAGE.read_text().split(start)
+    generated(PAGE, before + start + table() + "\n" + end + rest.split(end)[1])
+
+
+@pytest.fixture
+def project(whole: Path, lora: Path, base: Path, tmp_path: Path) -> Path:
+    """A LoRA run named cats, a run of the whole model named dogs."""
+    results = tmp_path / "results"
+    for run, weights in (("cats", lora), ("dogs", whole)):
+        shutil.copytree(base, results / run / "base")
+        shutil.copytree(weights, results / run / "only" / "weights")
+    Export(results / "cats" / "only", base).save(dict(adapter_of(adapted(base, **ADAPTER))))
+    (tmp_path / "config").mkdir()
+    document = {
+        **{"run": "cats", "base": "nano", "data": {"source": "digits"}},
+        **{"phases": [{"name": "only", "until": 12}]},
+        "lora": {"rank": 4, "alpha": 6.0, "target_modules": list(LAYERS)},
+    }
+    write_json(tmp_path / "config" / "cats.yaml", document)
+    return tmp_path
+
+
+def test_every_command_runs(project, monkeypatch):
+    """In the order of the page, and every format is among them."""
+    monkeypatch.chdir(project)
+    commands = re.findall(r"^    zerotrain (.+)$", PAGE.read_text(), re.MULTILINE)
+    assert len(commands) > 10
+    for command in commands:
+        result = CliRunner().invoke(cli.app, shlex.split(command))
+        assert result.exception is None, f"{command}: {result.exception}"
+        assert "wrote" in result.output
+    used = set(re.findall(r"--to (\w+)", "\n".join(commands)))
+    assert used == set(FORMATS)
+    assert (project / "red-houses" / "a-red-house-7.png").is_file()
+    assert len(list((project / "samples").glob("a-red-house-*.png"))) == 4

@@ -1,0 +1,98 @@
+"""zerotrain sample: every format gives the same images, and what is missing is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tests.families.conftest import drawn
+from tests.formats.test_formats import pipeline_of
+from typer.testing import CliRunner
+
+from zerotrain import cli
+from zerotrain.formats import FORMATS, convert
+
+PROMPT = "a red house"
+SETTINGS = ("--steps", 2, "--guidance", 3.0)
+
+
+def run(*words: object) -> str:
+    """What the command prints, or the message with which it ends."""
+    result = CliRunner().invoke(cli.app, ["sample", *map(str, words)])
+    return result.output if result.exception is None else str(result.exception)
+
+
+def images(weights: Path, out: Path, *words: object) -> list[bytes]:
+    """Pixels of what the command writes, from seed 7 on."""
+    said = run(weights, PROMPT, "--seed", 7, *SETTINGS, "--out", out, *words)
+    files = [Path(line.removeprefix("wrote ")) for line in said.splitlines() if "wrote" in line]
+    assert files, said
+    return [Image.open(file).tobytes() for file in files]
+
+
+def distance(one: bytes, other: bytes) -> int:
+    """Largest difference of two images, of 255."""
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if not form.adapter])
+def test_a_whole_model_of_any_format_gives_the_pipelines_image(whole, base, tmp_path, form):
+    """The pixels that a user's own call of the pipeline draws."""
+    convert(whole, form, tmp_path / "out")
+    words = ("--base", base) if form == "single_file" else ()
+    assert images(tmp_path / "out", tmp_path / "png", *words) == [drawn(pipeline_of(whole))]
+
+
+@pytest.mark.parametrize("prefix", ["pipe.dit.", None])
+def test_a_prefix_is_found(whole, lora, base, tmp_path, prefix):
+    """Of a model and of an adapter in a single file."""
+    expected = {"whole": images(whole, tmp_path / "a"), "lora": images(lora, tmp_path / "b")}
+    assert expected["whole"] != expected["lora"]
+    for name, source in (("whole", whole), ("lora", lora)):
+        convert(source, "single_file", tmp_path / name, prefix=prefix)
+        file = tmp_path / name / "model.safetensors"
+        assert images(file, tmp_path / "png", "--base", base) == expected[name]
+
+
+@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if form.adapter])
+def test_a_lora_of_any_format_gives_the_same_image(lora, base, tmp_path, form):
+    """That of the weights folder with its adapter; of merged weights to a grey level."""
+    convert(lora, form, tmp_path / "out")
+    words = () if form == "merged" else ("--base", base)
+    found = images(tmp_path / "out", tmp_path / "png", *words)
+    expected = images(lora, tmp_path / "expected")
+    assert distance(found[0], expected[0]) <= (1 if form == "merged" else 0)
+    assert distance(expected[0], images(base, tmp_path / "base")[0]) > 10
+
+
+def test_an_image_is_a_function_of_its_seed(whole, tmp_path):
+    """However many are made; files are named by prompt and seed."""
+    three = images(whole, tmp_path / "three", "-n", 3)
+    assert len(set(three)) == 3
+    assert images(whole, tmp_path / "one") == three[:1]
+    names = sorted(path.name for path in (tmp_path / "three").iterdir())
+    assert names == [f"a-red-house-{seed}.png" for seed in (7, 8, 9)]
+    assert Image.open(tmp_path / "three" / names[0]).size == (16, 16)
+    assert len(images(whole, tmp_path / "large", "--resolution", 32)[0]) == 3 * 32 * 32
+
+
+def test_what_is_missing_is_named(lora, whole, base, tmp_path):
+    convert(lora, "kohya", tmp_path / "kohya")
+    file = tmp_path / "kohya" / "lora.safetensors"
+    assert f"ERROR: {file}: is a part of a model" in run(file, PROMPT)
+    text = run(file, PROMPT, "--base", tmp_path)
+    assert f"--base: {tmp_path} has no model_index.json" in text
+    assert "has an adapter of its own" in run(file, PROMPT, "--base", lora)
+    assert f"--base: {whole} is a whole model already" in run(whole, PROMPT, "--base", base)
+    assert "there is nothing" in run(tmp_path / "nowhere", PROMPT)
+    assert "holds 0 safetensors files" in run(tmp_path, PROMPT)
+    assert "-n: 0 is too small" in run(whole, PROMPT, "-n", 0)
+    (tmp_path / "text.txt").write_text("")
+    assert "is no safetensors file" in run(tmp_path / "text.txt", PROMPT)
+
+
+def test_a_file_of_another_model_is_refused(whole, base, tmp_path):
+    convert(whole, "single_file", tmp_path / "out", prefix="some.where.else")
+    text = run(tmp_path / "out", PROMPT, "--base", base)
+    assert "belong to no format that is known here, or to another base" in text

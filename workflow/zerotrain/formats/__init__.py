@@ -1,0 +1,185 @@
+"""Export formats: an exported weights folder in the form that another program opens.
+
+One module per format; it offers `write`, which gives the sha256 of each file by name, and `verify`,
+which loads them with the real library and compares every tensor. A format's module is imported
+where it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerotrain import artifact
+from zerotrain.artifact import Artifact
+from zerotrain.errors import PipelineError
+
+if TYPE_CHECKING:
+    import torch
+
+KIND = "exported"
+"""Kind of a published folder that is no whole pipeline."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """What is known of a format without its module."""
+
+    module: str
+    files: str
+    """What is written, in words."""
+    opens: str
+    """Who opens it; in bold the library that checks it."""
+    adapter: bool | None
+    """True: it holds an adapter; False: a whole model; None: either."""
+    pipeline: bool = False
+    """Whether it is a weights folder again: whole, in shards, ready for any other format."""
+
+
+FORMATS: Mapping[str, Format] = {
+    "diffusers": Format(
+        "diffusers_folder", "a pipeline's folder", "**diffusers**", adapter=None, pipeline=True
+    ),
+    "merged": Format(
+        "merged", "a pipeline's folder, no adapter left", "**diffusers**", True, pipeline=True
+    ),
+    "single_file": Format(
+        "single_file",
+        "`model.safetensors`, the trained part alone",
+        "**diffusers**, DiffSynth-Studio",
+        adapter=None,
+    ),
+    "ldm": Format(
+        "ldm",
+        "`model.safetensors`, all parts in the original layout",
+        "ComfyUI, A1111, Forge, kohya, **diffusers**",
+        adapter=False,
+    ),
+    "diffusers_lora": Format(
+        "diffusers_lora",
+        "`pytorch_lora_weights.safetensors`",
+        "**diffusers**, InvokeAI",
+        adapter=True,
+    ),
+    "peft": Format(
+        "peft_adapter",
+        "`adapter_config.json`, `adapter_model.safetensors`",
+        "**peft**",
+        adapter=True,
+    ),
+    "kohya": Format(
+        "kohya", "`lora.safetensors`", "ComfyUI, A1111, Forge, kohya, **diffusers**", adapter=True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user says of a format."""
+
+    dtype: torch.dtype
+    max_shard_size: str | None
+    prefix: str
+    """What stands before each name in a single file."""
+
+
+def convert(
+    source: Path,
+    to: str,
+    output: Path,
+    *,
+    dtype: str | None = None,
+    max_shard_size: str | None = None,
+    prefix: str | None = None,
+    parents: Mapping[str, Artifact] | None = None,
+) -> None:
+    """Publish an exported weights folder in another format, checked by loading it again.
+
+    Args:
+        source: A weights folder.
+        to: A key of FORMATS.
+        output: Folder to publish.
+        dtype: fp32, bf16 or fp16; default: the source's.
+        max_shard_size: Of a pipeline's folder, as "5GB"; default: 10GB.
+        prefix: Of single_file, what stands before each name; default: nothing.
+        parents: What the manifest names as its origin; default: the source.
+
+    Raises:
+        PipelineError: the source cannot have this form, a value does not fit into the type, or a
+            tensor reads back otherwise. Nothing is published.
+    """
+    from zerotrain.export import DTYPES
+    from zerotrain.formats.weights import ExportedWeights
+
+    weights = ExportedWeights(source)
+    refuse_format(to, source, weights.adapter is not None, max_shard_size, prefix)
+    dtype = dtype or weights.dtype
+    options = Options(DTYPES[dtype], max_shard_size, prefix or "")
+    module: Any = importlib.import_module(f"zerotrain.formats.{FORMATS[to].module}")
+    kind = "weights" if FORMATS[to].pipeline else KIND
+    made_by = {**weights.artifact.made_by, "dtype": dtype}
+    parents = parents or {"weights": weights.artifact}
+    with artifact.publish(output, kind, parents=parents, made_by=made_by) as draft:
+        draft.known.update(module.write(weights, options, draft.folder))
+        with _loading_again(output):
+            module.verify(weights, options, draft.folder)
+        draft.content = {**weights.artifact.content, "dtype": dtype}
+        if kind == KIND:
+            draft.content["to"] = to
+
+
+def refuse_format(
+    to: str, source: Path, adapter: bool, max_shard_size: str | None, prefix: str | None
+) -> None:
+    """Refuse a format that a source cannot have, and options that it would ignore.
+
+    Args:
+        to: The format.
+        source: What messages call the source.
+        adapter: Whether it holds an adapter, beside its base.
+        max_shard_size: As given to convert; so is prefix.
+        prefix: See max_shard_size.
+
+    Raises:
+        PipelineError: saying which formats it can have, or how.
+    """
+    form = FORMATS[to]
+    if form.adapter and not adapter:
+        possible = [name for name, other in FORMATS.items() if not other.adapter]
+        raise PipelineError(
+            f"--to {to}: {source} holds a whole model, no adapter",
+            hint=f"choose one of {', '.join(possible)}",
+        )
+    if adapter and form.adapter is False:
+        raise PipelineError(
+            f"--to {to}: {source} holds an adapter beside its base, not one model",
+            hint=f"merge it first: `zerotrain export {source} --to merged --output MERGED`, "
+            f"then `zerotrain export MERGED --to {to}`",
+        )
+    if max_shard_size and not form.pipeline:
+        raise PipelineError(
+            f"--max-shard-size: {to} is one file",
+            hint="leave it away, or choose --to diffusers or merged",
+        )
+    if prefix and to != "single_file":
+        raise PipelineError(
+            f"--prefix: the names of {to} are its own",
+            hint="leave it away, or choose --to single_file",
+        )
+
+
+@contextmanager
+def _loading_again(folder: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
+        raise PipelineError(
+            f"{folder}: does not load again: {error}",
+            hint="look at the disk and its room; nothing was published",
+        ) from error

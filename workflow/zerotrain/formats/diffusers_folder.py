@@ -1,0 +1,57 @@
+"""diffusers: a whole pipeline's folder, the trained part in another type or other shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zerotrain.artifact import link_or_copy
+from zerotrain.formats import Options, diffusers_lora
+from zerotrain.formats.tensors import Stored, fitting, hold_to
+from zerotrain.formats.weights import ExportedWeights
+
+
+def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
+    """Write the folder; parts that were not trained get a second name. sha256 of files by name."""
+    if weights.adapter is None:
+        return write_folder(weights, weights.trained, options, out)
+    base = [name for name in weights.artifact.files if name.startswith(f"{weights.part}/")]
+    known = _link(weights, [*weights.others(), *base], out)
+    return known | diffusers_lora.write(weights, options, out)
+
+
+def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
+    """Load the trained part, or the adapter, with the library and compare it bit by bit."""
+    if weights.adapter is not None:
+        diffusers_lora.verify(weights, options, out)
+    else:
+        verify_folder(weights, weights.trained, options, out)
+
+
+def write_folder(
+    weights: ExportedWeights, trained: dict[str, Stored], options: Options, out: Path
+) -> dict[str, str]:
+    """Write a pipeline whose trained part has these tensors."""
+    written = weights.family.save_model(
+        weights.folder,
+        {name: list(tensor.shape) for name, tensor in trained.items()},
+        lambda name: fitting(name, trained[name].read(), options.dtype),
+        options.dtype,
+        out,
+        max_shard_size=options.max_shard_size,
+        metadata=weights.lineage(),
+    )
+    return written | _link(weights, weights.others(), out)
+
+
+def verify_folder(
+    weights: ExportedWeights, trained: dict[str, Stored], options: Options, out: Path
+) -> None:
+    """Load the part with the library and compare it with these tensors."""
+    loaded = weights.family.load_model(out, options.dtype).state_dict()
+    hold_to(trained, loaded, options.dtype, out)
+
+
+def _link(weights: ExportedWeights, names: list[str], out: Path) -> dict[str, str]:
+    for name in names:
+        link_or_copy(weights.artifact.path(name), out / name)
+    return {name: weights.artifact.files[name]["sha256"] for name in names}

@@ -1,0 +1,163 @@
+"""Any exported format of an image family, opened as the pipeline that it belongs to."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from zerotrain.artifact import MANIFEST
+from zerotrain.base import MODEL_INDEX
+from zerotrain.errors import PipelineError
+from zerotrain.families import FAMILIES, Family, load_family
+from zerotrain.families.lora import ADAPTER
+from zerotrain.formats import ldm, peft_adapter
+
+
+def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Family, Any]:
+    """Open a pipeline of diffusers on a device, by the formats' own loaders.
+
+    Args:
+        path: A folder in diffusers' layout, an exported folder, or its safetensors file.
+        base: Folder of the base model in diffusers' layout, for formats that hold but a part.
+        device: Device to put it on; float32 on a CPU, else bfloat16.
+
+    Returns:
+        The family and its pipeline.
+
+    Raises:
+        PipelineError: there is nothing to open, the base is missing or not wanted, or names fit
+            no format.
+    """
+    if (path / MODEL_INDEX).is_file():
+        if base is not None:
+            raise PipelineError(
+                f"--base: {path} is a whole model already", hint="leave --base away"
+            )
+        return _whole(path, device)
+    file = _file(path)
+    names = _names(file)
+    if any(name.startswith("conditioner.embedders.") for name in names):
+        config = base or file.parent / ldm.CONFIG
+        family = family_of(_needed(config, path))
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        found: Any = ldm.load_single_file(family.pipeline, file, config, dtype)  # type: ignore[attr-defined]
+        found.set_progress_bar_config(disable=True)
+        return family, found.to(device)
+    family, pipeline = _whole(_needed(base, path), device)
+    _put_in(pipeline, family, file, names)
+    return family, pipeline
+
+
+def family_of(folder: Path) -> Family:
+    """The family of a folder in diffusers' layout, by the pipeline that its index names.
+
+    Raises:
+        PipelineError: naming the pipeline, which belongs to none.
+    """
+    found = json.loads((folder / MODEL_INDEX).read_text()).get("_class_name")
+    for name in FAMILIES:
+        if importlib.util.find_spec(f"zerotrain.families.{name}") is None:
+            continue
+        family = load_family(name)
+        if getattr(family, "pipeline", None) == found:
+            return family
+    raise PipelineError(
+        f"{folder / MODEL_INDEX}: {found} is the pipeline of no family here",
+        hint="open it with diffusers: DiffusionPipeline.from_pretrained(FOLDER)",
+    )
+
+
+def _whole(folder: Path, device: str) -> tuple[Family, Any]:
+    family: Any = family_of(folder)
+    return family, family.load_pipeline(folder, device)
+
+
+def _needed(base: Path | None, path: Path) -> Path:
+    """The base's folder, which must be one and carry no adapter of its own."""
+    if base is None or not (base / MODEL_INDEX).is_file():
+        raise PipelineError(
+            f"{path}: is a part of a model, and the rest is needed"
+            if base is None
+            else f"--base: {base} has no {MODEL_INDEX}, so it is no model in diffusers' layout",
+            hint="add --base FOLDER: the model that the training started from, such as "
+            "results/RUN/base",
+        )
+    if (base / ADAPTER).is_file():
+        raise PipelineError(
+            f"--base: {base} has an adapter of its own, {ADAPTER}",
+            hint="name the model that the training started from, such as results/RUN/base",
+        )
+    return base
+
+
+def _file(path: Path) -> Path:
+    """The one safetensors file that a path names or that lies in it."""
+    if not path.exists():
+        raise PipelineError(
+            f"{path}: there is nothing", hint="name a folder or a file that an export wrote"
+        )
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if len(files) != 1 or files[0].suffix != ".safetensors":
+        raise PipelineError(
+            f"{path}: holds {len(files)} safetensors files and no {MODEL_INDEX}"
+            if path.is_dir()
+            else f"{path}: is no safetensors file",
+            hint=f"name a folder with {MODEL_INDEX}, an exported folder, or its file; a folder "
+            f"with {MANIFEST} alone is unfinished",
+        )
+    return files[0]
+
+
+def _names(file: Path) -> list[str]:
+    try:
+        with safe_open(file, "pt") as opened:
+            return list(opened.keys())
+    except (SafetensorError, OSError) as error:
+        raise PipelineError(
+            f"{file}: cannot be read ({error})", hint="copy or download it again"
+        ) from error
+
+
+def _put_in(pipeline: Any, family: Family, file: Path, names: list[str]) -> None:
+    """Put a file's adapter or denoiser into the pipeline of its base."""
+    part = family.trained_part
+    denoiser = getattr(pipeline, part)
+    own = [n.removesuffix(".weight") for n in denoiser.state_dict() if n.endswith(".weight")]
+    if (file.parent / peft_adapter.CONFIG).is_file():
+        peft_adapter.apply(denoiser, file.parent)
+    elif any(name.endswith(".lora_down.weight") for name in names):
+        pipeline.load_lora_weights(str(file.parent), weight_name=file.name)
+    elif any(".lora_A." in name for name in names):
+        layers = {name.partition(".lora_A.")[0] for name in names if ".lora_A." in name}
+        prefix = _prefix(layers, set(own), file)
+        denoiser.load_lora_adapter(
+            str(file.parent), prefix=prefix.removesuffix(".") or None, weight_name=file.name
+        )
+    else:
+        expected = denoiser.state_dict()
+        prefix = _prefix(names, set(expected), file)
+        state = {name.removeprefix(prefix): t for name, t in load_file(file).items()}
+        denoiser.load_state_dict(state)
+
+
+def _prefix(names: Iterable[str], own: set[str], file: Path) -> str:
+    """What stands before each name that the denoiser knows."""
+    names = sorted(names)
+    first = names[0]
+    places = [0, *(place + 1 for place, letter in enumerate(first) if letter == ".")]
+    for place in places:
+        prefix = first[:place]
+        if all(n.startswith(prefix) and n.removeprefix(prefix) in own for n in names):
+            return prefix
+    raise PipelineError(
+        f"{file}: {first} and others belong to no format that is known here, or to another base",
+        hint="name the base that the training started from; of a file in another form, open it "
+        "where it was made",
+    )

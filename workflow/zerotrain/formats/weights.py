@@ -1,0 +1,141 @@
+"""An exported weights folder as the formats see it: a pipeline's parts, and an adapter or none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from zerotrain import artifact
+from zerotrain.artifact import RECORDS, Artifact
+from zerotrain.errors import PipelineError
+from zerotrain.families import Family, load_family
+from zerotrain.families.lora import ADAPTER, METADATA
+from zerotrain.formats.tensors import Stored, stored_tensors
+
+KIND = "weights"
+SECOND_FACTOR = ".lora_B."
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A low-rank adapter of the trained part."""
+
+    settings: dict[str, Any]
+    """peft's LoraConfig: r, lora_alpha, target_modules and what differs from its defaults."""
+    tensors: dict[str, Stored]
+    """By peft's names within the part: `<layer>.lora_A.weight`."""
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """The layers that it changes."""
+        return tuple(dict.fromkeys(name.split(".lora_")[0] for name in self.tensors))
+
+    def config(self) -> Any:
+        """peft's configuration of it."""
+        from peft import LoraConfig
+
+        return LoraConfig(**self.settings)
+
+
+class ExportedWeights:
+    """A published weights folder in diffusers' layout, whose files are those of its manifest."""
+
+    def __init__(self, folder: Path) -> None:
+        self.artifact: Artifact = artifact.read(folder, KIND)
+        self.folder = folder
+        self.family: Family = load_family(self.artifact.content["family"])
+        self.part = self.family.trained_part
+
+    @property
+    def dtype(self) -> str:
+        """Type of the trained tensors, as --dtype names it."""
+        return str(self.artifact.content["dtype"])
+
+    @cached_property
+    def adapter(self) -> Adapter | None:
+        """The adapter that was trained; None where the model itself was.
+
+        Raises:
+            PipelineError: it is empty, or does nothing.
+        """
+        if ADAPTER not in self.artifact.files:
+            return None
+        path = self.artifact.path(ADAPTER)
+        with safe_open(path, "pt") as file:
+            said = json.loads(file.metadata()[METADATA])
+        prefix = f"{self.part}."
+        tensors = {n.removeprefix(prefix): t for n, t in stored_tensors([path]).items()}
+        second = [tensor for name, tensor in tensors.items() if SECOND_FACTOR in name]
+        if not any(bool(tensor.read().any()) for tensor in second):
+            raise PipelineError(
+                f"{path}: the adapter does nothing: each second factor is zero"
+                if second
+                else f"{path}: the adapter is empty",
+                hint="train it for a step at least, and export it again",
+            )
+        return Adapter({key.removeprefix(prefix): said[key] for key in said}, tensors)
+
+    def config(self, part: str) -> dict[str, Any]:
+        """The configuration of a part."""
+        name = "scheduler_config.json" if part == "scheduler" else "config.json"
+        document: dict[str, Any] = json.loads(self.artifact.path(f"{part}/{name}").read_text())
+        return document
+
+    def tensors(self, part: str) -> dict[str, Stored]:
+        """The tensors of a part by its own names."""
+        names = sorted(self.artifact.files)
+        files = [n for n in names if n.startswith(f"{part}/") and n.endswith(".safetensors")]
+        return stored_tensors(self.artifact.path(name) for name in files)
+
+    @cached_property
+    def trained(self) -> dict[str, Stored]:
+        """The tensors of the part that was trained; of its base where an adapter was."""
+        return self.tensors(self.part)
+
+    def others(self) -> list[str]:
+        """Files of the parts that were not trained, and of the pipeline."""
+        return [
+            name
+            for name in self.artifact.files
+            if not name.startswith((f"{self.part}/", RECORDS)) and name != ADAPTER
+        ]
+
+    def descriptions(self) -> list[str]:
+        """Files without weights: what a loader of single files needs beside them."""
+        ends = (".safetensors", ".index.json")
+        return [
+            name
+            for name in self.artifact.files
+            if not name.endswith(ends) and not name.startswith(RECORDS)
+        ]
+
+    def lineage(self) -> dict[str, str]:
+        """What a file's header says of its origin; it leads back to the weights' manifest."""
+        made_by, base = self.artifact.made_by, self.artifact.parents.get("base", {})
+        said = {
+            "zerotrain.weights": self.artifact.identity,
+            "zerotrain.run": made_by.get("run"),
+            "zerotrain.phase": made_by.get("phase"),
+            "zerotrain.step": str(self.artifact.content["step"]),
+            "zerotrain.base": base.get("identity"),
+        }
+        return {key: value for key, value in said.items() if value}
+
+
+def model_without_memory(weights: ExportedWeights) -> torch.nn.Module:
+    """The trained part as the library builds it, each weight a view of one zero.
+
+    On the meta device peft would take the adapter that it loads there, too.
+    """
+    model = weights.family.empty_model(weights.folder)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            zero = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+            setattr(module, name, torch.nn.Parameter(zero, requires_grad=False))
+    return model

@@ -1,0 +1,65 @@
+"""zerotrain sample: images of a prompt, made by exported weights of any format."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from zerotrain.config import EvaluateConfig
+from zerotrain.errors import PipelineError
+
+
+def sample(
+    weights: Path,
+    prompt: str,
+    output: Path,
+    *,
+    number: int,
+    seed: int,
+    steps: int,
+    guidance: float,
+    resolution: int | None,
+    base: Path | None,
+) -> list[Path]:
+    """Write PNG files; the one of a seed is the same however many are made.
+
+    Args:
+        weights: Exported weights: see zerotrain.formats.opening.open_pipeline.
+        prompt: What the images are to show.
+        output: Folder of the images, which are named by prompt and seed.
+        number: Images to make, of seed, seed + 1, and so on.
+        seed: Seed of the first.
+        steps: Denoising steps.
+        guidance: Scale of the guidance.
+        resolution: Side in pixels; default: the model's own.
+        base: The base model, where `weights` is a part of one.
+
+    Returns:
+        The files.
+
+    Raises:
+        PipelineError: a number is none that can be, or the weights cannot be opened.
+    """
+    for option, value, least in (("-n", number, 1), ("--steps", steps, 1), ("--seed", seed, 0)):
+        if value < least:
+            raise PipelineError(f"{option}: {value} is too small", hint=f"{least} or more")
+    from zerotrain.formats.opening import open_pipeline
+    from zerotrain.machine.device import device_type
+
+    family, pipeline = open_pipeline(weights, base, device_type())
+    seeds = [seed + place for place in range(number)]
+    # One at a time: in a batch of another size the last bits are others.
+    values = EvaluateConfig(num_inference_steps=steps, guidance_scale=guidance, batch_size=1)
+    images = family.draw(  # type: ignore[attr-defined]
+        pipeline, [prompt] * number, seeds, values, resolution=resolution
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    files = [output / f"{file_name(prompt)}-{which}.png" for which in seeds]
+    for file, image in zip(files, images, strict=True):
+        image.save(file)
+    return files
+
+
+def file_name(prompt: str) -> str:
+    """The prompt's words as the start of a file's name."""
+    return "-".join(re.findall(r"\w+", prompt.lower()))[:60] or "image"
