@@ -200,7 +200,9 @@ def test_the_pipeline_loads_the_adapter_that_was_trained(nano_sd3, tmp_path, tar
     folder = tmp_path / "weights"
     shutil.copytree(nano_sd3, folder)
     shapes = {name: list(tensor.shape) for name, tensor in trained.items()}
-    save_adapter(nano_sd3, shapes, trained.__getitem__, dtype=torch.float32, out=folder, **settings)
+    save_adapter(
+        FAMILY, nano_sd3, shapes, trained.__getitem__, dtype=torch.float32, out=folder, **settings
+    )
     pipeline = pipeline_of(nano_sd3)
     pipeline.load_lora_weights(folder)
     assert sample(folder) == [drawn(pipeline, max_sequence_length=TOKENS)]
