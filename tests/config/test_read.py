@@ -213,6 +213,7 @@ def test_phase_inherits_and_changes_training_values() -> None:
             {"cache": {"max_sequence_length": 64}},
             "is a key of sd3, qwen_image, flux; the family sdxl has no such choice",
         ),
+        ({"lora": {"use_dora": True}, "launch": {"zero3_init": True}}, "has not read yet"),
         ({"data": {"images": "x", "max_pixels": 4096}}, "resolution 1024 needs 1048576 pixels"),
     ],
 )

@@ -13,10 +13,11 @@ from diffusers import StableDiffusionXLPipeline
 from safetensors import safe_open
 from tests.families.conftest import drawn
 
-from zerotrain.config import EvaluateConfig
+from zerotrain.config import EvaluateConfig, LoraConfig
 from zerotrain.errors import PipelineError
 from zerotrain.families.lora import ADAPTER, METADATA, add_adapter, save_adapter
 from zerotrain.families.sdxl import FAMILY
+from zerotrain.model_sizes import model_sizes
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 # The first of these names comes before those of the attention layers, and one is a convolution.
@@ -276,3 +277,40 @@ def test_tensors_that_read_otherwise_than_announced_are_refused(nano, tmp_path):
             **SETTINGS,
         )  # fmt: skip
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_rslora": True},
+        {"use_dora": True},
+        {"init_lora_weights": "gaussian"},
+        {"init_lora_weights": "orthogonal"},
+        {"target_modules": None},
+        {"target_modules": "all-linear"},
+    ],
+    ids=str,
+)
+def test_options_reach_what_diffusers_loads(nano, tmp_path, options):
+    """The pipeline's own load_lora_weights answers as the trained adapter does; the option counts,
+    and so do its parameters in the plan."""
+    unet = adapted(nano, **options)
+    plain = adapted(nano)
+    assert options == {"target_modules": None} or difference(unet, plain) > 1e-4
+    saved(nano, unet, tmp_path, **options)
+    pipeline = StableDiffusionXLPipeline.from_pretrained(nano, add_watermarker=False)
+    pipeline.load_lora_weights(tmp_path)
+    assert difference(pipeline.unet.eval(), unet) == 0.0
+    shapes = {name: p.shape for name, p in FAMILY.load_model(nano).named_parameters()}
+    counted = model_sizes(shapes, {**SETTINGS, **options}).trained
+    assert counted == sum(p.numel() for p in adapter_of(unet).values())
+
+
+def test_the_attentions_projections_are_the_default(nano):
+    assert set(adapter_of(adapted(nano, target_modules=None))) == set(adapter_of(adapted(nano)))
+
+
+@pytest.mark.parametrize("initial", ["pissa", "pissa_niter_4", "olora", "loftq"])
+def test_an_initialisation_that_changes_the_base_is_refused(initial):
+    with pytest.raises(ValueError, match=f"{initial} changes the base's own weights"):
+        LoraConfig(init_lora_weights=initial)

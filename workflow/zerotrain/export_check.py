@@ -123,8 +123,9 @@ def _loading_again(weights: WeightsTarget) -> Iterator[None]:
 
 
 def _adapted(name: str) -> str:
-    """A factor's name without the adapter's own, "default" or "default_0"."""
-    return re.sub(r"(\.lora_\w+)\.[^.]+\.", r"\1.", name)
+    """A tensor's name without the adapter's own, "default" or "default_0"."""
+    plain = re.sub(r"(\.lora_\w+)\.[^.]+\.", r"\1.", name)
+    return plain.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
 
 
 def _otherwise(weights: WeightsTarget, name: str) -> PipelineError:

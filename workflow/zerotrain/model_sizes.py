@@ -16,6 +16,7 @@ from typing import Any
 
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
+from zerotrain.lora_targets import targeted
 
 MAX_HEADER = 100 * 1024**2
 """Safetensors' own limit."""
@@ -69,7 +70,7 @@ def model_sizes(
     if lora is None:
         trained = {n: s for n, s in sizes.items() if not _any(frozen_parameters, n)}
     else:
-        trained = _adapter(shapes, lora["rank"], lora["target_modules"])
+        trained = _adapter(shapes, lora)
     return sum_up(shapes, trained)
 
 
@@ -110,16 +111,16 @@ def read_header(path: Path) -> dict[str, tuple[int, ...]]:
         ) from error
 
 
-def _adapter(
-    shapes: Mapping[str, Sequence[int]], rank: int, targets: Sequence[str]
-) -> dict[str, int]:
-    """The two factors for each layer whose name ends with a target."""
+def _adapter(shapes: Mapping[str, Sequence[int]], lora: Mapping[str, Any]) -> dict[str, int]:
+    """The two factors for each layer that is a target, and DoRA's magnitudes."""
     found: dict[str, int] = {}
     for name, shape in shapes.items():
         layer, _, kind = name.rpartition(".")
-        if kind == "weight" and any(f".{layer}".endswith(f".{target}") for target in targets):
-            found[f"{layer}.lora_A"] = rank * (math.prod(shape) // shape[0])
-            found[f"{layer}.lora_B"] = rank * shape[0]
+        if kind == "weight" and targeted(layer, shape, lora["target_modules"]):
+            found[f"{layer}.lora_A"] = lora["rank"] * (math.prod(shape) // shape[0])
+            found[f"{layer}.lora_B"] = lora["rank"] * shape[0]
+            if lora.get("use_dora"):
+                found[f"{layer}.lora_magnitude_vector"] = shape[0]
     return found
 
 

@@ -208,6 +208,11 @@ class RunConfig(Section):
             )
         for phase in self.phases:
             phase.train.refuse_keys_of_others(self.family)
+            if phase.launch.zero3_init and self.lora is not None and self.lora.use_dora:
+                raise ValueError(
+                    f"phase {phase.name}: lora.use_dora begins with the lengths of the base's "
+                    "weights, which launch.zero3_init has not read yet; set one of them to false"
+                )
         if self.is_text != self.data.is_text:
             given, wanted = (
                 "text" if is_text else "images" for is_text in (self.data.is_text, self.is_text)

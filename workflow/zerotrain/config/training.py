@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -67,11 +67,37 @@ class LoraConfig(Section):
         None, gt=0, description="The adapter's effect is scaled by alpha / rank; default: rank."
     )
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout before the first factor.")
-    target_modules: list[str] = Field(
-        ["to_q", "to_k", "to_v", "to_out.0"],
-        min_length=1,
-        description="Ends of the names of the linear layers that get an adapter.",
+    target_modules: list[str] | Literal["all-linear"] | None = Field(
+        None,
+        description="Ends of the names of the layers that get an adapter, or `all-linear`; "
+        "default: the projections of every attention.",
     )
+    use_rslora: bool = Field(
+        False, description="Scale by alpha / sqrt(rank), which suits high ranks."
+    )
+    use_dora: bool = Field(
+        False, description="Train the magnitude of each layer's weights beside their direction."
+    )
+    init_lora_weights: Literal["default", "gaussian", "orthogonal"] = Field(
+        "default", description="First values of the factors; the second is zero but for orthogonal."
+    )
+
+    @field_validator("target_modules")
+    @classmethod
+    def _some(cls, value: list[str] | str | None) -> list[str] | str | None:
+        if value == []:
+            raise ValueError("names no layer; leave it out for the attention's projections")
+        return value
+
+    @field_validator("init_lora_weights", mode="before")
+    @classmethod
+    def _keeps_the_base(cls, value: Any) -> Any:
+        if value in ("pissa", "olora", "corda", "eva", "loftq") or str(value).startswith("pissa"):
+            raise ValueError(
+                f"{value} changes the base's own weights, which stay as they are here, so that an "
+                "adapter goes with every copy of the base"
+            )
+        return "default" if value is True else value
 
 
 class TrainConfig(ObjectiveConfig):

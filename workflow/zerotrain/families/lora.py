@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from zerotrain.artifact import file_sha256, write_json
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT
+from zerotrain.lora_targets import ALL_LINEAR, ATTENTION, Targets, is_target
 
 if TYPE_CHECKING:
     from zerotrain.families import Family
@@ -34,6 +35,8 @@ METADATA = "lora_adapter_metadata"
 """Where diffusers looks for rank and alpha in the file's header."""
 DENOISERS = ("unet", "transformer")
 """Parts that can carry an adapter; in the file, the part's name stands before each tensor's."""
+INITIAL: dict[str, bool | str] = {"default": True}
+"""peft's own words."""
 LAYERS = (torch.nn.Linear, torch.nn.Conv2d)
 
 
@@ -43,9 +46,12 @@ def add_adapter(
     rank: int,
     alpha: float,
     dropout: float,
-    target_modules: Sequence[str],
+    target_modules: Targets,
     seed: int,
-) -> None:
+    use_rslora: bool = False,
+    use_dora: bool = False,
+    init_lora_weights: str = "default",
+) -> list[str]:
     """Add a LoRA adapter to a model of diffusers or transformers and freeze everything else.
 
     The parameters that require a gradient are then the adapter's: float32, for a linear layer
@@ -58,18 +64,31 @@ def add_adapter(
         rank: Rank of the two factors.
         alpha: The adapter's effect is scaled by alpha / rank.
         dropout: Probability of dropout before the first factor, in train mode only.
-        target_modules: Ends of the names of the layers that get an adapter, at whole components.
+        target_modules: See zerotrain.lora_targets; ends of names at whole components.
         seed: Decides the starting values.
+        use_rslora: Scaled by alpha / sqrt(rank): Kalajdzievski, "A Rank Stabilization Scaling
+            Factor for Fine-Tuning with LoRA" (2023), https://arxiv.org/abs/2312.03732.
+        use_dora: With `<layer>.lora_magnitude_vector.default.weight` [out]: Liu et al., "DoRA:
+            Weight-Decomposed Low-Rank Adaptation" (2024), https://arxiv.org/abs/2402.09353.
+        init_lora_weights: default, gaussian or orthogonal, as peft has them.
+
+    Returns:
+        The target modules by name.
 
     Raises:
         PipelineError: a target names no layer, or a module that is no linear or convolution layer.
     """
     from peft import LoraConfig
 
-    for target in target_modules:
-        _check_target(model, target)
+    targets = _choose_targets(model, target_modules)
     config = LoraConfig(
-        r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=list(target_modules)
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=targets,
+        use_rslora=use_rslora,
+        use_dora=use_dora,
+        init_lora_weights=INITIAL.get(init_lora_weights, init_lora_weights),
     )
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would seed the generators of GPUs as well.
@@ -78,6 +97,7 @@ def add_adapter(
     for parameter in model.parameters():
         if parameter.requires_grad:  # peft gives it the dtype of its layer
             parameter.data = parameter.data.float()
+    return targets
 
 
 def adapter_file(part: str) -> tuple[str, str]:
@@ -93,10 +113,11 @@ def save_adapter(
     *,
     rank: int,
     alpha: float,
-    target_modules: Sequence[str],
+    target_modules: Targets,
     dropout: float,
     dtype: torch.dtype,
     out: Path,
+    **options: Any,
 ) -> dict[str, str]:
     """Write a trained adapter as its library loads it from `out`.
 
@@ -116,6 +137,7 @@ def save_adapter(
             dropout would go on at random while images are sampled.
         dtype: Type of the written tensors.
         out: Folder to write into.
+        options: use_rslora, use_dora and init_lora_weights; see rank.
 
     Returns:
         sha256 of each written file, by its name relative to `out`.
@@ -133,8 +155,14 @@ def save_adapter(
         )
     part = family.trained_part
     model = family.empty_model(base)
-    add_adapter(
-        model, rank=rank, alpha=alpha, dropout=dropout, target_modules=target_modules, seed=0
+    targets = add_adapter(
+        model,
+        rank=rank,
+        alpha=alpha,
+        dropout=dropout,
+        target_modules=target_modules,
+        seed=0,
+        **options,
     )
     expected = {n: list(p.shape) for n, p in model.named_parameters() if p.requires_grad}
     _check_shapes(expected, shapes)
@@ -151,7 +179,9 @@ def save_adapter(
     # from such a mixture load_lora_weights leaves layers out without an error.
     plain = get_peft_model_state_dict(model, state_dict=tensors)
     out.mkdir(parents=True, exist_ok=True)
-    settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(target_modules)}
+    settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(targets)}
+    # Only where they differ from peft's own: an older diffusers knows neither.
+    settings |= {key: True for key in ("use_rslora", "use_dora") if options.get(key)}
     file, prefix = adapter_file(part)
     if part == ROOT:
         task = TASKS[family.classes[ROOT]]
@@ -175,6 +205,26 @@ def apply_adapter(model: torch.nn.Module, folder: Path) -> None:
         model.load_lora_adapter(  # type: ignore[operator]
             str(folder), prefix=_trained_part(folder), weight_name=ADAPTER
         )
+
+
+def _choose_targets(model: torch.nn.Module, asked: Targets) -> list[str]:
+    """Ends of the names of the layers that get an adapter."""
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, LAYERS)}
+    if asked == ALL_LINEAR:
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        linear = (n for n, m in layers.items() if isinstance(m, torch.nn.Linear) and m is not head)
+        return sorted(linear)
+    assert not isinstance(asked, str)
+    if asked is None:
+        asked = [end for end in ATTENTION if any(is_target(name, [end]) for name in layers)]
+        if not asked:
+            raise PipelineError(
+                f"lora: no layer of {type(model).__name__} is named like an attention's projection",
+                hint="name layers in lora.target_modules, or set it to all-linear",
+            )
+    for target in asked:
+        _check_target(model, target)
+    return list(asked)
 
 
 def _check_target(model: torch.nn.Module, target: str) -> None:
