@@ -6,6 +6,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder import CPUAdamBuilder
 from tests.training import tied_family
 
+import zerotrain.families.sd3
 import zerotrain.families.sdxl
 import zerotrain.training.rank
 import zerotrain.training.torch_engine

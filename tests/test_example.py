@@ -15,10 +15,10 @@ from zerotrain import artifact
 pytestmark = pytest.mark.slow
 
 
-def snakemake(folder: Path) -> str:
+def snakemake(folder: Path, *words: str) -> str:
     """Run the pipeline in a copy of the project; what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--cores", "all", "train"],
+        [sys.executable, "-m", "snakemake", "--cores", "all", "train", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(folder / "workflow")},
         stdout=subprocess.PIPE,
@@ -47,6 +47,20 @@ def test_example_learns_to_write_digits(private_project):
     pipeline = StableDiffusionXLPipeline.from_pretrained(folder / "results/digits/offload/weights")
     image = pipeline("a handwritten digit seven", height=32, width=32, num_inference_steps=4)
     assert image.images[0].size == (32, 32)
+
+
+def test_sd3_learns_to_write_digits_as_well(private_project):
+    """The same judge, a transformer of at most 2.5 million parameters."""
+    folder = private_project("sd3")
+    snakemake(folder, "--configfile", "config/sd3-digits.yaml")
+    metrics = json.loads((folder / "results/sd3-digits/offload/metrics.json").read_text())
+    assert metrics["prompt_accuracy"] >= 0.95
+
+    from diffusers import StableDiffusion3Pipeline
+
+    weights = folder / "results/sd3-digits/offload/weights"
+    pipeline = StableDiffusion3Pipeline.from_pretrained(weights)
+    assert pipeline.transformer.num_parameters() <= 2_500_000
 
 
 def test_example_twice_gives_the_same_weights(private_project):

@@ -206,6 +206,10 @@ def test_phase_inherits_and_changes_training_values() -> None:
         ({"train": {"global_batch_size": 3, "gradient_accumulation_steps": 2}}, "no multiple of"),
         ({"train": {"learning_rate": "nan"}}, "train.learning_rate: "),
         ({"evaluate": {"judge": "nearest_neighbour"}}, "set data.holdout"),
+        (
+            {"family": "sd3", "evaluate": {"scheduler": "euler"}},
+            "euler is a sampler of sdxl; the family sd3 has its base's alone",
+        ),
         ({"train": {"resolution": 20}}, "train.resolution: "),
         ({"run": 2024}, "run: must be text; put it in quotes"),
         ({"cache": 3}, "cache: must be keys with values"),

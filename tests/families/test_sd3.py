@@ -134,6 +134,13 @@ def test_the_transformer_is_asked_as_the_pipeline_asks_it(nano_sd3):
     assert velocity.abs().max() > 0.01
 
 
+def test_images_too_large_for_the_bases_positions_are_refused(nano_sd3):
+    """In a sentence, before the transformer fails."""
+    noisy = torch.zeros(1, 4, 4, 8)
+    with pytest.raises(PipelineError, match=r"images of 8 patches a side, .* positions for 4"):
+        FAMILY.objective(nano_sd3).predict(torch.nn.Identity(), noisy, torch.ones(1), {})
+
+
 def test_timesteps_follow_the_base_and_the_configuration(nano_sd3):
     """logit_normal where nothing is said, as diffusers' script; patches are the tokens."""
     settings = TrainConfig(weighting_scheme="logit_normal").objective("sd3")

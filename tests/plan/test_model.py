@@ -8,6 +8,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.families.sd3_nano import build_transformer
 from zerotrain.families.sdxl_nano import build_unet
 from zerotrain.plan.architecture import Part, find_architecture, shipped
+from zerotrain.plan.forward import Shape, text_tokens
 from zerotrain.plan.model import build_part, parameters_of, trained_model
 
 PARTS = [
@@ -67,3 +68,20 @@ def test_nano_is_what_the_family_builds(family, build, expected):
 def test_a_part_that_cannot_be_built_is_named(part):
     with pytest.raises(PipelineError, match=f"base: {part.library}'s {part.class_name} cannot be"):
         build_part(part, "base")
+
+
+@pytest.mark.parametrize(
+    ("family", "base", "default", "asked"),
+    [
+        ("sdxl", "stabilityai/stable-diffusion-xl-base-1.0", 77, 77),
+        ("sd3", "stabilityai/stable-diffusion-3-medium-diffusers", 77 + 256, 77 + 64),
+        ("sd3", "nano", 32 + 256, 32 + 64),
+        ("qwen_image", "Qwen/Qwen-Image", 512, 64),
+    ],
+)
+def test_captions_are_as_long_as_the_configuration_says(family, base, default, asked):
+    """cache.max_sequence_length is T5's or Qwen's; CLIP has its own."""
+    known = find_architecture(family, base)
+    assert text_tokens(known, Shape(1)) == default
+    assert text_tokens(known, Shape(1, max_sequence_length=64)) == asked
+    assert text_tokens(known, Shape(1, tokens=5, max_sequence_length=64)) == 5

@@ -245,7 +245,7 @@ def sections_read(stage: str) -> set[str]:
     """The keys of RunConfig that the sources behind a stage read, from a name typed RunConfig or
     called config."""
     found = set()
-    for file in source_files(f"zerotrain.stages.{stage}", "zerotrain.families.sdxl"):
+    for file in source_files(f"zerotrain.stages.{stage}", *FAMILIES):
         if "/config/" in file:
             continue  # the models and their reader touch every key
         for node in ast.walk(ast.parse(Path(file).read_text())):
@@ -255,6 +255,7 @@ def sections_read(stage: str) -> set[str]:
     return found
 
 
+FAMILIES = ("zerotrain.families.sdxl", "zerotrain.families.sd3")
 CONFIGS = ("config", "self.config", "self._config")
 
 

@@ -200,6 +200,11 @@ class RunConfig(Section):
                 f"prediction_type and rescale_betas_zero_snr are sdxl's; the family {self.family} "
                 "has no such choice"
             )
+        if self.family != "sdxl" and self.evaluate.scheduler != "default":
+            raise ValueError(
+                f"evaluate.scheduler: {self.evaluate.scheduler} is a sampler of sdxl; the family "
+                f"{self.family} has its base's alone (default)"
+            )
         if self.cache.max_sequence_length and self.family not in SEQUENCE_LENGTH:
             raise ValueError(
                 "cache.max_sequence_length is a key of "

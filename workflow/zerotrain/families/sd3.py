@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from zerotrain.errors import PipelineError
 from zerotrain.families.diffusion import DiffusionFamily
 from zerotrain.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
 from zerotrain.families.pipelines import load_pipeline, prompt_length
@@ -73,11 +74,22 @@ class Sd3Objective(FlowMatchingObjective):
         super().__init__(read_flow_scheduler(base / "scheduler"), settings, "logit_normal")
         config = json.loads((base / "transformer" / "config.json").read_text())
         self._patch: int = config["patch_size"]
+        self._most: int = config["pos_embed_max_size"]
 
     def predict(
         self, model: torch.nn.Module, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Batch
     ) -> torch.Tensor:
-        """The velocity [B, C, h, w] for noisy latents [B, C, h, w] at timesteps [B] in (0, T]."""
+        """The velocity [B, C, h, w] for noisy latents [B, C, h, w] at timesteps [B] in (0, T].
+
+        Raises:
+            PipelineError: the base has no positions for latents as large.
+        """
+        if (side := max(noisy.shape[-2:]) // self._patch) > self._most:
+            raise PipelineError(
+                f"train.resolution: images of {side} patches a side, and the base has positions "
+                f"for {self._most}",
+                hint=f"lower it to at most {self._most / side:.0%} of what it is",
+            )
         dtype = next(model.parameters()).dtype
         velocity: torch.Tensor = model(
             hidden_states=noisy.to(dtype),

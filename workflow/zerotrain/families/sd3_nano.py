@@ -66,5 +66,7 @@ def build_transformer(side: int) -> Any:
         joint_attention_dim=2 * TEXT_WIDTH,
         caption_projection_dim=HEADS * HEAD_WIDTH,
         pooled_projection_dim=2 * POOLED_WIDTH,
+        # SD3 has positions for images three times as large, a third of a step apart; with those so
+        # small a model learns slowly.
         pos_embed_max_size=side // PIXELS_PER_LATENT,
     )

@@ -66,7 +66,11 @@ def _of_resolution(
     settled: set[tuple[str, Mode]] = set()
     for batch in _micro_batches(phase):
         known = batch == first.deepspeed.batch and resolution == phase.train.resolution
-        traced = first if known else retrace(first.model, phase, batch, resolution, cpu=place.cpu)
+        traced = (
+            first
+            if known
+            else retrace(first.model, config, phase, batch, resolution, cpu=place.cpu)
+        )
         made = plan(config, phase.name, place, auto=auto, traced=traced)
         for one in _usable(made):
             key = one.preset, one.mode

@@ -15,7 +15,9 @@ import torch
 from zerotrain.errors import PipelineError
 from zerotrain.plan.architecture import Architecture
 
-TEXT_TOKENS = {"sdxl": 77, "sd3": 77 + 256, "qwen_image": 512, "flux": 512}
+CLIP_TOKENS = 77
+TEXT_TOKENS = {"sd3": 256, "qwen_image": 512, "flux": 512}
+"""What max_sequence_length is by default; those of SD3 come after CLIP's."""
 SEQUENCE_LENGTH = 2048
 SIZE_NUMBERS = 6
 """SDXL's original size, crop and target size, two numbers each."""
@@ -32,11 +34,13 @@ class Shape:
         tokens: Length of the text embeddings (default: what the family's pipeline pads to), or of
             a language model's sequences (default: SEQUENCE_LENGTH). A seq2seq model's source and
             target have it both.
+        max_sequence_length: That of config.cache, in place of the family's own.
     """
 
     batch: int
     resolution: int = 1024
     tokens: int | None = None
+    max_sequence_length: int | None = None
 
 
 Loss = Callable[[], torch.Tensor]
@@ -47,12 +51,19 @@ def text_tokens(architecture: Architecture, shape: Shape) -> int:
     """Tokens of text of a sample."""
     if shape.tokens is not None:
         return shape.tokens
-    if architecture.family == "sdxl" and "text_encoder" in architecture.parts:
-        return int(architecture.parts["text_encoder"].config["max_position_embeddings"])
-    if architecture.family == "seq2seq_lm":
+    family, parts = architecture.family, architecture.parts
+    clip = CLIP_TOKENS
+    if family in ("sdxl", "sd3") and "text_encoder" in parts:
+        clip = int(parts["text_encoder"].config["max_position_embeddings"])
+    if family == "sdxl":
+        return clip
+    if family in TEXT_TOKENS:
+        length = shape.max_sequence_length or TEXT_TOKENS[family]
+        return clip + length if family == "sd3" else length
+    if family == "seq2seq_lm":
         longest = architecture.trained.config.get("max_position_embeddings", SEQUENCE_LENGTH)
         return min(SEQUENCE_LENGTH, int(longest))
-    return TEXT_TOKENS.get(architecture.family, SEQUENCE_LENGTH)
+    return SEQUENCE_LENGTH
 
 
 def pixels_per_latent(architecture: Architecture) -> int:

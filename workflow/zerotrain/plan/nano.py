@@ -9,8 +9,9 @@ import torch
 from zerotrain.families import nano, sd3_nano, sdxl_nano
 from zerotrain.plan.architecture import Part
 
-SIDE = 16
-"""Pixels. It is recorded in the configuration and changes no tensor."""
+SIDE = 256
+"""Pixels. It is recorded in the configuration and changes no parameter; SD3 has positions for no
+larger images."""
 BYTES = 256
 
 

@@ -111,14 +111,21 @@ def trace(config: RunConfig, phase: Phase, base: Path | None, *, cpu: bool = Fal
     """
     architecture = find_architecture(config.family, str(base or config.base))
     model = trained_model(architecture, config.lora_values(), config.frozen_parameters)
-    return retrace(model, phase, _micro_batch(phase), phase.train.resolution, cpu=cpu)
+    return retrace(model, config, phase, _micro_batch(phase), phase.train.resolution, cpu=cpu)
 
 
 def retrace(
-    model: TrainedModel, phase: Phase, batch: int, resolution: int, *, cpu: bool = False
+    model: TrainedModel,
+    config: RunConfig,
+    phase: Phase,
+    batch: int,
+    resolution: int,
+    *,
+    cpu: bool = False,
 ) -> Traced:
     """The same of another micro batch or resolution."""
-    shape = Shape(batch=batch, resolution=resolution)
+    length = config.cache.max_sequence_length
+    shape = Shape(batch=batch, resolution=resolution, max_sequence_length=length)
     precision, device = phase.launch.mixed_precision, "cpu" if cpu else "cuda"
 
     def both(autocast: bool) -> Activations:

@@ -163,11 +163,16 @@ def _also(plan: Plan, width: int) -> list[str]:
             f"The cache stage, which runs before, loads {gib(sum(encoders.values()))} in float32: "
             f"{each}; training loads none of it."
         )
-        shape = Shape(batch=1, resolution=plan.phase.train.resolution)
-        latents, text = cached_bytes(architecture, shape, plan.config.cache.dtype)
+        cache = plan.config.cache
+        shape = Shape(
+            batch=1,
+            resolution=plan.phase.train.resolution,
+            max_sequence_length=cache.max_sequence_length,
+        )
+        latents, text = cached_bytes(architecture, shape, cache.dtype)
         lines.append(
             f"The cache takes {latents / 1e3:,.1f} kB an image and {text / 1e3:,.1f} kB a distinct "
-            f"caption ({plan.config.cache.dtype})."
+            f"caption ({cache.dtype})."
         )
     average = EMA_BYTES * plan.traced.model.trained_parameters
     lines.append(f"An EMA of the weights would take {gib(average)} more, wherever it is kept.")
