@@ -19,7 +19,7 @@ from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.families.lora import ADAPTER as LORA_FILE
 from zerotrain.families.sdxl import FAMILY
-from zerotrain.formats import FORMATS, convert, ldm
+from zerotrain.formats import FORMATS, convert, kohya, ldm
 from zerotrain.formats.sdxl_names import UNET, unet_names
 from zerotrain.formats.tensors import Stored
 
@@ -248,6 +248,17 @@ def test_a_whole_model_has_no_format_of_adapters(whole, tmp_path, form):
     with pytest.raises(PipelineError, match=f"--to {form}: .* holds a whole model, no") as refused:
         convert(whole, form, tmp_path / "out")
     assert refused.value.hint == "choose one of " + ", ".join(OF_WHOLE)
+
+
+def test_a_family_without_a_table_of_names_is_refused(whole, lora, tmp_path, monkeypatch):
+    """With those that have one, and the formats that need none."""
+    monkeypatch.setattr(ldm, "LAYOUTS", {"other": None})
+    monkeypatch.setattr(kohya, "NAMES", {"other": None})
+    for source, form, instead in ((whole, "ldm", "single_file"), (lora, "kohya", "peft")):
+        with pytest.raises(PipelineError, match=f"--to {form}: .* sdxl (is|are) not known") as no:
+            convert(source, form, tmp_path / "out")
+        assert "other" in no.value.hint
+        assert instead in no.value.hint
 
 
 def test_options_that_a_format_would_ignore_are_refused(whole, tmp_path):
