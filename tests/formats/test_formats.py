@@ -18,10 +18,10 @@ from tests.formats.conftest import ADAPTER, published, tensors_below
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.families.lora import ADAPTER as LORA_FILE
+from zerotrain.families.lora import METADATA
 from zerotrain.families.sdxl import FAMILY
-from zerotrain.formats import FORMATS, convert, ldm
+from zerotrain.formats import FORMATS, convert, kohya, ldm
 from zerotrain.formats.sdxl_names import UNET, unet_names
-from zerotrain.formats.tensors import Stored
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OF_ADAPTERS = [name for name, form in FORMATS.items() if form.adapter]
@@ -189,6 +189,30 @@ def test_an_adapter_in_a_single_file_keeps_its_alpha(lora, base, trained, tmp_pa
     assert difference(unet, trained) <= 1e-6
 
 
+@pytest.mark.parametrize("form", ["diffusers_lora", "kohya"])
+@pytest.mark.parametrize(
+    "setting", [{"use_rslora": True}, {"alpha_pattern": {"to_q": 1.0}}], ids=lambda s: next(iter(s))
+)
+def test_layers_are_scaled_as_peft_scales_them(lora, base, tmp_path, form, setting):
+    """By rsLoRA alpha / sqrt(rank), by a pattern each layer in its own way."""
+    said = json.loads(header(lora / LORA_FILE)[METADATA])
+    said |= {f"unet.{key}": value for key, value in setting.items()}
+    (tmp_path / "adapter").mkdir()
+    changed = tmp_path / "adapter" / LORA_FILE
+    save_file(load_file(lora / LORA_FILE), changed, metadata={METADATA: json.dumps(said)})
+    source = published(base, tmp_path / "weights", tmp_path / "adapter")
+    expected = FAMILY.load_trained(source)
+    assert difference(expected, FAMILY.load_trained(lora)) > 0.001
+    if form == "kohya" and "alpha_pattern" in setting:
+        with pytest.raises(PipelineError, match=r"several alphas, 1 to 6, and diffusers would"):
+            convert(source, form, tmp_path / "out")
+        return
+    convert(source, form, tmp_path / "out")
+    pipeline = pipeline_of(base)
+    pipeline.load_lora_weights(tmp_path / "out")
+    assert difference(pipeline.unet, expected) <= 1e-6
+
+
 def test_a_kohya_file_says_what_it_is(lora, tmp_path):
     """sgm's names, each layer's alpha, and the keys by which programs sort and show files."""
     convert(lora, "kohya", tmp_path / "out", dtype="fp16")
@@ -250,6 +274,17 @@ def test_a_whole_model_has_no_format_of_adapters(whole, tmp_path, form):
     assert refused.value.hint == "choose one of " + ", ".join(OF_WHOLE)
 
 
+def test_a_family_without_a_table_of_names_is_refused(whole, lora, tmp_path, monkeypatch):
+    """With those that have one, and the formats that need none."""
+    monkeypatch.setattr(ldm, "LAYOUTS", {"other": None})
+    monkeypatch.setattr(kohya, "NAMES", {"other": None})
+    for source, form, instead in ((whole, "ldm", "single_file"), (lora, "kohya", "peft")):
+        with pytest.raises(PipelineError, match=f"--to {form}: .* sdxl (is|are) not known") as no:
+            convert(source, form, tmp_path / "out")
+        assert "other" in no.value.hint
+        assert instead in no.value.hint
+
+
 def test_options_that_a_format_would_ignore_are_refused(whole, tmp_path):
     with pytest.raises(PipelineError, match="--max-shard-size: ldm is one file"):
         convert(whole, "ldm", tmp_path / "out", max_shard_size="1GB")
@@ -295,7 +330,7 @@ def test_a_wrong_name_would_be_found_before_anything_is_published(
         convert(whole, "ldm", tmp_path / "out")
     monkeypatch.setattr(
         "zerotrain.formats.kohya._alpha",
-        lambda adapter, layer: Stored(torch.float32, (), lambda: torch.tensor(4.0)),
+        lambda weights, layer: 4.0,
     )
     with pytest.raises(PipelineError, match=r"is scaled by 1 instead of 1\.5"):
         convert(lora, "kohya", tmp_path / "out")

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
+from safetensors import safe_open
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -215,6 +216,19 @@ def test_exporting_again_gives_the_same_folders(export: Export, trained: Trained
             )
         )
     assert identities[0] == identities[1]
+
+
+def test_the_files_header_leads_back(export: Export, trained: Trained, base: Path) -> None:
+    """To run, phase, step and base, wherever the file is carried."""
+    export(trained)
+    with safe_open(export.weights / "unet" / "diffusion_pytorch_model.safetensors", "pt") as file:
+        assert file.metadata() == {
+            "format": "pt",
+            "zerotrain.run": "tiny",
+            "zerotrain.phase": "plain",
+            "zerotrain.step": "12",
+            "zerotrain.base": artifact.read(base, "base").identity,
+        }
 
 
 def change(value: float) -> Callable[[torch.Tensor], torch.Tensor]:

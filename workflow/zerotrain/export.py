@@ -115,7 +115,8 @@ def export(
                 artifact.publish(weights.folder, "weights", parents=parents, made_by=made)
             )
             draft.known.update(_link_other_parts(origins["base"], weights, draft.folder))
-            draft.known.update(_write_weights(source, weights, draft.folder))
+            said = _header(source.position, parents.get("base"))
+            draft.known.update(_write_weights(source, weights, draft.folder, said))
             check = check_adapter if weights.lora else check_written
             check(source, weights, draft.folder)
             draft.content = {
@@ -174,7 +175,20 @@ def export_universal(source: Source, folder: Path, output: Path) -> None:
         draft.content = {"step": source.position.step}
 
 
-def _write_weights(source: Source, weights: WeightsTarget, folder: Path) -> dict[str, str]:
+def _header(position: TrainingPosition, base: Artifact | None) -> dict[str, str]:
+    """What the headers of weights files say of their origin; what is not known is left out."""
+    said = {
+        "zerotrain.run": position.run,
+        "zerotrain.phase": position.phase,
+        "zerotrain.step": str(position.step),
+        "zerotrain.base": base.identity if base else "",
+    }
+    return {key: value for key, value in said.items() if value}
+
+
+def _write_weights(
+    source: Source, weights: WeightsTarget, folder: Path, metadata: Mapping[str, str]
+) -> dict[str, str]:
     checked, dtype = CheckedSource(source), weights.torch_dtype
 
     def read(name: str) -> torch.Tensor:
@@ -193,7 +207,13 @@ def _write_weights(source: Source, weights: WeightsTarget, folder: Path) -> dict
             **weights.lora,
         )
     return weights.family.save_model(
-        weights.base, source.shapes, read, dtype, folder, frozen=weights.frozen(source)
+        weights.base,
+        source.shapes,
+        read,
+        dtype,
+        folder,
+        frozen=weights.frozen(source),
+        metadata=metadata,
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from zerotrain.families.lora import ADAPTER, METADATA
 from zerotrain.formats import Options
 from zerotrain.formats.tensors import hold_to, otherwise, write_tensors
-from zerotrain.formats.weights import Adapter, ExportedWeights, model_without_memory
+from zerotrain.formats.weights import ExportedWeights, model_without_memory
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
@@ -26,21 +26,20 @@ def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, st
 
 def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     """Load the file into a model without weights and compare factors and scales."""
-    assert weights.adapter is not None
     model = model_without_memory(weights)
     model.load_lora_adapter(  # type: ignore[operator]
         str(out), prefix=weights.part, weight_name=ADAPTER
     )
-    hold_adapter_to(weights.adapter, model, options.dtype, out)
+    hold_adapter_to(weights, model, options.dtype, out)
 
 
 def hold_adapter_to(
-    adapter: Adapter, model: torch.nn.Module, dtype: torch.dtype, where: Path
+    weights: ExportedWeights, model: torch.nn.Module, dtype: torch.dtype, where: Path
 ) -> None:
     """Hold an adapter that a library loaded to the trained one: factors bit by bit, and scales.
 
     Args:
-        adapter: What was trained.
+        weights: The weights folder with the adapter that was trained.
         model: The denoiser with the loaded adapter; its own weights may be without storage.
         dtype: Type of the file.
         where: What messages call the file.
@@ -51,20 +50,14 @@ def hold_adapter_to(
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     loaded = {_plain(n): t for n, t in model.state_dict().items() if ".lora_" in n}
-    hold_to(adapter.tensors, loaded, dtype, where)
+    assert weights.adapter is not None
+    hold_to(weights.adapter.tensors, loaded, dtype, where)
     for name, layer in model.named_modules():
         if not isinstance(layer, BaseTunerLayer):
             continue
-        scale, expected = next(iter(layer.scaling.values())), scale_of(adapter, _layer(name))
+        scale, expected = next(iter(layer.scaling.values())), weights.scales[_layer(name)]
         if abs(scale - expected) > 1e-6 * expected:
             raise otherwise(f"{name} is scaled by {scale:g} instead of {expected:g}", where)
-
-
-def scale_of(adapter: Adapter, layer: str) -> float:
-    """What a layer's factors are multiplied with: alpha / rank, or alpha / sqrt(rank) by rsLoRA."""
-    rank = adapter.tensors[f"{layer}.lora_A.weight"].shape[0]
-    alpha = float(adapter.settings["lora_alpha"])
-    return alpha / (rank**0.5 if adapter.settings.get("use_rslora") else rank)
 
 
 def _plain(name: str) -> str:

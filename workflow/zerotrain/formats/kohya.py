@@ -14,7 +14,7 @@ import torch
 from zerotrain.errors import PipelineError
 from zerotrain.families.pipelines import pipeline_class
 from zerotrain.formats import Options, sdxl_names
-from zerotrain.formats.diffusers_lora import hold_adapter_to, scale_of
+from zerotrain.formats.diffusers_lora import hold_adapter_to
 from zerotrain.formats.modelspec import architecture, network
 from zerotrain.formats.tensors import Stored, write_tensors
 from zerotrain.formats.weights import Adapter, ExportedWeights, model_without_memory
@@ -29,26 +29,28 @@ def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, st
     assert adapter is not None
     name_of = _names(weights)
     _refuse_other_tensors(adapter, weights)
+    alphas = {layer: _alpha(weights, layer) for layer in adapter.layers}
+    _refuse_several(alphas, weights)
     tensors = {}
     for layer in adapter.layers:
         kohya = "lora_unet_" + name_of(f"{layer}.weight").removesuffix(".weight").replace(".", "_")
         for own, theirs in FACTORS.items():
             tensors[f"{kohya}.{theirs}"] = adapter.tensors[f"{layer}.{own}"]
-        tensors[f"{kohya}.alpha"] = _alpha(adapter, layer)
+        alpha = torch.tensor(alphas[layer])
+        tensors[f"{kohya}.alpha"] = Stored(alpha.dtype, (), alpha.clone)
     said = weights.lineage() | architecture(weights, "/lora") | network(weights)
     return {FILE: write_tensors(out / FILE, tensors, options.dtype, said)}
 
 
 def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     """Load the file with diffusers' own reading of kohya's names; compare factors and scales."""
-    assert weights.adapter is not None
     pipeline = pipeline_class(weights.family.pipeline)  # type: ignore[attr-defined]
     model = model_without_memory(weights)
     state, alphas = pipeline.lora_state_dict(
         str(out), weight_name=FILE, unet_config=model.config, local_files_only=True
     )
     pipeline.load_lora_into_unet(state, network_alphas=alphas, unet=model)
-    hold_adapter_to(weights.adapter, model, options.dtype, out / FILE)
+    hold_adapter_to(weights, model, options.dtype, out / FILE)
 
 
 def _sdxl(weights: ExportedWeights) -> Callable[[str], str]:
@@ -68,10 +70,22 @@ def _names(weights: ExportedWeights) -> Callable[[str], str]:
     return NAMES[weights.family.name](weights)
 
 
-def _alpha(adapter: Adapter, layer: str) -> Stored:
-    rank = adapter.tensors[f"{layer}.lora_A.weight"].shape[0]
-    value = scale_of(adapter, layer) * rank
-    return Stored(torch.float32, (), lambda: torch.tensor(value))
+def _alpha(weights: ExportedWeights, layer: str) -> float:
+    """What a reader divides by the rank: the true alpha, by rsLoRA alpha * sqrt(rank)."""
+    assert weights.adapter is not None
+    rank = weights.adapter.tensors[f"{layer}.lora_A.weight"].shape[0]
+    return round(weights.scales[layer] * rank, 6)
+
+
+def _refuse_several(alphas: Mapping[str, float], weights: ExportedWeights) -> None:
+    """Of attention layers diffusers looks for an alpha of their own under another name."""
+    found = sorted(set(alphas.values()))
+    if len(found) > 1:
+        raise PipelineError(
+            f"--to kohya: layers of {weights.folder} have several alphas, {found[0]:g} to "
+            f"{found[-1]:g}, and diffusers would read one for all",
+            hint="merge it: --to merged; or keep it: --to diffusers_lora or peft",
+        )
 
 
 def _refuse_other_tensors(adapter: Adapter, weights: ExportedWeights) -> None:

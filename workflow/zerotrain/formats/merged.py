@@ -11,9 +11,7 @@ import torch
 from zerotrain.formats import Options
 from zerotrain.formats.diffusers_folder import verify_folder, write_folder
 from zerotrain.formats.tensors import Stored
-from zerotrain.formats.weights import Adapter, ExportedWeights
-
-NAME = "merged"
+from zerotrain.formats.weights import NAME, Adapter, ExportedWeights
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
@@ -28,14 +26,9 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
 
 def merged_tensors(weights: ExportedWeights) -> dict[str, Stored]:
     """The trained part's tensors, float32 where the adapter changes them; a layer at a time."""
-    from peft import inject_adapter_in_model
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
     adapter = weights.adapter
     assert adapter is not None
-    empty = weights.family.empty_model(weights.folder)
-    model = inject_adapter_in_model(adapter.config(), empty, adapter_name=NAME)
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
+    layers = adapter.layers_of(weights.family.empty_model(weights.folder))
 
     def merged(name: str, stored: Stored) -> Stored:
         layer, _, kind = name.rpartition(".")

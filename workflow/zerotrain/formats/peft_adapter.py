@@ -34,9 +34,8 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     """Load the folder with peft and compare factors and scales."""
     from peft import PeftModel
 
-    assert weights.adapter is not None
     model = PeftModel.from_pretrained(model_without_memory(weights), str(out))
-    hold_adapter_to(weights.adapter, model, options.dtype, out)
+    hold_adapter_to(weights, model, options.dtype, out)
 
 
 def apply(model: torch.nn.Module, folder: Path) -> None:

@@ -39,7 +39,7 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
         model.load_lora_adapter(  # type: ignore[operator]
             str(out), prefix=prefix, weight_name=FILE
         )
-        hold_adapter_to(weights.adapter, model, options.dtype, out)
+        hold_adapter_to(weights, model, options.dtype, out)
         return
     state = load_file(out / FILE)
     model.load_state_dict(

@@ -20,6 +20,8 @@ from zerotrain.formats.tensors import Stored, stored_tensors
 
 KIND = "weights"
 SECOND_FACTOR = ".lora_B."
+NAME = "trained"
+"""What peft is told to call the adapter."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,14 @@ class Adapter:
         from peft import LoraConfig
 
         return LoraConfig(**self.settings)
+
+    def layers_of(self, model: torch.nn.Module) -> dict[str, Any]:
+        """peft's layers by name, once it has put an adapter of this configuration into a model."""
+        from peft import inject_adapter_in_model
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        adapted = inject_adapter_in_model(self.config(), model, adapter_name=NAME)
+        return {n: m for n, m in adapted.named_modules() if isinstance(m, BaseTunerLayer)}
 
 
 class ExportedWeights:
@@ -80,6 +90,13 @@ class ExportedWeights:
                 hint="train it for a step at least, and export it again",
             )
         return Adapter({key.removeprefix(prefix): said[key] for key in said}, tensors)
+
+    @cached_property
+    def scales(self) -> dict[str, float]:
+        """What each layer's factors are multiplied with, as peft has it: alpha / rank, mostly."""
+        assert self.adapter is not None
+        layers = self.adapter.layers_of(self.family.empty_model(self.folder))
+        return {name: float(layer.scaling[NAME]) for name, layer in layers.items()}
 
     def config(self, part: str) -> dict[str, Any]:
         """The configuration of a part."""
