@@ -62,6 +62,8 @@ class DataConfig(Section):
         return self
 
 
+IDENTITY_PRESETS = ("qwen_image", "flux")
+"""Families whose nano model can take pixels."""
 SEQUENCE_LENGTH = ("sd3", "qwen_image", "flux")
 """Families whose captions have a length to choose: their text encoders take any."""
 
@@ -188,13 +190,21 @@ class RunConfig(Section):
     )
     family: Literal["sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm"] = Field(
         "sdxl",
-        description="The model's family. All can be planned; sdxl and sd3 can be trained so far.",
+        description="The model's family. All can be planned; sdxl, sd3, flux and qwen_image can be "
+        "trained so far.",
     )
     base: str = Field(
         description="`nano` builds a small model from the seed; else a folder or hub id "
         "in diffusers layout."
     )
     revision: str | None = Field(None, description="Commit or tag of the hub id.")
+    vae: Literal["identity"] | None = Field(
+        None,
+        description="`identity`: pixels are the latents, for pixel art that an autoencoder would "
+        "blur. The exported folder holds an autoencoder of the family's class that gives back "
+        "what it is given, so that every tool loads it. The denoiser must take 3 channels: that "
+        "of `nano` does (qwen_image, flux). Default: the base's own.",
+    )
     resume_from_checkpoint: str | None = Field(
         None,
         description="Start from a checkpoint of elsewhere: a DeepSpeed or accelerate folder, or a "
@@ -237,6 +247,13 @@ class RunConfig(Section):
             raise ValueError(
                 f"prediction_type and rescale_betas_zero_snr are sdxl's; the family {self.family} "
                 "has no such choice"
+            )
+        if self.vae and self.family in ("causal_lm", "seq2seq_lm"):
+            raise ValueError(f"vae: the family {self.family} has no images")
+        if self.vae and self.base == "nano" and self.family not in IDENTITY_PRESETS:
+            raise ValueError(
+                f"vae: identity with base: nano is for {', '.join(IDENTITY_PRESETS)}; the nano "
+                f"model of {self.family} takes the latents of its autoencoder"
             )
         if self.cache.max_sequence_length and self.family not in SEQUENCE_LENGTH:
             raise ValueError(
