@@ -28,6 +28,7 @@ rule build_base:
         revision=RUN.revision,
         prediction_type=RUN.prediction_type,
         rescale_betas_zero_snr=RUN.rescale_betas_zero_snr,
+        vae=RUN.vae,
         # A preset is made for seed and resolution; a real model is taken as it is.
         seed=RUN.seed if RUN.base == "nano" else None,
         resolution=RUN.phases[0].train.resolution if RUN.base == "nano" else None,

@@ -106,6 +106,8 @@ def test_keys_of_their_own_sizes_stay_within_the_shards(tmp_path, shard_size):
     written = write(tmp_path / "whole", encode=uneven, shard_size=shard_size)
     whole = publish(written, tmp_path / "whole")
     assert max(len(data) for data in whole.values()) <= shard_size
+    partial = list((tmp_path / "whole" / "partial").iterdir())
+    assert max(path.stat().st_size for path in partial) <= shard_size
     halves: dict[int, int] = {}
     for key, tensors in zip(KEYS, uneven(KEYS), strict=True):
         half = shard_number(key, written.series.count) // 2

@@ -213,6 +213,8 @@ def test_phase_inherits_and_changes_training_values() -> None:
         ({"train": {"resolution": 20}}, "train.resolution: "),
         ({"run": 2024}, "run: must be text; put it in quotes"),
         ({"cache": 3}, "cache: must be keys with values"),
+        ({"vae": "identity", "base": "nano"}, "the nano model of sdxl takes the latents of its"),
+        ({"vae": "identity", "family": "causal_lm"}, "vae: the family causal_lm has no images"),
         (
             {"cache": {"max_sequence_length": 64}},
             "is a key of sd3, qwen_image, flux; the family sdxl has no such choice",

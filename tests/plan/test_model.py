@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.families import flux_nano, qwen_image_nano
 from zerotrain.families.sd3_nano import build_transformer
 from zerotrain.families.sdxl_nano import build_unet
 from zerotrain.plan.architecture import Part, find_architecture, shipped
@@ -43,11 +48,18 @@ def test_frozen_parameters_are_not_trained():
     assert model.trained_parameters < model.parameters
 
 
+def of_four(nano: Any) -> Callable[[int], torch.nn.Module]:
+    """A builder whose model has no side, over latents of four channels."""
+    return lambda side: nano.build_transformer(4)
+
+
 @pytest.mark.parametrize(
     ("family", "build", "expected"),
     [
         ("sdxl", build_unet, {"text_encoder", "text_encoder_2", "vae"}),
         ("sd3", build_transformer, {"text_encoder", "text_encoder_2", "text_encoder_3", "vae"}),
+        ("flux", of_four(flux_nano), {"text_encoder", "text_encoder_2", "vae"}),
+        ("qwen_image", of_four(qwen_image_nano), {"text_encoder", "vae"}),
     ],
 )
 def test_nano_is_what_the_family_builds(family, build, expected):

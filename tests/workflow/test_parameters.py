@@ -23,6 +23,7 @@ OTHER_VALUES: dict[str, Any] = {
     "family": "sd3",
     "revision": "main",
     "prediction_type": "epsilon",
+    "vae": "identity",
     "rescale_betas_zero_snr": True,
     "resume_from_checkpoint": "sdxl",
     "frozen_parameters": ["bias"],
@@ -125,6 +126,7 @@ NEEDED_WITH = {
         "phases.1.launch": None,
     },
     "cache.max_sequence_length": {"family": "sd3"},
+    "vae": {"family": "flux"},
     **{f"train.{key}": {"family": "sd3"} for key in FLOW_MATCHING},
     **{key: {"launch.mixed_precision": "fp16"} for key in OTHER_VALUES if ".fp16." in key},
 }
@@ -145,6 +147,7 @@ FIRST_JOB = {
     "base": "build_base",
     "revision": "build_base",
     "prediction_type": "build_base",
+    "vae": "build_base",
     "rescale_betas_zero_snr": "build_base",
     "run": "build_base",
 }

@@ -20,6 +20,8 @@ from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.families import LANGUAGE_MODELS
 
+IDENTITY_PRESETS = ("qwen_image", "flux")
+"""Families whose nano model can take pixels."""
 SEQUENCE_LENGTH = ("sd3", "qwen_image", "flux")
 """Families whose captions have a length to choose: their text encoders take any."""
 
@@ -157,6 +159,13 @@ class RunConfig(Section):
         "layout of diffusers, or of transformers for text."
     )
     revision: str | None = Field(None, description="Commit or tag of the hub id.")
+    vae: Literal["identity"] | None = Field(
+        None,
+        description="`identity`: pixels are the latents, for pixel art that an autoencoder would "
+        "blur. The exported folder holds an autoencoder of the family's class that gives back "
+        "what it is given, so that every tool loads it. The denoiser must take 3 channels: that "
+        "of `nano` does (qwen_image, flux). Default: the base's own.",
+    )
     resume_from_checkpoint: str | None = Field(
         None,
         description="Start from a checkpoint of elsewhere: a DeepSpeed or accelerate folder, or a "
@@ -204,6 +213,13 @@ class RunConfig(Section):
             raise ValueError(
                 f"evaluate.scheduler: {self.evaluate.scheduler} is a sampler of sdxl; the family "
                 f"{self.family} has its base's alone (default)"
+            )
+        if self.vae and self.family in LANGUAGE_MODELS:
+            raise ValueError(f"vae: the family {self.family} has no images")
+        if self.vae and self.base == "nano" and self.family not in IDENTITY_PRESETS:
+            raise ValueError(
+                f"vae: identity with base: nano is for {', '.join(IDENTITY_PRESETS)}; the nano "
+                f"model of {self.family} takes the latents of its autoencoder"
             )
         if self.cache.max_sequence_length and self.family not in SEQUENCE_LENGTH:
             raise ValueError(

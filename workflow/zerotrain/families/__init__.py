@@ -154,11 +154,31 @@ class ImageFamily(Family, Protocol):
     """Parts that text embeddings depend on."""
 
     def build_preset(
-        self, preset: str, dataset: Dataset, images: Sequence[Image], seed: int, out: Path
+        self,
+        preset: str,
+        dataset: Dataset,
+        images: Sequence[Image],
+        seed: int,
+        out: Path,
+        *,
+        identity: bool = False,
     ) -> None:
         """Build a small base model of the real classes from a seed, into the folder `out`.
 
-        `images` are the train split's crops, in order.
+        Args:
+            preset: Its name.
+            dataset: Whose captions it shall know.
+            images: The train split's crops, in order.
+            seed: Decides every weight.
+            out: Folder to write into.
+            identity: Whether pixels are its latents.
+        """
+
+    def replace_autoencoder(self, base: Path) -> None:
+        """Put an autoencoder that gives back its pixels in the place of the base's.
+
+        Raises:
+            PipelineError: the denoiser takes latents of another number of channels.
         """
 
     def load_encoders(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from accelerate import init_empty_weights
 
 from zerotrain.errors import PipelineError
+from zerotrain.families.identity import CHANNELS, identity_autoencoder
 from zerotrain.families.lora import apply_adapter
 from zerotrain.families.model_tensors import ModelTensors, tensor_sources, write_model
 from zerotrain.families.pipelines import load_pipeline
@@ -71,7 +73,14 @@ class DiffusionFamily(ABC):
         return {}
 
     def build_preset(
-        self, preset: str, dataset: Dataset, images: Sequence[Image], seed: int, out: Path
+        self,
+        preset: str,
+        dataset: Dataset,
+        images: Sequence[Image],
+        seed: int,
+        out: Path,
+        *,
+        identity: bool = False,
     ) -> None:
         """Build the `nano` model into `out`, with a tokenizer and an autoencoder of the dataset."""
         if preset != "nano":
@@ -81,7 +90,25 @@ class DiffusionFamily(ABC):
             )
         captions = [sample.caption for sample in dataset.split("train")]
         nano = importlib.import_module(f"zerotrain.families.{self.name}_nano")
-        nano.build_nano(captions, images, seed, out)
+        nano.build_nano(captions, images, seed, out, **({"identity": True} if identity else {}))
+
+    def latent_channels(self, config: Mapping[str, Any]) -> int:
+        """Channels of the latents that a denoiser with this config.json takes."""
+        found: int = config["in_channels"]
+        return found
+
+    def replace_autoencoder(self, base: Path) -> None:
+        """Put one that gives back its pixels in the place of the base's; see Family."""
+        path = base / self.trained_part / "config.json"
+        channels = self.latent_channels(json.loads(path.read_text()))
+        if channels != CHANNELS:
+            raise PipelineError(
+                f"vae: identity makes pixels of {CHANNELS} channels the latents, and the "
+                f"{self.trained_part} of this base takes latents of {channels}",
+                hint="remove `vae`, or choose a base that was made for pixels: `nano` is",
+            )
+        shutil.rmtree(base / "vae")
+        identity_autoencoder(self.classes["vae"]).save_pretrained(base / "vae")
 
     def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Load the denoiser on CPU, in float32 if no type is given."""

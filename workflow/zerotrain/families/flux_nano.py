@@ -10,6 +10,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 from transformers import CLIPTextModel, T5EncoderModel
 
+from zerotrain.families.identity import identity_autoencoder
 from zerotrain.families.nano import (
     POOLED_WIDTH,
     TEXT_WIDTH,
@@ -26,14 +27,27 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def build_nano(captions: Sequence[str], images: Sequence[Image], seed: int, out: Path) -> None:
-    """Write the model into `out` in diffusers' layout; equal arguments give equal files."""
+def build_nano(
+    captions: Sequence[str],
+    images: Sequence[Image],
+    seed: int,
+    out: Path,
+    *,
+    identity: bool = False,
+) -> None:
+    """Write the model into `out` in diffusers' layout; equal arguments give equal files.
+
+    With `identity`, pixels are the latents.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer, tokenizer_2 = train_tokenizer(captions), train_t5_tokenizer(captions)
-        autoencoder = build_autoencoder(images[0].width)
-        mean, std = fit_autoencoder(autoencoder, images, seed)
-        autoencoder.register_to_config(scaling_factor=1 / std, shift_factor=mean)
+        if identity:
+            autoencoder = identity_autoencoder("AutoencoderKL")
+        else:
+            autoencoder = build_autoencoder(images[0].width)
+            mean, std = fit_autoencoder(autoencoder, images, seed)
+            autoencoder.register_to_config(scaling_factor=1 / std, shift_factor=mean)
         pipeline = pipeline_class("FluxPipeline")(
             vae=autoencoder,
             text_encoder=CLIPTextModel(text_config(tokenizer)),

@@ -100,6 +100,11 @@ class QwenImage(DiffusionFamily):
     }
     pipeline = "QwenImagePipeline"
 
+    def latent_channels(self, config: Mapping[str, Any]) -> int:
+        """A patch of 2 x 2 has four times as many."""
+        found: int = config["in_channels"] // 4
+        return found
+
     def load_encoders(
         self, base: Path, device: str, max_sequence_length: int | None = None
     ) -> QwenEncoders:

@@ -17,6 +17,7 @@ from diffusers import (
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
 
+from zerotrain.families.identity import identity_autoencoder
 from zerotrain.families.nano import TEXT_WIDTH, VOCABULARY, fit_autoencoder
 from zerotrain.families.pipelines import pipeline_class
 
@@ -29,8 +30,18 @@ TEXT_INITIALIZER_RANGE = 0.2
 """Larger than Qwen's 0.02: an untrained encoder then mixes a word into those that follow it."""
 
 
-def build_nano(captions: Sequence[str], images: Sequence[Image], seed: int, out: Path) -> None:
-    """Write the model into `out` in diffusers' layout; equal arguments give equal files."""
+def build_nano(
+    captions: Sequence[str],
+    images: Sequence[Image],
+    seed: int,
+    out: Path,
+    *,
+    identity: bool = False,
+) -> None:
+    """Write the model into `out` in diffusers' layout; equal arguments give equal files.
+
+    With `identity`, pixels are the latents.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         empty = pipeline_class("QwenImagePipeline")(None, None, None, None, None)
@@ -40,16 +51,19 @@ def build_nano(captions: Sequence[str], images: Sequence[Image], seed: int, out:
             raise AssertionError(
                 f"{len(before)} tokens precede a prompt; the pipeline drops others"
             )
-        autoencoder = build_autoencoder()
-        mean, std = fit_autoencoder(autoencoder, images, seed, frames=True)
-        autoencoder.register_to_config(
-            latents_mean=[mean] * LATENT_CHANNELS, latents_std=[std] * LATENT_CHANNELS
-        )
+        if identity:
+            autoencoder = identity_autoencoder("AutoencoderKLQwenImage")
+        else:
+            autoencoder = build_autoencoder()
+            mean, std = fit_autoencoder(autoencoder, images, seed, frames=True)
+            autoencoder.register_to_config(
+                latents_mean=[mean] * LATENT_CHANNELS, latents_std=[std] * LATENT_CHANNELS
+            )
         pipeline = pipeline_class("QwenImagePipeline")(
             vae=autoencoder,
             text_encoder=Qwen2_5_VLForConditionalGeneration(text_config(tokenizer)),
             tokenizer=tokenizer,
-            transformer=build_transformer(LATENT_CHANNELS),
+            transformer=build_transformer(autoencoder.config.z_dim),
             scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         )
     pipeline.save_pretrained(out)

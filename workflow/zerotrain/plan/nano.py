@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from zerotrain.families import nano, sd3_nano, sdxl_nano
+from zerotrain.families import flux_nano, nano, qwen_image_nano, sd3_nano, sdxl_nano
 from zerotrain.plan.architecture import Part
 
 SIDE = 256
@@ -55,5 +55,39 @@ def sd3_parts() -> dict[str, Part]:
     }
 
 
-PARTS: Mapping[str, Callable[[], dict[str, Part]]] = {"sdxl": sdxl_parts, "sd3": sd3_parts}
+def flux_parts() -> dict[str, Part]:
+    """Autoencoder, text encoders (at their largest vocabulary) and transformer."""
+    text = nano.text_config(_Vocabulary()).to_dict()
+    with torch.device("meta"):
+        autoencoder = nano.build_autoencoder(SIDE)
+        transformer = flux_nano.build_transformer(autoencoder.config.latent_channels)
+    return {
+        "text_encoder": Part("transformers", "CLIPTextModel", text),
+        "text_encoder_2": Part(
+            "transformers", "T5EncoderModel", nano.t5_config(_Vocabulary()).to_dict()
+        ),
+        "transformer": Part("diffusers", "FluxTransformer2DModel", dict(transformer.config)),
+        "vae": Part("diffusers", "AutoencoderKL", dict(autoencoder.config)),
+    }
+
+
+def qwen_image_parts() -> dict[str, Part]:
+    """Autoencoder, text encoder (at its largest vocabulary) and transformer."""
+    text = qwen_image_nano.text_config(_Vocabulary()).to_dict()
+    with torch.device("meta"):
+        autoencoder = qwen_image_nano.build_autoencoder()
+        transformer = qwen_image_nano.build_transformer(autoencoder.config.z_dim)
+    return {
+        "text_encoder": Part("transformers", "Qwen2_5_VLForConditionalGeneration", text),
+        "transformer": Part("diffusers", "QwenImageTransformer2DModel", dict(transformer.config)),
+        "vae": Part("diffusers", "AutoencoderKLQwenImage", dict(autoencoder.config)),
+    }
+
+
+PARTS: Mapping[str, Callable[[], dict[str, Part]]] = {
+    "sdxl": sdxl_parts,
+    "sd3": sd3_parts,
+    "flux": flux_parts,
+    "qwen_image": qwen_image_parts,
+}
 """Of each family that has the preset."""

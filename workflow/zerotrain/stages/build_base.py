@@ -41,7 +41,7 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
     files are linked, so nothing is copied.
 
     Args:
-        config: The run's configuration (family, base, revision, seed).
+        config: The run's configuration (family, base, revision, vae, seed).
         dataset: Folder of the dataset, which a preset is built for; a real model needs none.
         output: Folder to publish.
 
@@ -59,6 +59,8 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
         else:
             folder, commit = _find(config, family)
             _link(folder, family, config.base, draft.folder)
+            if config.vae == "identity":
+                family.replace_autoencoder(draft.folder)
         _change_schedule(config, draft.folder)
         files = sorted(path for path in draft.folder.rglob("*") if path.is_file())
         draft.known = {
@@ -123,7 +125,9 @@ def _build_preset(config: RunConfig, dataset: Dataset | Conversations, folder: P
     crops = Crops(
         open_source(config.data), dataset.split("train"), config.phases[0].train.resolution
     )
-    family.build_preset(config.base, dataset, crops, config.seed, folder)
+    family.build_preset(
+        config.base, dataset, crops, config.seed, folder, identity=config.vae == "identity"
+    )
 
 
 def _change_schedule(config: RunConfig, folder: Path) -> None:
