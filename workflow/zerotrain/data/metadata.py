@@ -99,7 +99,10 @@ def _wrong_caption(row: Mapping[Any, Any], caption: Any, column: str) -> str | N
 
 
 def _reader(path: Path) -> Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]:
-    readers: dict[str, Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]] = {".csv": csv_rows, ".jsonl": partial(jsonl_rows, example=EXAMPLE)}
+    readers: dict[str, Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]] = {
+        ".csv": csv_rows,
+        ".jsonl": partial(jsonl_rows, example=EXAMPLE),
+    }
     if path.suffix.lower() not in readers:
         raise PipelineError(
             f"data.metadata: {path}: the extension is {path.suffix or 'none'}",
