@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
+from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.model_sizes import read_header
 
 MODELS = Path(__file__).parents[3] / "config" / "models"
@@ -27,7 +28,6 @@ TRAINED_PARTS = {
     "seq2seq_lm": "model",
 }
 """The part that training changes, of each family."""
-LANGUAGE_MODELS = ("causal_lm", "seq2seq_lm")
 LIBRARIES = ("diffusers", "transformers")
 UNUSED_PARTS = ("safety_checker", "image_encoder", "feature_extractor")
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "unet.")
@@ -202,14 +202,15 @@ def _of_folder(family: str, folder: Path) -> Architecture:
 
 def _nano(family: str) -> Architecture:
     """The preset that families build from a seed."""
-    if family != "sdxl":
+    if family not in ("sdxl", *LANGUAGE_MODELS):
         raise PipelineError(
             f"base: the family {family} has no preset 'nano'",
             hint="name a hub id of config/models or a folder that holds the config.json files",
         )
-    from zerotrain.plan.nano import sdxl_parts  # building it takes torch
+    from zerotrain.plan import nano  # building it takes torch
 
-    return Architecture(family, "nano", sdxl_parts())
+    parts = nano.language_parts(family) if family in LANGUAGE_MODELS else nano.sdxl_parts()
+    return Architecture(family, "nano", parts)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""The parts of the nano SDXL, as families.sdxl_nano builds them."""
+"""The parts of the nano models, as their families build them."""
 
 from __future__ import annotations
 
 import torch
 
-from zerotrain.families import nano, sdxl_nano
+from zerotrain.families import causal_lm_nano, language_nano, nano, sdxl_nano, seq2seq_lm_nano
 from zerotrain.plan.architecture import Part
 
 SIDE = 16
@@ -33,3 +33,14 @@ def sdxl_parts() -> dict[str, Part]:
         "unet": Part("diffusers", "UNet2DConditionModel", dict(unet.config)),
         "vae": Part("diffusers", "AutoencoderKL", dict(autoencoder.config)),
     }
+
+
+def language_parts(family: str) -> dict[str, Part]:
+    """The language model of a family, at its largest vocabulary."""
+    made = {
+        "causal_lm": ("Qwen2ForCausalLM", causal_lm_nano.nano_config),
+        "seq2seq_lm": ("T5ForConditionalGeneration", seq2seq_lm_nano.nano_config),
+    }
+    name, config = made[family]
+    values = config(language_nano.VOCABULARY, _Vocabulary()).to_dict()
+    return {"model": Part("transformers", name, values)}

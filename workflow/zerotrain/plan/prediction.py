@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from zerotrain import optimizers
 from zerotrain.config import Phase, RunConfig
+from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.launch.overrides import overlay
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.settings import Settings, nested
@@ -118,7 +119,9 @@ def retrace(
     model: TrainedModel, phase: Phase, batch: int, resolution: int, *, cpu: bool = False
 ) -> Traced:
     """The same of another micro batch or resolution."""
-    shape = Shape(batch=batch, resolution=resolution)
+    text = model.architecture.family in LANGUAGE_MODELS
+    tokens = phase.train.max_length if text else None
+    shape = Shape(batch=batch, resolution=resolution, tokens=tokens)
     precision, device = phase.launch.mixed_precision, "cpu" if cpu else "cuda"
 
     def both(autocast: bool) -> Activations:
