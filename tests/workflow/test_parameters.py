@@ -34,6 +34,14 @@ OTHER_VALUES: dict[str, Any] = {
     "data.follow_symlinks": True,
     "data.metadata": "captions.csv",
     "data.caption_extension": ".caption",
+    "data.path": "rows.jsonl",
+    "data.format": "chat",
+    "data.subset": "en",
+    "data.hub_split": "test",
+    "data.prompt_column": "question",
+    "data.response_column": "answer",
+    "data.prompt_template": "{question}?",
+    "data.label_names": ["no", "yes"],
     "data.repeats": 2,
     "data.max_pixels": 1024 * 1024,
     "data.holdout": 0.5,
@@ -43,6 +51,8 @@ OTHER_VALUES: dict[str, Any] = {
     "cache.dtype": "bf16",
     "cache.max_sequence_length": 64,
     "train.resolution": 128,
+    "train.max_length": 64,
+    "train.packing": True,
     "train.global_batch_size": 2,
     "train.gradient_accumulation_steps": 2,
     "train.gradient_checkpointing": True,
@@ -98,16 +108,32 @@ OTHER_VALUES: dict[str, Any] = {
     "evaluate.guidance_scale": 1.0,
     "evaluate.scheduler": "ddim",
     "evaluate.batch_size": 4,
+    "evaluate.max_samples": 16,
+    "evaluate.max_new_tokens": 16,
     "evaluate.judge": "nearest_neighbour",
 }
 """Another valid value for every key."""
 
 WITHOUT_EFFECT = {
     "data.num_workers": "more threads give the same manifest",
-    "train.flux_guidance_value": "a key of flux, which cannot be trained yet",
+    "train.flux_guidance_value": "another family's key: refused",
 }
 
+TEXT = {
+    "family": "causal_lm",
+    "data.images": None,
+    "data.source": "text",
+    "data.path": "talk.jsonl",
+    "train.resolution": None,
+}
+"""A run of text in place of one of images."""
+COLUMNS = {**TEXT, "data.prompt_column": "asked", "data.response_column": "told"}
+
 NEEDED_WITH = {
+    **{f"data.{key}": TEXT for key in ("path", "format", "subset", "hub_split")},
+    **{f"data.{key}": COLUMNS for key in ("prompt_column", "response_column", "label_names")},
+    "data.prompt_template": {**COLUMNS, "data.prompt_column": None},
+    **{f"train.{key}": TEXT for key in ("max_length", "packing")},
     "data.source": {"data.images": None},
     "evaluate.judge": {"data.holdout": 0.5},
     "train.lr_scheduler_args": {"train.lr_scheduler": "polynomial"},
@@ -227,6 +253,7 @@ REACHES_BY_INPUTS = {
         "data": "images are read through the dataset's manifest, which names their hashes",
         "family": "its module is an input",
         "launch": "the parameter num_cpu_threads_per_process",
+        "phases": "whether rows are packed is the parameter `packing`",
     },
     "render_launch": {"run": "is part of every path"},
     "export_weights": {"family": "its module is an input"},

@@ -18,6 +18,7 @@ from zerotrain.data.source import Found
 from zerotrain.data.table import csv_rows, jsonl_rows
 from zerotrain.errors import PipelineError
 
+Reader = Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]
 NAMES = ("metadata.csv", "metadata.jsonl")
 COLUMNS = (("file_name", "text"), ("image", "prompt"))
 EXAMPLE = '{"file_name": "a.png", "text": "a red house"}'
@@ -98,8 +99,8 @@ def _wrong_caption(row: Mapping[Any, Any], caption: Any, column: str) -> str | N
     return None if printable(caption) == caption else f"{column} is not valid Unicode"
 
 
-def _reader(path: Path) -> Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]:
-    readers: dict[str, Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]] = {
+def _reader(path: Path) -> Reader:
+    readers: dict[str, Reader] = {
         ".csv": csv_rows,
         ".jsonl": partial(jsonl_rows, example=EXAMPLE),
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging
 
 from zerotrain.families.language_nano import MAX_TOKENS, train_tokenizer
 
@@ -20,6 +21,7 @@ LAYERS = 2
 
 def build_nano(conversations: Sequence[Conversation], seed: int, out: Path) -> None:
     """Write model and tokenizer into `out`; equal arguments give equal files."""
+    logging.disable_progress_bar()
     tokenizer = train_tokenizer(conversations, seq2seq=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
+from transformers.utils import logging
 
 from zerotrain.families.language_nano import train_tokenizer
 
@@ -20,6 +21,7 @@ LAYERS = 2
 
 def build_nano(conversations: Sequence[Conversation], seed: int, out: Path) -> None:
     """Write model and tokenizer into `out`; equal arguments give equal files."""
+    logging.disable_progress_bar()
     tokenizer = train_tokenizer(conversations, seq2seq=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -10,6 +10,7 @@ from typing import Any
 from zerotrain import optimizers
 from zerotrain.config import RunConfig, TrainConfig
 from zerotrain.config.objective import ObjectiveConfig
+from zerotrain.config.training import TEXT_KEYS
 from zerotrain.errors import PipelineError
 from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
 from zerotrain.launch.derive import with_files
@@ -61,7 +62,9 @@ def resolve_phase(
     sources: Sources = {"run": ("user", ""), "phase": ("user", ""), "seed": _source(config, "seed")}
     sources["family"] = _source(config, "family")
     objective = train.objective(config.family)
-    for key in type(train).model_fields.keys() - ObjectiveConfig.model_fields.keys():
+    # How text is cut and packed is the cache's.
+    others = {*ObjectiveConfig.model_fields, *TEXT_KEYS}
+    for key in type(train).model_fields.keys() - others:
         sources[key] = _source(train, key)
     for key in objective:
         sources[f"objective.{key}"] = _source(train, key)

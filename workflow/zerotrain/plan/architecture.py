@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
+from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.model_sizes import POSITIONS, read_header
 
 MODELS = Path(__file__).parents[3] / "config" / "models"
@@ -27,7 +28,6 @@ TRAINED_PARTS = {
     "seq2seq_lm": "model",
 }
 """The part that training changes, of each family."""
-LANGUAGE_MODELS = ("causal_lm", "seq2seq_lm")
 LIBRARIES = ("diffusers", "transformers")
 UNUSED_PARTS = ("safety_checker", "image_encoder", "feature_extractor")
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "unet.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zerotrain.plan.architecture import LANGUAGE_MODELS, Architecture
+from zerotrain.families import LANGUAGE_MODELS
+from zerotrain.plan.architecture import Architecture
 from zerotrain.plan.forward import SIZE_NUMBERS, Shape, pixels_per_latent, text_tokens
 from zerotrain.plan.model import parameters_of
 

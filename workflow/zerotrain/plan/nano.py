@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from zerotrain.families import flux_nano, nano, qwen_image_nano, sd3_nano, sdxl_nano
+from zerotrain.families import (
+    causal_lm_nano,
+    flux_nano,
+    language_nano,
+    nano,
+    qwen_image_nano,
+    sd3_nano,
+    sdxl_nano,
+    seq2seq_lm_nano,
+)
 from zerotrain.plan.architecture import Part
 
 SIDE = 256
@@ -84,10 +93,24 @@ def qwen_image_parts() -> dict[str, Part]:
     }
 
 
+def causal_lm_parts() -> dict[str, Part]:
+    """The language model, at its largest vocabulary."""
+    values = causal_lm_nano.nano_config(language_nano.VOCABULARY, _Vocabulary()).to_dict()
+    return {"model": Part("transformers", "Qwen2ForCausalLM", values)}
+
+
+def seq2seq_lm_parts() -> dict[str, Part]:
+    """The language model, at its largest vocabulary."""
+    values = seq2seq_lm_nano.nano_config(language_nano.VOCABULARY, _Vocabulary()).to_dict()
+    return {"model": Part("transformers", "T5ForConditionalGeneration", values)}
+
+
 PARTS: Mapping[str, Callable[[], dict[str, Part]]] = {
     "sdxl": sdxl_parts,
     "sd3": sd3_parts,
     "flux": flux_parts,
     "qwen_image": qwen_image_parts,
+    "causal_lm": causal_lm_parts,
+    "seq2seq_lm": seq2seq_lm_parts,
 }
 """Of each family that has the preset."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from zerotrain import optimizers
 from zerotrain.config import Phase, RunConfig
+from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.launch.overrides import overlay
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.settings import Settings, nested
@@ -124,8 +125,13 @@ def retrace(
     cpu: bool = False,
 ) -> Traced:
     """The same of another micro batch or resolution."""
-    length = config.cache.max_sequence_length
-    shape = Shape(batch=batch, resolution=resolution, max_sequence_length=length)
+    text = config.family in LANGUAGE_MODELS
+    shape = Shape(
+        batch=batch,
+        resolution=resolution,
+        tokens=phase.train.max_length if text else None,
+        max_sequence_length=config.cache.max_sequence_length,
+    )
     precision, device = phase.launch.mixed_precision, "cpu" if cpu else "cuda"
 
     def both(autocast: bool) -> Activations:

@@ -59,7 +59,7 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
         else:
             folder, commit = _find(config, family)
             _link(folder, family, config.base, draft.folder)
-            if config.vae == "identity":
+            if config.vae == "identity" and family.modality == "image":
                 family.replace_autoencoder(draft.folder)
         _change_schedule(config, draft.folder)
         files = sorted(path for path in draft.folder.rglob("*") if path.is_file())

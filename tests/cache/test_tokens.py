@@ -1,0 +1,179 @@
+"""The cache of text: rows, packing, reuse; packed examples do not see each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.families.texts import build
+from transformers import AutoModelForCausalLM
+
+from zerotrain import artifact
+from zerotrain.artifact import file_sha256
+from zerotrain.base import part_digests
+from zerotrain.cache import TokenCache, read_cache, stacked
+from zerotrain.cache.token_layout import pack
+from zerotrain.config import RunConfig, parse_config
+from zerotrain.data.conversation import Message, conversation, conversations_content
+from zerotrain.data.dataset import KIND
+from zerotrain.errors import PipelineError
+from zerotrain.families import load_family
+from zerotrain.stages.cache_latents import cache_latents
+
+TALKS = [
+    ("1+2=", "3"),
+    ("2+2=", "4"),
+    ("who is it?", "it is me"),
+    ("what is 3+3=", "6"),
+    ("a", "b"),
+]
+
+
+def run_config(family: str = "causal_lm", *, packing: bool = False, **cache: int) -> RunConfig:
+    train = {"max_length": 32, **({"packing": True} if packing else {})}
+    raw = {
+        "run": "r", "family": family, "base": "nano", "data": {"source": "sums"}, "train": train,
+        "cache": cache, "phases": [{"name": "one", "until": 1}],
+    }  # fmt: skip
+    return parse_config(raw, "test")
+
+
+def publish_dataset(folder: Path, talks=TALKS, *, holdout: int = 1) -> Path:
+    """A dataset whose last conversations are held out."""
+    samples = []
+    for number, (question, answer) in enumerate(talks):
+        share = 0.999999 if number >= len(talks) - holdout else 0.0
+        messages = [Message("user", question), Message("assistant", answer)]
+        samples.append(conversation(f"line {number}", messages, share))
+    content = conversations_content(samples, repeats=2, bad=[])
+    artifact.publish_manifest(folder, KIND, content, made_by={})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory) -> dict[str, Path]:
+    """Published nano models."""
+    made = {}
+    for family in ("causal_lm", "seq2seq_lm"):
+        folder = tmp_path_factory.mktemp(family) / "base"
+        with artifact.publish(folder, "base") as draft:
+            build(family, draft.folder)
+            draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
+            draft.content = {"family": family, "parts": part_digests(draft.known)}
+        made[family] = folder
+    return made
+
+
+def cached(tmp_path: Path, base: Path, talks=TALKS, **options) -> TokenCache:
+    """The cache of conversations; a second call in the same folder goes on from the first."""
+    dataset = publish_dataset(tmp_path / "data", talks)
+    cache_latents(run_config(**options), 32, dataset, base, tmp_path / "cache")
+    found = read_cache(tmp_path / "cache")
+    assert isinstance(found, TokenCache)
+    return found
+
+
+def test_a_row_is_what_the_family_tokenises(bases, tmp_path):
+    """In the dataset's order, both splits; an epoch is the rows times repeats."""
+    for name, base in bases.items():
+        cache = cached(tmp_path / name, base, family=name)
+        family = load_family(name)
+        tokenizer = family.load_tokenizer(base)
+        for i, (question, answer) in enumerate(TALKS):
+            messages = [Message("user", question), Message("assistant", answer)]
+            expected = family.tokenise(tokenizer, messages, 32)
+            found = cache.sample(i)
+            assert found["input_ids"].tolist() == expected.input_ids
+            assert found["labels"].tolist() == expected.labels
+            assert found["attention_mask"].tolist() == [1] * len(expected.input_ids)
+        assert [row.split for row in cache.entries] == ["train"] * 4 + ["holdout"]
+        assert cache.artifact.content["epoch_size"] == 8
+
+
+def test_only_what_is_new_is_tokenised(bases, tmp_path, capsys):
+    """Edit one conversation, tokenise one; the bytes are those of a fresh cache."""
+    base = bases["causal_lm"]
+    cached(tmp_path, base)
+    changed = [("1+2=", "four"), *TALKS[1:]]
+    capsys.readouterr()
+    again = cached(tmp_path, base, changed)
+    assert "tokenised 1 of 5 examples" in capsys.readouterr().out
+    fresh = cached(tmp_path / "fresh", base, changed)
+    assert again.artifact.files == fresh.artifact.files
+    packed = cached(tmp_path, base, changed, packing=True)
+    assert "tokenised 0 of 5 examples" in capsys.readouterr().out.splitlines()[-1]
+    assert len(packed.entries) < len(again.entries)
+
+
+def test_shards_stay_below_their_size(bases, tmp_path):
+    talks = [(f"{a}+{b}=", "c") for a in range(10) for b in range(10)]
+    cache = cached(tmp_path, bases["causal_lm"], talks, shard_size=8192)
+    shards = [path for path in cache.artifact.folder.glob("*.safetensors")]
+    assert len(shards) > 4
+    assert all(path.stat().st_size <= 8192 for path in shards)
+
+
+def test_what_has_no_room_for_an_answer_is_left_out_and_named(bases, tmp_path, capsys):
+    talks = [("a very long question " * 20, "no"), ("x" * 60 + "?", "no"), *TALKS]
+    cache = cached(tmp_path, bases["causal_lm"], talks)
+    assert len(cache.entries) == len(TALKS)
+    said = capsys.readouterr()
+    assert "2 of 7 examples are left out" in said.err
+    assert "line 0, line 1" in said.err
+    with pytest.raises(PipelineError, match="leave no answer of any example"):
+        cached(tmp_path / "none", bases["causal_lm"], talks[:2])
+
+
+def test_packing_fills_rows_and_keeps_all():
+    """No row is longer than it may be, each conversation is in one row, and few rows are needed."""
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 60, (500,), generator=draw).tolist()
+    rows = pack(lengths, 64)
+    assert sorted(i for row in rows for i in row) == list(range(500))
+    assert max(sum(lengths[i] for i in row) for row in rows) <= 64
+    assert len(rows) <= 1.05 * sum(lengths) / 64 + 1
+    assert rows == pack(lengths, 64)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_packed_examples_do_not_see_each_other(bases, tmp_path, attention):
+    """Logits of each example are those that it has alone, also where rows are filled up."""
+    base = bases["causal_lm"]
+    alone, packed = cached(tmp_path / "a", base), cached(tmp_path / "p", base, packing=True)
+    train = [i for i, row in enumerate(packed.entries) if row.split == "train"]
+    assert any(len(packed.entries[i].keys) > 1 for i in train)
+    batch = stacked([packed.sample(i) for i in range(len(packed.entries))], torch.device("cpu"))
+    model = AutoModelForCausalLM.from_pretrained(base, attn_implementation=attention).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # a seed's small weights would hide a difference
+            parameter.mul_(3.0)
+    single = {row.keys[0]: i for i, row in enumerate(alone.entries)}
+    objective = load_family("causal_lm").objective(base)
+    with torch.inference_mode():
+        given = {name: batch[name] for name in ("input_ids", "position_ids")}
+        together = model(**given, use_cache=False).logits
+        leaking = model(input_ids=batch["input_ids"]).logits
+        losses = objective.loss(model, batch)
+        moved = 0.0
+        for row, entry in enumerate(packed.entries):
+            start, sums, counts = 0, 0.0, 0
+            for key in entry.keys:
+                own = alone.sample(single[key])
+                length = len(own["input_ids"])
+                expected = model(input_ids=own["input_ids"][None]).logits[0]
+                found = together[row, start : start + length]
+                torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+                seen = leaking[row, start : start + length] - expected
+                moved = max(moved, float(seen.abs().max()))
+                learned = int((own["labels"] != -100).sum())
+                sums += learned * float(objective.loss(model, stacked([own], torch.device("cpu"))))
+                counts += learned
+                start += length
+            assert float(losses[row]) == pytest.approx(sums / counts, abs=1e-5)
+        assert moved > 0.1  # without positions they would
+
+
+def test_packing_is_for_causal_models():
+    with pytest.raises(PipelineError, match="packing is causal_lm's"):
+        run_config("seq2seq_lm", packing=True)

@@ -1,0 +1,99 @@
+"""Language models under every engine: one training, switched twice, is the training without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+from tests.cache.test_tokens import publish_dataset, run_config
+from tests.families.texts import LORA, SUMS, batch, build
+from tests.training.conftest import Training
+from tests.training.matrix import export_state
+
+from zerotrain import artifact
+from zerotrain.artifact import file_sha256
+from zerotrain.base import part_digests
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.export import WeightsTarget, export
+from zerotrain.families import ROOT, load_family
+from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.training import progress_folder
+
+TALKS = [tuple(m.content for m in one.messages) for one in SUMS]
+
+
+CASES = [
+    pytest.param("causal_lm", False, id="causal_lm-full"),
+    pytest.param("seq2seq_lm", True, id="seq2seq_lm-lora"),
+    pytest.param("causal_lm", True, id="causal_lm-lora", marks=pytest.mark.slow),
+    pytest.param("seq2seq_lm", False, id="seq2seq_lm-full", marks=pytest.mark.slow),
+]
+
+
+def made_inputs(family: str, folder: Path) -> Path:
+    """A nano model and the cache of its dataset; causal rows are packed."""
+    with artifact.publish(folder / "base", "base") as draft:
+        build(family, draft.folder)
+        draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
+        draft.content = {"family": family, "parts": part_digests(draft.known)}
+    dataset = publish_dataset(folder / "data", TALKS)
+    config = run_config(family, packing=family == "causal_lm")
+    cache_latents(config, 32, dataset, folder / "base", folder / "cache")
+    return folder
+
+
+@pytest.mark.parametrize(("family", "adapter"), CASES)
+def test_a_training_of_text_goes_on_over_two_switches(family, adapter, server, tmp_path):
+    """torch, then zero2_offload, then zero3_offload with zero3_init: the losses are those of plain
+    PyTorch throughout, and the last phase's weights load with the real library."""
+    inputs = made_inputs(family, tmp_path / "inputs")
+    training = Training(tmp_path, inputs, server)
+    rows = artifact.read(inputs / "cache", "cache").content["epoch_size"] // 2
+    lora = {"rank": 2, "alpha": 8.0, "dropout": 0.0, "target_modules": list(LORA[family])}
+    changes = {
+        "family": family,
+        "objective": {},
+        "epoch_size": rows,
+        "lora": lora if adapter else None,
+    }
+    training.run("whole", "torch", 9, **changes)
+    state = None
+    for number, (preset, own) in enumerate(
+        [("torch", {}), ("zero2_offload", {}), ("zero3_offload", {"zero3_init": True})], 1
+    ):
+        name = f"part-{number}"
+        training.run(name, preset, 3 * number, state=state, **changes, **own)
+        folder = progress_folder.step_folder(training.progress(name), 3 * number)
+        state = export_state(folder, tmp_path / f"{name}-state")
+    whole, parts = training.losses("whole"), training.losses("part-3")
+    assert whole[-1] < whole[0]
+    assert parts == pytest.approx(whole, abs=2e-5)
+
+    weights = tmp_path / "weights"
+    target = WeightsTarget(
+        weights, inputs / "base", load_family(family), "fp32", lora=changes["lora"]
+    )
+    source = Checkpoint(folder)
+    export(source, folder, target, None)
+    classes = load_family(family).classes
+    loaded = getattr(transformers, classes[ROOT]).from_pretrained(weights)
+    transformers.AutoTokenizer.from_pretrained(weights)
+    if adapter:
+        base = getattr(transformers, classes[ROOT]).from_pretrained(inputs / "base")
+        by_peft = peft.PeftModel.from_pretrained(base, weights)
+        given = batch(family, inputs / "base")
+        found = [_logits(model, given) for model in (loaded, by_peft)]
+        assert torch.equal(*found)
+        plain = load_family(family).load_model(inputs / "base")
+        assert not torch.equal(found[0], _logits(plain, given))
+    else:
+        for name, parameter in loaded.named_parameters():
+            assert torch.equal(parameter, source.tensor(name, "master")), name
+
+
+def _logits(model: torch.nn.Module, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model.eval()(**given).logits
