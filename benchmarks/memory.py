@@ -83,29 +83,33 @@ def make_inputs(folder: Path, channels: list[int]) -> None:
         unet.save_pretrained(draft.folder / "unet")
         DDPMScheduler().save_pretrained(draft.folder / "scheduler")
         draft.content = {"parts": {"unet": "made by a benchmark"}}
-    keys = [artifact.digest(number) for number in range(SAMPLES + 1)]
-    latents = ({LATENTS: torch.randn(4, SIDE, SIDE)} for _ in keys[1:])
+    keys = [artifact.digest(number) for number in range(SAMPLES)]
+    captions = [artifact.digest(["caption", number]) for number in range(SAMPLES + 1)]
+    latents = ({LATENTS: torch.randn(4, SIDE, SIDE)} for _ in keys)
     texts = (
         {
             "prompt_embeds": torch.randn(TOKENS, TEXT_WIDTH),
             "pooled_prompt_embeds": torch.randn(TEXT_WIDTH),
         }
-        for _ in keys
+        for _ in captions
     )
     cache = folder / "cache"
     one = Stored(cache)
     written = [
-        write_series(LATENTS, keys[1:], lambda _: latents, one, folder=cache, shard_size=2**20),
-        write_series(TEXT, keys, lambda _: texts, one, folder=cache, shard_size=2**20),
+        write_series(LATENTS, keys, lambda _: latents, one, folder=cache, shard_size=2**20),
+        write_series(TEXT, captions, lambda _: texts, one, folder=cache, shard_size=2**20),
     ]
     pixels = (SIDE * 8, SIDE * 8)
     entries = tuple(
-        Entry(f"{key}.png", key, key, key, key, pixels, (0, 0), pixels, "train") for key in keys[1:]
+        Entry(f"{key}.png", key, key, key, caption, pixels, (0, 0), pixels, "train")
+        for key, caption in zip(keys, captions, strict=False)
     )
     with artifact.publish(cache, "cache") as draft:
         for series in written:
             draft.known |= place(series, draft.folder)
-        index = Index(SIDE * 8, "fp32", 1, entries, keys[0], written[0].series, written[1].series)
+        index = Index(
+            SIDE * 8, "fp32", 1, entries, captions[-1], written[0].series, written[1].series
+        )
         write_index(draft.folder, index)
 
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from ruamel.yaml import YAML
 
-from zerotrain.config import RunConfig, parse_config, read_config
+from zerotrain.config import RunConfig, data, parse_config, read_config, training
 from zerotrain.config.document import schema
 from zerotrain.config.objective import FAMILY_KEYS, ObjectiveConfig
 from zerotrain.errors import PipelineError
@@ -86,7 +86,8 @@ def test_every_key_is_in_it(photos: Path, config: Path) -> None:
     for section, field in RunConfig.model_fields.items():
         assert re.search(rf"(?m)^#?{section}:", text), section
         keys = getattr(field.annotation, "model_fields", {}).keys()
-        for key in keys - (ObjectiveConfig.model_fields.keys() - {*FAMILY_KEYS["sdxl"]}):
+        others = ObjectiveConfig.model_fields.keys() - {*FAMILY_KEYS["sdxl"]}
+        for key in keys - others - {*data.TEXT_KEYS, *training.TEXT_KEYS}:
             assert re.search(rf"(?m)^  #?{key}: ", text), f"{section}.{key}"
 
 

@@ -29,6 +29,7 @@ SIDE = 16
 class FakeFamily:
     """A family whose encoders are arithmetic; it counts what it encodes and in which batches."""
 
+    modality = "image"
     image_parts = ("vae",)
     text_parts = ("text_encoder",)
     encoding_code = ("zerotrain.families.sdxl",)

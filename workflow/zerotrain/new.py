@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
-from zerotrain.config import DataConfig, RunConfig, TrainConfig, parse_config
+from zerotrain.config import DataConfig, RunConfig, TrainConfig, data, parse_config, training
 from zerotrain.config.objective import FAMILY_KEYS, ObjectiveConfig
 from zerotrain.data.source import Found, open_source
 from zerotrain.errors import PipelineError
@@ -21,6 +21,7 @@ from zerotrain.scalar import scalar
 
 PIPELINES = {"StableDiffusionXL": "sdxl", "StableDiffusion3": "sd3"}
 """The family of a model by how the name of its pipeline's class begins."""
+OF_TEXT = (*data.TEXT_KEYS, *training.TEXT_KEYS)
 SAMPLES_TO_SEE = 4000
 """What the first phase aims at: a usual length for fine-tuning on a small set of images."""
 
@@ -167,6 +168,7 @@ def _fields(model: type[BaseModel], family: str, chosen: dict[str, Any]) -> Iter
     """Each key with its meaning: chosen values as they are, defaults behind a #."""
     for key, field in model.model_fields.items():
         others = key in ObjectiveConfig.model_fields and key not in FAMILY_KEYS[family]
+        others |= key in OF_TEXT
         if field.description is None or key == "phases" or others:  # phases: a section of its own
             continue
         yield from textwrap.wrap(field.description, 96, initial_indent="# ", subsequent_indent="# ")

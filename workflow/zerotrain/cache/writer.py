@@ -34,7 +34,7 @@ Tensors = dict[str, torch.Tensor]
 """What is stored for one key, by name."""
 
 PARTIAL = "partial"
-BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
 """Of the types that safetensors has, those stored here."""
 HEADER_BYTES = 256
 """More than a tensor takes in a shard's header."""

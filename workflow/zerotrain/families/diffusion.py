@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import diffusers
 import torch
-from accelerate import init_empty_weights
 
 from zerotrain.errors import PipelineError
 from zerotrain.families.identity import CHANNELS, identity_autoencoder
@@ -121,12 +120,10 @@ class DiffusionFamily(ABC):
         return model
 
     def empty_model(self, base: Path) -> torch.nn.Module:
-        """The denoiser that config.json describes; its parameters on the meta device.
-
-        Buffers, and tensors that are no buffers (rotary frequencies), are computed.
-        """
+        """The denoiser that config.json describes, on the meta device."""
         config = self._class().load_config(base / self.trained_part / "config.json")
-        with init_empty_weights(include_buffers=False):
+        # Not accelerate's init_empty_weights, which cuts ties.
+        with torch.device("meta"):
             model: torch.nn.Module = self._class().from_config(config)
         return model
 

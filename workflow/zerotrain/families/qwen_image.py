@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from zerotrain.config import EvaluateConfig
     from zerotrain.families import Batch
 
+THETA = 10000
+"""Base of the rotary frequencies (diffusers: QwenImageTransformer2DModel)."""
+
 
 class QwenEncoders:
     """VAE and text encoder of a base model, used through the pipeline's own code."""
@@ -104,6 +107,14 @@ class QwenImage(DiffusionFamily):
         """A patch of 2 x 2 has four times as many."""
         found: int = config["in_channels"] // 4
         return found
+
+    def empty_model(self, base: Path) -> torch.nn.Module:
+        """The transformer that config.json describes, on the meta device but for its rotary
+        frequencies, which no file holds."""
+        model: Any = super().empty_model(base)
+        axes = list(model.config.axes_dims_rope)
+        model.pos_embed = type(model.pos_embed)(theta=THETA, axes_dim=axes, scale_rope=True)
+        return model  # type: ignore[no-any-return]
 
     def load_encoders(
         self, base: Path, device: str, max_sequence_length: int | None = None
