@@ -224,7 +224,8 @@ def test_graph_is_clean_to_snakemakes_own_linter(project):
     assert "Congratulations" in linted.stdout
 
 
-SHIPPED = sorted(Path("config").glob("*.yaml"))
+SHIPPED = [f for f in sorted(Path("config").glob("*.yaml")) if "# Machine:" not in f.read_text()]
+"""But for recipes, which want a user's data: test_recipes.py."""
 
 
 @pytest.mark.parametrize("name", [path.name for path in SHIPPED])

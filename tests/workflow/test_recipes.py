@@ -17,6 +17,11 @@ RECIPES = {
     for path in sorted(Path("config").glob("*.yaml"))
     if "# Machine:" in path.read_text()
 }
+TEXT = {
+    ".json": '[{"instruction": "Say yes.", "input": "", "output": "yes"}]',
+    ".csv": "Tweet text,text_label\nlate again,complaint\n",
+}
+"""A user's data."""
 GIB = 2**30
 FAST = "sdxl-lora-24gb"
 """A trace of a model takes seconds; the others are in `make test-full`."""
@@ -51,11 +56,19 @@ def expected_jobs(config: RunConfig) -> dict[str, int]:
 def test_a_recipe_gives_a_whole_graph(recipe: str, project) -> None:
     """Nothing but the user's own data is missing; every job is planned, none runs."""
     config = read_config(RECIPES[recipe])
-    folder = project.folder / (config.data.images or "images")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "one.png").write_bytes(b"pixels")
-    (folder / "one.txt").write_text("a caption")
-    if config.data.metadata:
-        (project.folder / config.data.metadata).write_text("image,prompt\none.png,a caption\n")
+    if config.data.is_text:
+        assert config.data.path
+        data = project.folder / config.data.path
+        data.parent.mkdir(exist_ok=True)
+        data.write_text(TEXT[data.suffix])
+    else:
+        assert config.data.images
+        folder = project.folder / config.data.images
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "one.png").write_bytes(b"pixels")
+        (folder / "one.txt").write_text("a caption")
+        if config.data.metadata:
+            rows = "image,prompt\none.png,a caption\n"
+            (project.folder / config.data.metadata).write_text(rows)
     planned = project.planned("train", "--configfile", f"config/{recipe}.yaml")
     assert planned == expected_jobs(config)

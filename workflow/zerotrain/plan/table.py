@@ -65,9 +65,10 @@ def _model(plan: Plan) -> str:
     what = "all trained" if trained == model.parameters else f"{trained:,} trained"
     processes = phase.launch.num_processes
     batch = plan.traced.deepspeed.batch
+    size = f"{plan.config.cache_size(phase)} {'tokens' if plan.config.is_text else 'px'}"
     return (
         f"{plan.config.family} {plan.config.base}: {model.parameters:,} parameters, {what}; "
-        f"mixed_precision {phase.launch.mixed_precision}, {phase.train.resolution} px, global "
+        f"mixed_precision {phase.launch.mixed_precision}, {size}, global "
         f"batch {phase.train.global_batch_size} = micro batch {batch} x accumulation "
         f"{phase.train.global_batch_size // batch // processes} x {processes} "
         f"process{'es' if processes > 1 else ''}"
