@@ -253,7 +253,7 @@ def test_a_foreign_checkpoint_becomes_universal(foreign: Path, tmp_path: Path, m
     [
         ((), "nothing to write: neither --output nor --state is given", "add --output FOLDER"),
         (("--output", "o"), "weights need the base model", "--family sdxl --base FOLDER"),
-        (("--output", "o", "--to", "onnx"), "--to: 'onnx' is not known", "diffusers, universal"),
+        (("--output", "o", "--to", "onnx"), "--to: 'onnx' is not known", "kohya, universal"),
         (("--state", "s", "--dtype", "int8"), "--dtype: 'int8' is not known", "fp32, bf16, fp16"),
         (("--output", "o", "--family", "sd9"), "--family: 'sd9' is not known", "one of sdxl"),
     ],
@@ -271,7 +271,7 @@ def test_what_an_export_lacks_is_said(
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     """Weights can be looked at, but hold nothing that a training could go on from."""
     weights = write_weights(tmp_path / "weights", tensors())
-    with pytest.raises(PipelineError, match="holds weights, not a checkpoint or a state"):
+    with pytest.raises(PipelineError, match="exported weights are no training, and hold no moments"):
         say("export", weights, "--state", tmp_path / "state")
 
 
