@@ -199,10 +199,10 @@ def test_a_sub_group_ends_where_it_reaches_its_size() -> None:
     assert sub_groups([[4, 4, 4], [2]], 2, 4) == [4, 2, 1]
 
 
-def live(*, gathers: bool = False, copies: bool = False, **limits: int) -> Live:
+def live(*, gathers: bool = False, **limits: int) -> Live:
     """What is live of four modules under these limits."""
-    modules = [[10], [20, 1], [30], [5]]
-    by = Coordinator(kept=1, bucket=40, gathers=gathers, copies=copies, **limits)
+    modules = ((10,), (20, 1), (30,), (5,))
+    by = Coordinator(kept=1, bucket=40, gathers=gathers, **limits)
     return live_parameters(modules, by)
 
 
@@ -221,7 +221,7 @@ def test_what_is_gathered_lies_in_a_buffer_first() -> None:
     alone, far = {"prefetch": 0, "max_live": 0, "reuse": 0}, {"max_live": 1000, "reuse": 1000}
     assert live(gathers=True, **alone) == Live(60, 60, 20)
     assert live(gathers=True, prefetch=100, **far) == Live(65 + 55, 65, 30)
-    modules = [[1], [5], [5], [5], [20], [20]]
+    modules = ((1,), (5,), (5,), (5,), (20,), (20,))
     limits = {"prefetch": 15, "max_live": 1000, "reuse": 1000, "kept": 0, "bucket": 40}
     one = live_parameters(modules, Coordinator(**limits, gathers=True))
     assert one.forward == 56 + 20  # the copy of the last that is waited for

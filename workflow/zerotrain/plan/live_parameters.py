@@ -10,8 +10,8 @@ Source: deepspeed/runtime/zero/partitioned_param_coordinator.py, PartitionedPara
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 
 
@@ -45,8 +45,8 @@ class Coordinator:
             until the last of them is (partition_parameters.py: AllGatherCoalescedHandle).
         copies: Whether a gathering is copied once more while it goes on: gloo does that, which a
             CPU's processes talk through (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp:
-            AsyncAllgatherWork). Its second thread may fill another copy at the same time; how
-            full that one is when the first is hangs on the machine, and it is left out.
+            AsyncAllgatherWork). Its second thread may fill another copy meanwhile; how full that
+            one is when the first is depends on the machine's timing, and it is left out.
     """
 
     prefetch: int
@@ -58,7 +58,8 @@ class Coordinator:
     copies: bool = False
 
 
-def live_parameters(modules: Sequence[Sequence[int]], by: Coordinator) -> Live:
+@cache
+def live_parameters(modules: tuple[tuple[int, ...], ...], by: Coordinator) -> Live:
     """Run the coordinator over a forward and a backward pass.
 
     Args:

@@ -143,7 +143,7 @@ def _live_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
         if numel <= threshold and kept + numel <= ceiling:
             kept += numel
     live = live_parameters(
-        [[model.parameters[name] for name in names] for names in model.modules],
+        tuple(tuple(model.parameters[name] for name in names) for names in model.modules),
         Coordinator(
             prefetch=int(launch.value("stage3_prefetch_bucket_size")),
             max_live=int(launch.value("stage3_max_live_parameters")),
