@@ -104,6 +104,19 @@ def test_lock_of_a_killed_build_is_removed(fresh_ops: Path, stand_in: Path) -> N
     assert not lock.exists()
 
 
+def test_lock_of_a_killed_training_is_removed(fresh_ops: Path, stand_in: Path) -> None:
+    """A training takes the lock for the moment of loading what set-up has built."""
+    compiled_ops.build()
+    lock = fresh_ops / OPS[0] / "lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.touch()
+    compiled_ops.build()
+    assert not lock.exists()
+    with lock.open("w"):
+        compiled_ops.build()
+        assert lock.exists()
+
+
 def test_lock_of_a_living_build_is_kept(fresh_ops: Path, stand_in: Path) -> None:
     """A process that compiles right now has the lock open."""
     lock = fresh_ops / OPS[0] / "lock"

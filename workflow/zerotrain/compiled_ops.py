@@ -67,13 +67,17 @@ def built_ops() -> dict[str, bool]:
 
 
 def build(timeout_s: float = 1800) -> None:
-    """Compile and load every op that this machine uses; returns at once when that is done.
+    """Compile and load every op that this machine uses; where that is done, free their locks.
+
+    torch takes an op's lock for each load: a process killed in it would leave all others waiting.
 
     Raises:
         PipelineError: no compiler, a compiler's error, or no end within timeout_s.
     """
     folder = ops_folder()
     if _built_with():
+        for lock in folder.glob("*/lock"):
+            _remove_dead_lock(lock)
         return
     if not compiler():
         raise PipelineError(
@@ -221,7 +225,7 @@ def _start(op: str) -> subprocess.Popen[bytes]:
 def _remove_dead_lock(lock: Path) -> None:
     """Remove torch's lock, on which a build waits forever, unless a process still has it open."""
     if lock.exists() and not _is_open_somewhere(lock):
-        lock.unlink()
+        lock.unlink(missing_ok=True)
 
 
 def _is_open_somewhere(path: Path) -> bool:
