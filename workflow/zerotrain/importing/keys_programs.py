@@ -111,7 +111,7 @@ DIFFSYNTH = by_name(
         no_op(
             "remove_prefix_in_ckpt",
             "text",
-            "export_weights writes the names that diffusers loads",
+            "names are those that diffusers loads; `zerotrain export --prefix` writes others",
         ),
         no_op("find_unused_parameters", "flag", "every trained parameter has a gradient"),
         no_op(
