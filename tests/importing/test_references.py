@@ -194,16 +194,15 @@ def test_nvme_offload_of_parameters_alone(imported: Callable[..., Imported]) -> 
     assert launch["deepspeed"]["zero_optimization"]["offload_param"] == {"buffer_size": 100_000_000}
 
 
-def test_launch_and_train_are_what_the_configuration_takes(
+def test_all_of_it_is_what_the_configuration_takes(
     imported: Callable[..., Imported],
 ) -> None:
     """Of every guide's file, in a run of the example's data."""
     for name in NAMES:
         nested = imported(name, "bf16" if name in ASKS else None).nested()
-        launch = nested["launch"]
-        run = {
-            "run": "a", "base": "nano", "data": {"source": "digits"}, "launch": launch,
-            "train": nested["train"], "lora": nested.get("lora"),
+        missing = {
+            "run": "a", "base": "nano", "data": {"source": "digits"},
             "phases": [{"name": "b", "until": 1}],
         }  # fmt: skip
-        assert parse_config(run, name).phases[0].launch.preset == launch["preset"]
+        config = parse_config({**missing, **nested}, name)
+        assert config.phases[0].launch.preset == nested["launch"]["preset"]

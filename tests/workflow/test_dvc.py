@@ -25,9 +25,10 @@ EVERY_STAGE = [
 ]
 
 
-def generate(folder: Path, output: Path, **options) -> dict:
+def generate(folder: Path, output: Path, *flags: str, **options) -> dict:
     """The stages that `zerotrain dvc generate` writes."""
     command = [sys.executable, "-m", "zerotrain", "dvc", "generate", "--output", str(output)]
+    command += flags
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr
     return yaml.safe_load(output.read_text())["stages"]
@@ -62,6 +63,31 @@ def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
     ]
     assert stages["evaluate-plain"]["metrics"] == ["results/tiny/plain/metrics.json"]
     assert stages["evaluate-plain"]["params"] == [{"config/config.yaml": ["evaluate", "seed"]}]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cache", "family", "others"),
+    [
+        ("sums", "cache_latents-32", "causal_lm", ("sdxl", "sd3", "diffusion")),
+        ("sd3-digits", "cache_latents-32", "sd3", ("sdxl", "causal_lm", "language")),
+    ],
+)
+def test_stages_of_other_families(recipe, cache, family, others, project, tmp_path):
+    """A stage depends on its own family's sources and on no other's, and its parameters are those
+    of the run's file."""
+    config = f"config/{recipe}.yaml"
+    output = tmp_path / "dvc.yaml"
+    stages = generate(project.folder, output, "--config", config, env=project.environment)
+    given = yaml.safe_load((project.folder / config).read_text())
+    for phase in given["phases"]:
+        sources = stages[f"train_phase-{phase['name']}"]["deps"]
+        assert f"workflow/zerotrain/families/{family}.py" in sources
+        assert not {f"workflow/zerotrain/families/{name}.py" for name in others} & set(sources)
+    assert stages[cache]["outs"]
+    for stage in stages.values():
+        assert f"--configfile {config} " in stage["cmd"]
+        for keys in stage.get("params", []):
+            assert set(keys[config]) <= set(given)
 
 
 @pytest.mark.slow

@@ -23,14 +23,9 @@ TEXT = {
 }
 """A user's data."""
 GIB = 2**30
-FAST = "sdxl-lora-24gb"
-"""A trace of a model takes seconds; the others are in `make test-full`."""
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(name, marks=() if name == FAST else pytest.mark.slow) for name in RECIPES],
-)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_fits_its_machine(recipe: str) -> None:
     """Each phase's own preset takes less than a device of that size, and less than the host has."""
     config = read_config(RECIPES[recipe])
@@ -39,7 +34,8 @@ def test_a_recipe_fits_its_machine(recipe: str) -> None:
     gpus, device, host = (int(number) for number in machine.groups())
     for phase in config.phases:
         assert phase.launch.num_processes == gpus
-        made = plan(config, phase.name, Place(device * GIB, host * GIB, None))
+        place = Place(device * GIB, host * GIB)
+        made = plan(config, phase.name, place, only=[phase.launch.preset])
         found = made.rows[phase.launch.preset][made.mode]
         assert found.device + RESERVE <= device * GIB
         assert found.host <= host * GIB

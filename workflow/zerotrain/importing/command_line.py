@@ -17,6 +17,7 @@ from zerotrain.importing.batch import Part
 from zerotrain.importing.command import Command, parse_commands, port, processes, script_table
 from zerotrain.importing.deepspeed import Beside
 from zerotrain.importing.diffsynth import read_diffsynth
+from zerotrain.importing.diffusers_examples import is_example, read_example
 from zerotrain.importing.draft import Draft, read_keys
 from zerotrain.importing.keys import unknown_key
 from zerotrain.importing.keys_accelerate import DEEPSPEED_FLAGS, LAUNCH_FLAGS, TORCHRUN_FLAGS
@@ -65,6 +66,10 @@ def import_command(text: str, asked: Asked | None = None) -> Imported:
         )
     if last.script.rpartition("/")[2] == PEFT_NAME:
         _read_script(last, draft, asked)
+    elif is_example(last.script):
+        launch = _launch_config(last, draft)
+        beside = _torchrun(last, draft, asked.beside(ACCELERATE_PROGRAM))
+        read_example(last.arguments, launch, last.script, draft, beside)
     elif whose == "diffsynth":
         launch = _launch_config(last, draft)
         _note_other_launches(commands[:-1], draft)

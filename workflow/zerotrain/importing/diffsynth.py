@@ -16,8 +16,16 @@ from zerotrain.importing.keys_programs import DIFFSYNTH
 from zerotrain.importing.program import diffsynth
 
 PREPARE = "sft:data_process"
-FAMILIES = {"qwen-image": "qwen_image", "stable-diffusion-xl": "sdxl", "stable-diffusion-3": "sd3"}
+FAMILIES = {
+    "qwen-image": "qwen_image",
+    "flux.1": "flux",
+    "stable-diffusion-xl": "sdxl",
+    "stable-diffusion-3": "sd3",
+}
 """Beginnings of hub ids' names, and our families."""
+
+SHIFTS = {"qwen_image": 2.2255, "flux": 3.0}
+"""diffsynth/diffusion/flow_match.py: e^0.8, and 3."""
 
 FROM_PREPARING = ("dataset_base_path", "dataset_metadata_path", "data_file_keys")
 
@@ -138,11 +146,25 @@ def _put_model(
             hint=f"families: {', '.join(sorted(set(FAMILIES.values())))}",
         )
     draft.default("family", family, f"by its name, {repo}")
+    _put_objective(family, draft)
     output = arguments.get("output_path")
     if output is not None:
         draft.keep("output_path", output, "run", name_of(output), "results lie under results/<run>")
     else:
         draft.default("run", name_of(repo), "named by its model")
+
+
+def _put_objective(family: str, draft: Draft) -> None:
+    """What its training loss is, which no flag says."""
+    if family in SHIFTS:
+        draws = "DiffSynth-Studio draws every timestep equally often"
+        draft.default("train.weighting_scheme", "none", draws)
+        draft.default("train.flow_shift", SHIFTS[family], "DiffSynth-Studio's own, at every size")
+        draft.leave(
+            "loss weights", None, "DiffSynth-Studio weighs middle timesteps higher; here all count "
+            "alike, and weighting_scheme: cosmap is the nearest",
+        )  # fmt: skip
+    draft.default("train.caption_dropout_probability", 0.0, "DiffSynth-Studio drops no caption")
 
 
 def _put_lora(arguments: dict[str, Any], draft: Draft) -> None:

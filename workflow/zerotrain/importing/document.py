@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from zerotrain.importing.keys import Key
 from zerotrain.importing.keys_accelerate import ACCELERATE, LAUNCH_FLAGS, TORCHRUN_FLAGS
 from zerotrain.importing.keys_deepspeed import DEEPSPEED
+from zerotrain.importing.keys_diffusers import DIFFUSERS
 from zerotrain.importing.keys_programs import DIFFSYNTH, SIMPLETUNER, TRAINER
 
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
@@ -16,6 +17,7 @@ TABLES: dict[str, tuple[str, Mapping[str, Key]]] = {
     "Flags of `accelerate launch`": ("Flag beside the YAML's keys", LAUNCH_FLAGS),
     "Flags of `torchrun`": ("Flag", TORCHRUN_FLAGS),
     "DiffSynth-Studio's flags": ("Flag", DIFFSYNTH),
+    "Flags of diffusers' example scripts": ("Flag", DIFFUSERS),
     "HF Trainer's and openMind's flags": ("Flag", TRAINER),
     "SimpleTuner's config.json": ("Key", SIMPLETUNER),
 }

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from zerotrain.importing.keys import by_name, honoured, left_out, no_op, refused, section
+from zerotrain.importing.keys import Kind, by_name, honoured, left_out, no_op, refused, section
 
 EVALUATION = "evaluation is a stage of its own after each phase (evaluate:)"
 TRACKERS = "tensorboard and the report are written always"
 OWN_LAYOUT = "results lie under results/<run>/<phase>"
-HUB = "exported weights are published by hand"
+HUB = "exported weights are published by `zerotrain publish`"
 EMA = "an EMA of the weights comes with a later version"
 
 TRAINER = by_name(
     [
         honoured("model_name_or_path", "text", "base"),
         honoured("model_revision", "text", "revision"),
-        honoured("data_path", "text", "data.file"),
+        honoured("data_path", "text", "data.path"),
+        honoured("model_max_length", "whole", "train.max_length"),
         honoured("deepspeed", "text", "launch", reason="read, with its `auto` resolved"),
         honoured("bf16", "flag", "launch.mixed_precision", False),
         honoured("fp16", "flag", "launch.mixed_precision", False),
@@ -64,6 +65,20 @@ TRAINER = by_name(
 )
 """transformers.TrainingArguments and the flags of openMind's finetune.py."""
 
+SQUARES = "images are cut to squares of one size"
+OWN_CACHE = "the cache stage reads and encodes by itself"
+VALIDATION: tuple[tuple[str, Kind], ...] = (
+    ("validation_seed", "whole"),
+    ("validation_negative_prompt", "text"),
+    ("validation_guidance_rescale", "number"),
+    ("validation_prompt_library", "flag"),
+    ("validation_torch_compile", "flag"),
+    ("validation_on_startup", "flag"),
+    ("validation_disable_unconditional", "flag"),
+    ("user_prompt_library", "text"),
+    ("eval_steps_interval", "whole"),
+)
+
 DIFFSYNTH = by_name(
     [
         honoured("task", "text", "phases", "sft", "data_process is our cache stage"),
@@ -96,7 +111,7 @@ DIFFSYNTH = by_name(
         no_op(
             "remove_prefix_in_ckpt",
             "text",
-            "export_weights writes the names that diffusers loads",
+            "names are those that diffusers loads; `zerotrain export --prefix` writes others",
         ),
         no_op("find_unused_parameters", "flag", "every trained parameter has a gradient"),
         no_op(
@@ -125,7 +140,18 @@ SIMPLETUNER = by_name(
         honoured("lora_rank", "whole", "lora.rank", 16),
         honoured("lora_alpha", "number", "lora.alpha"),
         honoured("lora_dropout", "number", "lora.dropout", 0.1),
-        refused("lora_type", "text", "only standard LoRA is trained", "standard"),
+        honoured("use_dora", "flag", "lora.use_dora", False),
+        honoured("lora_init_type", "text", "lora.init_lora_weights", "default"),
+        honoured("flux_lora_target", "text", "lora.target_modules", "all"),
+        refused(
+            "lora_type",
+            "text",
+            "LyCORIS describes its adapter in a file of its own; peft's LoRA is trained here",
+            "standard",
+        ),
+        no_op("lycoris_config", "text", "belongs to lora_type lycoris"),
+        no_op("init_lokr_norm", "number", "belongs to lora_type lycoris"),
+        refused("init_lora", "text", "fuse that LoRA into the base model first"),
         honoured("resolution", "number", "train.resolution"),
         honoured("train_batch_size", "whole", "train.global_batch_size", 4),
         honoured("gradient_accumulation_steps", "whole", "train.gradient_accumulation_steps", 1),
@@ -147,12 +173,75 @@ SIMPLETUNER = by_name(
         honoured("mixed_precision", "text", "launch.mixed_precision", "bf16"),
         honoured("num_processes", "whole", "launch.num_processes", 1),
         honoured("caption_dropout_probability", "number", "train.caption_dropout_probability", 0.1),
+        honoured("prediction_type", "text", "prediction_type"),
+        honoured("rescale_betas_zero_snr", "flag", "rescale_betas_zero_snr", False),
         honoured("snr_gamma", "number", "train.snr_gamma"),
+        refused("use_soft_min_snr", "flag", "snr_gamma weighs the loss by min-SNR as it is", False),
+        no_op("soft_min_snr_sigma_data", "number", "belongs to use_soft_min_snr"),
+        honoured("offset_noise", "flag", "train.noise_offset", False),
+        honoured("noise_offset", "number", "train.noise_offset", 0.1),
+        left_out(
+            "noise_offset_probability", "number", "the offset is added to every sample's noise", 1.0
+        ),
+        refused("input_perturbation", "number", "the model sees the noise that it is asked for", 0),
+        honoured("flow_sigmoid_scale", "number", "train.logit_std", 1.0),
+        honoured("flow_use_uniform_schedule", "flag", "train.weighting_scheme", False),
+        refused(
+            "flow_use_beta_schedule",
+            "flag",
+            "timesteps are drawn evenly, by logit_normal or by mode; its alpha and beta of 2 are "
+            "near logit_normal",
+            False,
+        ),
+        no_op("flow_beta_schedule_alpha", "number", "belongs to flow_use_beta_schedule"),
+        no_op("flow_beta_schedule_beta", "number", "belongs to flow_use_beta_schedule"),
+        honoured("flow_schedule_shift", "number", "train.flow_shift", 3.0),
+        honoured(
+            "flow_schedule_auto_shift",
+            "flag",
+            "train.flow_shift",
+            False,
+            "images have one resolution, and so one shift",
+        ),
+        honoured("flux_guidance_value", "number", "train.flux_guidance_value", 1.0),
+        refused("flux_guidance_mode", "text", "the guidance is one value", "constant"),
+        no_op("flux_guidance_min", "number", "belongs to flux_guidance_mode random-range"),
+        no_op("flux_guidance_max", "number", "belongs to flux_guidance_mode random-range"),
+        refused("flux_fast_schedule", "flag", "timesteps are drawn as for every model", False),
+        refused(
+            "flux_attention_masked_training", "flag", "padding is attended to, as in dev", False
+        ),
+        honoured("tokenizer_max_length", "whole", "cache.max_sequence_length"),
+        refused("t5_padding", "text", "padding stays as the pipeline makes it", "unmodified"),
+        refused("controlnet", "flag", "the denoiser is what is trained", False),
+        refused("timestep_bias_strategy", "text", "timesteps are drawn without a bias", "none"),
         honoured("seed", "whole", "seed"),
         honoured("resume_from_checkpoint", "text", "resume_from_checkpoint", "latest"),
         honoured("instance_data_dir", "text", "data.images"),
         honoured("caption_strategy", "text", "data", "textfile"),
         left_out("data_backend_config", "text", "name the images yourself: data.images"),
+        left_out("model_flavour", "text", "name the model itself: base"),
+        left_out("aspect_bucket_rounding", "whole", SQUARES),
+        left_out("aspect_bucket_alignment", "whole", SQUARES),
+        no_op("resolution_type", "text", "resolution below 8 is read as megapixels"),
+        left_out(
+            "minimum_image_size", "number", "small images are enlarged, and the report says so"
+        ),
+        no_op("vae_batch_size", "whole", OWN_CACHE),
+        no_op("vae_dtype", "text", OWN_CACHE),
+        no_op("write_batch_size", "whole", OWN_CACHE),
+        no_op("read_batch_size", "whole", OWN_CACHE),
+        no_op("image_processing_batch_size", "whole", OWN_CACHE),
+        no_op("cache_dir_text", "text", OWN_CACHE),
+        no_op("cache_dir_vae", "text", OWN_CACHE),
+        no_op("skip_file_discovery", "text", OWN_CACHE),
+        no_op("disable_benchmark", "flag", EVALUATION),
+        no_op("hub_model_id", "text", HUB),
+        no_op("ignore_final_epochs", "flag", "max_train_steps ends the phase"),
+        left_out("allow_tf32", "flag", "torch's own setting stays", False),
+        no_op("disable_tf32", "flag", "torch's own setting stays"),
+        no_op("base_model_default_dtype", "text", "launch.mixed_precision says it"),
+        *(no_op(name, kind, EVALUATION) for name, kind in VALIDATION),
         no_op("output_dir", "text", OWN_LAYOUT),
         no_op("report_to", "text", TRACKERS),
         no_op("tracker_run_name", "text", TRACKERS),
@@ -177,11 +266,11 @@ PEFT_SCRIPT = {
     "family": "seq2seq_lm",
     "base": "facebook/bart-large",
     "seed": 42,
-    "data.source": "hub",
-    "data.dataset": "ought/raft",
+    "data.source": "text",
+    "data.path": "ought/raft",
     "data.subset": "twitter_complaints",
-    "data.text_column": "Tweet text",
-    "data.label_column": "Label",
+    "data.prompt_column": "Tweet text",
+    "data.response_column": "Label",
     "lora.rank": 8,
     "lora.alpha": 32.0,
     "lora.dropout": 0.1,

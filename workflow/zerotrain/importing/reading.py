@@ -170,14 +170,14 @@ def read(path: Path, draft: Draft, beside: Beside) -> str:
 
 
 def check(draft: Draft, where: str) -> None:
-    """Hold launch, train and lora to our own models before they are written.
-
-    The rest of the run is the example's: not every family is trained yet, nor every data source.
-    """
+    """Hold all that was found to our own models before it is written; the rest is the example's."""
     from zerotrain.config import parse_config
+    from zerotrain.families import LANGUAGE_MODELS
 
     found = nest(draft.values)
-    run = {"run": "imported", "base": "nano", "data": {"source": "digits"}}
-    phases = found.get("phases", [{"name": "train", "until": 1}])
-    own = {key: found[key] for key in ("launch", "train", "lora") if key in found}
-    parse_config({**run, **own, "phases": phases}, f"{where}, in our form")
+    run = {"run": "imported", "base": "nano", "phases": [{"name": "train", "until": 1}]}
+    data = found.pop("data", {})
+    if not {"images", "path"} & set(data):
+        text = found.get("family") in LANGUAGE_MODELS
+        data = {"source": "text", "path": "-"} if text else {**data, "images": "-"}
+    parse_config({**run, **found, "data": data}, f"{where}, in our form")

@@ -214,7 +214,7 @@ def _without_block(draft: Draft, program: Program) -> None:
             ours, "constant",
             "DiffSynth-Studio's ConstantLR, without its first five steps at a third of the rate",
         )  # fmt: skip
-    elif program.name == "HF Trainer":
+    elif program.value(ours) is not None:
         flag_schedule(draft, program)
     else:
         draft.default(ours, "constant", "accelerate adds none, and only the script knows its own")

@@ -22,10 +22,27 @@ from zerotrain.importing.batch import Part
 from zerotrain.importing.deepspeed import Beside, load_json, read_deepspeed, read_plain
 from zerotrain.importing.draft import Draft, read_keys
 from zerotrain.importing.keys_programs import SIMPLETUNER
+from zerotrain.importing.objective import drop_keys_of_others, put_flow, put_noise_offset
 from zerotrain.importing.program import simpletuner
 
-FAMILIES = {"sdxl": "sdxl", "sd3": "sd3", "qwen_image": "qwen_image"}
+FAMILIES = {"sdxl": "sdxl", "sd3": "sd3", "qwen_image": "qwen_image", "flux": "flux"}
 BLOCK = "deepspeed_config"
+_IMAGE = ["to_k", "to_q", "to_v", "to_out.0"]
+_TEXT = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]
+_TEXT_FFS = ["ff_context.net.0.proj", "ff_context.net.2"]
+_FFS = ["ff.net.0.proj", "ff.net.2", *_TEXT_FFS, "proj_mlp", "proj_out"]
+FLUX_TARGETS = {
+    "all": [*_IMAGE, *_TEXT],
+    "context": _TEXT,
+    "context+ffs": [*_TEXT, *_TEXT_FFS],
+    "all+ffs": [*_IMAGE, *_TEXT, *_FFS],
+    "ai-toolkit": [
+        *_IMAGE, *_TEXT, *_FFS, "norm.linear", "norm1.linear", "norm1_context.linear",
+    ],
+    "tiny": ["single_transformer_blocks.7.proj_out", "single_transformer_blocks.20.proj_out"],
+    "nano": ["single_transformer_blocks.7.proj_out"],
+}  # fmt: skip
+"""simpletuner/helpers/models/flux/model.py, without names of its own fused layers."""
 
 
 def read_simpletuner(
@@ -107,12 +124,13 @@ def _put_model(arguments: dict[str, Any], draft: Draft) -> None:
     if kind is not None:
         draft.say("kept", "model_type", kind, "with `lora:` or without", "lora")
     if kind == "lora":
+        _put_lora_targets(arguments, draft)
         for name in ("lora_rank", "lora_alpha", "lora_dropout"):
             row = SIMPLETUNER[name]
             if name not in arguments and row.default is not None:
                 draft.default(row.ours, row.default, "SimpleTuner's default")
     else:
-        for name in [n for n in arguments if n.startswith("lora_")]:
+        for name in [n for n in arguments if SIMPLETUNER[n].ours.startswith("lora.")]:
             draft.ignore(name, arguments.pop(name), "the whole model is trained")
     resolution = arguments.get("resolution")
     if resolution is not None:
@@ -123,6 +141,7 @@ def _put_model(arguments: dict[str, Any], draft: Draft) -> None:
             raise PipelineError(f"resolution is {resolution}", hint="give a side in pixels")
         reason = "an area in megapixels: the side of its square" if area else ""
         draft.keep("resolution", resolution, "train.resolution", side, reason)
+    _put_objective(arguments, draft)
     resume = arguments.get("resume_from_checkpoint")
     if resume == "latest":
         draft.ignore("resume_from_checkpoint", resume, "a run goes on from its newest by itself")
@@ -136,3 +155,34 @@ def _put_model(arguments: dict[str, Any], draft: Draft) -> None:
                 hint="captions come from text files beside the images or from metadata.csv",
             )
         draft.say("kept", "caption_strategy", given, "files beside the images", "data")
+
+
+def _put_objective(arguments: dict[str, Any], draft: Draft) -> None:
+    family = draft.values.get("family")
+    if family is None:
+        return
+    drop_keys_of_others(arguments, SIMPLETUNER, family, draft)
+    if family == "sdxl":
+        put_noise_offset(arguments, draft)
+    else:
+        put_flow(arguments, draft)
+
+
+def _put_lora_targets(arguments: dict[str, Any], draft: Draft) -> None:
+    """Flux has names for sets of layers."""
+    name = "flux_lora_target"
+    if draft.values.get("family") != "flux":
+        if name in arguments:
+            draft.ignore(name, arguments.pop(name), "a key of flux")
+        return
+    given = arguments.get(name)
+    targets = FLUX_TARGETS.get(given or SIMPLETUNER[name].default)
+    if targets is None:
+        raise PipelineError(
+            f"{name} is {given}",
+            hint=f"known: {', '.join(FLUX_TARGETS)}; or name layers in lora.target_modules",
+        )
+    if given is None:
+        draft.default("lora.target_modules", targets, "SimpleTuner's default, all")
+    else:
+        draft.keep(name, given, "lora.target_modules", targets)

@@ -69,8 +69,8 @@ def _put_model(arguments: dict[str, Any], draft: Draft, where: str) -> None:
     if "model_revision" in arguments:
         draft.keep("model_revision", arguments["model_revision"], "revision")
     if "data_path" in arguments:
-        draft.default("data.source", "instructions", "what a JSON of instructions is")
-        draft.keep("data_path", arguments["data_path"], "data.file")
+        draft.default("data.source", "text", "what a JSON of instructions is")
+        draft.keep("data_path", arguments["data_path"], "data.path")
     if "resume_from_checkpoint" in arguments:
         value = arguments["resume_from_checkpoint"]
         if value.casefold() in ("yes", "true", "no", "false"):

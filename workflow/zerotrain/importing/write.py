@@ -13,8 +13,8 @@ from zerotrain.importing.reading import Imported
 from zerotrain.scalar import scalar
 
 ORDER = (
-    "run", "seed", "family", "base", "revision", "resume_from_checkpoint", "lora", "data", "train",
-    "launch", "phases",
+    "run", "seed", "family", "base", "revision", "resume_from_checkpoint", "prediction_type",
+    "rescale_betas_zero_snr", "lora", "data", "cache", "train", "launch", "phases",
 )  # fmt: skip
 NEEDED = ("run", "base", "data", "phases")
 WIDTH = 100

@@ -65,7 +65,7 @@ def _of_resolution(
     """The best of each preset and mode: the first micro batch, the largest first, that fits."""
     settled: set[tuple[str, Mode]] = set()
     for batch in _micro_batches(phase):
-        known = batch == first.deepspeed.batch and resolution == phase.train.resolution
+        known = batch == first.batch and resolution == phase.train.resolution
         traced = (
             first
             if known

@@ -77,6 +77,7 @@ def plan(
     auto: Path = AUTO,
     base: Path | None = None,
     traced: Traced | None = None,
+    only: Sequence[str] = (),
 ) -> Plan:
     """Predict every preset that `auto` chooses from.
 
@@ -87,13 +88,18 @@ def plan(
         auto: The preset file with the order; its neighbours are the presets.
         base: Folder of the run's base model, where it has one already.
         traced: A trace of the same phase; default: one is made.
+        only: Names of the presets to predict; default: all that `auto` chooses from.
 
     Raises:
         PipelineError: the model is not known, or a preset file is wrong.
     """
     phase = config.phase(name)
-    traced = traced or trace(config, phase, base, cpu=place.cpu)
-    presets = [read_preset(auto.with_name(f"{name}.yaml")) for name in read_preset(auto).choose]
+    names = only or read_preset(auto).choose
+    presets = [read_preset(auto.with_name(f"{name}.yaml")) for name in names]
+    engines: set[Engine] = {
+        "torch" if preset.engine == "torch" else "deepspeed" for preset in presets
+    }
+    traced = traced or trace(config, phase, base, cpu=place.cpu, engines=engines)
     rows = {
         preset.name: {
             mode: predict(config, phase, preset, traced, mode, cpu=place.cpu) for mode in MODES

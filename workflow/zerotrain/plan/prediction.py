@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +17,7 @@ from zerotrain.launch.overrides import overlay
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.settings import Settings, nested
 from zerotrain.launch.zero import zero_optimization
+from zerotrain.machine.verdict import Engine
 from zerotrain.model_sizes import ModelSizes, sum_up
 from zerotrain.plan.activations import Activations, trace_activations
 from zerotrain.plan.architecture import find_architecture
@@ -28,6 +29,7 @@ from zerotrain.plan.model import TrainedModel, trained_model
 from zerotrain.plan.parts import MemoryPart, peak, resident_peak
 from zerotrain.plan.storage import Storage, Traffic, storage, swap_files, traffic
 
+ENGINES: tuple[Engine, ...] = ("torch", "deepspeed")
 Mode = Literal["plain", "checkpointed", "on_host"]
 MODES: dict[Mode, str] = {
     "plain": "activations kept",
@@ -40,15 +42,15 @@ SWAP = "/"
 
 @dataclass(frozen=True)
 class Traced:
-    """The model, and what a micro batch of it takes under the two engines."""
+    """The model, and what a micro batch of it takes under the engines that were asked for."""
 
     model: TrainedModel
-    torch: Activations
-    deepspeed: Activations
+    engines: Mapping[Engine, Activations]
 
-    def of(self, engine: str) -> Activations:
-        """What the engine's passes take."""
-        return self.torch if engine == "torch" else self.deepspeed
+    @property
+    def batch(self) -> int:
+        """Samples of the micro batch."""
+        return next(iter(self.engines.values())).batch
 
     @cached_property
     def parameters(self) -> ParameterSizes:
@@ -98,7 +100,14 @@ class Prediction:
         return step_time(self.flops, tflops, self.traffic, own, self.launch.processes)
 
 
-def trace(config: RunConfig, phase: Phase, base: Path | None, *, cpu: bool = False) -> Traced:
+def trace(
+    config: RunConfig,
+    phase: Phase,
+    base: Path | None,
+    *,
+    cpu: bool = False,
+    engines: Collection[Engine] = ENGINES,
+) -> Traced:
     """Build the model without its weights, and trace a micro batch under both engines at once.
 
     Args:
@@ -106,13 +115,15 @@ def trace(config: RunConfig, phase: Phase, base: Path | None, *, cpu: bool = Fal
         phase: The phase.
         base: Folder of the run's base model, where it has one already.
         cpu: Whether it trains on the CPU.
+        engines: Those to trace.
 
     Raises:
         PipelineError: the architecture is not known, or the model cannot take such a batch.
     """
     architecture = find_architecture(config.family, str(base or config.base))
     model = trained_model(architecture, config.lora_values(), config.frozen_parameters)
-    return retrace(model, config, phase, _micro_batch(phase), phase.train.resolution, cpu=cpu)
+    batch, resolution = _micro_batch(phase), phase.train.resolution
+    return retrace(model, config, phase, batch, resolution, cpu=cpu, engines=engines)
 
 
 def retrace(
@@ -123,6 +134,7 @@ def retrace(
     resolution: int,
     *,
     cpu: bool = False,
+    engines: Collection[Engine] = ENGINES,
 ) -> Traced:
     """The same of another micro batch or resolution."""
     text = config.family in LANGUAGE_MODELS
@@ -134,21 +146,24 @@ def retrace(
     )
     precision, device = phase.launch.mixed_precision, "cpu" if cpu else "cuda"
 
-    def both(autocast: bool) -> Activations:
+    def traced(autocast: bool) -> Activations:
         return trace_activations(
             model, shape, mixed_precision=precision, autocast=autocast, device=device
         )
 
     if precision == "no":
-        found = both(False)
-        return Traced(model, found, found)
+        found = traced(False)
+        return Traced(model, dict.fromkeys(ENGINES, found))
+    if len(engines) == 1:
+        (engine,) = engines
+        return Traced(model, {engine: traced(engine == "torch")})
     # Each takes seconds of one core; a forked process has the model and the libraries already.
     global _TRACE
-    _TRACE = both
+    _TRACE = traced
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         torch = pool.submit(_traced, True)
-        deepspeed = both(False)
-        return Traced(model, torch.result(), deepspeed)
+        deepspeed = traced(False)
+        return Traced(model, {"torch": torch.result(), "deepspeed": deepspeed})
 
 
 _TRACE: Any = None
@@ -177,7 +192,7 @@ def predict(
     launch = phase.launch
     if preset.name == launch.preset:
         preset = with_own_offload(preset, launch, f"phase {phase.name}")
-    engine: Literal["torch", "deepspeed"] = "torch" if preset.engine == "torch" else "deepspeed"
+    engine: Engine = "torch" if preset.engine == "torch" else "deepspeed"
     train = phase.train
     name = optimizers.find(train.optimizer)[0].name
     planned = PlannedLaunch(
@@ -188,13 +203,13 @@ def predict(
         mixed_precision=launch.mixed_precision,
         processes=launch.num_processes,
         init=launch.zero3_init and preset.zero_stage == 3,
-        accumulation=_accumulation(phase, traced.deepspeed.batch),
+        accumulation=_accumulation(phase, traced.batch),
         zero=_zero(phase, preset, traced.sizes) if engine == "deepspeed" else {},
         slots=len(optimizers.slots(name, train.optimizer_args)),
         cpu=cpu,
         keep=train.keep,
     )
-    found = traced.of(engine)
+    found = traced.engines[engine]
     activations, on_host = {
         "plain": (found.peak, 0),
         "checkpointed": (found.peak_checkpointed, 0),

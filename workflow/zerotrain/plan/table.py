@@ -64,7 +64,7 @@ def _model(plan: Plan) -> str:
     trained = model.trained_parameters
     what = "all trained" if trained == model.parameters else f"{trained:,} trained"
     processes = phase.launch.num_processes
-    batch = plan.traced.deepspeed.batch
+    batch = plan.traced.batch
     size = f"{plan.config.cache_size(phase)} {'tokens' if plan.config.is_text else 'px'}"
     return (
         f"{plan.config.family} {plan.config.base}: {model.parameters:,} parameters, {what}; "
@@ -76,7 +76,7 @@ def _model(plan: Plan) -> str:
 
 
 def _activations(plan: Plan) -> str:
-    found = plan.traced.deepspeed
+    found = plan.traced.engines["deepspeed"]
     return (
         f"Activations of a micro batch (ZeRO presets): {gib(found.saved)} kept, "
         f"{gib(found.checkpointed)} with gradient_checkpointing, {gib(found.on_device)} with "

@@ -1,0 +1,22 @@
+accelerate launch --mixed_precision bf16 --num_processes 1 train_dreambooth_lora_flux.py \
+  --pretrained_model_name_or_path="black-forest-labs/FLUX.1-dev" \
+  --instance_data_dir="dog" \
+  --output_dir="trained-flux-lora" \
+  --mixed_precision="bf16" \
+  --instance_prompt="a photo of sks dog" \
+  --resolution=512 \
+  --train_batch_size=1 \
+  --guidance_scale=1 \
+  --gradient_accumulation_steps=4 \
+  --optimizer="AdamW" \
+  --rank=16 \
+  --lora_layers="attn.to_k,attn.to_q,attn.to_v,attn.to_out.0" \
+  --learning_rate=1e-4 \
+  --report_to="wandb" \
+  --lr_scheduler="constant" \
+  --lr_warmup_steps=0 \
+  --max_train_steps=500 \
+  --validation_prompt="A photo of sks dog in a bucket" \
+  --validation_epochs=25 \
+  --seed="0" \
+  --push_to_hub

@@ -1,0 +1,15 @@
+accelerate launch --use_deepspeed --zero_stage 2 --offload_optimizer_device cpu --mixed_precision fp16 \
+  --num_processes 2 examples/dreambooth/train_dreambooth_sd3.py \
+  --pretrained_model_name_or_path="stabilityai/stable-diffusion-3-medium-diffusers" \
+  --instance_data_dir="dog" \
+  --output_dir="trained-sd3" \
+  --instance_prompt="a photo of sks dog" \
+  --resolution=1024 \
+  --train_batch_size=1 \
+  --gradient_accumulation_steps=4 \
+  --gradient_checkpointing \
+  --weighting_scheme="mode" --mode_scale=1.2 \
+  --learning_rate=1e-6 \
+  --lr_scheduler="cosine_with_restarts" --lr_num_cycles=2 \
+  --lr_warmup_steps=10 \
+  --max_train_steps=500

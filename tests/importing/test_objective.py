@@ -1,0 +1,188 @@
+"""What trainers' keys of the loss and of the adapter become, for each family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerotrain.errors import PipelineError
+from zerotrain.importing.command_line import import_command
+from zerotrain.importing.reading import Asked, Imported, import_file
+
+PRESETS = Path(__file__).parents[2] / "config" / "launch"
+SIMPLETUNER = {
+    "--pretrained_model_name_or_path": "a/model",
+    "--resolution": 1024,
+    "--max_train_steps": 100,
+    "--instance_data_dir": "images",
+    "--lr_scheduler": "constant",
+}
+
+
+def simpletuner(place: Path, **given: Any) -> Imported:
+    """A config.json with these keys."""
+    own = {f"--{name}": value for name, value in given.items()}
+    (place / "config.json").write_text(json.dumps({**SIMPLETUNER, **own}))
+    return import_file(Path("config.json"), Asked(presets=PRESETS))
+
+
+def of_loss(found: Imported) -> dict[str, Any]:
+    """The values that say what the loss is."""
+    keys = (
+        "weighting_scheme", "logit_mean", "logit_std", "mode_scale", "flow_shift",
+        "flux_guidance_value", "snr_gamma", "noise_offset", "prediction_type",
+        "rescale_betas_zero_snr",
+    )  # fmt: skip
+    names = {name: name.rpartition(".")[2] for name in found.values}
+    return {short: found.values[name] for name, short in names.items() if short in keys}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"model_family": "sd3"}, {"weighting_scheme": "logit_normal", "flow_shift": 3.0}),
+        (
+            {"model_family": "qwen_image", "flow_sigmoid_scale": 1.5, "flow_schedule_shift": 1.73},
+            {"weighting_scheme": "logit_normal", "logit_std": 1.5, "flow_shift": 1.73},
+        ),
+        (
+            {"model_family": "flux", "flow_schedule_auto_shift": True, "flux_guidance_value": 3.5},
+            {
+                "weighting_scheme": "logit_normal",
+                "flow_shift": 3.1582,  # e^1.15, as SimpleTuner's help says of 1024 pixels
+                "flux_guidance_value": 3.5,
+            },
+        ),
+        (
+            {"model_family": "flux", "flow_use_uniform_schedule": True, "flow_schedule_shift": 0},
+            {"weighting_scheme": "none", "flow_shift": 1.0},
+        ),
+        (
+            {"model_family": "sdxl", "snr_gamma": 5, "prediction_type": "v_prediction",
+             "rescale_betas_zero_snr": True, "offset_noise": True, "noise_offset": 0.05},
+            {"snr_gamma": 5, "prediction_type": "v_prediction", "rescale_betas_zero_snr": True,
+             "noise_offset": 0.05},
+        ),
+        ({"model_family": "sdxl", "flow_schedule_shift": 3, "noise_offset": 0.1}, {}),
+        (
+            {"model_family": "flux", "snr_gamma": 5, "prediction_type": "flow_matching"},
+            {"weighting_scheme": "logit_normal", "flow_shift": 3.0},
+        ),
+    ],
+)  # fmt: skip
+def test_simpletuners_loss(place: Path, given: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Its draw of timesteps is a logit-normal one; a key of another family changes nothing."""
+    found = simpletuner(place, **given)
+    assert of_loss(found) == expected
+    noted = {note.key for note in found.notes}
+    assert set(given) <= noted
+
+
+def test_simpletuners_adapter(place: Path) -> None:
+    """DoRA, first values, and Flux's names for sets of layers."""
+    given = {"model_type": "lora", "use_dora": True, "lora_init_type": "gaussian"}
+    nested = simpletuner(place, model_family="flux", lora_alpha=32, **given).nested()
+    assert nested["lora"] == {
+        "rank": 16, "alpha": 32.0, "dropout": 0.1, "use_dora": True,
+        "init_lora_weights": "gaussian",
+        "target_modules": [
+            "to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj",
+            "to_add_out",
+        ],
+    }  # fmt: skip
+    nested = simpletuner(place, model_family="flux", flux_lora_target="nano", **given).nested()
+    assert nested["lora"]["target_modules"] == ["single_transformer_blocks.7.proj_out"]
+    full = simpletuner(place, model_family="flux", flux_lora_target="nano", use_dora=True)
+    assert "lora" not in full.nested()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model_type": "lora", "lora_type": "lycoris"}, "LyCORIS describes its adapter in a file"),
+        ({"model_type": "lora", "lora_init_type": "pissa"}, "changes the base's own weights"),
+        ({"model_type": "lora", "flux_lora_target": "some"}, "known: all, context"),
+        ({"flow_use_beta_schedule": True}, "timesteps are drawn evenly, by logit_normal"),
+        ({"flux_guidance_mode": "random-range"}, "the guidance is one value"),
+        ({"flow_sigmoid_scale": 0}, "flow_sigmoid_scale is 0"),
+    ],
+)
+def test_what_would_be_another_training_is_refused(
+    place: Path, given: dict[str, Any], message: str
+) -> None:
+    """With the reason."""
+    with pytest.raises(PipelineError) as caught:
+        simpletuner(place, model_family="flux", **given)
+    assert message in str(caught.value)
+
+
+def example(script: str, **given: Any) -> Imported:
+    """A command with one of diffusers' scripts."""
+    flags = {"pretrained_model_name_or_path": "a/model", "max_train_steps": 9, **given}
+    words = " ".join(f"--{name} {value}" for name, value in flags.items())
+    command = f"accelerate launch --mixed_precision bf16 --num_processes 1 {script} {words}"
+    return import_command(command, Asked(presets=PRESETS))
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "expected"),
+    [
+        ("train_dreambooth_lora_flux.py", {}, {"flux_guidance_value": 3.5}),
+        ("train_dreambooth_flux.py", {"guidance_scale": 1}, {"flux_guidance_value": 1.0}),
+        (
+            "train_dreambooth_lora_sd3.py",
+            {"weighting_scheme": "logit_normal", "logit_mean": 0.5, "logit_std": 1.2},
+            {"weighting_scheme": "logit_normal", "logit_mean": 0.5, "logit_std": 1.2},
+        ),
+        (
+            "train_dreambooth_lora_qwen_image.py",
+            {"weighting_scheme": "mode", "mode_scale": 1.1},
+            {"weighting_scheme": "mode", "mode_scale": 1.1},
+        ),
+        (
+            "train_text_to_image_sdxl.py",
+            {"snr_gamma": 5, "noise_offset": 0.05, "prediction_type": "v_prediction"},
+            {"snr_gamma": 5, "noise_offset": 0.05, "prediction_type": "v_prediction"},
+        ),
+    ],
+)
+def test_losses_of_diffusers_scripts(
+    script: str, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """The family stands in the script's name; its guidance is said, where nobody gives one."""
+    assert of_loss(example(script, **given)) == expected
+
+
+def test_defaults_of_diffusers_scripts() -> None:
+    """Text lengths, batches and alphas differ from script to script, and from ours."""
+    sd3 = example("train_dreambooth_lora_sd3.py", rank=16).values
+    assert (sd3["cache.max_sequence_length"], sd3["lora.rank"], sd3["lora.alpha"]) == (77, 16, 4)
+    assert (sd3["train.global_batch_size"], sd3["train.adam_weight_decay"]) == (4, 1e-4)
+    assert sd3["lora.init_lora_weights"] == "gaussian"
+    sdxl = example("train_text_to_image_lora_sdxl.py", rank=16, proportion_empty_prompts=0.2).values
+    assert (sdxl["lora.alpha"], sdxl["train.global_batch_size"]) == (16, 16)
+    assert sdxl["train.adam_weight_decay"] == 1e-2
+    assert sdxl["train.caption_dropout_probability"] == 0.2
+    assert "cache.max_sequence_length" not in sdxl
+    qwen = example("train_dreambooth_lora_qwen_image.py", max_sequence_length=256).values
+    assert qwen["cache.max_sequence_length"] == 256
+    assert qwen["train.caption_dropout_probability"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"train_text_encoder": "true"}, "text encoders are not trained"),
+        ({"with_prior_preservation": "true"}, "the loss is that of the images alone"),
+        ({"optimizer": "prodigy"}, "optimizer 'prodigy' is not known"),
+        ({"rnk": 4}, "did you mean rank"),
+    ],
+)
+def test_diffusers_flags_without_an_equal_are_refused(given: dict[str, Any], message: str) -> None:
+    """By name."""
+    with pytest.raises(PipelineError) as caught:
+        example("train_dreambooth_lora_flux.py", **given)
+    assert message in str(caught.value)
