@@ -81,15 +81,12 @@ class DiffusionFamily(ABC):
         *,
         identity: bool = False,
     ) -> None:
-        """Build the `nano` model into `out`, with a tokenizer and an autoencoder of the dataset."""
-        if preset != "nano":
-            raise PipelineError(
-                f"base: the family {self.name} has no preset {preset!r}",
-                hint="use `nano`, a folder in diffusers layout, or a hub id",
-            )
+        """Build the preset into `out`, with a tokenizer and an autoencoder of the dataset."""
         captions = [sample.caption for sample in dataset.split("train")]
         nano = importlib.import_module(f"zerotrain.families.{self.name}_nano")
-        nano.build_nano(captions, images, seed, out, **({"identity": True} if identity else {}))
+        nano.build_nano(
+            captions, images, seed, out, preset=preset, **({"identity": True} if identity else {})
+        )
 
     def latent_channels(self, config: Mapping[str, Any]) -> int:
         """Channels of the latents that a denoiser with this config.json takes."""
