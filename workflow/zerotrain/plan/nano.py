@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def nano_parts(family: str, preset: str) -> dict[str, Part]:
         values = module.nano_config(_Vocabulary(language_nano.VOCABULARY), preset)
         return {"model": Part("transformers", module.CLASS.__name__, values.to_dict())}
     # Each byte at a word's end and within, and merges.
-    tokenizers = defaultdict(lambda: _Vocabulary(nano.VOCABULARY + BYTES + 2))
+    tokenizers: Mapping[str, Any] = defaultdict(lambda: _Vocabulary(nano.VOCABULARY + BYTES + 2))
     with torch.device("meta"):
         autoencoder = module.build_autoencoder(SIDE)
         channels = getattr(autoencoder.config, "latent_channels", None) or autoencoder.config.z_dim
