@@ -13,10 +13,12 @@ from tests.families import texts
 from tests.families.conftest import CAPTIONS, pictures
 
 from zerotrain import artifact
+from zerotrain.base import choose_files
 from zerotrain.config import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.families import load_family, nano, qwen_image_nano
-from zerotrain.origins import Origin, local_folders, read_origins
+from zerotrain.model_place import Place
+from zerotrain.origins import Origin, listing, local_folders, read_origins
 from zerotrain.plan.architecture import find_architecture
 from zerotrain.stages.build_base import build_base
 
@@ -174,6 +176,19 @@ def test_such_a_base_can_be_planned(model, tmp_path):
         find_architecture("qwen_image", f"{hub},{model}:vae/*")
     with pytest.raises(PipelineError, match="base: 'Qwen/Qwen-Imag' is no folder"):
         find_architecture("qwen_image", DIFFSYNTH.replace("Qwen/Qwen-Image:t", "Qwen/Qwen-Imag:t"))
+
+
+def test_sd3_without_t5_is_what_names_no_t5():
+    """Its tokenizer does not come along; with T5 named it does."""
+    family = load_family("sd3")
+    weights = {part: f"{part}/model.safetensors" for part in family.classes}
+    tokenizers = [f"{part}/vocab.json" for part in family.parts if part not in family.classes]
+    place = Place("o/n", (*weights.values(), *tokenizers, "model_index.json"))
+    named = [Origin("o/n", name) for part, name in weights.items() if part != "text_encoder_3"]
+    found = choose_files(listing(named, {"o/n": place}, family), family, "base")
+    assert set(place.names) - set(found) == {weights["text_encoder_3"], "tokenizer_3/vocab.json"}
+    named += [Origin("o/n", weights["text_encoder_3"])]
+    assert set(choose_files(listing(named, {"o/n": place}, family), family, "b")) == {*place.names}
 
 
 def test_a_language_model_may_be_named_so(tmp_path):

@@ -112,6 +112,8 @@ def listing(
     for part in (*family.parts, MODEL_INDEX):
         if part in sources or part in family.classes:
             continue
+        if part in family.optional_parts and not sources.keys() & {*family.optional_parts}:
+            continue  # the text encoder was left away, and this is its tokenizer
         owner = sources.get(part.replace("tokenizer", "text_encoder"), (trained, ""))[0]
         for place in (places[origin.place] for origin in (owner, trained, *origins)):
             if beside := [name for name in place.names if f"{name}/".startswith(f"{part}/")]:

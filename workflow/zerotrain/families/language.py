@@ -33,6 +33,7 @@ class LanguageFamily(ABC):
     name: str
     modality: Literal["text"] = "text"
     parts: tuple[str, ...] = (ROOT,)
+    optional_parts: tuple[str, ...] = ()
     encoding_code: tuple[str, ...] = ("zerotrain.families.tokens",)
     classes: Mapping[str, str]
     trained_part: str = ROOT
