@@ -30,8 +30,8 @@ rule build_base:
         rescale_betas_zero_snr=RUN.rescale_betas_zero_snr,
         vae=RUN.vae,
         # A preset is made for seed and resolution; a real model is taken as it is.
-        seed=RUN.seed if RUN.base == "nano" else None,
-        resolution=RUN.phases[0].train.resolution if RUN.base == "nano" else None,
+        seed=RUN.seed if RUN.is_preset else None,
+        resolution=RUN.phases[0].train.resolution if RUN.is_preset else None,
         num_cpu_threads_per_process=RUN.launch.num_cpu_threads_per_process,
     shell:
         """

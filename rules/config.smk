@@ -10,7 +10,6 @@ from pathlib import Path
 
 from zerotrain.config import parse_config, read_config
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
-from zerotrain.families import refuse_untrainable
 
 CONFIG = os.path.relpath(next(iter(workflow.configfiles), "config/config.yaml"))
 
@@ -45,7 +44,6 @@ if not workflow.configfiles:
 
 checked(refuse_other_values)
 
-checked(refuse_untrainable, RUN.family)
 
 RESULTS = f"results/{RUN.run}"
 DATA = f"results/data/{RUN.data_name}"

@@ -4,6 +4,7 @@ OUTPUTS: none; functions for the other parts.
 """
 
 from zerotrain.data.source import source_files as data_files
+from zerotrain.origins import local_folders
 from zerotrain.sources import source_files
 
 FAMILY = f"zerotrain.families.{RUN.family}"
@@ -28,15 +29,15 @@ def images():
 
 def base_dataset():
     """A preset is built for its dataset; a real model is not."""
-    return f"{DATA}/manifest.json" if RUN.base == "nano" else []
+    return f"{DATA}/manifest.json" if RUN.is_preset else []
 
 
 def base_files():
-    """The files of a base model that lies in a folder of the user's; a preset has none."""
-    if RUN.base == "nano":
+    """The files of a base model that lies in folders of the user's; a preset has none."""
+    if RUN.is_preset:
         return []
-    folder = Path(RUN.base).expanduser()
-    found = sorted(str(path) for path in folder.rglob("*") if path.is_file())
+    folders = checked(local_folders, RUN.base)
+    found = sorted(str(path) for folder in folders for path in folder.rglob("*") if path.is_file())
     checked(refuse_braces, found, "base")
     return found
 

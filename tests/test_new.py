@@ -13,8 +13,9 @@ from ruamel.yaml import YAML
 
 from zerotrain.config import RunConfig, data, parse_config, read_config, training
 from zerotrain.config.document import schema
-from zerotrain.config.objective import FAMILY_KEYS, ObjectiveConfig
+from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.errors import PipelineError
+from zerotrain.families import FAMILIES
 from zerotrain.new import new
 
 HUB_ID = "stabilityai/stable-diffusion-xl-base-1.0"
@@ -86,7 +87,7 @@ def test_every_key_is_in_it(photos: Path, config: Path) -> None:
     for section, field in RunConfig.model_fields.items():
         assert re.search(rf"(?m)^#?{section}:", text), section
         keys = getattr(field.annotation, "model_fields", {}).keys()
-        others = ObjectiveConfig.model_fields.keys() - {*FAMILY_KEYS["sdxl"]}
+        others = ObjectiveConfig.model_fields.keys() - {*FAMILIES["sdxl"].objective}
         for key in keys - others - {*data.TEXT_KEYS, *training.TEXT_KEYS}:
             assert re.search(rf"(?m)^  #?{key}: ", text), f"{section}.{key}"
 
@@ -111,8 +112,8 @@ def test_it_is_of_the_models_family(photos: Path, config: Path, tmp_path: Path) 
         path = new(name, photos, base, config)
         assert read_config(path).family == "sd3"
         keys = set(re.findall(r"(?m)^  #?(\w+): ", path.read_text()))
-        assert set(FAMILY_KEYS["sd3"]) <= keys
-        assert not keys & {*FAMILY_KEYS["sdxl"]}
+        assert set(FAMILIES["sd3"].objective) <= keys
+        assert not keys & {*FAMILIES["sdxl"].objective}
     assert read_config(config / "a.yaml").phases[0].train.resolution == 512
 
 

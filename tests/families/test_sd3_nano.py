@@ -49,7 +49,7 @@ def test_the_folder_is_an_sd3_in_diffusers_layout(nano_sd3):
 def test_captions_that_differ_in_a_word_are_told_apart(nano_sd3):
     """By each of the three encoders: one word moves its tokens visibly."""
     found = FAMILY.load_encoders(nano_sd3, "cpu").encode_prompts(["a red house", "a blue house"])
-    tokens, width = nano_parts.MAX_TOKENS, nano_parts.TEXT_WIDTH
+    tokens, width = nano_parts.MAX_TOKENS, nano_parts.TEXT_WIDTH["nano"]
     embeds = found["prompt_embeds"]
     parts = [embeds[:, :tokens, :width], embeds[:, :tokens, width:], embeds[:, tokens:]]
     for first, second in [*parts, found["pooled_prompt_embeds"]]:

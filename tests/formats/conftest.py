@@ -28,8 +28,8 @@ def build_base(folder: Path) -> None:
     autoencoder; its numbers are all random."""
     widths = iter((48, 80))
 
-    def text_config(tokenizer: Any) -> Any:
-        config = nano_parts.text_config(tokenizer)
+    def text_config(tokenizer: Any, width: int) -> Any:
+        config = nano_parts.text_config(tokenizer, width)
         width = next(widths)
         config.hidden_size, config.intermediate_size = width, 2 * width
         return config

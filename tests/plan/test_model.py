@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from zerotrain.errors import PipelineError
-from zerotrain.families import flux_nano, qwen_image_nano
+from zerotrain.families import FAMILIES, PRESETS, flux_nano, qwen_image_nano
 from zerotrain.families.sd3_nano import build_transformer
 from zerotrain.families.sdxl_nano import build_unet
 from zerotrain.plan.architecture import Part, find_architecture, shipped
@@ -48,9 +48,12 @@ def test_frozen_parameters_are_not_trained():
     assert model.trained_parameters < model.parameters
 
 
-def of_four(nano: Any) -> Callable[[int], torch.nn.Module]:
-    """A builder whose model has no side, over latents of four channels."""
-    return lambda side: nano.build_transformer(4)
+Build = Callable[[int, int, str], torch.nn.Module]
+
+
+def of_any_side(nano: Any) -> Build:
+    """A builder whose model is for images of any side."""
+    return lambda side, channels, preset: nano.build_transformer(channels, preset)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +61,28 @@ def of_four(nano: Any) -> Callable[[int], torch.nn.Module]:
     [
         ("sdxl", build_unet, {"text_encoder", "text_encoder_2", "vae"}),
         ("sd3", build_transformer, {"text_encoder", "text_encoder_2", "text_encoder_3", "vae"}),
-        ("flux", of_four(flux_nano), {"text_encoder", "text_encoder_2", "vae"}),
-        ("qwen_image", of_four(qwen_image_nano), {"text_encoder", "vae"}),
+        ("flux", of_any_side(flux_nano), {"text_encoder", "text_encoder_2", "vae"}),
+        ("qwen_image", of_any_side(qwen_image_nano), {"text_encoder", "vae"}),
     ],
 )
 def test_nano_is_what_the_family_builds(family, build, expected):
     model = trained_model(find_architecture(family, "nano"))
-    assert model.shapes == {n: tuple(p.shape) for n, p in build(16).named_parameters()}
+    assert model.shapes == {n: tuple(p.shape) for n, p in build(16, 4, "nano").named_parameters()}
     encoders = model.architecture.encoders
     assert set(encoders) == expected
     assert all(parameters_of(part, "nano") > 1000 for part in encoders.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_micro_has_ten_times_the_parameters_of_nano(family):
+    """About; its encoders are larger, too, but for the autoencoder, which is the same."""
+    nano, micro = (find_architecture(family, preset) for preset in PRESETS)
+    ratio = parameters_of(micro.trained, "micro") / parameters_of(nano.trained, "nano")
+    print(f"{family}: {ratio:.1f}")
+    assert 8 < ratio < 12
+    assert nano.encoders.get("vae") == micro.encoders.get("vae")
+    for name in nano.encoders.keys() - {"vae"}:
+        assert parameters_of(micro.encoders[name], "") > 2 * parameters_of(nano.encoders[name], "")
 
 
 @pytest.mark.parametrize(

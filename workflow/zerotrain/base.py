@@ -50,7 +50,7 @@ def choose_files(names: Iterable[str], family: Family, source: str) -> dict[str,
     if MODEL_INDEX not in names:
         raise PipelineError(
             f"{source}: no {MODEL_INDEX}, so this is no model in diffusers' layout; "
-            f"there is {_some(names)}",
+            f"there is {some(names)}",
             hint=f"name the folder that holds {MODEL_INDEX}; a single-file checkpoint becomes one "
             "with diffusers' StableDiffusionXLPipeline.from_single_file(FILE).save_pretrained(DIR)",
         )
@@ -63,7 +63,7 @@ def choose_files(names: Iterable[str], family: Family, source: str) -> dict[str,
         if not inside:
             there = sorted({n.split("/")[0] for n in names if "/" in n})
             raise PipelineError(
-                f"{source}: the part {part} is missing; there is {_some(there)}",
+                f"{source}: the part {part} is missing; there is {some(there)}",
                 hint=f"family {family.name} needs {', '.join(family.parts)}; check `base` and "
                 "`family`, or complete the folder",
             )
@@ -96,7 +96,7 @@ def _choose_root(names: list[str], family: Family, source: str) -> dict[str, str
     ):
         if needed not in inside:
             raise PipelineError(
-                f"{source}: no {needed}, {what}; there is {_some(names)}",
+                f"{source}: no {needed}, {what}; there is {some(names)}",
                 hint=f"family {family.name} needs a folder as save_pretrained of model and "
                 "tokenizer writes it; check `base` and `family`",
             )
@@ -144,7 +144,7 @@ def _weights(inside: list[str], where: str) -> dict[str, str]:
             "call save_pretrained(DIR, safe_serialization=True); then set `base` to DIR",
         )
     raise PipelineError(
-        f"{where}: no safetensors weights; there is {_some(inside)}",
+        f"{where}: no safetensors weights; there is {some(inside)}",
         hint="complete the folder, or download the model again",
     )
 
@@ -168,7 +168,7 @@ def check_model_index(path: Path, family: Family, source: str) -> dict[str, Any]
     for part, expected in family.classes.items():
         entry = index.get(part)
         found = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
-        if found is None and part in family.optional_parts:
+        if found is None and part in family.optional_parts and not (path.parent / part).is_dir():
             continue
         if found != expected:
             raise PipelineError(
@@ -196,7 +196,8 @@ def _is_part(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and isinstance(value[1], str)
 
 
-def _some(names: list[str], most: int = 8) -> str:
+def some(names: list[str], most: int = 8) -> str:
+    """The first of these names, and how many more there are, for messages."""
     if not names:
         return "nothing"
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from zerotrain.config import RunConfig, read_config
+from zerotrain.origins import local_folders
 
 HEADER = """\
 # Generated from the Snakemake graph by `zerotrain dvc generate`; edit the rules, not this file.
@@ -120,8 +121,9 @@ def _stage(job: Any, config: Path, run: RunConfig, given: list[str]) -> dict[str
 def _dependencies(job: Any, run: RunConfig) -> list[str]:
     """The inputs. A user's folder stands for its files, so that DVC sees a new one."""
     paths = {os.path.relpath(path) for path in job.input}
-    for folder in filter(None, (run.data.images, run.base)):
-        root = os.path.relpath(Path(folder).expanduser())
+    images = [Path(run.data.images).expanduser()] if run.data.images else []
+    for folder in (*images, *local_folders(run.base)):
+        root = os.path.relpath(folder)
         inside = {path for path in paths if path.startswith(f"{root}/")}
         if inside:
             paths = paths - inside | {root}

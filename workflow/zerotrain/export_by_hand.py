@@ -7,11 +7,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
 
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST
-from zerotrain.config import RunConfig, read_config
+from zerotrain.config import read_config
 from zerotrain.errors import PipelineError
 from zerotrain.export import (
     DTYPES,
@@ -22,13 +21,13 @@ from zerotrain.export import (
     origin_of,
     refuse_loss,
 )
+from zerotrain.families import FAMILIES
 from zerotrain.foreign import left_out_of_universal
 from zerotrain.formats import FORMATS, convert, refuse_format
 from zerotrain.state_source import Source, open_source
 
 WRITTEN = ("weights", "exported", "state", "universal")
 """Kinds of folders that an export may replace."""
-FAMILIES: tuple[str, ...] = get_args(RunConfig.model_fields["family"].annotation)
 
 
 def export_by_hand(
@@ -68,7 +67,7 @@ def export_by_hand(
 
     _choose("--to", to, (*FORMATS, "universal"))
     _choose("--dtype", dtype or "fp32", tuple(DTYPES))
-    _choose("--family", family or FAMILIES[0], FAMILIES)
+    _choose("--family", family or "sdxl", tuple(FAMILIES))
     if output is None and state is None:
         raise PipelineError(
             "nothing to write: neither --output nor --state is given",

@@ -13,10 +13,11 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from zerotrain.config import DataConfig, RunConfig, TrainConfig, data, parse_config, training
-from zerotrain.config.objective import FAMILY_KEYS, ObjectiveConfig
+from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.data.source import Found, open_source
 from zerotrain.errors import PipelineError
-from zerotrain.plan.architecture import TRAINED_PARTS, shipped
+from zerotrain.families import FAMILIES, PRESETS
+from zerotrain.plan.architecture import shipped
 from zerotrain.scalar import scalar
 
 PIPELINES = {"StableDiffusionXL": "sdxl", "StableDiffusion3": "sd3"}
@@ -37,19 +38,19 @@ def new(name: str, images: Path, base: str, folder: Path = Path("config")) -> Pa
     family = _family(base)
     samples = _captioned(images)
     usable = sum(sample.reason is None for sample in samples)
-    nano = base == "nano"
-    resolution = 32 if nano else _native_resolution(base)
-    batch = min(32, usable) if nano else 1
+    small = base in PRESETS
+    resolution = 32 if small else _native_resolution(base)
+    batch = min(32, usable) if small else 1
     epochs = max(1, min(100, round(SAMPLES_TO_SEE / usable)))
     chosen: dict[str, dict[str, Any]] = {
         "data": {"source": "folder", "images": str(images)},
         "train": {
             "resolution": resolution,
             "global_batch_size": batch,
-            "gradient_checkpointing": not nano,
-            "learning_rate": 1e-3 if nano else 1e-5,
+            "gradient_checkpointing": not small,
+            "learning_rate": 1e-3 if small else 1e-5,
         },
-        "launch": {"mixed_precision": "no" if nano else "bf16"},
+        "launch": {"mixed_precision": "no" if small else "bf16"},
         "cache": {"dtype": "fp32"},
         "export": {"dtype": "fp32"},
         "evaluate": {"images_per_prompt": 4},
@@ -90,10 +91,10 @@ def _check_name(name: str, path: Path) -> None:
 
 
 def _family(base: str) -> str:
-    """Of a known hub id, or of a folder; SDXL for nano and for a hub id that is not known."""
+    """Of a known hub id, or of a folder; SDXL for a preset and for a hub id that is not known."""
     folder = Path(base).expanduser()
     hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not base.startswith(".")
-    if base == "nano" or (hub_id and not folder.exists()):
+    if base in PRESETS or (hub_id and not folder.exists()):
         known = {name: a.family for a in shipped() for name in a.source.split(", ")}
         if (family := known.get(base, "sdxl")) in PIPELINES.values():
             return family
@@ -146,7 +147,7 @@ def _unusable(samples: list[Found]) -> list[str]:
 def _native_resolution(base: str) -> int:
     """The side of the images that the model was made for."""
     folder = Path(base).expanduser()
-    parts = sorted({*TRAINED_PARTS.values()})
+    parts = sorted({kind.trained_part for kind in FAMILIES.values()})
     denoisers = [file for part in parts if (file := folder / part / "config.json").is_file()]
     vae = folder / "vae" / "config.json"
     if not (denoisers and vae.is_file()):
@@ -167,7 +168,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _fields(model: type[BaseModel], family: str, chosen: dict[str, Any]) -> Iterator[str]:
     """Each key with its meaning: chosen values as they are, defaults behind a #."""
     for key, field in model.model_fields.items():
-        others = key in ObjectiveConfig.model_fields and key not in FAMILY_KEYS[family]
+        others = key in ObjectiveConfig.model_fields and key not in FAMILIES[family].objective
         others |= key in OF_TEXT
         if field.description is None or key == "phases" or others:  # phases: a section of its own
             continue

@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from zerotrain import optimizers
 from zerotrain.config.data import DataConfig
@@ -18,12 +18,7 @@ from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.section import Name, Section, Whole
 from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.families import LANGUAGE_MODELS
-
-IDENTITY_PRESETS = ("qwen_image", "flux")
-"""Families whose nano model can take pixels."""
-SEQUENCE_LENGTH = ("sd3", "qwen_image", "flux")
-"""Families whose captions have a length to choose: their text encoders take any."""
+from zerotrain.families import FAMILIES, PRESETS
 
 
 class CacheConfig(Section):
@@ -45,6 +40,13 @@ class CacheConfig(Section):
         description="sd3, qwen_image, flux: tokens of a caption, in sampling too; a longer one is "
         "cut. Default: the pipeline's, at most what the tokenizer takes.",
     )
+
+
+def _family(name: str) -> str:
+    """A family that is there."""
+    if name not in FAMILIES:
+        raise ValueError(f"must be one of {', '.join(FAMILIES)}")
+    return name
 
 
 def _until(value: Any) -> str:
@@ -143,20 +145,25 @@ class EvaluateConfig(Section):
     )
 
 
+def _with(trait: str) -> str:
+    """The families whose kind has a trait."""
+    return ", ".join(name for name, kind in FAMILIES.items() if getattr(kind, trait))
+
+
 class RunConfig(Section):
     """A run: data, a base model, and the phases that train it."""
 
     run: Name = Field(description="Name of the folder under results/.")
     seed: Whole = Field(
-        0, ge=0, lt=2**32, description="Decides every draw: order, noise, timesteps, a nano base."
+        0, ge=0, lt=2**32, description="Decides every draw: order, noise, timesteps, a small base."
     )
-    family: Literal["sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm"] = Field(
-        "sdxl",
-        description="The model's family.",
+    family: Annotated[str, AfterValidator(_family)] = Field(
+        "sdxl", description="The model's family.", json_schema_extra={"enum": [*FAMILIES]}
     )
     base: str = Field(
-        description="`nano` builds a small model from the seed; else a folder or hub id in the "
-        "layout of diffusers, or of transformers for text."
+        description="`nano` and `micro` build a small model from the seed; else a folder or hub id "
+        "in the layout of diffusers, or of transformers for text. Parts may come from several: "
+        "`REPO:FILES,REPO:FILES`, each a folder or hub id and a pattern of its files."
     )
     revision: str | None = Field(None, description="Commit or tag of the hub id.")
     vae: Literal["identity"] | None = Field(
@@ -164,7 +171,7 @@ class RunConfig(Section):
         description="`identity`: pixels are the latents, for pixel art that an autoencoder would "
         "blur. The exported folder holds an autoencoder of the family's class that gives back "
         "what it is given, so that every tool loads it. The denoiser must take 3 channels: that "
-        "of `nano` does (qwen_image, flux). Default: the base's own.",
+        "of `nano` and `micro` does (qwen_image, flux). Default: the base's own.",
     )
     resume_from_checkpoint: str | None = Field(
         None,
@@ -204,28 +211,29 @@ class RunConfig(Section):
                 raise ValueError(f"phases: the name {name!r} stands twice; names are folders")
             if name in ("base", "imported", "report", "benchmarks", "logs"):
                 raise ValueError(f"phases: {name!r} is a folder of the run; choose another name")
-        if self.family != "sdxl" and (self.prediction_type or self.rescale_betas_zero_snr):
+        kind = FAMILIES[self.family]
+        if not kind.noise_schedule and (self.prediction_type or self.rescale_betas_zero_snr):
             raise ValueError(
-                f"prediction_type and rescale_betas_zero_snr are sdxl's; the family {self.family} "
-                "has no such choice"
+                f"prediction_type and rescale_betas_zero_snr are {_with('noise_schedule')}'s; the "
+                f"family {self.family} has no such choice"
             )
-        if self.family != "sdxl" and self.evaluate.scheduler != "default":
+        if not kind.noise_schedule and self.evaluate.scheduler != "default":
             raise ValueError(
-                f"evaluate.scheduler: {self.evaluate.scheduler} is a sampler of sdxl; the family "
-                f"{self.family} has its base's alone (default)"
+                f"evaluate.scheduler: {self.evaluate.scheduler} is a sampler of "
+                f"{_with('noise_schedule')}; the family {self.family} has its base's alone "
+                "(default)"
             )
-        if self.vae and self.family in LANGUAGE_MODELS:
+        if self.vae and self.is_text:
             raise ValueError(f"vae: the family {self.family} has no images")
-        if self.vae and self.base == "nano" and self.family not in IDENTITY_PRESETS:
+        if self.vae and self.is_preset and not kind.pixels:
             raise ValueError(
-                f"vae: identity with base: nano is for {', '.join(IDENTITY_PRESETS)}; the nano "
+                f"vae: identity with base: {self.base} is for {_with('pixels')}; the {self.base} "
                 f"model of {self.family} takes the latents of its autoencoder"
             )
-        if self.cache.max_sequence_length and self.family not in SEQUENCE_LENGTH:
+        if self.cache.max_sequence_length and not kind.text_length:
             raise ValueError(
-                "cache.max_sequence_length is a key of "
-                + ", ".join(SEQUENCE_LENGTH)
-                + f"; the family {self.family} has no such choice"
+                f"cache.max_sequence_length is a key of {_with('text_length')}; the family "
+                f"{self.family} has no such choice"
             )
         for phase in self.phases:
             phase.train.refuse_keys_of_others(self.family)
@@ -270,7 +278,12 @@ class RunConfig(Section):
     @property
     def is_text(self) -> bool:
         """Whether the family is one of language models."""
-        return self.family in LANGUAGE_MODELS
+        return FAMILIES[self.family].modality == "text"
+
+    @property
+    def is_preset(self) -> bool:
+        """Whether the base is built from the seed, for the dataset."""
+        return self.base in PRESETS
 
     def cache_size(self, phase: Phase) -> int:
         """The number that names a phase's cache: pixels of a side, or tokens of a row."""

@@ -7,18 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from zerotrain.config.section import Section
-
-DENOISING = ("snr_gamma", "noise_offset")
-FLOW_MATCHING = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "flow_shift")
-FAMILY_KEYS = {
-    "sdxl": DENOISING,
-    "sd3": FLOW_MATCHING,
-    "qwen_image": FLOW_MATCHING,
-    "flux": (*FLOW_MATCHING, "flux_guidance_value"),
-    "causal_lm": (),
-    "seq2seq_lm": (),
-}
-"""Those that mean something to a family."""
+from zerotrain.families import FAMILIES
 
 
 class ObjectiveConfig(Section):
@@ -52,7 +41,7 @@ class ObjectiveConfig(Section):
 
     def objective(self, family: str) -> dict[str, Any]:
         """The values that mean something to a family."""
-        return {key: getattr(self, key) for key in FAMILY_KEYS[family]}
+        return {key: getattr(self, key) for key in FAMILIES[family].objective}
 
     def refuse_keys_of_others(self, family: str) -> None:
         """Refuse a key that the user gave and the family does not have.
@@ -61,9 +50,9 @@ class ObjectiveConfig(Section):
             ValueError: naming the key, and those that the family has.
         """
         given = self.model_fields_set & ObjectiveConfig.model_fields.keys()
-        for key in sorted(given - {*FAMILY_KEYS[family]}):
-            others = ", ".join(name for name, keys in FAMILY_KEYS.items() if key in keys)
-            own = ", ".join(FAMILY_KEYS[family]) or "none"
+        for key in sorted(given - {*FAMILIES[family].objective}):
+            others = ", ".join(name for name, kind in FAMILIES.items() if key in kind.objective)
+            own = ", ".join(FAMILIES[family].objective) or "none"
             raise ValueError(
                 f"{key} is a key of {others}; the family {family} has of its kind: {own}"
             )

@@ -1,16 +1,14 @@
 """Model families: what the pipeline needs to know of a kind of model. One family, one module.
 
-The stages and the training loop know only the protocols below. A family's module is named by
-`family:` in the configuration and offers `FAMILY`, an object of class Family.
+The stages and the training loop know only the protocols below. A family has a line in FAMILIES,
+and a module of that name here which offers `FAMILY`, an object of class Family (docs/families.md).
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -24,9 +22,50 @@ if TYPE_CHECKING:
     from zerotrain.data.conversation import Conversations, Message
     from zerotrain.data.dataset import Dataset
 
-FAMILIES = ("sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm")
+PRESETS = ("nano", "micro")
+"""Small models of the real classes that `base` may name; `micro` has ten times the parameters."""
+DENOISING = ("snr_gamma", "noise_offset")
+FLOW_MATCHING = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "flow_shift")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is asked of a family before its module, and torch with it, is imported.
+
+    Attributes:
+        modality: What it makes.
+        trained_part: The part that training changes; of a language model `model`.
+        objective: Keys of config.objective that mean something to it.
+        pixels: Whether its presets can take pixels as latents (vae: identity).
+        text_length: Whether its text encoders take captions of any length (max_sequence_length).
+        noise_schedule: Whether prediction_type, zero terminal SNR and the sampler can be chosen.
+    """
+
+    modality: Literal["image", "text"]
+    trained_part: str
+    objective: tuple[str, ...] = ()
+    _: KW_ONLY
+    pixels: bool = False
+    text_length: bool = False
+    noise_schedule: bool = False
+
+
+FAMILIES: dict[str, Kind] = {
+    "sdxl": Kind("image", "unet", DENOISING, noise_schedule=True),
+    "sd3": Kind("image", "transformer", FLOW_MATCHING, text_length=True),
+    "qwen_image": Kind("image", "transformer", FLOW_MATCHING, pixels=True, text_length=True),
+    "flux": Kind(
+        "image",
+        "transformer",
+        (*FLOW_MATCHING, "flux_guidance_value"),
+        pixels=True,
+        text_length=True,
+    ),
+    "causal_lm": Kind("text", "model"),
+    "seq2seq_lm": Kind("text", "model"),
+}
 """Those that a configuration may name."""
-LANGUAGE_MODELS = ("causal_lm", "seq2seq_lm")
+LANGUAGE_MODELS = tuple(name for name, kind in FAMILIES.items() if kind.modality == "text")
 """Those of text; the others are of images."""
 ROOT = "."
 """The trained part of a model whose files lie in its folder itself, as transformers has them."""
@@ -244,28 +283,15 @@ class Objective(Protocol):
         """Loss of each sample, float32 [B]."""
 
 
-def refuse_untrainable(name: str) -> None:
-    """Refuse a family that can be planned and imported, but has no module here yet.
-
-    Raises:
-        PipelineError: naming those that can be trained.
-    """
-    if importlib.util.find_spec(f"zerotrain.families.{name}") is not None:
-        return
-    trainable = [f.stem for f in Path(__file__).parent.glob("*.py") if f.stem in FAMILIES]
-    raise PipelineError(
-        f"family: {name} can be planned (`zerotrain plan`), but not trained yet",
-        hint=f"families that can be trained: {', '.join(sorted(trainable))}",
-    )
-
-
 def load_family(name: str) -> ImageFamily | TextFamily:
     """The family of that name.
 
     Raises:
-        PipelineError: it has no module here yet.
+        PipelineError: there is none.
     """
-    if f"zerotrain.families.{name}" not in sys.modules:
-        refuse_untrainable(name)
+    if name not in FAMILIES:
+        raise PipelineError(
+            f"family: {name!r} is not known", hint=f"families: {', '.join(FAMILIES)}"
+        )
     family: Any = importlib.import_module(f"zerotrain.families.{name}").FAMILY
     return family  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""A small Qwen2 built from a seed: the preset `nano` of causal language models."""
+"""A small Qwen2 built from a seed: the presets `nano` and `micro` of causal language models."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ from zerotrain.families.language_nano import MAX_TOKENS, train_tokenizer
 if TYPE_CHECKING:
     from zerotrain.data.conversation import Conversation
 
-WIDTH = 64
-LAYERS = 2
+CLASS = Qwen2ForCausalLM
+WIDTH = {"nano": 64, "micro": 192}
+LAYERS = {"nano": 2, "micro": 3}
+"""Models of 0.2 and 1.9 million parameters."""
 
 
-def build_nano(conversations: Sequence[Conversation], seed: int, out: Path) -> None:
+def build_nano(
+    conversations: Sequence[Conversation], seed: int, out: Path, *, preset: str = "nano"
+) -> None:
     """Write model and tokenizer into `out`; equal arguments give equal files."""
     logging.disable_progress_bar()
     tokenizer = train_tokenizer(conversations, seq2seq=False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = Qwen2ForCausalLM(nano_config(len(tokenizer), tokenizer))
+        model: Any = CLASS(nano_config(tokenizer, preset))
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
-def nano_config(vocabulary: int, tokenizer: Any) -> Any:
+def nano_config(tokenizer: Any, preset: str) -> Any:
     """Qwen2 in small, its head tied to its embeddings as in the small ones of the series."""
     return Qwen2Config(
-        vocab_size=vocabulary,
-        hidden_size=WIDTH,
-        intermediate_size=4 * WIDTH,
-        num_hidden_layers=LAYERS,
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH[preset],
+        intermediate_size=4 * WIDTH[preset],
+        num_hidden_layers=LAYERS[preset],
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=MAX_TOKENS,

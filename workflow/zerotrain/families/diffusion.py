@@ -40,13 +40,21 @@ class DiffusionFamily(ABC):
     optional_parts: tuple[str, ...] = ()
     image_parts: tuple[str, ...] = ("vae",)
     text_parts: tuple[str, ...]
+    """Text encoders and tokenizers, if the family does not say otherwise."""
     encoding_code: tuple[str, ...]
+    """The family's module, if the family does not say otherwise, and that of pipelines."""
     classes: Mapping[str, str]
     trained_part: str
     pipeline: str
     """Name of the pipeline's class in diffusers."""
     samplers: Mapping[str, str] = {}
     """Schedulers that evaluate.scheduler may name, beside the base's own, and their classes."""
+
+    def __init_subclass__(cls) -> None:
+        text = tuple(part for part in cls.parts if part.startswith(("text_encoder", "tokenizer")))
+        cls.text_parts = cls.__dict__.get("text_parts", text)
+        code = (f"zerotrain.families.{cls.name}", "zerotrain.families.pipelines")
+        cls.encoding_code = cls.__dict__.get("encoding_code", code)
 
     @abstractmethod
     def load_encoders(
@@ -81,15 +89,12 @@ class DiffusionFamily(ABC):
         *,
         identity: bool = False,
     ) -> None:
-        """Build the `nano` model into `out`, with a tokenizer and an autoencoder of the dataset."""
-        if preset != "nano":
-            raise PipelineError(
-                f"base: the family {self.name} has no preset {preset!r}",
-                hint="use `nano`, a folder in diffusers layout, or a hub id",
-            )
+        """Build the preset into `out`, with a tokenizer and an autoencoder of the dataset."""
         captions = [sample.caption for sample in dataset.split("train")]
         nano = importlib.import_module(f"zerotrain.families.{self.name}_nano")
-        nano.build_nano(captions, images, seed, out, **({"identity": True} if identity else {}))
+        nano.build_nano(
+            captions, images, seed, out, preset=preset, **({"identity": True} if identity else {})
+        )
 
     def latent_channels(self, config: Mapping[str, Any]) -> int:
         """Channels of the latents that a denoiser with this config.json takes."""

@@ -17,7 +17,7 @@ import torch
 from zerotrain.families.diffusion import DiffusionFamily
 from zerotrain.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
 from zerotrain.families.patches import pack, refuse_odd, unpack
-from zerotrain.families.pipelines import load_pipeline, prompt_length
+from zerotrain.families.pipelines import latents_of, load_pipeline, prompt_length
 
 if TYPE_CHECKING:
     from zerotrain.config import EvaluateConfig
@@ -32,17 +32,11 @@ class FluxEncoders:
         self.length = prompt_length(pipeline, pipeline.tokenizer_2, max_sequence_length, 512)
         self.pipeline = pipeline.to(device)
 
-    @torch.inference_mode()
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] to scaled latents [B, C, h, w]: the posterior's mode.
-
-        It is the inverse of what the pipeline does before it decodes.
-        """
-        vae = self.pipeline.vae
-        latents: torch.Tensor = vae.encode(pixels.to(vae.device)).latent_dist.mode()
+        """Pixels [B, 3, H, W] in [-1, 1] to scaled latents [B, C, h, w]: the posterior's mode."""
+        latents = latents_of(self.pipeline.vae, pixels)
         refuse_odd(latents, pixels)
-        scaled: torch.Tensor = (latents - vae.config.shift_factor) * vae.config.scaling_factor
-        return scaled.float().cpu()
+        return latents
 
     @torch.inference_mode()
     def encode_prompts(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -113,7 +107,6 @@ class Flux(DiffusionFamily):
         "transformer",
         "vae",
     )
-    text_parts = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     encoding_code = ("zerotrain.families.flux:FluxEncoders", "zerotrain.families.pipelines")
     trained_part = "transformer"
     classes: Mapping[str, str] = {

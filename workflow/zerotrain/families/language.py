@@ -33,6 +33,7 @@ class LanguageFamily(ABC):
     name: str
     modality: Literal["text"] = "text"
     parts: tuple[str, ...] = (ROOT,)
+    optional_parts: tuple[str, ...] = ()
     encoding_code: tuple[str, ...] = ("zerotrain.families.tokens",)
     classes: Mapping[str, str]
     trained_part: str = ROOT
@@ -56,14 +57,9 @@ class LanguageFamily(ABC):
         """What is new in generated tokens [B, T]."""
 
     def build_preset(self, preset: str, dataset: Conversations, seed: int, out: Path) -> None:
-        """Build the `nano` model into `out`, with a tokenizer of the dataset's text."""
-        if preset != "nano":
-            raise PipelineError(
-                f"base: the family {self.name} has no preset {preset!r}",
-                hint="use `nano`, a folder in transformers' layout, or a hub id",
-            )
+        """Build the preset into `out`, with a tokenizer of the dataset's text."""
         nano = importlib.import_module(f"zerotrain.families.{self.name}_nano")
-        nano.build_nano(dataset.split("train"), seed, out)
+        nano.build_nano(dataset.split("train"), seed, out, preset=preset)
 
     def load_tokenizer(self, base: Path) -> Any:
         """The tokenizer of a base model or weights folder.

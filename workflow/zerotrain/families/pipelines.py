@@ -5,17 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import diffusers
+import torch
 from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from zerotrain.errors import PipelineError
 from zerotrain.families.lora import apply_adapter
-
-if TYPE_CHECKING:
-    import torch
 
 
 def pipeline_class(name: str) -> Any:
@@ -47,6 +45,17 @@ def load_pipeline(name: str, folder: Path, dtype: torch.dtype, **parts: Any) -> 
         apply_adapter(denoiser, folder)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+@torch.inference_mode()
+def latents_of(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """Pixels [B, 3, H, W] in [-1, 1] to scaled latents float32 [B, C, h, w]: the posterior's mode.
+
+    It is the inverse of what a pipeline with an AutoencoderKL does before it decodes.
+    """
+    latents = vae.encode(pixels.to(vae.device)).latent_dist.mode()
+    scaled: torch.Tensor = (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+    return scaled.float().cpu()
 
 
 def prompt_length(pipeline: Any, tokenizer: Any, asked: int | None, most: int) -> int:

@@ -93,7 +93,6 @@ class QwenImage(DiffusionFamily):
 
     name = "qwen_image"
     parts = ("scheduler", "text_encoder", "tokenizer", "transformer", "vae")
-    text_parts = ("text_encoder", "tokenizer")
     encoding_code = ("zerotrain.families.qwen_image:QwenEncoders", "zerotrain.families.pipelines")
     trained_part = "transformer"
     classes: Mapping[str, str] = {

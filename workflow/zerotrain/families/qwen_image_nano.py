@@ -1,10 +1,10 @@
-"""A small Qwen-Image of the real classes, built from a seed: the preset `nano`."""
+"""A small Qwen-Image of the real classes, built from a seed: the presets `nano` and `micro`."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 END, START, PADDING = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
 LATENT_CHANNELS = 4
+HEADS = {"nano": 4, "micro": 10}
+LAYERS = {"nano": 3, "micro": 5}
+"""Transformers of 1.9 and 18.9 million parameters."""
 TEXT_INITIALIZER_RANGE = 0.2
 """Larger than Qwen's 0.02: an untrained encoder then mixes a word into those that follow it."""
 
@@ -36,6 +39,7 @@ def build_nano(
     seed: int,
     out: Path,
     *,
+    preset: str = "nano",
     identity: bool = False,
 ) -> None:
     """Write the model into `out` in diffusers' layout; equal arguments give equal files.
@@ -46,6 +50,7 @@ def build_nano(
         torch.manual_seed(seed)
         empty = pipeline_class("QwenImagePipeline")(None, None, None, None, None)
         tokenizer = train_tokenizer(captions, empty.prompt_template_encode)
+        tokenizers = {"tokenizer": tokenizer}
         before = tokenizer(empty.prompt_template_encode.split("{}")[0]).input_ids
         if len(before) != empty.prompt_template_encode_start_idx:
             raise AssertionError(
@@ -54,16 +59,15 @@ def build_nano(
         if identity:
             autoencoder = identity_autoencoder("AutoencoderKLQwenImage")
         else:
-            autoencoder = build_autoencoder()
+            autoencoder = build_autoencoder(images[0].width)
             mean, std = fit_autoencoder(autoencoder, images, seed, frames=True)
             autoencoder.register_to_config(
                 latents_mean=[mean] * LATENT_CHANNELS, latents_std=[std] * LATENT_CHANNELS
             )
         pipeline = pipeline_class("QwenImagePipeline")(
             vae=autoencoder,
-            text_encoder=Qwen2_5_VLForConditionalGeneration(text_config(tokenizer)),
-            tokenizer=tokenizer,
-            transformer=build_transformer(autoencoder.config.z_dim),
+            **build_models(preset, tokenizers, images[0].width, autoencoder.config.z_dim),
+            **tokenizers,
             scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
         )
     pipeline.save_pretrained(out)
@@ -96,16 +100,27 @@ def train_tokenizer(captions: Sequence[str], template: str) -> Any:
     )
 
 
-def text_config(tokenizer: Any) -> Any:
+def build_models(
+    preset: str, tokenizers: Mapping[str, Any], side: int, channels: int
+) -> dict[str, Any]:
+    """The models beside the autoencoder, for latents of these channels and any side."""
+    text = text_config(tokenizers["tokenizer"], TEXT_WIDTH[preset])
+    return {
+        "text_encoder": Qwen2_5_VLForConditionalGeneration(text),
+        "transformer": build_transformer(channels, preset),
+    }
+
+
+def text_config(tokenizer: Any, width: int) -> Any:
     """The configuration of the text encoder; its eyes, which nothing here uses, are one layer."""
     return Qwen2_5_VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
-            "hidden_size": TEXT_WIDTH,
-            "intermediate_size": 2 * TEXT_WIDTH,
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
             "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
+            "num_attention_heads": width // 16,
+            "num_key_value_heads": width // 32,
             "initializer_range": TEXT_INITIALIZER_RANGE,
             "bos_token_id": tokenizer.pad_token_id,
             "eos_token_id": tokenizer.eos_token_id,
@@ -120,7 +135,7 @@ def text_config(tokenizer: Any) -> Any:
             "hidden_size": 8,
             "intermediate_size": 8,
             "num_heads": 1,
-            "out_hidden_size": TEXT_WIDTH,
+            "out_hidden_size": width,
             "patch_size": 2,
             "window_size": 8,
             "fullatt_block_indexes": [0],
@@ -129,8 +144,9 @@ def text_config(tokenizer: Any) -> Any:
     )
 
 
-def build_autoencoder() -> Any:
-    """An autoencoder that turns 4 x 4 pixels into one latent."""
+def build_autoencoder(side: int) -> Any:
+    """An autoencoder that turns 4 x 4 pixels into one latent, of images of any side."""
+    del side
     return AutoencoderKLQwenImage(
         base_dim=16,
         z_dim=LATENT_CHANNELS,
@@ -142,14 +158,14 @@ def build_autoencoder() -> Any:
     )
 
 
-def build_transformer(latent_channels: int) -> Any:
+def build_transformer(latent_channels: int, preset: str = "nano") -> Any:
     """Qwen-Image's transformer in small."""
     return QwenImageTransformer2DModel(
         in_channels=4 * latent_channels,
         out_channels=latent_channels,
-        num_layers=3,
+        num_layers=LAYERS[preset],
         attention_head_dim=32,
-        num_attention_heads=4,
-        joint_attention_dim=TEXT_WIDTH,
+        num_attention_heads=HEADS[preset],
+        joint_attention_dim=TEXT_WIDTH[preset],
         axes_dims_rope=(8, 12, 12),
     )

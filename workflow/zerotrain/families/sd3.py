@@ -18,7 +18,7 @@ import torch
 from zerotrain.errors import PipelineError
 from zerotrain.families.diffusion import DiffusionFamily
 from zerotrain.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
-from zerotrain.families.pipelines import load_pipeline, prompt_length
+from zerotrain.families.pipelines import latents_of, load_pipeline, prompt_length
 
 if TYPE_CHECKING:
     from zerotrain.config import EvaluateConfig
@@ -37,16 +37,9 @@ class Sd3Encoders:
             config = json.loads((base / "transformer" / "config.json").read_text())
             self.pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**config))
 
-    @torch.inference_mode()
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] to scaled latents [B, C, h, w]: the posterior's mode.
-
-        It is the inverse of what the pipeline does before it decodes.
-        """
-        vae = self.pipeline.vae
-        latents = vae.encode(pixels.to(vae.device)).latent_dist.mode()
-        scaled: torch.Tensor = (latents - vae.config.shift_factor) * vae.config.scaling_factor
-        return scaled.float().cpu()
+        """Pixels [B, 3, H, W] in [-1, 1] to scaled latents [B, C, h, w]: the posterior's mode."""
+        return latents_of(self.pipeline.vae, pixels)
 
     @torch.inference_mode()
     def encode_prompts(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -122,14 +115,6 @@ class Sd3(DiffusionFamily):
         "vae",
     )
     optional_parts = ("text_encoder_3", "tokenizer_3")
-    text_parts = (
-        "text_encoder",
-        "text_encoder_2",
-        "text_encoder_3",
-        "tokenizer",
-        "tokenizer_2",
-        "tokenizer_3",
-    )
     encoding_code = ("zerotrain.families.sd3:Sd3Encoders", "zerotrain.families.pipelines")
     trained_part = "transformer"
     classes: Mapping[str, str] = {

@@ -1,4 +1,4 @@
-"""A small T5 built from a seed: the preset `nano` of seq2seq language models."""
+"""A small T5 built from a seed: the presets `nano` and `micro` of seq2seq language models."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ from zerotrain.families.language_nano import train_tokenizer
 if TYPE_CHECKING:
     from zerotrain.data.conversation import Conversation
 
-WIDTH = 64
-LAYERS = 2
+CLASS = T5ForConditionalGeneration
+WIDTH = {"nano": 64, "micro": 192}
+LAYERS = {"nano": 2, "micro": 3}
+"""Models of 0.3 and 3.3 million parameters."""
 
 
-def build_nano(conversations: Sequence[Conversation], seed: int, out: Path) -> None:
+def build_nano(
+    conversations: Sequence[Conversation], seed: int, out: Path, *, preset: str = "nano"
+) -> None:
     """Write model and tokenizer into `out`; equal arguments give equal files."""
     logging.disable_progress_bar()
     tokenizer = train_tokenizer(conversations, seq2seq=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: Any = T5ForConditionalGeneration(nano_config(len(tokenizer), tokenizer))
+        model: Any = CLASS(nano_config(tokenizer, preset))
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
-def nano_config(vocabulary: int, tokenizer: Any) -> Any:
+def nano_config(tokenizer: Any, preset: str) -> Any:
     """T5 in small; as in the first T5 the head is tied to the embeddings."""
     return T5Config(
-        vocab_size=vocabulary,
-        d_model=WIDTH,
-        d_kv=WIDTH // 4,
-        d_ff=4 * WIDTH,
-        num_layers=LAYERS,
+        vocab_size=len(tokenizer),
+        d_model=WIDTH[preset],
+        d_kv=WIDTH[preset] // 4,
+        d_ff=4 * WIDTH[preset],
+        num_layers=LAYERS[preset],
         num_heads=4,
         dropout_rate=0.0,
         decoder_start_token_id=tokenizer.pad_token_id,

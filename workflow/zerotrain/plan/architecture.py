@@ -9,25 +9,17 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.families import LANGUAGE_MODELS
+from zerotrain.families import FAMILIES, LANGUAGE_MODELS, PRESETS
 from zerotrain.model_sizes import POSITIONS, read_header
+from zerotrain.origins import Origin, read_origins
 
 MODELS = Path(__file__).parents[3] / "config" / "models"
-TRAINED_PARTS = {
-    "sdxl": "unet",
-    "sd3": "transformer",
-    "qwen_image": "transformer",
-    "flux": "transformer",
-    "causal_lm": "model",
-    "seq2seq_lm": "model",
-}
-"""The part that training changes, of each family."""
 LIBRARIES = ("diffusers", "transformers")
 UNUSED_PARTS = ("safety_checker", "image_encoder", "feature_extractor")
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "unet.")
@@ -68,7 +60,7 @@ class Architecture:
     @property
     def trained_name(self) -> str:
         """The name of the part that training changes."""
-        return TRAINED_PARTS[self.family]
+        return FAMILIES[self.family].trained_part
 
     @property
     def trained(self) -> Part:
@@ -85,20 +77,25 @@ def find_architecture(family: str, base: str) -> Architecture:
     """The architecture of a run's model.
 
     Args:
-        family: A key of TRAINED_PARTS.
+        family: A key of FAMILIES.
         base: A hub id of config/models, a folder in diffusers' or transformers' layout, a file of
-            safetensors, or `nano`. Weights need not be there: config.json files are enough.
+            safetensors, parts of several (see origins), `nano` or `micro`. Weights need not be
+            there: config.json files are enough.
 
     Raises:
         PipelineError: the family or base is unknown, a config.json is missing or of another class,
             or the file's header fits no shipped architecture of the family.
     """
-    if family not in TRAINED_PARTS:
+    if family not in FAMILIES:
         raise PipelineError(
-            f"family: {family!r} is not known", hint=f"families: {', '.join(TRAINED_PARTS)}"
+            f"family: {family!r} is not known", hint=f"families: {', '.join(FAMILIES)}"
         )
-    if base == "nano":
-        return _nano(family)
+    if base in PRESETS:
+        from zerotrain.plan.nano import nano_parts  # building them takes torch
+
+        return Architecture(family, base, nano_parts(family, base))
+    if origins := read_origins(base):
+        return _of_origins(family, base, origins)
     path = Path(base).expanduser()
     if path.is_dir():
         return _of_folder(family, path)
@@ -163,15 +160,7 @@ def _of_folder(family: str, folder: Path) -> Architecture:
     index = folder / "model_index.json"
     own = folder / "config.json"
     if family in LANGUAGE_MODELS or (own.is_file() and not index.is_file()):
-        config = _read_json(own)
-        name = config.get("_class_name") or next(iter(config.get("architectures") or []), None)
-        if name is None:
-            raise PipelineError(
-                f"{own}: it names no class (architectures or _class_name)",
-                hint="complete the model's config.json",
-            )
-        library = "diffusers" if "_class_name" in config else "transformers"
-        parts = {TRAINED_PARTS[family]: Part(library, str(name), config)}
+        parts = {FAMILIES[family].trained_part: _own_part(own)}
     else:
         parts = {
             name: Part(entry[0], entry[1], _read_json(folder / name / "config.json"))
@@ -181,33 +170,64 @@ def _of_folder(family: str, folder: Path) -> Architecture:
             and name not in UNUSED_PARTS
             and not str(entry[1]).endswith(("Scheduler", "Tokenizer", "TokenizerFast"))
         }
-    trained = TRAINED_PARTS[family]
+    return _checked(family, str(folder), parts)
+
+
+def _of_origins(family: str, base: str, origins: Sequence[Origin]) -> Architecture:
+    """Each part as its place describes it. What no place on this machine or of config/models
+    describes has the shapes that the denoiser was made for."""
+    trained = FAMILIES[family].trained_part
+    classes = {name: part.class_name for name, part in shipped(family)[0].parts.items()}
+    beside: Mapping[str, Part] = {}
+    parts: dict[str, Part] = {}
+    for origin in origins:
+        folder = Path(origin.place).expanduser()
+        inside = PurePosixPath(origin.pattern).parent
+        name = trained if family in LANGUAGE_MODELS else inside.name
+        if folder.is_dir():
+            if not (folder / inside / "config.json").is_file():
+                continue  # a tokenizer or a noise scheduler
+            part = _own_part(folder / inside / "config.json")
+            if name not in classes:
+                name = next((n for n, c in classes.items() if c == part.class_name), name)
+            parts[name] = part
+        elif name == trained:
+            beside = find_architecture(family, origin.place).parts
+        else:
+            known = (a.parts for a in shipped(family) if origin.place in a.source.split(", "))
+            parts |= {n: part for n, part in next(known, {}).items() if n == name}
+    return _checked(family, base, {**beside, **parts})
+
+
+def _own_part(path: Path) -> Part:
+    """What a config.json says of itself."""
+    config = _read_json(path)
+    name = config.get("_class_name") or next(iter(config.get("architectures") or []), None)
+    if name is None:
+        raise PipelineError(
+            f"{path}: it names no class (architectures or _class_name)",
+            hint="complete the model's config.json",
+        )
+    return Part("diffusers" if "_class_name" in config else "transformers", str(name), config)
+
+
+def _checked(family: str, source: str, parts: Mapping[str, Part]) -> Architecture:
+    """The architecture, if its trained part is there and of the family."""
+    trained = FAMILIES[family].trained_part
     expected = {known.trained.class_name for known in shipped(family)}
     if trained not in parts:
         raise PipelineError(
-            f"{folder}: the part {trained} is missing, which the family {family} trains",
+            f"{source}: the part {trained} is missing, which the family {family} trains",
             hint=f"the parts are {', '.join(parts) or 'none'}; check `base` and `family`",
         )
     found = parts[trained].class_name
     if family not in LANGUAGE_MODELS and found not in expected:
         raise PipelineError(
-            f"{folder}: {trained} is a {found}, the family {family} trains "
+            f"{source}: {trained} is a {found}, the family {family} trains "
             f"{' or '.join(sorted(expected))}",
             hint="check `base` and `family`",
         )
-    return Architecture(family, str(folder), parts)
-
-
-def _nano(family: str) -> Architecture:
-    """The preset that families build from a seed."""
-    from zerotrain.plan.nano import PARTS  # building them takes torch
-
-    if family not in PARTS:
-        raise PipelineError(
-            f"base: the family {family} has no preset 'nano'",
-            hint="name a hub id of config/models or a folder that holds the config.json files",
-        )
-    return Architecture(family, "nano", PARTS[family]())
+    return Architecture(family, source, parts)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

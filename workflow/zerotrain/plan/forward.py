@@ -87,8 +87,14 @@ def loss_of(
         dtype: Type of the model's parameters, to which latents and embeddings are cast.
 
     Raises:
-        PipelineError: the resolution is no multiple of what the model divides images into.
+        PipelineError: the resolution is no multiple of what the model divides images into, or the
+            family has no such loss.
     """
+    if architecture.family not in _LOSSES:
+        raise PipelineError(
+            f"family: {architecture.family} cannot be planned",
+            hint="name a launch preset other than auto; plan/forward.py says what planning takes",
+        )
     return _LOSSES[architecture.family](model, architecture, shape, dtype)
 
 

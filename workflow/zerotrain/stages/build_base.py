@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -25,19 +24,18 @@ from zerotrain.data.crop import crop_and_resize
 from zerotrain.data.dataset import Dataset, Sample, read_dataset
 from zerotrain.data.source import Source, open_source
 from zerotrain.errors import PipelineError
-from zerotrain.families import LANGUAGE_MODELS, ROOT, Family, load_family
+from zerotrain.families import ROOT, Family, load_family
+from zerotrain.model_place import open_place, refuse_revision
+from zerotrain.origins import listing, read_origins
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-PRESETS = ("nano",)
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
     """Publish the base model.
 
-    A preset is built from the run's seed and the dataset; of a folder or a hub snapshot the needed
+    A preset is built from the run's seed and the dataset; of folders or hub snapshots the needed
     files are linked, so nothing is copied.
 
     Args:
@@ -54,11 +52,10 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
     with artifact.publish(output, KIND, parents=parents) as draft:
         commit = None
         if samples:
-            _refuse_revision(config)
+            refuse_revision(config.base, config.revision)
             _build_preset(config, samples, draft.folder)
         else:
-            folder, commit = _find(config, family)
-            _link(folder, family, config.base, draft.folder)
+            commit = _link(config, family, draft.folder)
             if config.vae == "identity" and family.modality == "image":
                 family.replace_autoencoder(draft.folder)
         _change_schedule(config, draft.folder)
@@ -102,14 +99,14 @@ class Crops(Sequence["Image"]):
 
 def _dataset(config: RunConfig, folder: Path | None) -> Dataset | Conversations | None:
     """The dataset that a preset is built for; None for a real model."""
-    if config.base not in PRESETS:
+    if not config.is_preset:
         return None
     if folder is None:
         raise PipelineError(
             f"base: the preset {config.base} is built for a dataset, and none was named",
             hint="add --dataset FOLDER",
         )
-    return (read_conversations if config.family in LANGUAGE_MODELS else read_dataset)(folder)
+    return (read_conversations if config.is_text else read_dataset)(folder)
 
 
 def _build_preset(config: RunConfig, dataset: Dataset | Conversations, folder: Path) -> None:
@@ -146,93 +143,31 @@ def _change_schedule(config: RunConfig, folder: Path) -> None:
         write_json(path, known | changed)
 
 
-def _refuse_revision(config: RunConfig) -> None:
-    if config.revision is not None:
-        raise PipelineError(
-            f"revision: {config.revision!r} is set, but base {config.base!r} is no hub id",
-            hint="remove `revision`, or set `base` to a hub id",
-        )
-
-
-def _find(config: RunConfig, family: Family) -> tuple[Path, str | None]:
-    """The folder that holds the base model and, from a hub, its commit."""
-    folder = Path(config.base).expanduser()
-    if folder.is_dir():
-        _refuse_revision(config)
-        return folder, None
-    if folder.is_file():
-        raise PipelineError(
-            f"base: {config.base} is a file, not a folder in diffusers' layout",
-            hint="convert it once with diffusers' "
-            "StableDiffusionXLPipeline.from_single_file(FILE).save_pretrained(DIR), "
-            "then set `base` to DIR",
-        )
-    if not HUB_ID.fullmatch(config.base):
-        raise PipelineError(
-            f"base: there is no folder {config.base}",
-            hint="set `base` to a folder, a hub id (OWNER/NAME) or a preset: " + ", ".join(PRESETS),
-        )
-    return _download(config.base, config.revision, family)
-
-
-def _download(base: str, revision: str | None, family: Family) -> tuple[Path, str]:
-    """Download the needed files of a hub repository, or take them from the hub's local cache."""
-    from huggingface_hub import HfApi, snapshot_download
-
-    # HTTPError is that of whichever HTTP client the hub's own uses.
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        GatedRepoError,
-        HTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    at = f"{base}@{revision}" if revision else base
-    try:
-        info = HfApi().model_info(base, revision=revision)
-        names = [file.rfilename for file in info.siblings or []]
-        needed = sorted(choose_files(names, family, f"hub model {at}").values())
-        folder = snapshot_download(base, revision=info.sha, allow_patterns=needed)
-        return Path(folder), str(info.sha)
-    except GatedRepoError as error:
-        raise PipelineError(
-            f"base: the hub model {at} asks you to accept its licence first",
-            hint=f"accept it at https://huggingface.co/{base}, then run `hf auth login`",
-        ) from error
-    except RevisionNotFoundError as error:
-        raise PipelineError(
-            f"base: the hub model {base} has no revision {revision!r}",
-            hint="check `revision`: a branch, tag or commit of the model",
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise PipelineError(
-            f"base: there is no folder {base}, and no hub model of that name that you may read",
-            hint="check the spelling; for a private model run `hf auth login`",
-        ) from error
-    except (HTTPError, ConnectionError, TimeoutError, LocalEntryNotFoundError) as error:
-        try:
-            folder = snapshot_download(base, revision=revision, local_files_only=True)
-        except LocalEntryNotFoundError:
-            raise PipelineError(
-                f"base: there is no folder {base}, the hub cannot be reached "
-                f"({str(error).splitlines()[0]}), and its local cache does not hold {at}",
-                hint="check the network or HF_ENDPOINT, or download the model elsewhere "
-                "(`hf download`) and set `base` to its folder",
-            ) from error
-        return Path(folder), Path(folder).name
-
-
-def _link(folder: Path, family: Family, base: str, target: Path) -> None:
-    """Link the needed files of a model's folder into the draft."""
-    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    for name, file in choose_files(names, family, base).items():
-        link = target / name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to((folder / file).resolve())
+def _link(config: RunConfig, family: Family, target: Path) -> str | None:
+    """Link the files that the family needs into the draft; the commit, of a hub repository."""
+    origins = read_origins(config.base)
+    if len({origin.place for origin in origins}) > 1:
+        refuse_revision(config.base, config.revision)
+    names = [origin.place for origin in origins] or [config.base]
+    places = {name: open_place(name, config.revision) for name in names}
+    if origins:
+        listed, source = listing(origins, places, family), "base"
+    else:
+        (place,) = places.values()
+        listed, source = {name: (place, name) for name in place.names}, place.name
+    chosen = {name: listed[file] for name, file in choose_files(listed, family, source).items()}
+    for place in places.values():
+        wanted = {name: file for name, (other, file) in chosen.items() if other is place}
+        folder = place.fetch(wanted.values())
+        for name, file in wanted.items():
+            link = target / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to((folder / file).resolve())
     if family.trained_part == ROOT:
-        check_config(folder / "config.json", family, base)
-        return
-    index: Any = check_model_index(folder / MODEL_INDEX, family, base)
-    (target / MODEL_INDEX).unlink()
-    write_json(target / MODEL_INDEX, index)
+        check_config(target / "config.json", family, source)
+    else:
+        index: Any = check_model_index(target / MODEL_INDEX, family, source)
+        (target / MODEL_INDEX).unlink()
+        write_json(target / MODEL_INDEX, index)
+    commits = {place.commit for place in places.values()}
+    return commits.pop() if len(commits) == 1 else None

@@ -1,0 +1,24 @@
+"""docs/families.md: its table is that of the families."""
+
+from __future__ import annotations
+
+from tests.conftest import ROOT
+from tests.families.test_toy_family import LINE, TOY
+
+from zerotrain.families.page import table
+
+PAGE = ROOT / "docs" / "families.md"
+
+
+def test_the_table_is_that_of_the_families(generated):
+    """`--fix` writes it."""
+    start, end = "<!-- families: generated -->\n", "<!-- families: end -->"
+    before, rest = PAGE.read_text().split(start)
+    generated(PAGE, before + start + table() + "\n" + end + rest.split(end)[1])
+
+
+def test_what_it_says_of_the_toy_is_so():
+    """The line that a test adds, and how short the file is."""
+    page = PAGE.read_text()
+    assert LINE in page
+    assert f"in {len(TOY.read_text().splitlines())} lines" in page

@@ -1,0 +1,58 @@
+"""A family is one file and a line in a table: one is added to a copy of the project, and runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import torch
+from diffusers import StableDiffusionPipeline
+from tests.conftest import ROOT
+from tests.families.conftest import CAPTIONS, pictures
+
+from zerotrain import artifact
+
+TOY = ROOT / "tests/families/toy_family.py"
+TABLE = "FAMILIES: dict[str, Kind] = {\n"
+LINE = '    "toy": Kind("image", "unet"),\n'
+CONFIG = """
+{run: r, family: toy, base: nano, data: {images: photos, num_workers: 0},
+ train: {resolution: 16, global_batch_size: 4, learning_rate: 1.0e-3},
+ launch: {num_cpu_threads_per_process: 1}, phases: [{name: only, until: 2}]}
+"""
+
+
+def test_a_family_is_added_by_a_file_of_under_60_lines_and_a_line(private_project):
+    """Its preset is built, cached, trained, exported, and loaded by the library's own pipeline."""
+    assert len(TOY.read_text().splitlines()) < 60
+    project = private_project("project")
+    families = project / "workflow/zerotrain/families"
+    shutil.copy(TOY, families / "toy.py")
+    table = families / "__init__.py"
+    table.write_text(table.read_text().replace(TABLE, TABLE + LINE))
+    (project / "photos").mkdir()
+    for number, image in enumerate(pictures(16, 8)):
+        image.save(project / f"photos/{number}.png")
+        (project / f"photos/{number}.txt").write_text(CAPTIONS[number % 3])
+    (project / "config/toy.yaml").write_text(CONFIG)
+    command = "snakemake --cores 2 results/r/only/weights/manifest.json --configfile"
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split(), "config/toy.yaml"],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(project / "workflow")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    run = project / "results/r"
+    assert artifact.read(run / "only/weights", "weights").content["step"] == 2
+    loaded = StableDiffusionPipeline.from_pretrained(run / "only/weights", safety_checker=None)
+    base = StableDiffusionPipeline.from_pretrained(run / "base", safety_checker=None)
+    trained, before = loaded.unet.state_dict(), base.unet.state_dict()
+    assert not all(torch.equal(trained[name], before[name]) for name in before)
+    image = loaded(CAPTIONS[0], height=16, width=16, num_inference_steps=2).images[0]
+    assert image.size == (16, 16)

@@ -1,0 +1,56 @@
+"""A family in one file: Stable Diffusion 1, a U-Net that is told a caption by one CLIP encoder."""
+
+import torch
+from diffusers import DDIMScheduler, UNet2DConditionModel
+from transformers import CLIPTextModel
+
+from zerotrain.families import nano
+from zerotrain.families.ddpm import DenoisingObjective, read_noise_schedule
+from zerotrain.families.diffusion import DiffusionFamily
+from zerotrain.families.identity import identity_autoencoder
+from zerotrain.families.pipelines import latents_of, load_pipeline, pipeline_class
+
+
+class ToyEncoders:
+    def __init__(self, base, device):
+        self.pipeline = load_pipeline(Toy.pipeline, base, torch.float32, unet=None).to(device)
+
+    def encode_images(self, pixels):
+        return latents_of(self.pipeline.vae, pixels)
+
+    @torch.inference_mode()
+    def encode_prompts(self, prompts):
+        embeds, _ = self.pipeline.encode_prompt(list(prompts), self.pipeline.device, 1, False)
+        return {"prompt_embeds": embeds.cpu()}
+
+
+class ToyObjective(DenoisingObjective):
+    def predict(self, model, noisy, timesteps, batch):
+        return model(noisy, timesteps, batch["prompt_embeds"], return_dict=False)[0]
+
+
+class Toy(DiffusionFamily):
+    name, trained_part, pipeline = "toy", "unet", "StableDiffusionPipeline"
+    classes = dict(  # noqa: RUF012
+        text_encoder="CLIPTextModel", unet="UNet2DConditionModel", vae="AutoencoderKL"
+    )
+    parts = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")
+
+    def load_encoders(self, base, device, max_sequence_length=None):
+        return ToyEncoders(base, device)
+
+    def objective(self, base, settings=None):
+        return ToyObjective(read_noise_schedule(base / "scheduler"))
+
+    def build_preset(self, preset, dataset, images, seed, out, **_):
+        torch.manual_seed(seed)
+        clip = nano.train_tokenizer([sample.caption for sample in dataset.split("train")])
+        text, vae = CLIPTextModel(nano.text_config(clip, 64)), identity_autoencoder("AutoencoderKL")
+        blocks = {"down_block_types": ["DownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D"]}
+        widths = {"block_out_channels": [32], "cross_attention_dim": 64}
+        unet = UNet2DConditionModel(images[0].width, 3, 3, **blocks, **widths)
+        made = pipeline_class(self.pipeline)(vae, text, clip, unet, DDIMScheduler(), None, None)
+        made.save_pretrained(out)
+
+
+FAMILY = Toy()
