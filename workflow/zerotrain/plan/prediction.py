@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from zerotrain import optimizers
 from zerotrain.config import Phase, RunConfig
-from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.launch.overrides import overlay
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.settings import Settings, nested
@@ -112,7 +111,8 @@ def trace(config: RunConfig, phase: Phase, base: Path | None, *, cpu: bool = Fal
     """
     architecture = find_architecture(config.family, str(base or config.base))
     model = trained_model(architecture, config.lora_values(), config.frozen_parameters)
-    return retrace(model, config, phase, _micro_batch(phase), phase.train.resolution, cpu=cpu)
+    size = config.cache_size(phase)
+    return retrace(model, config, phase, _micro_batch(phase), size, cpu=cpu)
 
 
 def retrace(
@@ -120,18 +120,13 @@ def retrace(
     config: RunConfig,
     phase: Phase,
     batch: int,
-    resolution: int,
+    size: int,
     *,
     cpu: bool = False,
 ) -> Traced:
-    """The same of another micro batch or resolution."""
-    text = config.family in LANGUAGE_MODELS
-    shape = Shape(
-        batch=batch,
-        resolution=resolution,
-        tokens=phase.train.max_length if text else None,
-        max_sequence_length=config.cache.max_sequence_length,
-    )
+    """The same of another micro batch, and of another resolution or length of rows."""
+    sized = {"tokens" if config.is_text else "resolution": size}
+    shape = Shape(batch=batch, max_sequence_length=config.cache.max_sequence_length, **sized)
     precision, device = phase.launch.mixed_precision, "cpu" if cpu else "cuda"
 
     def both(autocast: bool) -> Activations:
