@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from zerotrain.config import EvaluateConfig
 from zerotrain.errors import PipelineError
@@ -33,7 +34,8 @@ def generate(
         base: The base model, where `weights` is a part of one.
 
     Raises:
-        PipelineError: a number is none that can be, or the weights cannot be opened.
+        PipelineError: a number is none that can be, the prompt is too long, or the weights cannot
+            be opened.
     """
     for option, value, least in (
         ("-n", number, 1),
@@ -59,7 +61,9 @@ def generate(
     family, model, tokenizer = open_language_model(weights, base, device_type())
     turns = [Message("system", system)] if system else []
     turns.append(Message("user", prompt))
-    config = EvaluateConfig(max_new_tokens=max_new_tokens, batch_size=1)
+    length = len(family.prompt(tokenizer, turns, sys.maxsize))
+    room = min(max_new_tokens, _room(model.config, length))
+    config = EvaluateConfig(max_new_tokens=room, batch_size=1)
     answers = []
     for which in range(seed, seed + number):
         torch.manual_seed(which)
@@ -67,3 +71,19 @@ def generate(
             model, tokenizer, [turns], config, max_length=sys.maxsize, temperature=temperature
         )
     return answers
+
+
+def _room(config: Any, length: int) -> int:
+    """Tokens that the model has positions for after a prompt of this length; of a seq2seq model the
+    answer has positions of its own.
+
+    Raises:
+        PipelineError: the prompt itself has more.
+    """
+    most = getattr(config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+    left = most - (1 if config.is_encoder_decoder else length)
+    if length > most or left < 1:
+        raise PipelineError(
+            f"the prompt has {length} tokens, and the model takes {most}", hint="shorten it"
+        )
+    return int(left)
