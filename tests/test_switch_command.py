@@ -211,6 +211,20 @@ def test_the_phase_that_trained_last_is_cut(saved, published, name, until) -> No
     assert (phase.name, found) == (name, until)
 
 
+def test_an_epoch_of_text_has_the_rows_of_the_cache(project: Path) -> None:
+    """Which may be packed: the dataset does not tell how many there are."""
+    file = project / "config/talk.yaml"
+    file.write_text(
+        "{run: talk, family: causal_lm, base: nano, data: {source: sums}, "
+        "train: {max_length: 64, packing: true, global_batch_size: 4}, "
+        "phases: [{name: a, until: 3 epochs}]}"
+    )
+    cache = project / "results/data/talk/cache/64"
+    artifact.publish_manifest(cache, "cache", {"modality": "text", "epoch_size": 20})
+    phase, until = switch_point.unfinished_phase(read_config(file), file)
+    assert (phase.name, until) == ("a", 15)
+
+
 def choose(at: str) -> int:
     """Choose a step of flowers/plain."""
     file = Path("config/flowers.yaml")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.families.texts import build
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, BloomConfig
 
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256
@@ -177,3 +177,17 @@ def test_packed_examples_do_not_see_each_other(bases, tmp_path, attention):
 def test_packing_is_for_causal_models():
     with pytest.raises(PipelineError, match="packing is causal_lm's"):
         run_config("seq2seq_lm", packing=True)
+
+
+def test_packing_is_refused_before_anything_is_tokenised(tmp_path):
+    """Of a model that takes no positions; without packing it is cached."""
+    base = tmp_path / "base"
+    with artifact.publish(base, "base") as draft:
+        build("causal_lm", draft.folder)
+        BloomConfig(hidden_size=32, n_head=4).save_pretrained(draft.folder)
+        draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
+        draft.content = {"family": "causal_lm", "parts": part_digests(draft.known)}
+    with pytest.raises(PipelineError, match="BloomForCausalLM takes no position_ids"):
+        cached(tmp_path, base, packing=True)
+    assert not (tmp_path / "cache").exists()
+    assert len(cached(tmp_path, base).entries) == len(TALKS)

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 from tests.families.conftest import CAPTIONS, pictures
 from tests.families.test_lora import adapted, saved
+from tests.formats.languages import Language, exported
 
 from zerotrain import artifact
+from zerotrain.families import LANGUAGE_MODELS, sdxl_nano
 from zerotrain.families import nano as nano_parts
-from zerotrain.families import sdxl_nano
 from zerotrain.families.sdxl import FAMILY
 
 LAYERS = ("to_q", "to_out.0", "proj_in", "ff.net.0.proj", "ff.net.2", "conv1", "conv_shortcut")
@@ -105,3 +106,9 @@ def tensors_below(folder: Path) -> dict[str, torch.Tensor]:
     for path in sorted(folder.glob("*.safetensors")):
         found |= load_file(path)
     return found
+
+
+@pytest.fixture(scope="session", params=LANGUAGE_MODELS)
+def language(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Language:
+    """Base and weights of a language model."""
+    return exported(request.param, tmp_path_factory.mktemp(request.param))

@@ -58,8 +58,8 @@ def test_a_wrong_format_lists_the_formats(lora, tmp_path):
     text = run(lora, "--to", "comfy", "--output", tmp_path / "out")
     assert "ERROR: --to: 'comfy' is not known" in text
     assert (
-        "choose one of diffusers, merged, single_file, ldm, diffusers_lora, peft, kohya, universal"
-        in text
+        "choose one of diffusers, transformers, merged, single_file, ldm, diffusers_lora, peft, "
+        "kohya, universal" in text
     )
 
 

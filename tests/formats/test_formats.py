@@ -20,10 +20,12 @@ from zerotrain.errors import PipelineError
 from zerotrain.families.lora import ADAPTER as LORA_FILE
 from zerotrain.families.lora import METADATA
 from zerotrain.families.sdxl import FAMILY
-from zerotrain.formats import FORMATS, convert, kohya, ldm
+from zerotrain.formats import FORMATS as ALL_FORMATS
+from zerotrain.formats import convert, kohya, ldm
 from zerotrain.formats.sdxl_names import UNET, unet_names
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FORMATS = {name: form for name, form in ALL_FORMATS.items() if form.modality != "text"}
 OF_ADAPTERS = [name for name, form in FORMATS.items() if form.adapter]
 OF_WHOLE = [name for name, form in FORMATS.items() if not form.adapter]
 

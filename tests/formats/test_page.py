@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.families.test_lora import adapted, adapter_of
 from tests.formats.conftest import ADAPTER, LAYERS
+from tests.formats.languages import exported
 from tests.stages.test_export_weights import Export
 from typer.testing import CliRunner
 
@@ -30,13 +31,17 @@ def test_the_table_is_that_of_the_formats(generated):
 
 
 @pytest.fixture
-def project(whole: Path, lora: Path, base: Path, tmp_path: Path) -> Path:
-    """A LoRA run named cats, a run of the whole model named dogs."""
+def project(
+    whole: Path, lora: Path, base: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A LoRA run named cats, runs of whole models named dogs (images) and sums (text)."""
     results = tmp_path / "results"
     for run, weights in (("cats", lora), ("dogs", whole)):
         shutil.copytree(base, results / run / "base")
         shutil.copytree(weights, results / run / "only" / "weights")
     Export(results / "cats" / "only", base).save(dict(adapter_of(adapted(base, **ADAPTER))))
+    sums = exported("causal_lm", tmp_path_factory.mktemp("sums"))
+    shutil.copytree(sums.whole, results / "sums" / "only" / "weights")
     (tmp_path / "config").mkdir()
     document = {
         **{"run": "cats", "base": "nano", "data": {"source": "digits"}},
@@ -55,7 +60,7 @@ def test_every_command_runs(project, monkeypatch):
     for command in commands:
         result = CliRunner().invoke(cli.app, shlex.split(command))
         assert result.exception is None, f"{command}: {result.exception}"
-        assert "wrote" in result.output
+        assert "wrote" in result.output or command.startswith("generate")
     used = set(re.findall(r"--to (\w+)", "\n".join(commands)))
     assert used == set(FORMATS)
     assert (project / "red-houses" / "a-red-house-7.png").is_file()

@@ -19,11 +19,12 @@ import pytest
 import yaml
 from PIL import Image
 from tests.families.test_lora import difference
+from tests.formats.test_formats import FORMATS
 from typer.testing import CliRunner
 
 from zerotrain import artifact, cli
 from zerotrain.families.sdxl import FAMILY
-from zerotrain.formats import FORMATS, convert
+from zerotrain.formats import convert
 from zerotrain.model_card import LOADING
 
 REPO = "me/houses"

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tests.families.conftest import drawn
-from tests.formats.test_formats import pipeline_of
+from tests.formats.test_formats import OF_ADAPTERS, OF_WHOLE, pipeline_of
 from typer.testing import CliRunner
 
 from zerotrain import cli
-from zerotrain.formats import FORMATS, convert
+from zerotrain.formats import convert
 
 PROMPT = "a red house"
 SETTINGS = ("--steps", 2, "--guidance", 3.0)
@@ -36,7 +36,7 @@ def distance(one: bytes, other: bytes) -> int:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if not form.adapter])
+@pytest.mark.parametrize("form", OF_WHOLE)
 def test_a_whole_model_of_any_format_gives_the_pipelines_image(whole, base, tmp_path, form):
     """The pixels that a user's own call of the pipeline draws."""
     convert(whole, form, tmp_path / "out")
@@ -55,7 +55,7 @@ def test_a_prefix_is_found(whole, lora, base, tmp_path, prefix):
         assert images(file, tmp_path / "png", "--base", base) == expected[name]
 
 
-@pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if form.adapter])
+@pytest.mark.parametrize("form", OF_ADAPTERS)
 def test_a_lora_of_any_format_gives_the_same_image(lora, base, tmp_path, form):
     """That of the weights folder with its adapter; of merged weights to a grey level."""
     convert(lora, form, tmp_path / "out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from zerotrain.config import parse_config
+from zerotrain.config.training import TEXT_KEYS
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import phase_spans, resolve_phase
@@ -48,6 +50,37 @@ def resolve(
 ) -> ResolvedPhase:
     """One of these phases, resolved."""
     return resolve_phase(parse_config(raw(*phases, **sections), "c"), name, preset, EPOCH, SIZES)
+
+
+def resolved_text(**train: Any) -> ResolvedPhase:
+    """A phase of a language model."""
+    text = {"family": "causal_lm", "data": {"source": "sums"}, "train": train}
+    return resolve({"name": "a", "until": 10}, **text)
+
+
+def test_run_yaml_of_text_has_no_word_of_images(tmp_path: Path) -> None:
+    """Nor of images any of text; what is read back is what was resolved."""
+    phase = resolved_text(max_length=64)
+    write_run_yaml(phase, tmp_path / "run.yaml")
+    text = (tmp_path / "run.yaml").read_text()
+    assert "max_length: {value: 64, source: user}" in text
+    assert "packing: {value: false, source: default}" in text
+    assert "training rows x repeats, from the cache's manifest" in text
+    assert not {"resolution", "caption", "image"} & set(re.findall(r"[a-z]+", text))
+    assert read_run_yaml(tmp_path / "run.yaml") == phase
+    write_run_yaml(resolve({"name": "a", "until": 10}), tmp_path / "images.yaml")
+    text = (tmp_path / "images.yaml").read_text()
+    assert "resolution: {value: 1024, source: default}" in text
+    assert "max_length" not in text
+    assert "packing" not in text
+
+
+def test_the_length_of_rows_is_one_of_the_numbers() -> None:
+    """Progress under another length is another training; pixels are none of a text's numbers."""
+    numbers = resolved_text(max_length=64).numbers()
+    assert numbers != resolved_text(max_length=32).numbers()
+    assert "resolution" not in numbers
+    assert "max_length" not in resolve({"name": "a", "until": 10}).numbers()
 
 
 def refusal(*phases: dict[str, Any], **sections: Any) -> str:
@@ -170,7 +203,8 @@ def test_sources_say_user_default_or_derived() -> None:
         train={"global_batch_size": 8, "gradient_accumulation_steps": 4},
         preset=OFFLOAD,
     )
-    names = vars(phase).keys() - {"sources", "accelerate", "deepspeed", "objective"}
+    others = {"sources", "accelerate", "deepspeed", "objective", *TEXT_KEYS}
+    names = vars(phase).keys() - others
     names |= {f"objective.{key}" for key in ("snr_gamma", "noise_offset")}
     found = {name: phase.sources[name][0] for name in names}
     assert set(found.values()) == {"user", "default", "derived"}
@@ -250,7 +284,7 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
         "log_every", "offload_path", "allow", "sources", "main_process_port", "accelerate",
         "deepspeed", "partition_activations", "cpu_checkpointing",
-        "contiguous_memory_optimization", "zero3_init",
+        "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS,
     }  # fmt: skip
     assert "fp16" not in resolve({"name": "a", "until": 100}).numbers()
 

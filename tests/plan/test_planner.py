@@ -21,6 +21,7 @@ from zerotrain.plan.hardware import find_tflops, step_time
 from zerotrain.plan.parts import states
 from zerotrain.plan.planner import Place, Plan, choose_preset, here, plan
 from zerotrain.plan.prediction import Traced, trace
+from zerotrain.plan.report import plan_report
 from zerotrain.plan.storage import Traffic
 from zerotrain.plan.table import parts_table, table
 
@@ -218,6 +219,39 @@ def test_fit_takes_smaller_images_last() -> None:
     assert re.search(r"at (56|48|40|32) px", lines[1])
     with pytest.raises(PipelineError, match="nothing fits"):
         search(run, "a", Place(RESERVE + 1000, None))
+
+
+@pytest.mark.parametrize(
+    "family", ["causal_lm", pytest.param("seq2seq_lm", marks=pytest.mark.slow)]
+)
+def test_fit_takes_shorter_rows_last(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of text lengths are tokens; nothing of it has pixels."""
+    raw = {
+        "run": "plan", "base": "nano", "family": family, "data": {"source": "sums"},
+        "train": {"max_length": 256, "global_batch_size": 1}, "phases": [{"name": "a", "until": 1}],
+    }  # fmt: skip
+    run = parse_config(raw, "c")
+    rows = plan(run, "a", Place(None, None)).rows.values()
+    least = min(one.device for row in rows for one in row.values())
+    lines = search(run, "a", Place(least + RESERVE - 1, None))
+    assert lines[0] == "Nothing fits at 256 tokens."
+    assert re.search(r"at (192|128|64) tokens, global batch 1", lines[1])
+    with pytest.raises(PipelineError, match="a quarter of the length"):
+        search(run, "a", Place(RESERVE + 1000, None))
+    monkeypatch.setattr("zerotrain.plan.fit.fits", lambda *_: True)
+    assert "at 256 tokens" in search(run, "a", Place(RESERVE, None))[0]
+
+
+def test_a_language_model_is_planned_without_a_configuration() -> None:
+    """By --max-length in place of --resolution."""
+    values = {
+        "family": "causal_lm", "base": "nano", "resolution": 1024, "max_length": 64,
+        "batch_size": 2, "precision": "no", "processes": 1, "lora_rank": None,
+        "gradient_checkpointing": False,
+    }  # fmt: skip
+    text = "\n".join(plan_report(None, values, device_memory="24 GiB"))
+    assert "64 tokens" in text
+    assert "px" not in text
 
 
 def test_fit_needs_a_device() -> None:

@@ -23,7 +23,7 @@ from zerotrain.export import (
 )
 from zerotrain.families import FAMILIES
 from zerotrain.foreign import left_out_of_universal
-from zerotrain.formats import FORMATS, convert, refuse_format
+from zerotrain.formats import FORMATS, OWN_FOLDER, convert, refuse_format
 from zerotrain.state_source import Source, open_source
 
 WRITTEN = ("weights", "exported", "state", "universal")
@@ -39,7 +39,7 @@ def export_by_hand(
     family: str | None,
     base: Path | None,
     dtype: str | None,
-    to: str,
+    to: str | None = None,
     max_shard_size: str | None = None,
     prefix: str | None = None,
     trust_pickle: bool,
@@ -55,7 +55,8 @@ def export_by_hand(
         family: The base's family, where there is no configuration.
         base: The base model; with a configuration the run's own, results/<run>/base.
         dtype: fp32, bf16 or fp16.
-        to: A key of zerotrain.formats.FORMATS, or universal: what DeepSpeed loads.
+        to: A key of zerotrain.formats.FORMATS, or universal: what DeepSpeed loads; default: the
+            folder of the model's own library.
         max_shard_size: Size above which a model's file becomes several, such as 5GB.
         prefix: What stands before each name of a single file.
         trust_pickle: Let another program's pickles run code.
@@ -65,7 +66,7 @@ def export_by_hand(
     """
     from zerotrain.families import load_family
 
-    _choose("--to", to, (*FORMATS, "universal"))
+    _choose("--to", to or "universal", (*FORMATS, "universal"))
     _choose("--dtype", dtype or "fp32", tuple(DTYPES))
     _choose("--family", family or "sdxl", tuple(FAMILIES))
     if output is None and state is None:
@@ -94,7 +95,9 @@ def export_by_hand(
                 hint="add --config FILE of the run, or --family sdxl --base FOLDER; a state "
                 "(--state alone) and --to universal need no base",
             )
-        refuse_format(to, checkpoint, weights.lora is not None, max_shard_size, prefix)
+        modality = weights.family.modality
+        to = to or OWN_FOLDER[modality]
+        refuse_format(to, checkpoint, modality, weights.lora is not None, max_shard_size, prefix)
     source = open_source(checkpoint, trust_pickle=trust_pickle)
     if weights is not None and weights.lora is None:
         _refuse_adapter(source.names, checkpoint)
@@ -105,7 +108,7 @@ def export_by_hand(
             print(f"left out: {sentence}", file=sys.stderr)
         export_universal(source, checkpoint, output)
     if weights is not None or state is not None:
-        if weights is None or (to == "diffusers" and not (max_shard_size or prefix)):
+        if weights is None or to is None or (to in OWN_FOLDER.values() and not max_shard_size):
             export(source, checkpoint, weights, state)
         else:
             _export_as(source, checkpoint, weights, state, to, max_shard_size, prefix)
@@ -119,7 +122,7 @@ def _convert_folder(
     output: Path | None,
     state: Path | None,
     dtype: str | None,
-    to: str,
+    to: str | None,
     max_shard_size: str | None,
     prefix: str | None,
 ) -> None:

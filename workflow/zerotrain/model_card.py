@@ -6,20 +6,21 @@ https://huggingface.co/docs/hub/model-cards. Nothing is claimed that no file say
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from html import escape
+from typing import TYPE_CHECKING, Any
 
-from zerotrain import artifact
 from zerotrain.artifact import Artifact
-from zerotrain.errors import PipelineError
+from zerotrain.formats import OWN_FOLDER
 from zerotrain.launch.facts import launch_facts
+from zerotrain.origin import Origin
 from zerotrain.page import LABELS, shown
 
+if TYPE_CHECKING:
+    from zerotrain.evaluation.answers import Answer
+    from zerotrain.families import Family
+
 GRID = "samples.png"
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 LOADING = {
     "diffusers": """\
@@ -68,36 +69,43 @@ from safetensors.torch import load_file
 tensors = load_file(hf_hub_download("{repo}", "model.safetensors"))
 """,
 }
-"""How each format is loaded; a test runs them."""
+"""How each format of a model of images is loaded; a test runs them."""
+LOADING_TEXT = {
+    "transformers": """\
+from transformers import {model}, AutoTokenizer
 
+tokenizer = AutoTokenizer.from_pretrained("{repo}")
+model = {model}.from_pretrained("{repo}")
+""",
+    "adapter": """\
+from huggingface_hub import snapshot_download
+from transformers import {model}, AutoTokenizer
 
-@dataclass(frozen=True)
-class Origin:
-    """What the folders that weights came from say of them, as far as they are still there."""
+folder = snapshot_download("{repo}")  # its base and its adapter, which peft applies
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = {model}.from_pretrained(folder)
+""",
+    "peft": """\
+from peft import PeftModel
+from transformers import {model}, AutoTokenizer
 
-    base: str | None
-    """Hub id or folder of the base model, as the configuration named it."""
-    phase: Path | None
-    """The phase's folder, with metrics.json, evaluation/ and launch/."""
-
-
-def origin_of(weights: Artifact) -> Origin:
-    """Follow an exported folder to the phase and the base that it came from."""
-    while "weights" in weights.parents:
-        above = _parent(weights, "weights")
-        if above is None:
-            return Origin(None, None)
-        weights = above
-    base, checkpoint = _parent(weights, "base"), weights.parents.get("checkpoint")
-    phase = Path(checkpoint["path"]).parent if checkpoint else None
-    return Origin(
-        base=str(base.content["base"]) if base and "base" in base.content else None,
-        phase=phase if phase and (phase / "metrics.json").is_file() else None,
-    )
+tokenizer = AutoTokenizer.from_pretrained("{base}")
+model = PeftModel.from_pretrained({model}.from_pretrained("{base}"), "{repo}")
+""",
+    "single_file": LOADING["single_file"],
+}
+"""The same of a language model."""
+TASKS = {"causal_lm": "text-generation", "seq2seq_lm": "text2text-generation"}
+"""What the hub calls that which a language model does."""
 
 
 def model_card(
-    weights: Artifact, repo_id: str, origin: Origin, license: str | None, prompts: Sequence[str]
+    weights: Artifact,
+    repo_id: str,
+    origin: Origin,
+    license: str | None,
+    prompts: Sequence[str] = (),
+    answers: Sequence[Answer] = (),
 ) -> str:
     """The card's text.
 
@@ -107,27 +115,28 @@ def model_card(
         origin: Where it came from.
         license: The licence's id on the hub, if it is known.
         prompts: Rows of the grid of samples; none where there is no grid.
+        answers: What a language model answered in its evaluation.
     """
     from huggingface_hub import ModelCardData
 
     from zerotrain.families import load_family
 
     family: Any = load_family(weights.content["family"])
-    form = format_of(weights)
+    text = family.modality == "text"
+    form = format_of(weights, family)
     adapter = form in ("adapter", "diffusers_lora", "kohya", "peft")
-    on_hub = bool(origin.base and HUB_ID.fullmatch(origin.base) and not Path(origin.base).exists())
     head = ModelCardData(
-        base_model=origin.base if on_hub else None,
-        base_model_relation=("adapter" if adapter else "finetune") if on_hub else None,
-        library_name="peft" if form == "peft" else "diffusers",
+        base_model=origin.base if origin.on_hub else None,
+        base_model_relation=("adapter" if adapter else "finetune") if origin.on_hub else None,
+        library_name="peft" if form == "peft" else OWN_FOLDER[family.modality],
         license=license,
-        pipeline_tag="text-to-image",
+        pipeline_tag=TASKS.get(family.name, "text-to-image"),
         tags=[family.name, "zerotrain", *(["lora"] if adapter else [])],
     )
-    loading = LOADING[form].format(
+    loading = (LOADING_TEXT if text else LOADING)[form].format(
         repo=repo_id,
         base=origin.base or "BASE",
-        pipeline=family.pipeline,
+        pipeline=getattr(family, "pipeline", ""),
         model=family.classes[family.trained_part],
         part=family.trained_part,
     )
@@ -135,7 +144,7 @@ def model_card(
     facts = [
         ("family", family.name),
         ("base model", origin.base or ""),
-        ("format", weights.content.get("to", "diffusers")),
+        ("format", weights.content.get("to", OWN_FOLDER[family.modality])),
         ("type", weights.content["dtype"]),
         ("run", "/".join(str(made[key]) for key in ("run", "phase") if made.get(key))),
         ("steps", str(weights.content["step"])),
@@ -148,6 +157,9 @@ def model_card(
     if prompts:
         rows = "\n".join(f"- {prompt}" for prompt in prompts)
         parts.append(f"![Samples, a row for each prompt]({GRID})\n\n{rows}")
+    if answers:
+        asked = [(a.prompt, a.expected or "", a.generated) for a in answers]
+        parts.append("## Answers\n\n" + _table(asked, ("prompt", "expected", "generated")))
     parts.append(f"## How to load it\n\n```python\n{loading}```")
     if origin.phase is not None:
         metrics = json.loads((origin.phase / "metrics.json").read_text())
@@ -159,25 +171,14 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def format_of(weights: Artifact) -> str:
-    """The format of a folder, a key of LOADING."""
-    from zerotrain.families.lora import ADAPTER
+def format_of(weights: Artifact, family: Family) -> str:
+    """The format of a folder, a key of LOADING or LOADING_TEXT."""
+    from zerotrain.families.lora import adapter_file
 
     if weights.kind == "weights":
-        return "adapter" if ADAPTER in weights.files else "diffusers"
+        file, _ = adapter_file(family.trained_part)
+        return "adapter" if file in weights.files else OWN_FOLDER[family.modality]
     return str(weights.content["to"])
-
-
-def _parent(weights: Artifact, name: str) -> Artifact | None:
-    """A parent that still lies where it lay, and is the same."""
-    said = weights.parents.get(name)
-    if said is None:
-        return None
-    try:
-        found = artifact.read(Path(said["path"]), name, verify=False)
-    except PipelineError:
-        return None
-    return found if found.identity == said["identity"] else None
 
 
 def _metrics(metrics: dict[str, Any]) -> Iterable[tuple[str, str]]:
@@ -185,6 +186,11 @@ def _metrics(metrics: dict[str, Any]) -> Iterable[tuple[str, str]]:
     return [(LABELS.get(name, name), shown(name, metrics[name])) for name in names]
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> str:
-    lines = [f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows]
-    return "\n".join(["| | |", "|---|---|", *lines])
+def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = ("", "")) -> str:
+    lines = [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+    return "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines])
+
+
+def _cell(text: str) -> str:
+    """Text that stays in its cell, and is no markup."""
+    return escape(text, quote=False).replace("|", "&#124;").replace("\n", "<br>")

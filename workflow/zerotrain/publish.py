@@ -9,10 +9,14 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, RECORDS, Artifact
 from zerotrain.errors import PipelineError
-from zerotrain.model_card import GRID, HUB_ID, model_card, origin_of
+from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
+from zerotrain.model_card import GRID, model_card
+from zerotrain.origin import HUB_ID, origin_of
 
 CARD = "README.md"
 KINDS = ("weights", "exported")
+MOST_ANSWERS = 10
+"""Of a language model, on the card."""
 
 
 def publish(
@@ -72,17 +76,21 @@ def _read(folder: Path) -> Artifact:
 
 
 def _write_card(found: Artifact, repo_id: str, folder: Path, license: str | None) -> bool:
-    """Write card and picture, unless there is a card; whether it was written."""
+    """Write card, and picture of images, unless there is a card; whether it was written."""
     if (folder / CARD).exists():
         return False
     origin = origin_of(found)
     folder.mkdir(parents=True, exist_ok=True)
     prompts: list[str] = []
+    answers: list[Answer] = []
     if origin.phase is not None and artifact.is_published(origin.phase / "evaluation"):
         evaluation = artifact.read(origin.phase / "evaluation", "evaluation")
-        prompts = evaluation.content["prompts"]
-        shutil.copyfile(evaluation.path("grid.png"), folder / GRID)
-    text = model_card(found, repo_id, origin, license, prompts)
+        if ANSWERS in evaluation.files:
+            answers = read_answers(evaluation.path(ANSWERS))[:MOST_ANSWERS]
+        else:
+            prompts = evaluation.content["prompts"]
+            shutil.copyfile(evaluation.path("grid.png"), folder / GRID)
+    text = model_card(found, repo_id, origin, license, prompts, answers)
     (folder / CARD).write_text(text, encoding="utf-8")
     return True
 

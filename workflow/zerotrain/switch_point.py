@@ -23,11 +23,10 @@ def unfinished_phase(config: RunConfig, file: Path) -> tuple[Phase, int]:
     Raises:
         PipelineError: every phase is finished.
     """
-    from zerotrain.data.dataset import read_dataset
     from zerotrain.launch.resolve import phase_spans
 
     epochs = any(phase.until.endswith("epochs") for phase in config.phases)
-    size = read_dataset(RESULTS / "data" / config.data_name).epoch_size if epochs else 1
+    size = _epoch_size(config) if epochs else 1
     begun_at = (0, 0)
     if state := imported_state(config):
         position = read_position(artifact.read(state, "state", verify=False), "state.json")
@@ -54,6 +53,17 @@ def unfinished_phase(config: RunConfig, file: Path) -> tuple[Phase, int]:
         or trainer_of(phase_folder(config, phase) / "progress")
     ]
     return (begun or unfinished)[0]
+
+
+def _epoch_size(config: RunConfig) -> int:
+    """Samples in an epoch: images of the dataset, or rows of a text family's cache."""
+    from zerotrain.data.dataset import read_dataset
+
+    folder = RESULTS / "data" / config.data_name
+    if not config.is_text:
+        return read_dataset(folder).epoch_size
+    cache = folder / "cache" / str(config.cache_size(config.phases[0]))
+    return int(artifact.read(cache, "cache", verify=False).content["epoch_size"])
 
 
 def choose_step(config: RunConfig, phase: Phase, at: str, until: int, file: Path) -> int:

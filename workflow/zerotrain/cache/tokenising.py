@@ -86,10 +86,16 @@ def cache_text(
         output: Folder of the cache. What it holds is reused, whether or not it was finished.
 
     Raises:
-        PipelineError: no example is left to train on, or a shard cannot hold one.
+        PipelineError: no example is left to train on, a shard cannot hold one, or the model would
+            not keep packed examples apart.
     """
     samples = read_conversations(dataset)
     model = artifact.read(base, "base")
+    packing = config.phases[0].train.packing
+    if packing:
+        from zerotrain.families.packing import refuse_unpackable
+
+        refuse_unpackable(base)
     tokenising = Tokenising(family, model, max_length)
     artifact.mend(output)
     stored = Stored(output)
@@ -108,7 +114,6 @@ def cache_text(
             f"train.max_length: {max_length} tokens leave no answer of any example to learn",
             hint="raise train.max_length",
         )
-    packing = config.phases[0].train.packing
     rows = _rows(kept, lengths, max_length if packing else None)
 
     def encode(keys: Sequence[str]) -> Iterator[Tensors]:

@@ -26,6 +26,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     stages.import_checkpoint,
     by_hand.export,
     by_hand.sample,
+    by_hand.generate,
     by_hand.publish,
     stages.evaluate,
     stages.report,

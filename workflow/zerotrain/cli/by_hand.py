@@ -46,13 +46,14 @@ def export(
         str | None, typer.Option(help="fp32, bf16 or fp16; default: the config's, else fp32.")
     ] = None,
     to: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="FORMAT",
-            help="diffusers, single_file, ldm; of a LoRA: diffusers_lora, peft, kohya, merged; "
-            "universal: what DeepSpeed loads under another stage.",
+            help="diffusers or transformers (default: the model's own library), single_file, ldm; "
+            "of a LoRA: diffusers_lora, peft, kohya, merged; universal: what DeepSpeed loads under "
+            "another stage.",
         ),
-    ] = "diffusers",
+    ] = None,
     max_shard_size: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Larger files become several; default: 10GB."),
@@ -107,6 +108,44 @@ def sample(
         resolution=resolution, base=base,
     ):  # fmt: skip
         print(f"wrote {file}")
+
+
+def generate(
+    weights: Annotated[
+        Path,
+        typer.Argument(
+            metavar="WEIGHTS", parser=folder_of, help="Exported weights: any folder, or its file."
+        ),
+    ],
+    prompt: Annotated[str, typer.Argument(help="What is asked.")],
+    number: Annotated[int, typer.Option("-n", "--number", help="Answers to make.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the first answer; the next has the next.")] = 0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0: the likeliest answer; default: 0 for one answer, 1 for several."),
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 256,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The system's turn before the question.")
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            parser=folder_of,
+            metavar="FOLDER",
+            help="The base model, of a LoRA or a part alone; default: the folder that a peft "
+            "adapter names.",
+        ),
+    ] = None,
+) -> None:
+    """Answer a prompt by exported weights of a language model, of any format."""
+    from zerotrain.generate import generate
+
+    answers = generate(
+        weights, prompt, number=number, seed=seed, temperature=temperature,
+        max_new_tokens=max_new_tokens, system=system, base=base,
+    )  # fmt: skip
+    print("\n---\n".join(answers))
 
 
 def publish(

@@ -31,13 +31,17 @@ def plan(
         str | None, typer.Option(metavar="PRESET", help="Show this preset part by part.")
     ] = None,
     fit: Annotated[
-        bool, typer.Option("--fit", help="Search micro batch, resolution and checkpointing.")
+        bool,
+        typer.Option("--fit", help="Search micro batch, resolution or length, and checkpointing."),
     ] = False,
     family: Annotated[str, typer.Option(help="Without a config: the model's family.")] = "sdxl",
     base: Annotated[
         str | None, typer.Option(help="Without a config: a hub id of config/models, or a folder.")
     ] = None,
     resolution: Annotated[int, typer.Option(help="Without a config: pixels of a side.")] = 1024,
+    max_length: Annotated[
+        int, typer.Option(help="Without a config: tokens of a row of text.")
+    ] = 512,
     batch_size: Annotated[int, typer.Option(help="Without a config: the global batch.")] = 1,
     precision: Annotated[str, typer.Option(help="Without a config: bf16, fp16 or no.")] = "bf16",
     processes: Annotated[int, typer.Option(help="Without a config: how many GPUs.")] = 1,
@@ -58,7 +62,8 @@ def plan(
     from zerotrain.plan.report import plan_report
 
     values: dict[str, Any] = {
-        "family": family, "base": base, "resolution": resolution, "batch_size": batch_size,
+        "family": family, "base": base, "resolution": resolution, "max_length": max_length,
+        "batch_size": batch_size,
         "precision": precision, "processes": processes, "lora_rank": lora_rank,
         "gradient_checkpointing": gradient_checkpointing,
     }  # fmt: skip

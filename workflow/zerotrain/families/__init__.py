@@ -125,6 +125,10 @@ class Family(Protocol):
     trained_part: str
     """The part that training changes."""
 
+    @property
+    def modality(self) -> Literal["image", "text"]:
+        """What it makes."""
+
     def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
         """Load the trainable part on CPU, in float32 if no type is given."""
 
@@ -163,7 +167,8 @@ class Family(Protocol):
     ) -> dict[str, str]:
         """Write the trainable part in the library's own format into `out`/<trained_part>.
 
-        Of a part at the root, files without tensors are not written: they are those of the base.
+        Of a part at the root, files without tensors are those of the base and are not written, but
+        for a config.json that names another type.
 
         Args:
             base: Folder of the base model.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import transformers
 from accelerate import init_empty_weights
 from transformers.initialization import no_init_weights
 
+from zerotrain.artifact import file_sha256, write_json
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT
 from zerotrain.families.model_tensors import ModelTensors, tensor_sources, write_model
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from zerotrain.families import Batch, Objective, Tokens
 
 WEIGHTS = "model"
+CONFIG = "config.json"
 
 
 class LanguageFamily(ABC):
@@ -112,15 +115,16 @@ class LanguageFamily(ABC):
         max_shard_size: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
-        """Write the tensors; config.json, tokenizer and the rest are the base's. See Family."""
+        """Write the tensors, and config.json where it names another type; see Family."""
         model = self.empty_model(base)
-        sources = tensor_sources(model, shapes, frozen, base / "config.json")
+        sources = tensor_sources(model, shapes, frozen, base / CONFIG)
         held = ModelTensors(base, sources, read)
         out.mkdir(parents=True, exist_ok=True)
-        return write_model(
+        written = write_model(
             model, held.tensor, dtype, out, WEIGHTS,
             max_shard_size=max_shard_size, metadata=metadata,
         )  # fmt: skip
+        return written | _name_type(base / CONFIG, dtype, out / CONFIG)
 
     def generate(
         self,
@@ -131,28 +135,56 @@ class LanguageFamily(ABC):
         max_length: int,
         device: str,
     ) -> list[str]:
-        """The likeliest answer to each prompt, token by token; prompts of like length together."""
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        model: Any = self.load_model(weights, dtype).eval().to(device)
+        """The likeliest answer to each prompt, token by token (greedy)."""
+        model = self.load_for_answers(weights, device)
         tokenizer = self.load_tokenizer(weights)
+        return self.answer(model, tokenizer, prompts, config, max_length=max_length)
+
+    def load_for_answers(self, weights: Path, device: str) -> torch.nn.Module:
+        """Load a folder, with its adapter, onto a device; float32 on a CPU, else bfloat16."""
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        return self.load_model(weights, dtype).eval().to(device)
+
+    def answer(
+        self,
+        model: Any,
+        tokenizer: Any,
+        prompts: Sequence[Sequence[Message]],
+        config: EvaluateConfig,
+        *,
+        max_length: int,
+        temperature: float = 0.0,
+    ) -> list[str]:
+        """An answer to each prompt; prompts of like length are answered together.
+
+        Args:
+            model: The model, on its device.
+            tokenizer: Its tokenizer.
+            prompts: The turns before each answer.
+            config: batch_size and max_new_tokens.
+            max_length: Tokens that a prompt is cut to.
+            temperature: 0 takes the likeliest token each time (greedy). Above it tokens are drawn
+                from torch's generator, by the top_k and top_p of the model's generation config.
+        """
         tokens = [self.prompt(tokenizer, messages, max_length) for messages in prompts]
         order = sorted(range(len(tokens)), key=lambda i: (len(tokens[i]), i))
         own = model.generation_config.eos_token_id or []
         ends = {*([own] if isinstance(own, int) else own), *end_tokens(tokenizer)}
+        greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        chosen_by = {"do_sample": True, "temperature": temperature} if temperature else greedy
 
         def answers() -> Iterator[tuple[int, str]]:
             for start in range(0, len(order), config.batch_size):
                 chosen = order[start : start + config.batch_size]
-                inputs = _left_padded([tokens[i] for i in chosen], _padding(tokenizer), device)
+                inputs = _left_padded(
+                    [tokens[i] for i in chosen], _padding(tokenizer), model.device
+                )
                 with torch.inference_mode():
                     generated = model.generate(
                         **inputs,
                         max_new_tokens=config.max_new_tokens,
-                        do_sample=False,
                         num_beams=1,
-                        temperature=None,
-                        top_p=None,
-                        top_k=None,
+                        **chosen_by,
                         pad_token_id=_padding(tokenizer),
                         eos_token_id=sorted(ends),
                     )
@@ -203,12 +235,29 @@ def untie_head(model: Any, config: Mapping[str, Any]) -> None:
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
 
 
+def _name_type(base: Path, dtype: torch.dtype, path: Path) -> dict[str, str]:
+    """Write config.json anew where it names another type: from_pretrained loads in that type.
+
+    Returns:
+        Its sha256 by name, if it was written.
+    """
+    config = json.loads(base.read_text())
+    key, named = "torch_dtype" if "torch_dtype" in config else "dtype", str(dtype).split(".")[-1]
+    if config.get(key) == named:
+        return {}
+    path.unlink(missing_ok=True)  # it may be the base's own file under a second name
+    write_json(path, config | {key: named})
+    return {path.name: file_sha256(path)}
+
+
 def _padding(tokenizer: Any) -> int:
     found = tokenizer.pad_token_id
     return int(tokenizer.eos_token_id if found is None else found)
 
 
-def _left_padded(rows: Sequence[list[int]], padding: int, device: str) -> dict[str, torch.Tensor]:
+def _left_padded(
+    rows: Sequence[list[int]], padding: int, device: torch.device
+) -> dict[str, torch.Tensor]:
     longest = max(map(len, rows))
     filled = [[padding] * (longest - len(row)) + row for row in rows]
     mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]

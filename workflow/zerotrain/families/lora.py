@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
+from transformers.pytorch_utils import Conv1D
 
 from zerotrain.artifact import file_sha256, write_json
 from zerotrain.errors import PipelineError
@@ -37,7 +38,9 @@ DENOISERS = ("unet", "transformer")
 """Parts that can carry an adapter; in the file, the part's name stands before each tensor's."""
 INITIAL: dict[str, bool | str] = {"default": True}
 """peft's own words."""
-LAYERS = (torch.nn.Linear, torch.nn.Conv2d)
+LINEAR = (torch.nn.Linear, Conv1D)
+"""Conv1D is GPT-2's name for a linear layer."""
+LAYERS = (*LINEAR, torch.nn.Conv2d)
 
 
 def add_adapter(
@@ -212,7 +215,7 @@ def _choose_targets(model: torch.nn.Module, asked: Targets) -> list[str]:
     layers = {name: m for name, m in model.named_modules() if isinstance(m, LAYERS)}
     if asked == ALL_LINEAR:
         head = getattr(model, "get_output_embeddings", lambda: None)()
-        linear = (n for n, m in layers.items() if isinstance(m, torch.nn.Linear) and m is not head)
+        linear = (n for n, m in layers.items() if isinstance(m, LINEAR) and m is not head)
         return sorted(linear)
     assert not isinstance(asked, str)
     if asked is None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
@@ -38,14 +38,33 @@ class Format:
     """True: it holds an adapter; False: a whole model; None: either."""
     pipeline: bool = False
     """Whether it is a weights folder again: whole, in shards, ready for any other format."""
+    modality: Literal["image", "text"] | None = None
+    """Of which models; None: of both."""
 
 
 FORMATS: Mapping[str, Format] = {
     "diffusers": Format(
-        "diffusers_folder", "a pipeline's folder", "**diffusers**", adapter=None, pipeline=True
+        "diffusers_folder",
+        "a pipeline's folder",
+        "**diffusers**",
+        adapter=None,
+        pipeline=True,
+        modality="image",
+    ),
+    "transformers": Format(
+        "transformers_folder",
+        "a folder with tokenizer and generation config",
+        "**transformers**, vLLM, **peft**",
+        adapter=None,
+        pipeline=True,
+        modality="text",
     ),
     "merged": Format(
-        "merged", "a pipeline's folder, no adapter left", "**diffusers**", True, pipeline=True
+        "merged",
+        "a whole folder, no adapter left",
+        "**diffusers**, **transformers**",
+        adapter=True,
+        pipeline=True,
     ),
     "single_file": Format(
         "single_file",
@@ -58,12 +77,14 @@ FORMATS: Mapping[str, Format] = {
         "`model.safetensors`, all parts in the original layout",
         "ComfyUI, A1111, Forge, kohya, **diffusers**",
         adapter=False,
+        modality="image",
     ),
     "diffusers_lora": Format(
         "diffusers_lora",
         "`pytorch_lora_weights.safetensors`",
         "**diffusers**, InvokeAI",
         adapter=True,
+        modality="image",
     ),
     "peft": Format(
         "peft_adapter",
@@ -72,9 +93,15 @@ FORMATS: Mapping[str, Format] = {
         adapter=True,
     ),
     "kohya": Format(
-        "kohya", "`lora.safetensors`", "ComfyUI, A1111, Forge, kohya, **diffusers**", adapter=True
+        "kohya",
+        "`lora.safetensors`",
+        "ComfyUI, A1111, Forge, kohya, **diffusers**",
+        adapter=True,
+        modality="image",
     ),
 }
+OWN_FOLDER = {"image": "diffusers", "text": "transformers"}
+"""The format that weights are exported in where none is named."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +116,7 @@ class Options:
 
 def convert(
     source: Path,
-    to: str,
+    to: str | None,
     output: Path,
     *,
     dtype: str | None = None,
@@ -101,7 +128,7 @@ def convert(
 
     Args:
         source: A weights folder.
-        to: A key of FORMATS.
+        to: A key of FORMATS; default: the folder of the model's own library.
         output: Folder to publish.
         dtype: fp32, bf16 or fp16; default: the source's.
         max_shard_size: Of a pipeline's folder, as "5GB"; default: 10GB.
@@ -116,7 +143,9 @@ def convert(
     from zerotrain.formats.weights import ExportedWeights
 
     weights = ExportedWeights(source)
-    refuse_format(to, source, weights.adapter is not None, max_shard_size, prefix)
+    modality = weights.family.modality
+    to = to or OWN_FOLDER[modality]
+    refuse_format(to, source, modality, weights.adapter is not None, max_shard_size, prefix)
     dtype = dtype or weights.dtype
     options = Options(DTYPES[dtype], max_shard_size, prefix or "")
     module: Any = importlib.import_module(f"zerotrain.formats.{FORMATS[to].module}")
@@ -133,13 +162,19 @@ def convert(
 
 
 def refuse_format(
-    to: str, source: Path, adapter: bool, max_shard_size: str | None, prefix: str | None
+    to: str,
+    source: Path,
+    modality: str,
+    adapter: bool,
+    max_shard_size: str | None,
+    prefix: str | None,
 ) -> None:
     """Refuse a format that a source cannot have, and options that it would ignore.
 
     Args:
         to: The format.
         source: What messages call the source.
+        modality: image or text.
         adapter: Whether it holds an adapter, beside its base.
         max_shard_size: As given to convert; so is prefix.
         prefix: See max_shard_size.
@@ -148,8 +183,22 @@ def refuse_format(
         PipelineError: saying which formats it can have, or how.
     """
     form = FORMATS[to]
+    known = {n: other for n, other in FORMATS.items() if other.modality in (None, modality)}
+    if to not in known:
+        kinds = {"image": "images", "text": "text"}
+        raise PipelineError(
+            f"--to {to}: {source} is a model of {kinds[modality]}, and {to} a format of models of "
+            f"{kinds[str(form.modality)]}",
+            hint=f"choose one of {', '.join(known)}",
+        )
+    if adapter and modality == "text" and to == "single_file":
+        raise PipelineError(
+            f"--to single_file: {source} holds an adapter, and programs of text read one from "
+            "peft's two files alone",
+            hint="choose --to peft, or --to merged first",
+        )
     if form.adapter and not adapter:
-        possible = [name for name, other in FORMATS.items() if not other.adapter]
+        possible = [name for name, other in known.items() if not other.adapter]
         raise PipelineError(
             f"--to {to}: {source} holds a whole model, no adapter",
             hint=f"choose one of {', '.join(possible)}",
@@ -163,7 +212,7 @@ def refuse_format(
     if max_shard_size and not form.pipeline:
         raise PipelineError(
             f"--max-shard-size: {to} is one file",
-            hint="leave it away, or choose --to diffusers or merged",
+            hint=f"leave it away, or choose --to {OWN_FOLDER[modality]} or merged",
         )
     if prefix and to != "single_file":
         raise PipelineError(

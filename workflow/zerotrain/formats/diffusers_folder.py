@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from zerotrain.artifact import link_or_copy
+from zerotrain.families.model_tensors import stored_tensors
 from zerotrain.formats import Options, diffusers_lora
 from zerotrain.formats.tensors import Stored, fitting, hold_to
 from zerotrain.formats.weights import ExportedWeights
@@ -14,9 +15,8 @@ def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, st
     """Write the folder; parts that were not trained get a second name. sha256 of files by name."""
     if weights.adapter is None:
         return write_folder(weights, weights.trained, options, out)
-    base = [name for name in weights.artifact.files if name.startswith(f"{weights.part}/")]
-    known = _link(weights, [*weights.others(), *base], out)
-    return known | diffusers_lora.write(weights, options, out)
+    linked = link(weights, [*weights.others(), *weights.own()], out)
+    return linked | diffusers_lora.write(weights, options, out)
 
 
 def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
@@ -30,7 +30,8 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
 def write_folder(
     weights: ExportedWeights, trained: dict[str, Stored], options: Options, out: Path
 ) -> dict[str, str]:
-    """Write a pipeline whose trained part has these tensors."""
+    """Write a whole model whose trained part has these tensors."""
+    linked = link(weights, weights.others(), out)
     written = weights.family.save_model(
         weights.folder,
         {name: list(tensor.shape) for name, tensor in trained.items()},
@@ -40,18 +41,19 @@ def write_folder(
         max_shard_size=options.max_shard_size,
         metadata=weights.lineage(),
     )
-    return written | _link(weights, weights.others(), out)
+    return linked | written
 
 
 def verify_folder(
     weights: ExportedWeights, trained: dict[str, Stored], options: Options, out: Path
 ) -> None:
     """Load the part with the library and compare it with these tensors."""
-    loaded = weights.family.load_model(out, options.dtype).state_dict()
+    loaded = stored_tensors(weights.family.load_model(out, options.dtype))
     hold_to(trained, loaded, options.dtype, out)
 
 
-def _link(weights: ExportedWeights, names: list[str], out: Path) -> dict[str, str]:
+def link(weights: ExportedWeights, names: list[str], out: Path) -> dict[str, str]:
+    """Give files of the weights a second name; their sha256 by name."""
     for name in names:
         link_or_copy(weights.artifact.path(name), out / name)
     return {name: weights.artifact.files[name]["sha256"] for name in names}

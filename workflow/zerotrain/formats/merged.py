@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from zerotrain.errors import PipelineError
 from zerotrain.formats import Options
 from zerotrain.formats.diffusers_folder import verify_folder, write_folder
 from zerotrain.formats.tensors import Stored
@@ -15,7 +16,7 @@ from zerotrain.formats.weights import NAME, Adapter, ExportedWeights
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
-    """Write a whole pipeline that needs no adapter; sha256 of files by name."""
+    """Write a whole model that needs no adapter; sha256 of files by name."""
     return write_folder(weights, merged_tensors(weights), options, out)
 
 
@@ -29,6 +30,12 @@ def merged_tensors(weights: ExportedWeights) -> dict[str, Stored]:
     adapter = weights.adapter
     assert adapter is not None
     layers = adapter.layers_of(weights.family.empty_model(weights.folder))
+    if tied := [name for name in layers if f"{name}.weight" not in weights.trained]:
+        raise PipelineError(
+            f"--to merged: {tied[0]} shares its weights with another layer, which an adapter to it "
+            "alone would change, too",
+            hint="choose --to peft, or train without it among lora.target_modules",
+        )
 
     def merged(name: str, stored: Stored) -> Stored:
         layer, _, kind = name.rpartition(".")

@@ -16,7 +16,7 @@ from zerotrain.artifact import MANIFEST
 from zerotrain.base import MODEL_INDEX
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, Family, load_family
-from zerotrain.families.lora import ADAPTER
+from zerotrain.families.lora import ADAPTER, PEFT_CONFIG
 from zerotrain.formats import ldm, peft_adapter
 
 
@@ -41,8 +41,12 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Family, A
                 f"--base: {path} is a whole model already", hint="leave --base away"
             )
         return _whole(path, device)
-    file = _file(path)
-    names = _names(file)
+    if (path / "tokenizer_config.json").is_file():
+        raise PipelineError(
+            f"{path}: is a language model", hint=f"zerotrain generate {path} PROMPT asks it"
+        )
+    file = only_file(path, MODEL_INDEX)
+    names = tensor_names(file)
     if any(name.startswith("conditioner.embedders.") for name in names):
         config = base or file.parent / ldm.CONFIG
         family = family_of(_needed(config, path))
@@ -97,8 +101,12 @@ def _needed(base: Path | None, path: Path) -> Path:
     return base
 
 
-def _file(path: Path) -> Path:
-    """The one safetensors file that a path names or that lies in it."""
+def only_file(path: Path, index: str) -> Path:
+    """The one safetensors file that a path names or that lies in it.
+
+    Raises:
+        PipelineError: there is none, or several; `index` is the file that a whole model has.
+    """
     if not path.exists():
         raise PipelineError(
             f"{path}: there is nothing", hint="name a folder or a file that an export wrote"
@@ -106,16 +114,21 @@ def _file(path: Path) -> Path:
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if len(files) != 1 or files[0].suffix != ".safetensors":
         raise PipelineError(
-            f"{path}: holds {len(files)} safetensors files and no {MODEL_INDEX}"
+            f"{path}: holds {len(files)} safetensors files and no {index}"
             if path.is_dir()
             else f"{path}: is no safetensors file",
-            hint=f"name a folder with {MODEL_INDEX}, an exported folder, or its file; a folder "
+            hint=f"name a folder with {index}, an exported folder, or its file; a folder "
             f"with {MANIFEST} alone is unfinished",
         )
     return files[0]
 
 
-def _names(file: Path) -> list[str]:
+def tensor_names(file: Path) -> list[str]:
+    """The names of a file's tensors.
+
+    Raises:
+        PipelineError: it cannot be read.
+    """
     try:
         with safe_open(file, "pt") as opened:
             return list(opened.keys())
@@ -130,25 +143,29 @@ def _put_in(pipeline: Any, family: Family, file: Path, names: list[str]) -> None
     part = family.trained_part
     denoiser = getattr(pipeline, part)
     own = [n.removesuffix(".weight") for n in denoiser.state_dict() if n.endswith(".weight")]
-    if (file.parent / peft_adapter.CONFIG).is_file():
+    if (file.parent / PEFT_CONFIG).is_file():
         peft_adapter.apply(denoiser, file.parent)
     elif any(name.endswith(".lora_down.weight") for name in names):
         pipeline.load_lora_weights(str(file.parent), weight_name=file.name)
     elif any(".lora_A." in name for name in names):
         layers = {name.partition(".lora_A.")[0] for name in names if ".lora_A." in name}
-        prefix = _prefix(layers, set(own), file)
+        prefix = prefix_before(layers, set(own), file)
         denoiser.load_lora_adapter(
             str(file.parent), prefix=prefix.removesuffix(".") or None, weight_name=file.name
         )
     else:
         expected = denoiser.state_dict()
-        prefix = _prefix(names, set(expected), file)
+        prefix = prefix_before(names, set(expected), file)
         state = {name.removeprefix(prefix): t for name, t in load_file(file).items()}
         denoiser.load_state_dict(state)
 
 
-def _prefix(names: Iterable[str], own: set[str], file: Path) -> str:
-    """What stands before each name that the denoiser knows."""
+def prefix_before(names: Iterable[str], own: set[str], file: Path) -> str:
+    """What stands before each name that the model knows.
+
+    Raises:
+        PipelineError: names that it does not know are among them.
+    """
     names = sorted(names)
     first = names[0]
     places = [0, *(place + 1 for place, letter in enumerate(first) if letter == ".")]

@@ -7,14 +7,12 @@ from pathlib import Path
 import torch
 
 from zerotrain.artifact import file_sha256, write_json
+from zerotrain.families.lora import PEFT_ADAPTER, PEFT_CONFIG, PEFT_PREFIX
 from zerotrain.formats import Options
 from zerotrain.formats.diffusers_lora import hold_adapter_to
 from zerotrain.formats.tensors import write_tensors
 from zerotrain.formats.weights import ExportedWeights, model_without_memory
-
-CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-"""What PeftModel puts before the names of the model that it wraps."""
+from zerotrain.origin import origin_of
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
@@ -22,12 +20,17 @@ def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, st
     adapter = weights.adapter
     assert adapter is not None
     config = adapter.config().to_dict() | {"inference_mode": True}
+    origin = origin_of(weights.artifact)
+    if origin.on_hub:
+        config |= {"base_model_name_or_path": origin.base, "revision": origin.commit}
+    elif origin.base_folder is not None:
+        config["base_model_name_or_path"] = str(origin.base_folder)
     # peft's own writer puts sets in an order of chance.
     plain = {k: sorted(v) if isinstance(v, set) else v for k, v in config.items()}
-    write_json(out / CONFIG, plain)
-    named = {f"{PREFIX}{name}": tensor for name, tensor in adapter.tensors.items()}
-    sha256 = write_tensors(out / FILE, named, options.dtype, weights.lineage())
-    return {CONFIG: file_sha256(out / CONFIG), FILE: sha256}
+    write_json(out / PEFT_CONFIG, plain)
+    named = {f"{PEFT_PREFIX}{name}": tensor for name, tensor in adapter.tensors.items()}
+    sha256 = write_tensors(out / PEFT_ADAPTER, named, options.dtype, weights.lineage())
+    return {PEFT_CONFIG: file_sha256(out / PEFT_CONFIG), PEFT_ADAPTER: sha256}
 
 
 def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
@@ -49,5 +52,5 @@ def apply(model: torch.nn.Module, folder: Path) -> None:
 
     inject_adapter_in_model(PeftConfig.from_pretrained(str(folder)), model)
     state = load_peft_weights(str(folder), device="cpu")
-    set_peft_model_state_dict(model, {n.removeprefix(PREFIX): t for n, t in state.items()})
+    set_peft_model_state_dict(model, {n.removeprefix(PEFT_PREFIX): t for n, t in state.items()})
     model.eval()

@@ -1,4 +1,4 @@
-"""An exported weights folder as the formats see it: a pipeline's parts, and an adapter or none."""
+"""An exported weights folder as the formats see it: a model's parts, and an adapter or none."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from safetensors import safe_open
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact
+from zerotrain.base import in_part
 from zerotrain.errors import PipelineError
-from zerotrain.families import Family, load_family
-from zerotrain.families.lora import ADAPTER, METADATA
+from zerotrain.families import ROOT, Family, load_family
+from zerotrain.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, PEFT_CONFIG, adapter_file
 from zerotrain.formats.tensors import Stored, stored_tensors
 
 KIND = "weights"
 SECOND_FACTOR = ".lora_B."
+ADAPTER_FILES = (ADAPTER, PEFT_ADAPTER, PEFT_CONFIG)
 NAME = "trained"
 """What peft is told to call the adapter."""
 
@@ -54,7 +56,8 @@ class Adapter:
 
 
 class ExportedWeights:
-    """A published weights folder in diffusers' layout, whose files are those of its manifest."""
+    """A published weights folder, in the layout of diffusers or transformers; its files are those
+    of its manifest."""
 
     def __init__(self, folder: Path) -> None:
         self.artifact: Artifact = artifact.read(folder, KIND)
@@ -74,12 +77,10 @@ class ExportedWeights:
         Raises:
             PipelineError: it is empty, or does nothing.
         """
-        if ADAPTER not in self.artifact.files:
+        file, prefix = adapter_file(self.part)
+        if file not in self.artifact.files:
             return None
-        path = self.artifact.path(ADAPTER)
-        with safe_open(path, "pt") as file:
-            said = json.loads(file.metadata()[METADATA])
-        prefix = f"{self.part}."
+        path = self.artifact.path(file)
         tensors = {n.removeprefix(prefix): t for n, t in stored_tensors([path]).items()}
         second = [tensor for name, tensor in tensors.items() if SECOND_FACTOR in name]
         if not any(bool(tensor.read().any()) for tensor in second):
@@ -89,7 +90,17 @@ class ExportedWeights:
                 else f"{path}: the adapter is empty",
                 hint="train it for a step at least, and export it again",
             )
-        return Adapter({key.removeprefix(prefix): said[key] for key in said}, tensors)
+        return Adapter(self._settings(path, prefix), tensors)
+
+    def _settings(self, path: Path, prefix: str) -> dict[str, Any]:
+        """What peft is told of an adapter: in its file of diffusers, beside it of peft."""
+        if self.part == ROOT:
+            from peft import PeftConfig
+
+            return dict(PeftConfig.from_pretrained(str(self.folder)).to_dict())
+        with safe_open(path, "pt") as file:
+            said = json.loads(file.metadata()[METADATA])
+        return {key.removeprefix(prefix): said[key] for key in said}
 
     @cached_property
     def scales(self) -> dict[str, float]:
@@ -106,21 +117,26 @@ class ExportedWeights:
 
     def tensors(self, part: str) -> dict[str, Stored]:
         """The tensors of a part by its own names."""
-        names = sorted(self.artifact.files)
-        files = [n for n in names if n.startswith(f"{part}/") and n.endswith(".safetensors")]
-        return stored_tensors(self.artifact.path(name) for name in files)
+        files = [n for n in sorted(self.artifact.files) if in_part(n, part)]
+        return stored_tensors(self.artifact.path(n) for n in files if n.endswith(".safetensors"))
 
     @cached_property
     def trained(self) -> dict[str, Stored]:
         """The tensors of the part that was trained; of its base where an adapter was."""
         return self.tensors(self.part)
 
+    def own(self) -> list[str]:
+        """Files of the part that was trained."""
+        return [name for name in self.artifact.files if in_part(name, self.part)]
+
     def others(self) -> list[str]:
-        """Files of the parts that were not trained, and of the pipeline."""
+        """Files of the parts that were not trained, and of the whole model."""
         return [
             name
             for name in self.artifact.files
-            if not name.startswith((f"{self.part}/", RECORDS)) and name != ADAPTER
+            if not in_part(name, self.part)
+            and not name.startswith(RECORDS)
+            and name not in ADAPTER_FILES
         ]
 
     def descriptions(self) -> list[str]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerotrain.config.training import IMAGE_KEYS
-from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.launch.resolved import explained
 from zerotrain.launch.run_yaml import read_run_yaml
 
 LAUNCH_FACTS = (
     *("preset", "engine", "zero_stage", "offload_optimizer", "num_processes"),
     *("num_cpu_threads_per_process", "mixed_precision", "start_step", "until_step"),
-    *("resolution", "global_batch_size", "micro_batch_size", "gradient_accumulation_steps"),
+    *(
+        "resolution",
+        "max_length",
+        "packing",
+        "global_batch_size",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+    ),
     *("optimizer", "learning_rate", "lr_scheduler", "lr_scheduler_args", "lr_warmup_steps"),
     *("lr_scheduler_steps", "objective", "caption_dropout_probability"),
 )
@@ -23,9 +28,8 @@ def launch_facts(path: Path) -> list[tuple[str, str, str]]:
     if not path.is_file():
         return []
     phase = read_run_yaml(path)
-    without = IMAGE_KEYS if phase.family in LANGUAGE_MODELS else ()
     return [
         (name, str(value), f"{source}: {reason}" if reason else source)
         for name, value, source, reason in explained(phase)
-        if name.partition(".")[0] in LAUNCH_FACTS and name not in without and value != {}
+        if name.partition(".")[0] in LAUNCH_FACTS and value != {}
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from zerotrain import optimizers
 from zerotrain.config import RunConfig, TrainConfig
 from zerotrain.config.objective import ObjectiveConfig
-from zerotrain.config.training import TEXT_KEYS
+from zerotrain.config.training import IMAGE_KEYS, TEXT_KEYS
 from zerotrain.errors import PipelineError
 from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
 from zerotrain.launch.derive import with_files
@@ -22,6 +22,8 @@ from zerotrain.model_sizes import ModelSizes
 from zerotrain.optimizer_arguments import read_optimizer_args
 
 Sources = dict[str, tuple[Source, str]]
+EPOCH_OF_IMAGES = "training samples x repeats, from the dataset manifest"
+EPOCH_OF_TEXT = "training rows x repeats, from the cache's manifest"
 
 
 def resolve_phase(
@@ -39,7 +41,7 @@ def resolve_phase(
         config: The run's configuration.
         name: The phase.
         preset: The preset that the phase's launch names.
-        epoch_size: Samples in an epoch, from the dataset's manifest.
+        epoch_size: Samples in an epoch: the dataset's, or rows of a text family's cache.
         sizes: The model's, which buckets and thresholds of ZeRO are derived from; plain PyTorch
             needs none.
         begun: Steps and samples that the run begins with, where it goes on from elsewhere.
@@ -53,7 +55,7 @@ def resolve_phase(
     if epoch_size < 1:
         raise PipelineError(
             "the dataset has no training samples",
-            hint="add images, or lower data.holdout",
+            hint=f"add {'text' if config.is_text else 'images'}, or lower data.holdout",
         )
     phase = config.phase(name)
     train, launch = phase.train, phase.launch
@@ -62,9 +64,8 @@ def resolve_phase(
     sources: Sources = {"run": ("user", ""), "phase": ("user", ""), "seed": _source(config, "seed")}
     sources["family"] = _source(config, "family")
     objective = train.objective(config.family)
-    # How text is cut and packed is the cache's.
-    others = {*ObjectiveConfig.model_fields, *TEXT_KEYS}
-    for key in type(train).model_fields.keys() - others:
+    own, foreign = (TEXT_KEYS, IMAGE_KEYS) if config.is_text else (IMAGE_KEYS, TEXT_KEYS)
+    for key in type(train).model_fields.keys() - {*ObjectiveConfig.model_fields, *foreign}:
         sources[key] = _source(train, key)
     for key in objective:
         sources[f"objective.{key}"] = _source(train, key)
@@ -86,7 +87,7 @@ def resolve_phase(
         sources["preset"] = ("derived", why)
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
-    sources["epoch_size"] = ("derived", "training samples x repeats, from the dataset manifest")
+    sources["epoch_size"] = ("derived", EPOCH_OF_TEXT if config.is_text else EPOCH_OF_IMAGES)
     train = with_own_keys(train, sources)
     threads = launch.num_cpu_threads_per_process
     if threads is None:
@@ -136,7 +137,7 @@ def resolve_phase(
         start_step=start,
         until_step=until,
         epoch_size=epoch_size,
-        resolution=train.resolution,
+        **{key: getattr(train, key) for key in own},
         global_batch_size=train.global_batch_size,
         micro_batch_size=train.global_batch_size // accumulation // launch.num_processes,
         gradient_accumulation_steps=accumulation,
@@ -163,7 +164,6 @@ def resolve_phase(
         lr_scheduler_steps=horizon,
         max_grad_norm=train.max_grad_norm,
         objective=objective,
-        caption_dropout_probability=train.caption_dropout_probability,
         save_every=train.save_every,
         keep=train.keep,
         log_every=train.log_every,

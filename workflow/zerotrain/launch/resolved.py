@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, Literal
 
+from zerotrain.config.training import IMAGE_KEYS, TEXT_KEYS
 from zerotrain.launch.settings import Source, leaves
 
 FILES = ("accelerate", "deepspeed")
@@ -29,6 +30,8 @@ EXACT_KEYS = {
     "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level",
 }  # fmt: skip
 """DeepSpeed's keys that may change in the middle of a phase, as after an out of memory."""
+
+OF_ONE_MODALITY = (*IMAGE_KEYS, *TEXT_KEYS)
 
 FP16 = {
     "loss_scale": 0.0,
@@ -66,7 +69,10 @@ class ResolvedPhase:
     until_step: int
     epoch_size: int
     """Samples in an epoch."""
-    resolution: int
+    resolution: int | None = None
+    max_length: int | None = None
+    packing: bool | None = None
+    """Those of images are None where the family is of text, and the other way round."""
     global_batch_size: int
     micro_batch_size: int
     gradient_accumulation_steps: int
@@ -101,7 +107,7 @@ class ResolvedPhase:
     max_grad_norm: float
     objective: dict[str, Any] = field(default_factory=dict)
     """What the loss is: the keys of config.objective that the family has."""
-    caption_dropout_probability: float
+    caption_dropout_probability: float | None = None
     save_every: int
     keep: int
     log_every: int
@@ -137,6 +143,7 @@ class ResolvedPhase:
             left_out.add("lr_warmup_steps")
         if self.mixed_precision != "fp16":
             left_out.add("fp16")
+        left_out.update(name for name in OF_ONE_MODALITY if getattr(self, name) is None)
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         users = {
             key: value
@@ -155,11 +162,12 @@ def warmup_share(ratio: float, horizon: int) -> int:
 def explained(phase: ResolvedPhase) -> Iterator[tuple[str, Any, Source, str]]:
     """Dotted name, value, source and reason of each value, in the order of the class.
 
+    What the family has no such thing of is left out.
     A mapping whose keys have sources of their own gives a row for each: `lr_scheduler_args.power`.
     """
     for item in fields(phase):
         value = getattr(phase, item.name)
-        if item.name == "sources":
+        if item.name == "sources" or (value is None and item.name in OF_ONE_MODALITY):
             continue
         rows = [(item.name, value)]
         if isinstance(value, dict):

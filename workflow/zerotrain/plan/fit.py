@@ -1,4 +1,4 @@
-"""`zerotrain plan --fit`: micro batch, resolution and checkpointing that fit a device."""
+"""`zerotrain plan --fit`: micro batch, resolution (or length) and checkpointing that fit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from zerotrain.plan.planner import AUTO, Place, Plan, plan
 from zerotrain.plan.prediction import MODES, Mode, Prediction, Traced, retrace, trace
 
 SMALLER = (1.0, 0.75, 0.5, 0.25)
-"""Shares of the pixel area that are tried where not even one sample fits."""
+"""Shares of the pixel area, or of the tokens, that are tried where not even one sample fits."""
 
 
 @dataclass(frozen=True)
 class Fit:
     """A way that fits."""
 
-    resolution: int
+    size: int
+    """Side in pixels, or longest row in tokens."""
     micro_batch: int
     prediction: Prediction
 
@@ -38,7 +39,7 @@ def search(
     """For each preset, the largest micro batch that fits with each treatment of activations.
 
     The global batch stays: accumulation makes up for a smaller micro batch. Where not even one
-    sample fits under any preset, smaller images are tried.
+    sample fits under any preset, smaller images or shorter rows are tried.
 
     Raises:
         PipelineError: no device is known, or nothing fits at all.
@@ -49,34 +50,33 @@ def search(
             "--fit, but no GPU is known here", hint="name its memory: --device-memory '24 GiB'"
         )
     first = trace(config, phase, base, cpu=place.cpu)
-    for resolution in _resolutions(phase):
-        found = list(_of_resolution(config, phase, place, auto, first, resolution))
+    whole = config.cache_size(phase)
+    unit, least = ("tokens", "length") if config.is_text else ("px", "area")
+    for size in _lengths(whole) if config.is_text else _resolutions(whole):
+        found = list(_of_size(config, phase, place, auto, first, size))
         if found:
-            return _lines(found, phase, place, tflops, first)
+            lines = _lines(found, phase, place, tflops, first, f"{size} {unit}")
+            return lines if size == whole else [f"Nothing fits at {whole} {unit}.", *lines]
     raise PipelineError(
-        f"nothing fits {gib(place.device_memory)}, not even one sample of a quarter of the area",
+        f"nothing fits {gib(place.device_memory)}, not even one sample of a quarter of the {least}",
         hint="train an adapter (--lora-rank 16), use more processes, or a larger GPU",
     )
 
 
-def _of_resolution(
-    config: RunConfig, phase: Phase, place: Place, auto: Path, first: Traced, resolution: int
+def _of_size(
+    config: RunConfig, phase: Phase, place: Place, auto: Path, first: Traced, size: int
 ) -> Iterator[Fit]:
     """The best of each preset and mode: the first micro batch, the largest first, that fits."""
     settled: set[tuple[str, Mode]] = set()
     for batch in _micro_batches(phase):
-        known = batch == first.batch and resolution == phase.train.resolution
-        traced = (
-            first
-            if known
-            else retrace(first.model, config, phase, batch, resolution, cpu=place.cpu)
-        )
+        known = batch == first.batch and size == config.cache_size(phase)
+        traced = first if known else retrace(first.model, config, phase, batch, size, cpu=place.cpu)
         made = plan(config, phase.name, place, auto=auto, traced=traced)
         for one in _usable(made):
             key = one.preset, one.mode
             if key not in settled and fits(one, place.device_memory or 0, place.host_memory):
                 settled.add(key)
-                yield Fit(resolution, batch, one)
+                yield Fit(size, batch, one)
 
 
 def _usable(made: Plan) -> Iterator[Prediction]:
@@ -91,9 +91,13 @@ def _micro_batches(phase: Phase) -> list[int]:
     return [size for size in range(share, 0, -1) if share % size == 0]
 
 
-def _resolutions(phase: Phase) -> list[int]:
+def _lengths(tokens: int) -> list[int]:
+    """The phase's, and shorter ones."""
+    return list(dict.fromkeys(max(2, int(tokens * share)) for share in SMALLER))
+
+
+def _resolutions(side: int) -> list[int]:
     """The phase's, and those of smaller areas, in multiples of 64 where it is one."""
-    side = phase.train.resolution
     step = 64 if side % 64 == 0 and side >= 256 else 8
     return list(
         dict.fromkeys(max(step, int(side * share**0.5) // step * step) for share in SMALLER)
@@ -101,7 +105,12 @@ def _resolutions(phase: Phase) -> list[int]:
 
 
 def _lines(
-    found: list[Fit], phase: Phase, place: Place, tflops: float | None, first: Traced
+    found: list[Fit],
+    phase: Phase,
+    place: Place,
+    tflops: float | None,
+    first: Traced,
+    size: str,
 ) -> list[str]:
     trained = first.model.trained_parameters
     share = phase.train.global_batch_size // phase.launch.num_processes
@@ -113,9 +122,8 @@ def _lines(
     order = list(dict.fromkeys(fit.prediction.preset for fit in found))
     # By time where the GPU's speed is known; else the lowest preset, then the fewest operations.
     found.sort(key=lambda fit: (0 if tflops else order.index(fit.prediction.preset), cost(fit)))
-    side = found[0].resolution
     lines = [
-        f"What fits {gib(place.device_memory or 0)} at {side} px, global batch "
+        f"What fits {gib(place.device_memory or 0)} at {size}, global batch "
         f"{phase.train.global_batch_size}; the first is recommended:"
     ]
     for fit in found:
@@ -126,6 +134,4 @@ def _lines(
             f"{share // fit.micro_batch:<3} {MODES[one.mode]:<24} {gib(one.device):>9} device, "
             f"{gib(one.host):>9} host{time}"
         )
-    if side != phase.train.resolution:
-        lines.insert(0, f"Nothing fits at {phase.train.resolution} px.")
     return lines

@@ -140,7 +140,8 @@ def choose_preset(made: Plan) -> tuple[str, str]:
         raise PipelineError(
             f"phase {phase.name}: launch: auto, but no preset fits: {choice.why}",
             hint=f"the least is {gib(least.device)}, under {least.preset} with {MODES[least.mode]};"
-            " `zerotrain plan --fit` searches micro batch, resolution and checkpointing",
+            " `zerotrain plan --fit` searches micro batch, "
+            f"{'max_length' if made.config.is_text else 'resolution'} and checkpointing",
         )
     return choice.chosen.preset, f"auto: {choice.why}"
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from zerotrain import optimizers
 from zerotrain.config import Phase, RunConfig
-from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.launch.overrides import overlay
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.settings import Settings, nested
@@ -122,8 +121,8 @@ def trace(
     """
     architecture = find_architecture(config.family, str(base or config.base))
     model = trained_model(architecture, config.lora_values(), config.frozen_parameters)
-    batch, resolution = _micro_batch(phase), phase.train.resolution
-    return retrace(model, config, phase, batch, resolution, cpu=cpu, engines=engines)
+    batch, size = _micro_batch(phase), config.cache_size(phase)
+    return retrace(model, config, phase, batch, size, cpu=cpu, engines=engines)
 
 
 def retrace(
@@ -131,19 +130,14 @@ def retrace(
     config: RunConfig,
     phase: Phase,
     batch: int,
-    resolution: int,
+    size: int,
     *,
     cpu: bool = False,
     engines: Collection[Engine] = ENGINES,
 ) -> Traced:
-    """The same of another micro batch or resolution."""
-    text = config.family in LANGUAGE_MODELS
-    shape = Shape(
-        batch=batch,
-        resolution=resolution,
-        tokens=phase.train.max_length if text else None,
-        max_sequence_length=config.cache.max_sequence_length,
-    )
+    """The same of another micro batch, and of another resolution or length of rows."""
+    sized = {"tokens" if config.is_text else "resolution": size}
+    shape = Shape(batch=batch, max_sequence_length=config.cache.max_sequence_length, **sized)
     precision, device = phase.launch.mixed_precision, "cpu" if cpu else "cuda"
 
     def traced(autocast: bool) -> Activations:

@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from zerotrain.config import RunConfig, parse_config, read_config
 from zerotrain.config.launch import Memory
 from zerotrain.errors import PipelineError
+from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.plan.fit import search
 from zerotrain.plan.hardware import TFLOPS, find_tflops
 from zerotrain.plan.planner import Place, here, plan
@@ -37,8 +38,8 @@ def plan_report(
 
     Args:
         config: A run's configuration; without one `values` are planned.
-        values: family, base, resolution, batch_size, precision, processes, lora_rank,
-            gradient_checkpointing.
+        values: family, base, resolution or max_length, batch_size, precision, processes,
+            lora_rank, gradient_checkpointing.
         phase: The phase; default: the first.
         device_memory: Of a GPU; default: this machine's.
         host_memory: Of the machine; default: this one's.
@@ -90,15 +91,16 @@ def phase_report(
 
 
 def _run_of(values: Mapping[str, Any]) -> RunConfig:
-    """A run of one phase with these values; its images are never looked at."""
-    rank = values["lora_rank"]
+    """A run of one phase with these values; its data is never looked at."""
+    rank, text = values["lora_rank"], values["family"] in LANGUAGE_MODELS
+    size = "max_length" if text else "resolution"
     raw = {
         "run": "plan",
         "family": values["family"],
         "base": values["base"],
-        "data": {"images": "images"},
+        "data": {"source": "sums"} if text else {"images": "images"},
         "train": {
-            "resolution": values["resolution"],
+            size: values[size],
             "global_batch_size": values["batch_size"],
             "gradient_checkpointing": values["gradient_checkpointing"],
         },

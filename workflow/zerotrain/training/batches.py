@@ -43,7 +43,7 @@ class Batches:
             count=len(self._train),
             epoch_size=self._phase.epoch_size,
             shape=self._shape,
-            caption_dropout=self._phase.caption_dropout_probability,
+            caption_dropout=self._phase.caption_dropout_probability or 0.0,
             noise_offset=self._phase.objective.get("noise_offset", 0.0),
         )
         return {

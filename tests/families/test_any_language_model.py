@@ -1,0 +1,157 @@
+"""Language models of other classes than the nano ones: taught, written and asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.families.test_language import logits
+from tests.families.texts import SUMS, batch
+
+from zerotrain.config import EvaluateConfig
+from zerotrain.data.conversation import Message
+from zerotrain.families import ROOT, TextFamily, load_family
+from zerotrain.families.language_nano import train_tokenizer
+from zerotrain.families.lora import add_adapter, save_adapter
+
+LORA = {"rank": 2, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
+"""Of the attention's projections, whatever the class calls them."""
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def config_of(kind: str, ids: dict[str, Any]) -> Any:
+    """A small model's configuration; only the names of the widths differ between classes."""
+    if kind == "llama":
+        return transformers.LlamaConfig(
+            **SMALL, intermediate_size=64, num_key_value_heads=2, rope_theta=1e6, **ids
+        )
+    if kind == "gpt2":
+        return transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **ids)
+    if kind == "bloom":
+        return transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **ids)
+    layers = {f"{side}_{what}": n for side in ("encoder", "decoder")
+              for what, n in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 64))}  # fmt: skip
+    return transformers.BartConfig(
+        d_model=32, **layers, max_position_embeddings=64, dropout=0.0, forced_eos_token_id=None,
+        decoder_start_token_id=ids["eos_token_id"], **ids,
+    )  # fmt: skip
+
+
+def build(kind: str, folder: Path) -> Path:
+    """Model and tokenizer as their library saves them."""
+    seq2seq = kind == "bart"
+    tokenizer = train_tokenizer(SUMS, seq2seq=seq2seq)
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {name: getattr(tokenizer, name) for name in names} | {"vocab_size": len(tokenizer)}
+    auto = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = auto.from_config(config_of(kind, ids))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    taught(family_of(kind), model, folder, steps=30)
+    model.save_pretrained(folder)
+    return folder
+
+
+def family_of(kind: str) -> TextFamily:
+    return load_family("seq2seq_lm" if kind == "bart" else "causal_lm")  # type: ignore[return-value]
+
+
+def taught(family: TextFamily, model: Any, base: Path, steps: int = 2) -> list[float]:
+    """The losses of steps on one batch."""
+    given, objective = batch(family.name, base), family.objective(base)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        loss = objective.loss(model.train(), given).mean()
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2", "bloom", "bart"])
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def base(kind, tmp_path_factory) -> Path:
+    return build(kind, tmp_path_factory.mktemp(kind))
+
+
+@pytest.fixture(scope="module")
+def family(kind) -> TextFamily:
+    return family_of(kind)
+
+
+def trained_tensors(model: Any) -> dict[str, torch.Tensor]:
+    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def test_the_loss_is_the_librarys_own(family, base):
+    """Of one example, in eval mode."""
+    model = family.load_model(base).eval()
+    given = {name: tensor[:1] for name, tensor in batch(family.name, base).items()}
+    length = int(given["attention_mask"].sum())
+    labels = given["labels"][given["labels"] != -100][None]
+    if family.name == "causal_lm":
+        labels = given["labels"][:, :length]
+    with torch.inference_mode():
+        own = model(input_ids=given["input_ids"][:, :length], labels=labels).loss
+        found = family.objective(base).loss(model, given)
+    torch.testing.assert_close(found[0], own, atol=2e-6, rtol=0)
+
+
+def test_what_was_trained_is_what_the_library_loads(family, base, tmp_path):
+    """The whole model: equal outputs, and buffers that are none of the training."""
+    model = family.load_model(base)
+    taught(family, model, base)
+    tensors = trained_tensors(model)
+    for path in base.iterdir():
+        if path.suffix != ".safetensors":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    family.save_model(base, shapes, tensors.__getitem__, torch.float32, tmp_path)
+    loaded = getattr(transformers, family.classes[ROOT]).from_pretrained(tmp_path)
+    given = batch(family.name, base)
+    assert torch.equal(logits(loaded, given, family.name), logits(model, given, family.name))
+
+
+def test_an_adapter_of_the_attention_is_applied(family, base, tmp_path):
+    """With targets by themselves; loaded by transformers, outputs are those of the training."""
+    model = family.load_model(base)
+    add_adapter(model, seed=0, **LORA)
+    taught(family, model, base)
+    tensors = trained_tensors(model)
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    for path in base.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    save_adapter(
+        family, base, shapes, tensors.__getitem__, dtype=torch.float32, out=tmp_path, **LORA
+    )
+    given = batch(family.name, base)
+    expected = logits(model, given, family.name)
+    assert torch.equal(logits(family.load_trained(tmp_path), given, family.name), expected)
+    assert not torch.equal(logits(family.load_model(base), given, family.name), expected)
+
+
+def test_answers_are_those_of_the_library(family, base):
+    """Greedy, in a batch: what a user's own call of `generate` gives for each prompt alone."""
+    model = getattr(transformers, family.classes[ROOT]).from_pretrained(base)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+    prompts = [[Message("user", text)] for text in ("1+2=", "what is 2+3=", "1+1=")]
+    config = EvaluateConfig(batch_size=4, max_new_tokens=12)
+    found = family.generate(base, prompts, config, max_length=32, device="cpu")
+    for messages, answer in zip(prompts, found, strict=True):
+        text = messages[-1].content
+        ids = tokenizer(text + "\n" * (family.name == "causal_lm"), return_tensors="pt").input_ids
+        own = model.generate(ids, max_new_tokens=12, do_sample=False)[0]
+        own = own[ids.shape[1] :] if family.name == "causal_lm" else own
+        assert answer == tokenizer.decode(own, skip_special_tokens=True).strip()
+    assert found[0] == "3"

@@ -1,0 +1,109 @@
+"""zerotrain publish of language models: the card says how to load them, and what they answered."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.formats.languages import Language, publish_base
+from tests.formats.test_publish import REPO, head_of, hub, run, upload  # noqa: F401
+
+from zerotrain import artifact
+from zerotrain.evaluation.answers import ANSWERS, Answer, write_answers
+from zerotrain.families import ROOT
+from zerotrain.formats import convert
+from zerotrain.model_card import LOADING_TEXT
+
+ANSWERED = [
+    Answer("1+2=", "3", "3"),
+    Answer("be brief\n<b> | x", None, "42"),
+    *(Answer(f"{n}+0=", str(n), "?") for n in range(10)),
+]
+
+
+@pytest.fixture
+def phase(language: Language, tmp_path: Path) -> Path:
+    """An evaluated phase with a LoRA's weights, and a base that names a hub id."""
+    folder = tmp_path / "sums" / "only"
+    base = publish_base(language.name, tmp_path / "sums" / "base", "Qwen/Qwen2.5-7B")
+    with artifact.publish(folder / "checkpoint", "checkpoint") as draft:
+        (draft.folder / "state.json").write_text("{}")
+    parents = {
+        "base": artifact.read(base, "base"),
+        "checkpoint": artifact.read(folder / "checkpoint", "checkpoint"),
+    }
+    made_by = {"run": "sums", "phase": "only"}
+    with artifact.publish(folder / "weights", "weights", parents=parents, made_by=made_by) as draft:
+        shutil.copytree(language.lora, draft.folder, dirs_exist_ok=True)
+        (draft.folder / "manifest.json").unlink()
+        draft.content = {"family": language.name, "step": 12, "dtype": "fp32"}
+    with artifact.publish(folder / "evaluation", "evaluation") as draft:
+        write_answers(draft.folder / ANSWERS, ANSWERED)
+        draft.content = {"prompts": [answer.prompt for answer in ANSWERED]}
+    (folder / "metrics.json").write_text(json.dumps({"exact_match": 0.97, "perplexity": 1.25}))
+    return folder
+
+
+def test_a_dry_run_writes_the_card_and_lists_the_files(phase, language, tmp_path):
+    """Of an adapter in peft's form: what the hub sorts by, metrics, and the first answers."""
+    convert(phase / "weights", "peft", tmp_path / "peft")
+    said = run(tmp_path / "peft", REPO, "--license", "apache-2.0", "--dry-run")
+    listed = [line.split()[0] for line in said.splitlines() if line.endswith("bytes")]
+    assert set(listed) == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    card = tmp_path / "peft-card" / "README.md"
+    task = {"causal_lm": "text-generation", "seq2seq_lm": "text2text-generation"}
+    assert head_of(card) == {
+        "base_model": "Qwen/Qwen2.5-7B",
+        "base_model_relation": "adapter",
+        "library_name": "peft",
+        "license": "apache-2.0",
+        "pipeline_tag": task[language.name],
+        "tags": [language.name, "zerotrain", "lora"],
+    }
+    text = card.read_text()
+    assert "| answers that are exactly right | 97.0% |" in text
+    assert "| 1+2= | 3 | 3 |" in text
+    assert "| be brief<br>&lt;b&gt; &#124; x |  | 42 |" in text
+    assert text.count("| ? |") == 8
+    assert "| format | peft |" in text
+
+
+@pytest.mark.parametrize("form", LOADING_TEXT)
+def test_the_card_says_how_to_load_it(language, tmp_path, form):
+    """Its code runs, and gives the model that was trained."""
+    source = language.lora if form in ("adapter", "peft") else language.whole
+    convert(source, None if form == "adapter" else form, tmp_path / "out")
+    run(tmp_path / "out", REPO, "--dry-run")
+    code = (tmp_path / "out-card" / "README.md").read_text().split("```")[1]
+    code = code.removeprefix("python\n").replace("nano", str(language.base))
+    for call in (f'snapshot_download("{REPO}")', f'hf_hub_download("{REPO}", "model.safetensors")'):
+        name = tmp_path / "out" / ("model.safetensors" if call.startswith("hf") else "")
+        code = code.replace(call, repr(str(name)))
+    scope: dict[str, Any] = {}
+    exec(code.replace(REPO, str(tmp_path / "out")), scope)
+    if form == "single_file":
+        assert (
+            "model.embed_tokens.weight" in scope["tensors"] or "shared.weight" in scope["tensors"]
+        )
+        return
+    auto = getattr(transformers, language.family.classes[ROOT])
+    expected = language.logits(auto.from_pretrained(source))
+    assert torch.equal(language.logits(scope["model"]), expected)
+    assert scope["tokenizer"]("1+2").input_ids
+
+
+def test_weights_and_card_are_uploaded_in_one_commit(phase, tmp_path, hub):  # noqa: F811
+    """A whole folder: tensors, configuration, tokenizer and card as they are here."""
+    kept, address = hub
+    convert(phase / "weights", "merged", tmp_path / "merged")
+    done = upload(address, tmp_path / "merged", REPO)
+    assert done.returncode == 0, done.stderr
+    files = artifact.read(tmp_path / "merged", "weights").files
+    assert {"model.safetensors", "tokenizer.json", "generation_config.json"} <= set(files)
+    assert kept.files.pop("README.md") == (tmp_path / "merged-card" / "README.md").read_bytes()
+    assert kept.files == {name: (tmp_path / "merged" / name).read_bytes() for name in files}

@@ -1,0 +1,174 @@
+"""Formats of language models: what was trained is what transformers and peft load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from tests.formats.conftest import tensors_below
+from tests.formats.languages import ADAPTER, MESSAGES, Language, publish_base
+from tests.formats.test_formats import header
+
+from zerotrain import artifact
+from zerotrain.config import EvaluateConfig
+from zerotrain.errors import PipelineError
+from zerotrain.families import ROOT
+from zerotrain.formats import FORMATS, convert
+from zerotrain.formats.weights import ExportedWeights
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OF_IMAGES = [name for name, form in FORMATS.items() if form.modality == "image"]
+
+
+def load(language: Language, folder: Path, **options: Any) -> Any:
+    """The model as a user's own line loads it."""
+    auto = getattr(transformers, language.family.classes[ROOT])
+    return auto.from_pretrained(folder, **options).eval()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shard", [None, "100KB"])
+def test_a_folder_is_what_transformers_loads(language, tmp_path, dtype, shard):
+    """In the type that it was written in, by from_pretrained alone; with its tokenizer."""
+    convert(language.whole, None, tmp_path / "out", dtype=dtype, max_shard_size=shard)
+    model = load(language, tmp_path / "out")
+    assert model.dtype == DTYPES[dtype]
+    expected = load(language, language.whole, dtype=DTYPES[dtype])
+    for parameter in expected.parameters():  # of a T5 in fp16 the library keeps some in fp32
+        parameter.data = parameter.to(DTYPES[dtype]).to(parameter.dtype)
+    assert torch.equal(language.logits(model), language.logits(expected))
+    assert not torch.equal(
+        language.logits(expected), language.logits(load(language, language.base))
+    )
+    assert (len(list((tmp_path / "out").glob("*.safetensors"))) > 1) == bool(shard)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (
+        tokenizer("1+2").input_ids == language.family.load_tokenizer(language.base)("1+2").input_ids
+    )
+    for file in ("generation_config.json", "tokenizer.json"):
+        assert (tmp_path / "out" / file).read_bytes() == (language.base / file).read_bytes()
+    assert artifact.read(tmp_path / "out", "weights").content["dtype"] == dtype
+    # Its own file: that of the base under a second name would have been changed with it.
+    assert json.loads((language.base / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_an_adapter_goes_with_its_base(language, tmp_path):
+    """The folder of a LoRA, in another type: from_pretrained applies it to the base beside it."""
+    convert(language.lora, None, tmp_path / "out", dtype="bf16")
+    assert {
+        t.dtype for t in load_file(tmp_path / "out" / "adapter_model.safetensors").values()
+    } == {torch.bfloat16}
+    assert ExportedWeights(tmp_path / "out").adapter is not None
+    convert(language.lora, None, tmp_path / "fp32")
+    found = language.logits(load(language, tmp_path / "fp32"))
+    assert torch.equal(found, language.logits(load(language, language.lora)))
+    assert not torch.equal(found, language.logits(load(language, language.base)))
+
+
+def test_peft_finds_the_base_by_itself(language, tmp_path):
+    """Rank and alpha are the training's; AutoPeftModel loads the base that the file names."""
+    convert(language.lora, "peft", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (ADAPTER["rank"], ADAPTER["alpha"])
+    assert config["base_model_name_or_path"] == str(language.base)
+    auto = {
+        "causal_lm": peft.AutoPeftModelForCausalLM,
+        "seq2seq_lm": peft.AutoPeftModelForSeq2SeqLM,
+    }
+    model = auto[language.name].from_pretrained(tmp_path / "out").eval()
+    expected = language.logits(load(language, language.lora))
+    assert torch.equal(language.logits(model), expected)
+    plain = load(language, language.base)
+    by_hand = peft.PeftModel.from_pretrained(plain, tmp_path / "out").eval()
+    assert torch.equal(language.logits(by_hand), expected)
+
+
+def test_a_base_of_the_hub_is_named_by_its_id(language, tmp_path):
+    """With the commit that was trained."""
+    base = publish_base(language.name, tmp_path / "base", "Qwen/Qwen2.5-7B")
+    manifest = json.loads((base / "manifest.json").read_text())
+    manifest["content"]["commit"] = "abc"
+    (base / "manifest.json").write_text(json.dumps(manifest))
+    parents = {"base": artifact.read(base, "base")}
+    source = artifact.read(language.lora, "weights")
+    with artifact.publish(tmp_path / "weights", "weights", parents=parents) as draft:
+        for name in source.files:
+            artifact.link_or_copy(source.path(name), draft.folder / name)
+        draft.content = source.content
+    convert(tmp_path / "weights", "peft", tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "Qwen/Qwen2.5-7B"
+    assert config["revision"] == "abc"
+
+
+def test_merged_weights_are_those_that_peft_merges(language, tmp_path):
+    """Bit by bit what merge_and_unload leaves; the model's answer stays, to rounding."""
+    convert(language.lora, "merged", tmp_path / "out")
+    convert(language.lora, "peft", tmp_path / "peft")
+    by_peft = peft.PeftModel.from_pretrained(load(language, language.base), tmp_path / "peft")
+    by_peft = by_peft.merge_and_unload()
+    found = load(language, tmp_path / "out")
+    expected = by_peft.state_dict()
+    assert found.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[n]) for n, tensor in found.state_dict().items())
+    adapted = language.logits(load(language, language.lora))
+    torch.testing.assert_close(language.logits(found), adapted, atol=1e-4, rtol=1e-4)
+    assert not (tmp_path / "out" / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize("prefix", ["", "text_encoder."])
+def test_a_single_file_has_each_tensor_once(language, tmp_path, prefix):
+    """Under the library's names behind a prefix; tied weights under their first."""
+    convert(language.whole, "single_file", tmp_path / "out", dtype="bf16", prefix=prefix)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    expected = tensors_below(language.whole)
+    assert found.keys() == {prefix + name for name in expected}
+    assert all(torch.equal(found[prefix + n], t.bfloat16()) for n, t in expected.items())
+    said = header(tmp_path / "out" / "model.safetensors")
+    assert said["zerotrain.weights"] == artifact.read(language.whole, "weights").identity
+
+
+def test_an_applied_adapter_answers(language, tmp_path):
+    """What `generate` says of a LoRA's folder is what its merged weights say, not its base."""
+    convert(language.lora, "merged", tmp_path / "merged")
+    config = EvaluateConfig(max_new_tokens=12)
+
+    def answer(folder: Path) -> list[str]:
+        return language.family.generate(folder, [MESSAGES], config, max_length=32, device="cpu")
+
+    assert answer(language.lora) == answer(tmp_path / "merged")
+    assert answer(language.lora) != answer(language.base)
+
+
+@pytest.mark.parametrize("form", OF_IMAGES)
+def test_formats_of_images_are_refused(language, tmp_path, form):
+    with pytest.raises(PipelineError, match=f"--to {form}: .* is a model of text, and") as refused:
+        convert(language.lora, form, tmp_path / "out")
+    assert refused.value.hint == "choose one of transformers, merged, single_file, peft"
+
+
+def test_an_adapter_is_no_single_file(language, tmp_path):
+    with pytest.raises(PipelineError, match="holds an adapter, and programs of text") as refused:
+        convert(language.lora, "single_file", tmp_path / "out")
+    assert "--to peft" in refused.value.hint
+
+
+def test_an_adapter_to_a_tied_head_alone_is_not_merged(language, tmp_path):
+    """The head is the table of tokens, too, which would be changed without a word."""
+    source = artifact.read(language.lora, "weights")
+    with artifact.publish(tmp_path / "weights", "weights") as draft:
+        for name in source.files:
+            artifact.link_or_copy(source.path(name), draft.folder / name)
+        config = json.loads((draft.folder / "adapter_config.json").read_text())
+        (draft.folder / "adapter_config.json").unlink()
+        config["target_modules"] = ["lm_head"]
+        (draft.folder / "adapter_config.json").write_text(json.dumps(config))
+        draft.content = source.content
+    with pytest.raises(PipelineError, match="lm_head shares its weights with another layer"):
+        convert(tmp_path / "weights", "merged", tmp_path / "out")

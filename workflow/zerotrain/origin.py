@@ -1,0 +1,61 @@
+"""Where exported weights came from: their base model, and the phase that trained them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotrain import artifact
+from zerotrain.artifact import Artifact
+from zerotrain.errors import PipelineError
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What the folders that weights came from say of them, as far as they are still there."""
+
+    base: str | None = None
+    """Hub id or folder of the base model, as the configuration named it."""
+    commit: str | None = None
+    """The base's commit on the hub."""
+    base_folder: Path | None = None
+    """Where the base lies."""
+    phase: Path | None = None
+    """The phase's folder, with metrics.json, evaluation/ and launch/."""
+
+    @property
+    def on_hub(self) -> bool:
+        """Whether the base is a model of the hub."""
+        return bool(self.base and HUB_ID.fullmatch(self.base) and not Path(self.base).exists())
+
+
+def origin_of(weights: Artifact) -> Origin:
+    """Follow an exported folder to the phase and the base that it came from."""
+    while "weights" in weights.parents:
+        above = _parent(weights, "weights")
+        if above is None:
+            return Origin()
+        weights = above
+    base, checkpoint = _parent(weights, "base"), weights.parents.get("checkpoint")
+    phase = Path(checkpoint["path"]).parent if checkpoint else None
+    return Origin(
+        base=str(base.content["base"]) if base and "base" in base.content else None,
+        commit=base.content.get("commit") if base else None,
+        base_folder=base.folder if base else None,
+        phase=phase if phase and (phase / "metrics.json").is_file() else None,
+    )
+
+
+def _parent(weights: Artifact, name: str) -> Artifact | None:
+    """A parent that still lies where it lay, and is the same."""
+    said = weights.parents.get(name)
+    if said is None:
+        return None
+    try:
+        found = artifact.read(Path(said["path"]), name, verify=False)
+    except PipelineError:
+        return None
+    return found if found.identity == said["identity"] else None
