@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -277,9 +278,9 @@ def test_a_whole_model_has_no_format_of_adapters(whole, tmp_path, form):
 def test_a_family_without_a_table_of_names_is_refused(whole, lora, tmp_path, monkeypatch):
     """With those that have one, and the formats that need none."""
     monkeypatch.setattr(ldm, "LAYOUTS", {"other": None})
-    monkeypatch.setattr(kohya, "NAMES", {"other": None})
+    monkeypatch.setattr(kohya, "PLACES", {"other": None})
     for source, form, instead in ((whole, "ldm", "single_file"), (lora, "kohya", "peft")):
-        with pytest.raises(PipelineError, match=f"--to {form}: .* sdxl (is|are) not known") as no:
+        with pytest.raises(PipelineError, match=f"--to {form}: .*sdxl (has no|are not)") as no:
             convert(source, form, tmp_path / "out")
         assert "other" in no.value.hint
         assert instead in no.value.hint
@@ -320,12 +321,12 @@ def test_a_wrong_name_would_be_found_before_anything_is_published(
     layout = dict(ldm.LAYOUTS)["sdxl"]
 
     def wrong(weights):
-        tensors = layout(weights)
+        tensors = layout.tensors(weights)
         name = UNET + "out.2.bias"
         tensors[UNET + "out.3.bias"] = tensors.pop(name)
         return tensors
 
-    monkeypatch.setattr(ldm, "LAYOUTS", {"sdxl": wrong})
+    monkeypatch.setattr(ldm, "LAYOUTS", {"sdxl": replace(layout, tensors=wrong)})
     with pytest.raises(PipelineError):
         convert(whole, "ldm", tmp_path / "out")
     monkeypatch.setattr(
