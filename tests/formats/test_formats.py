@@ -13,7 +13,7 @@ from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.families.conftest import drawn
-from tests.families.test_lora import difference
+from tests.families.test_lora import adapted, difference, saved
 from tests.formats.conftest import ADAPTER, published, tensors_below
 
 from zerotrain import artifact
@@ -22,6 +22,7 @@ from zerotrain.families.lora import ADAPTER as LORA_FILE
 from zerotrain.families.lora import METADATA
 from zerotrain.families.sdxl import FAMILY
 from zerotrain.formats import FORMATS, convert, kohya, ldm
+from zerotrain.formats.opening import open_pipeline
 from zerotrain.formats.sdxl_names import UNET, unet_names
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -212,6 +213,38 @@ def test_layers_are_scaled_as_peft_scales_them(lora, base, tmp_path, form, setti
     pipeline = pipeline_of(base)
     pipeline.load_lora_weights(tmp_path / "out")
     assert difference(pipeline.unet, expected) <= 1e-6
+
+
+@pytest.fixture(scope="module")
+def dora(base, tmp_path_factory) -> Path:
+    """Weights of a DoRA, whose magnitudes were trained too."""
+    folder = tmp_path_factory.mktemp("dora")
+    unet = adapted(base, **ADAPTER, use_dora=True)
+    for name, parameter in unet.named_parameters():
+        if ".lora_magnitude_vector." in name:
+            parameter.data *= torch.linspace(0.5, 1.5, parameter.numel()).view_as(parameter)
+    saved(base, unet, folder / "adapter", **ADAPTER, use_dora=True)
+    return published(base, folder / "dora", folder / "adapter")
+
+
+@pytest.mark.parametrize("form", ["diffusers", "diffusers_lora", "single_file", "peft", "merged"])
+def test_a_dora_is_the_one_that_was_trained_in_each_format(dora, lora, base, tmp_path, form):
+    """Its magnitudes included."""
+    convert(dora, form, tmp_path / "out")
+    whole = FORMATS[form].pipeline
+    _, pipeline = open_pipeline(tmp_path / "out", None if whole else base, "cpu")
+    trained = FAMILY.load_trained(dora)
+    apart = difference(pipeline.unet.eval(), trained)
+    print(f"{form}: {apart:.1e}")
+    assert apart <= 1e-6
+    assert difference(trained, FAMILY.load_trained(lora)) > 0.01
+
+
+def test_a_dora_is_refused_where_it_would_be_another(dora, tmp_path):
+    """ComfyUI's weight_decompose divides by the base's norm, peft by that of the sum."""
+    with pytest.raises(PipelineError, match="DoRA there is another function: ComfyUI") as refused:
+        convert(dora, "kohya", tmp_path / "out")
+    assert "--to merged" in refused.value.hint
 
 
 def test_a_kohya_file_says_what_it_is(lora, tmp_path):
