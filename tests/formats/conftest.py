@@ -58,7 +58,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def published(base: Path, folder: Path, adapter: Path | None = None) -> Path:
+def published(base: Path, folder: Path, adapter: Path | None = None, family: str = "sdxl") -> Path:
     """A weights folder as an export publishes it; the trained part is the base's."""
     made_by = {"run": "houses", "phase": "only", "dtype": "fp32"}
     parents = {"base": artifact.read(base, "base")}
@@ -67,7 +67,7 @@ def published(base: Path, folder: Path, adapter: Path | None = None) -> Path:
         (draft.folder / "manifest.json").unlink()
         if adapter is not None:
             shutil.copytree(adapter, draft.folder, dirs_exist_ok=True)
-        draft.content = {"family": "sdxl", "step": 12, "dtype": "fp32"}
+        draft.content = {"family": family, "step": 12, "dtype": "fp32"}
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.families.conftest import drawn
-from tests.families.test_lora import difference
+from tests.families.test_lora import adapted, difference, saved
 from tests.formats.conftest import ADAPTER, published, tensors_below
 
 from zerotrain import artifact
@@ -22,6 +23,7 @@ from zerotrain.families.lora import METADATA
 from zerotrain.families.sdxl import FAMILY
 from zerotrain.formats import FORMATS as ALL_FORMATS
 from zerotrain.formats import convert, kohya, ldm
+from zerotrain.formats.opening import open_pipeline
 from zerotrain.formats.sdxl_names import UNET, unet_names
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -215,6 +217,38 @@ def test_layers_are_scaled_as_peft_scales_them(lora, base, tmp_path, form, setti
     assert difference(pipeline.unet, expected) <= 1e-6
 
 
+@pytest.fixture(scope="module")
+def dora(base, tmp_path_factory) -> Path:
+    """Weights of a DoRA, whose magnitudes were trained too."""
+    folder = tmp_path_factory.mktemp("dora")
+    unet = adapted(base, **ADAPTER, use_dora=True)
+    for name, parameter in unet.named_parameters():
+        if ".lora_magnitude_vector." in name:
+            parameter.data *= torch.linspace(0.5, 1.5, parameter.numel()).view_as(parameter)
+    saved(base, unet, folder / "adapter", **ADAPTER, use_dora=True)
+    return published(base, folder / "dora", folder / "adapter")
+
+
+@pytest.mark.parametrize("form", ["diffusers", "diffusers_lora", "single_file", "peft", "merged"])
+def test_a_dora_is_the_one_that_was_trained_in_each_format(dora, lora, base, tmp_path, form):
+    """Its magnitudes included."""
+    convert(dora, form, tmp_path / "out")
+    whole = FORMATS[form].pipeline
+    _, pipeline = open_pipeline(tmp_path / "out", None if whole else base, "cpu")
+    trained = FAMILY.load_trained(dora)
+    apart = difference(pipeline.unet.eval(), trained)
+    print(f"{form}: {apart:.1e}")
+    assert apart <= 1e-6
+    assert difference(trained, FAMILY.load_trained(lora)) > 0.01
+
+
+def test_a_dora_is_refused_where_it_would_be_another(dora, tmp_path):
+    """ComfyUI's weight_decompose divides by the base's norm, peft by that of the sum."""
+    with pytest.raises(PipelineError, match="DoRA there is another function: ComfyUI") as refused:
+        convert(dora, "kohya", tmp_path / "out")
+    assert "--to merged" in refused.value.hint
+
+
 def test_a_kohya_file_says_what_it_is(lora, tmp_path):
     """sgm's names, each layer's alpha, and the keys by which programs sort and show files."""
     convert(lora, "kohya", tmp_path / "out", dtype="fp16")
@@ -279,9 +313,9 @@ def test_a_whole_model_has_no_format_of_adapters(whole, tmp_path, form):
 def test_a_family_without_a_table_of_names_is_refused(whole, lora, tmp_path, monkeypatch):
     """With those that have one, and the formats that need none."""
     monkeypatch.setattr(ldm, "LAYOUTS", {"other": None})
-    monkeypatch.setattr(kohya, "NAMES", {"other": None})
+    monkeypatch.setattr(kohya, "PLACES", {"other": None})
     for source, form, instead in ((whole, "ldm", "single_file"), (lora, "kohya", "peft")):
-        with pytest.raises(PipelineError, match=f"--to {form}: .* sdxl (is|are) not known") as no:
+        with pytest.raises(PipelineError, match=f"--to {form}: .*sdxl (has no|are not)") as no:
             convert(source, form, tmp_path / "out")
         assert "other" in no.value.hint
         assert instead in no.value.hint
@@ -322,12 +356,12 @@ def test_a_wrong_name_would_be_found_before_anything_is_published(
     layout = dict(ldm.LAYOUTS)["sdxl"]
 
     def wrong(weights):
-        tensors = layout(weights)
+        tensors = layout.tensors(weights)
         name = UNET + "out.2.bias"
         tensors[UNET + "out.3.bias"] = tensors.pop(name)
         return tensors
 
-    monkeypatch.setattr(ldm, "LAYOUTS", {"sdxl": wrong})
+    monkeypatch.setattr(ldm, "LAYOUTS", {"sdxl": replace(layout, tensors=wrong)})
     with pytest.raises(PipelineError):
         convert(whole, "ldm", tmp_path / "out")
     monkeypatch.setattr(

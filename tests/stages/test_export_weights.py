@@ -28,7 +28,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.export import WeightsTarget
 from zerotrain.export import export as export_source
 from zerotrain.export_by_hand import refuse_strangers
-from zerotrain.families.lora import ADAPTER, add_adapter
+from zerotrain.families.lora import ADAPTER, METADATA, add_adapter
 from zerotrain.families.sdxl import FAMILY
 from zerotrain.position import MASTER, TrainingPosition
 from zerotrain.stages.export_weights import export_weights
@@ -222,13 +222,18 @@ def test_the_files_header_leads_back(export: Export, trained: Trained, base: Pat
     """To run, phase, step and base, wherever the file is carried."""
     export(trained)
     with safe_open(export.weights / "unet" / "diffusion_pytorch_model.safetensors", "pt") as file:
-        assert file.metadata() == {
-            "format": "pt",
-            "zerotrain.run": "tiny",
-            "zerotrain.phase": "plain",
-            "zerotrain.step": "12",
-            "zerotrain.base": artifact.read(base, "base").identity,
-        }
+        assert file.metadata() == origin(base)
+
+
+def origin(base: Path) -> dict[str, str]:
+    """What the header of any file of weights says."""
+    return {
+        "format": "pt",
+        "zerotrain.run": "tiny",
+        "zerotrain.phase": "plain",
+        "zerotrain.step": "12",
+        "zerotrain.base": artifact.read(base, "base").identity,
+    }
 
 
 def change(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -432,7 +437,8 @@ def test_the_configuration_says_what_is_frozen(
 
 
 def test_an_adapter_is_written_beside_the_base(export: Export, base: Path) -> None:
-    """The base's own U-Net is linked, the adapter is what was trained, and both load."""
+    """The base's own U-Net is linked, the adapter is what was trained, and both load; its header
+    leads back, and has rank and alpha."""
     model = FAMILY.load_model(base)
     lora = {"rank": 2, "alpha": 3.0, "dropout": 0.0, "target_modules": ["to_q", "to_v"]}
     add_adapter(model, seed=0, **lora)
@@ -449,6 +455,11 @@ def test_an_adapter_is_written_beside_the_base(export: Export, base: Path) -> No
     assert (export.weights / unet).samefile(base / unet)
     adapter = load_file(export.weights / ADAPTER)
     assert len(adapter) == len(trained)
+    with safe_open(export.weights / ADAPTER, "pt") as file:
+        said = file.metadata()
+    settings = json.loads(said.pop(METADATA))
+    assert said == origin(base)
+    assert (settings["unet.r"], settings["unet.lora_alpha"]) == (2, 3.0)
     for name, tensor in trained.items():
         assert torch.equal(adapter["unet." + name.replace(".default.", ".")], tensor)
     assert sorted(State(export.state).names) == sorted(trained)

@@ -204,6 +204,7 @@ def _write_weights(
             read,
             dtype=dtype,
             out=folder,
+            metadata=metadata,
             **weights.lora,
         )
     return weights.family.save_model(

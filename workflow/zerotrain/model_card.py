@@ -43,6 +43,17 @@ pipeline = {pipeline}.from_single_file(
     f"{{folder}}/model.safetensors", config=f"{{folder}}/config"
 )
 """,
+    "ldm_denoiser": """\
+from diffusers import {model}, {pipeline}
+from huggingface_hub import hf_hub_download
+
+file = hf_hub_download("{repo}", "model.safetensors")
+{part} = {model}.from_single_file(file, config="{base}", subfolder="{part}")
+pipeline = {pipeline}.from_pretrained("{base}", {part}={part})
+""",
+    "kohya_sd3": """\
+# diffusers reads no LoRA of SD3 with kohya's names: open lora.safetensors in ComfyUI or Forge
+""",
     "diffusers_lora": """\
 from diffusers import DiffusionPipeline
 
@@ -70,6 +81,12 @@ tensors = load_file(hf_hub_download("{repo}", "model.safetensors"))
 """,
 }
 """How each format of a model of images is loaded; a test runs them."""
+OWN_LOADING = {
+    ("ldm", "sd3"): "ldm_denoiser",
+    ("ldm", "flux"): "ldm_denoiser",
+    ("kohya", "sd3"): "kohya_sd3",
+}
+"""Families of which a format is loaded otherwise."""
 LOADING_TEXT = {
     "transformers": """\
 from transformers import {model}, AutoTokenizer
@@ -133,7 +150,8 @@ def model_card(
         pipeline_tag=TASKS.get(family.name, "text-to-image"),
         tags=[family.name, "zerotrain", *(["lora"] if adapter else [])],
     )
-    loading = (LOADING_TEXT if text else LOADING)[form].format(
+    own = OWN_LOADING.get((form, family.name), form)
+    loading = (LOADING_TEXT if text else LOADING)[own].format(
         repo=repo_id,
         base=origin.base or "BASE",
         pipeline=getattr(family, "pipeline", ""),

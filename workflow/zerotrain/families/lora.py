@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 from transformers.pytorch_utils import Conv1D
 
 from zerotrain.artifact import file_sha256, write_json
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT
 from zerotrain.lora_targets import ALL_LINEAR, ATTENTION, Targets, is_target
+from zerotrain.tensor_file import write_tensor_file
 
 if TYPE_CHECKING:
     from zerotrain.families import Family
@@ -120,6 +120,7 @@ def save_adapter(
     dropout: float,
     dtype: torch.dtype,
     out: Path,
+    metadata: Mapping[str, str] | None = None,
     **options: Any,
 ) -> dict[str, str]:
     """Write a trained adapter as its library loads it from `out`.
@@ -140,6 +141,7 @@ def save_adapter(
             dropout would go on at random while images are sampled.
         dtype: Type of the written tensors.
         out: Folder to write into.
+        metadata: What the file's header says beside rank and alpha.
         options: use_rslora, use_dora and init_lora_weights; see rank.
 
     Returns:
@@ -186,17 +188,20 @@ def save_adapter(
     # Only where they differ from peft's own: an older diffusers knows neither.
     settings |= {key: True for key in ("use_rslora", "use_dora") if options.get(key)}
     file, prefix = adapter_file(part)
+    known, said = {}, dict(metadata or {})
     if part == ROOT:
         task = TASKS[family.classes[ROOT]]
         own = LoraConfig(**settings, lora_dropout=dropout, task_type=task, inference_mode=True)
         write_json(out / PEFT_CONFIG, {**own.to_dict(), **settings})
-        header = {"format": "pt"}
+        known = {PEFT_CONFIG: file_sha256(out / PEFT_CONFIG)}
     else:
         named = {f"{part}.{key}": value for key, value in settings.items()}
-        header = {METADATA: json.dumps(named, sort_keys=True)}
-    # One entry of metadata: safetensors writes several in an order of chance.
-    save_file({prefix + name: t for name, t in plain.items()}, out / file, metadata=header)
-    return {name: file_sha256(out / name) for name in (file, PEFT_CONFIG) if (out / name).is_file()}
+        said |= {METADATA: json.dumps(named, sort_keys=True)}
+    layout = {prefix + name: (dtype, plain[name].shape) for name in sorted(plain)}
+    sha256 = write_tensor_file(
+        out / file, layout, lambda name: plain[name.removeprefix(prefix)], said
+    )
+    return known | {file: sha256}
 
 
 def apply_adapter(model: torch.nn.Module, folder: Path) -> None:

@@ -74,7 +74,7 @@ FORMATS: Mapping[str, Format] = {
     ),
     "ldm": Format(
         "ldm",
-        "`model.safetensors`, all parts in the original layout",
+        "`model.safetensors` in the original layout",
         "ComfyUI, A1111, Forge, kohya, **diffusers**",
         adapter=False,
         modality="image",

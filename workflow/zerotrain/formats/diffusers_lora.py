@@ -11,7 +11,7 @@ import torch
 from zerotrain.families.lora import ADAPTER, METADATA
 from zerotrain.formats import Options
 from zerotrain.formats.tensors import hold_to, otherwise, write_tensors
-from zerotrain.formats.weights import ExportedWeights, model_without_memory
+from zerotrain.formats.weights import ExportedWeights, file_name, model_without_memory
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
@@ -62,7 +62,7 @@ def hold_adapter_to(
 
 def _plain(name: str) -> str:
     """A factor's name without that of the adapter, and without the wrapper of peft's own model."""
-    return re.sub(r"(\.lora_\w+)\.[^.]+\.", r"\1.", _layer(name))
+    return file_name(re.sub(r"(\.lora_\w+)\.[^.]+\.", r"\1.", _layer(name)))
 
 
 def _layer(name: str) -> str:

@@ -1,79 +1,114 @@
 """kohya: a LoRA as sd-scripts writes it, which ComfyUI, A1111 and Forge open by its names.
 
-Each layer carries `lora_down`, `lora_up` and its true alpha: readers scale by alpha / rank, and
-take alpha for the rank where it is missing.
+Each layer of the original model carries `lora_down`, `lora_up` and its true alpha: readers scale by
+alpha / rank, and take alpha for the rank where it is missing. Layers that are one in the original
+have one LoRA, whose lora_up is block-diagonal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from zerotrain.errors import PipelineError
-from zerotrain.families.pipelines import pipeline_class
-from zerotrain.formats import Options, sdxl_names
+from zerotrain.formats import Options, kohya_reading
 from zerotrain.formats.diffusers_lora import hold_adapter_to
 from zerotrain.formats.modelspec import architecture, network
+from zerotrain.formats.original import (
+    FLUX_WIDTH,
+    PLACES,
+    Places,
+    flux_width,
+    layers_by_place,
+    swapped,
+)
 from zerotrain.formats.tensors import Stored, write_tensors
 from zerotrain.formats.weights import Adapter, ExportedWeights, model_without_memory
 
 FILE = "lora.safetensors"
-FACTORS = {"lora_A.weight": "lora_down.weight", "lora_B.weight": "lora_up.weight"}
+DOWN, UP = "lora_A.weight", "lora_B.weight"
+INSTEAD = "merge it: --to merged; or keep it: --to diffusers_lora or peft"
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
     """Write the file; its sha256 by name."""
     adapter = weights.adapter
     assert adapter is not None
-    name_of = _names(weights)
+    place_of = _places(weights)
     _refuse_other_tensors(adapter, weights)
     alphas = {layer: _alpha(weights, layer) for layer in adapter.layers}
     _refuse_several(alphas, weights)
-    tensors = {}
-    for layer in adapter.layers:
-        kohya = "lora_unet_" + name_of(f"{layer}.weight").removesuffix(".weight").replace(".", "_")
-        for own, theirs in FACTORS.items():
-            tensors[f"{kohya}.{theirs}"] = adapter.tensors[f"{layer}.{own}"]
-        alpha = torch.tensor(alphas[layer])
-        tensors[f"{kohya}.alpha"] = Stored(alpha.dtype, (), alpha.clone)
+    if weights.family.name == "flux":
+        _refuse_unread(weights)
+    tensors: dict[str, Stored] = {}
+    for place, layers in layers_by_place(weights.trained, place_of).items():
+        if not (trained := [layer for layer in layers if layer in alphas]):
+            continue
+        name = kohya_reading.name_of(place)
+        tensors |= {f"{name}.{n}": t for n, t in _factors(weights, layers, place_of).items()}
+        alpha = torch.tensor(alphas[trained[0]] * len(layers))
+        tensors[f"{name}.alpha"] = Stored(alpha.dtype, (), alpha.clone)
     said = weights.lineage() | architecture(weights, "/lora") | network(weights)
     return {FILE: write_tensors(out / FILE, tensors, options.dtype, said)}
 
 
 def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     """Load the file with diffusers' own reading of kohya's names; compare factors and scales."""
-    pipeline = pipeline_class(weights.family.pipeline)  # type: ignore[attr-defined]
     model = model_without_memory(weights)
-    state, alphas = pipeline.lora_state_dict(
-        str(out), weight_name=FILE, unet_config=model.config, local_files_only=True
-    )
-    pipeline.load_lora_into_unet(state, network_alphas=alphas, unet=model)
-    hold_adapter_to(weights, model, options.dtype, out / FILE)
+    kohya_reading.load(weights.family, model, out / FILE)
+    if weights.family.name == "sdxl":
+        hold_adapter_to(weights, model, options.dtype, out / FILE)
+    else:
+        kohya_reading.hold_folded_to(weights, model, options.dtype, out / FILE)
 
 
-def _sdxl(weights: ExportedWeights) -> Callable[[str], str]:
-    return sdxl_names.unet_names(weights.config("unet"))
-
-
-NAMES: Mapping[str, Callable[[ExportedWeights], Callable[[str], str]]] = {"sdxl": _sdxl}
-"""Families whose names kohya has of its own, and who gives them."""
-
-
-def _names(weights: ExportedWeights) -> Callable[[str], str]:
-    if weights.family.name not in NAMES:
+def _places(weights: ExportedWeights) -> Places:
+    if weights.family.name not in PLACES:
         raise PipelineError(
             f"--to kohya: its names for {weights.family.name} are not known here",
-            hint=f"they are those of {', '.join(NAMES)}; diffusers_lora and peft are for all",
+            hint=f"they are those of {', '.join(PLACES)}; diffusers_lora and peft are for all",
         )
-    return NAMES[weights.family.name](weights)
+    return PLACES[weights.family.name](weights)
+
+
+def _factors(
+    weights: ExportedWeights, layers: tuple[str, ...], place_of: Places
+) -> dict[str, Stored]:
+    """Both factors of a layer that is made of these, some of which may have no adapter."""
+    adapter = weights.adapter
+    assert adapter is not None
+    if len(layers) == 1:
+        down, up = (adapter.tensors[f"{layers[0]}.{factor}"] for factor in (DOWN, UP))
+        up = swapped(up) if place_of(f"{layers[0]}.weight").swapped else up
+        return {"lora_down.weight": down, "lora_up.weight": up}
+    names = (f"{layer}.{DOWN}" for layer in layers)
+    known = next(adapter.tensors[name] for name in names if name in adapter.tensors)
+    rank, width = known.shape
+    heights = [weights.trained[f"{layer}.weight"].shape[0] for layer in layers]
+
+    def read(factor: str) -> list[torch.Tensor]:
+        shapes = [(rank, width) if factor == DOWN else (height, rank) for height in heights]
+        names = [f"{layer}.{factor}" for layer in layers]
+        return [
+            adapter.tensors[name].read() if name in adapter.tensors else torch.zeros(shape)
+            for name, shape in zip(names, shapes, strict=True)
+        ]
+
+    total = rank * len(layers)
+    return {
+        "lora_down.weight": Stored(known.dtype, (total, width), lambda: torch.cat(read(DOWN))),
+        "lora_up.weight": Stored(
+            known.dtype, (sum(heights), total), lambda: torch.block_diag(*read(UP))
+        ),
+    }
 
 
 def _alpha(weights: ExportedWeights, layer: str) -> float:
     """What a reader divides by the rank: the true alpha, by rsLoRA alpha * sqrt(rank)."""
     assert weights.adapter is not None
-    rank = weights.adapter.tensors[f"{layer}.lora_A.weight"].shape[0]
+    rank = weights.adapter.tensors[f"{layer}.{DOWN}"].shape[0]
     return round(weights.scales[layer] * rank, 6)
 
 
@@ -84,14 +119,43 @@ def _refuse_several(alphas: Mapping[str, float], weights: ExportedWeights) -> No
         raise PipelineError(
             f"--to kohya: layers of {weights.folder} have several alphas, {found[0]:g} to "
             f"{found[-1]:g}, and diffusers would read one for all",
-            hint="merge it: --to merged; or keep it: --to diffusers_lora or peft",
+            hint=INSTEAD,
         )
 
 
 def _refuse_other_tensors(adapter: Adapter, weights: ExportedWeights) -> None:
-    other = next((n for n in adapter.tensors if not n.endswith(tuple(FACTORS))), None)
+    other = next((n for n in adapter.tensors if not n.endswith((DOWN, UP))), None)
+    if other is None:
+        return
+    dora = "lora_magnitude_vector" in other
+    raise PipelineError(
+        f"--to kohya: {weights.folder} has {other}, "
+        + (
+            "and DoRA there is another function: ComfyUI divides by the norm of the base's weights "
+            "alone"
+            if dora
+            else "which readers of kohya's names leave out"
+        ),
+        hint=INSTEAD,
+    )
+
+
+def _refuse_unread(weights: ExportedWeights) -> None:
+    """Layers of Flux whose LoRA diffusers leaves out, or reads at one width only."""
+    assert weights.adapter is not None
+    blocks = ("transformer_blocks.", "single_transformer_blocks.")
+    other = next((n for n in weights.adapter.layers if not n.startswith(blocks)), None)
     if other:
         raise PipelineError(
-            f"--to kohya: {weights.folder} has {other}, which readers of kohya's names leave out",
-            hint="merge it: --to merged; or keep it: --to diffusers_lora or peft",
+            f"--to kohya: of Flux's {other} diffusers reads no LoRA under kohya's names",
+            hint=f"{INSTEAD}; or train without it: lora.target_modules",
+        )
+    ends = (".attn.to_q", ".attn.to_k", ".attn.to_v", ".proj_mlp")
+    joined = (n for n in weights.adapter.layers if n.startswith(blocks[1]) and n.endswith(ends))
+    first, width = next(joined, None), flux_width(weights)
+    if first and width != FLUX_WIDTH:
+        raise PipelineError(
+            f"--to kohya: {first} is {width} wide, and diffusers reads such a layer of Flux's own "
+            f"{FLUX_WIDTH} alone",
+            hint=INSTEAD,
         )

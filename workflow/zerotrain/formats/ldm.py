@@ -1,4 +1,4 @@
-"""ldm: a whole model in one file in its original layout, as ComfyUI, A1111 and kohya open it.
+"""ldm: a model in one file in its original layout, as ComfyUI, A1111 and kohya open it.
 
 Beside it, in config/, lie the small files that diffusers' from_single_file needs without a network.
 """
@@ -6,15 +6,25 @@ Beside it, in config/, lie the small files that diffusers' from_single_file need
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import diffusers
 import torch
 
 from zerotrain.artifact import link_or_copy
 from zerotrain.errors import PipelineError
+from zerotrain.families import Family
 from zerotrain.families.pipelines import pipeline_class
 from zerotrain.formats import Options, sdxl_names
 from zerotrain.formats.modelspec import architecture, prediction
+from zerotrain.formats.original import (
+    FLUX_WIDTH,
+    PLACES,
+    flux_width,
+    in_original_layout,
+    rows_of,
+)
 from zerotrain.formats.tensors import Stored, hold_to, write_tensors
 from zerotrain.formats.weights import ExportedWeights
 
@@ -24,7 +34,7 @@ CONFIG = "config"
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
     """Write the file and config/; sha256 of files by name."""
-    tensors = _layout(weights)(weights)
+    tensors = _layout(weights).tensors(weights)
     said = weights.lineage() | architecture(weights)
     for name in weights.descriptions():
         link_or_copy(weights.artifact.path(name), out / CONFIG / name)
@@ -34,22 +44,38 @@ def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, st
 
 def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     """Load the file with from_single_file, offline, and compare each part bit by bit."""
-    pipeline = load_single_file(weights.family.pipeline, out / FILE, out / CONFIG, options.dtype)  # type: ignore[attr-defined]
-    for part in weights.family.classes:
+    loaded = load_parts(weights.family, out / FILE, out / CONFIG, options.dtype)
+    for part, model in loaded.items():
         expected = {_flat(n): t for n, t in weights.tensors(part).items()}
-        loaded = {_flat(n): t for n, t in getattr(pipeline, part).state_dict().items()}
-        hold_to(expected, loaded, options.dtype, out / FILE)
+        found = {_flat(n): t for n, t in model.state_dict().items()}
+        hold_to(expected, found, options.dtype, out / FILE)
 
 
-def load_single_file(pipeline: str, file: Path, config: Path, dtype: torch.dtype) -> object:
-    """A pipeline of diffusers from one file in the original layout, without a network.
+def load_parts(
+    family: Family, file: Path, config: Path, dtype: torch.dtype
+) -> dict[str, torch.nn.Module]:
+    """The parts in a file of a family's original layout, loaded without a network.
 
     Args:
-        pipeline: Name of its class.
+        family: The family.
         file: The file.
         config: Folder in diffusers' layout; its weights, if there are any, are not read.
         dtype: Type to load.
     """
+    parts = LAYOUTS[family.name].parts
+    if set(parts) == set(family.classes):
+        pipeline = load_single_file(family.pipeline, file, config, dtype)  # type: ignore[attr-defined]
+        return {part: getattr(pipeline, part) for part in parts}
+    return {
+        part: getattr(diffusers, family.classes[part]).from_single_file(
+            str(file), config=str(config), subfolder=part, local_files_only=True, dtype=dtype
+        )
+        for part in parts
+    }
+
+
+def load_single_file(pipeline: str, file: Path, config: Path, dtype: torch.dtype) -> object:
+    """A pipeline of diffusers from one file with all its parts; see load_parts."""
     found: object = pipeline_class(pipeline).from_single_file(
         str(file), config=str(config), local_files_only=True, dtype=dtype
     )
@@ -59,28 +85,68 @@ def load_single_file(pipeline: str, file: Path, config: Path, dtype: torch.dtype
 def sdxl(weights: ExportedWeights) -> dict[str, Stored]:
     """SDXL's tensors under their original names."""
     _refuse_equal_widths(weights)
-    unet = sdxl_names.unet_names(weights.config("unet"))
-    vae = sdxl_names.vae_names(weights.config("vae"))
     return {
-        **{sdxl_names.UNET + unet(n): t for n, t in weights.tensors("unet").items()},
-        **{sdxl_names.VAE + vae(n): _convolution(n, t) for n, t in weights.tensors("vae").items()},
+        **_denoiser(weights, sdxl_names.UNET),
+        **_autoencoder(weights),
         **{sdxl_names.CLIP + _flat(n): t for n, t in weights.tensors("text_encoder").items()},
         **_open_clip({_flat(n): t for n, t in weights.tensors("text_encoder_2").items()}),
         **_marks(weights),
     }
 
 
-LAYOUTS: Mapping[str, Callable[[ExportedWeights], dict[str, Stored]]] = {"sdxl": sdxl}
+def sd3(weights: ExportedWeights) -> dict[str, Stored]:
+    """SD3's, as sd3_medium.safetensors has them: without text encoders."""
+    return {**_denoiser(weights, sdxl_names.UNET), **_autoencoder(weights)}
+
+
+def flux(weights: ExportedWeights) -> dict[str, Stored]:
+    """Flux's, as flux1-dev.safetensors has them: the transformer alone."""
+    if (width := flux_width(weights)) != FLUX_WIDTH:
+        raise PipelineError(
+            f"--to ldm: the layers of {weights.folder} are {width} wide, and diffusers reads the "
+            f"original layout of Flux's own {FLUX_WIDTH} alone",
+            hint="of this one, --to diffusers or single_file",
+        )
+    return _denoiser(weights, "")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A family's original file."""
+
+    tensors: Callable[[ExportedWeights], dict[str, Stored]]
+    parts: tuple[str, ...]
+    """Those that are in it."""
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "sdxl": Layout(sdxl, ("text_encoder", "text_encoder_2", "unet", "vae")),
+    "sd3": Layout(sd3, ("transformer", "vae")),
+    "flux": Layout(flux, ("transformer",)),
+}
 """Families whose original layout is known."""
 
 
-def _layout(weights: ExportedWeights) -> Callable[[ExportedWeights], dict[str, Stored]]:
+def _layout(weights: ExportedWeights) -> Layout:
     if weights.family.name not in LAYOUTS:
         raise PipelineError(
-            f"--to ldm: the original layout of {weights.family.name} is not known here",
-            hint=f"it is that of {', '.join(LAYOUTS)}; single_file and diffusers are for all",
+            f"--to ldm: {weights.family.name} has no layout of its own here",
+            hint=f"{', '.join(LAYOUTS)} have; single_file and diffusers are for all, and ComfyUI "
+            "opens the single_file of qwen_image",
         )
     return LAYOUTS[weights.family.name]
+
+
+def _denoiser(weights: ExportedWeights, prefix: str) -> dict[str, Stored]:
+    place_of = PLACES[weights.family.name](weights)
+    tensors = in_original_layout(weights.trained, place_of)
+    return {prefix + name: stored for name, stored in tensors.items()}
+
+
+def _autoencoder(weights: ExportedWeights) -> dict[str, Stored]:
+    name_of = sdxl_names.vae_names(weights.config("vae"))
+    tensors = weights.tensors("vae").items()
+    return {sdxl_names.VAE + name_of(name): _convolution(name, t) for name, t in tensors}
 
 
 def _refuse_equal_widths(weights: ExportedWeights) -> None:
@@ -104,16 +170,11 @@ def _open_clip(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
             parts = [tensors[name.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
             number = layer.rsplit(".", 1)[-1]
             new = f"transformer.resblocks.{number}.attn.in_proj_{kind}"
-            found[new] = _joined(parts)
+            found[new] = rows_of(parts)
         else:
             new = sdxl_names.open_clip_name(name)
             found[new] = _transposed(stored) if new == "text_projection" else stored
     return {sdxl_names.OPEN_CLIP + name: stored for name, stored in found.items()}
-
-
-def _joined(parts: list[Stored]) -> Stored:
-    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-    return Stored(parts[0].dtype, shape, lambda: torch.cat([part.read() for part in parts]))
 
 
 def _transposed(stored: Stored) -> Stored:

@@ -12,7 +12,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.formats import Options
 from zerotrain.formats.diffusers_folder import verify_folder, write_folder
 from zerotrain.formats.tensors import Stored
-from zerotrain.formats.weights import NAME, Adapter, ExportedWeights
+from zerotrain.formats.weights import NAME, Adapter, ExportedWeights, file_name
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
@@ -66,7 +66,7 @@ def _merge(
         if not own.startswith("base_layer."):
             known, key = adapter.tensors, own.replace(f".{NAME}", "")
         # A copy: peft adds in place, and what is read may be the open file's own pages.
-        return known[f"{name}.{key}"].read().to(torch.float32, copy=True)
+        return known[file_name(f"{name}.{key}")].read().to(torch.float32, copy=True)
 
     layer.load_state_dict({own: value(own) for own in layer.state_dict()}, assign=True)
     layer.merge()

@@ -6,32 +6,73 @@ kohya's own ss_ keys, which A1111 and its kin show.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from zerotrain.formats.weights import ExportedWeights
 
-ARCHITECTURES: Mapping[str, str] = {"sdxl": "stable-diffusion-xl-v1-base"}
-SS_BASE_VERSIONS: Mapping[str, str] = {"sdxl": "sdxl_base_v1-0"}
+DEFAULT_SAMPLE_SIZE = 128
+"""Latents a side, where a model is made for no size of its own (FluxPipeline and its like)."""
 
 
-def architecture(weights: ExportedWeights, kind: str = "") -> dict[str, str]:
+@dataclass(frozen=True)
+class Kind:
+    """How others name a family."""
+
+    architecture: str
+    implementation: str
+    base_version: str
+    """kohya's ss_base_model_version."""
+    network: str
+    """The module of sd-scripts, or musubi-tuner, that trains a LoRA of it."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "sdxl": Kind(
+        "stable-diffusion-xl-v1-base",
+        "https://github.com/Stability-AI/generative-models",
+        "sdxl_base_v1-0",
+        "networks.lora",
+    ),
+    "sd3": Kind(
+        "stable-diffusion-3-medium",
+        "https://github.com/Stability-AI/sd3.5",
+        "sd3",
+        "networks.lora_sd3",
+    ),
+    "flux": Kind(
+        "flux-1-dev",
+        "https://github.com/black-forest-labs/flux",
+        "flux1",
+        "networks.lora_flux",
+    ),
+    "qwen_image": Kind(
+        "qwen-image",
+        "https://github.com/QwenLM/Qwen-Image",
+        "qwen_image",
+        "networks.lora_qwen_image",
+    ),
+}
+
+
+def architecture(weights: ExportedWeights, suffix: str = "") -> dict[str, str]:
     """modelspec's entries of a file.
 
     Args:
         weights: What the file is made from.
-        kind: "/lora" for an adapter.
+        suffix: "/lora" for an adapter.
     """
     lineage = weights.lineage()
     run = lineage.get("zerotrain.run", weights.family.name)
     side = resolution(weights)
+    kind, known = prediction(weights)[0], KINDS[weights.family.name]
     return {
         "modelspec.sai_model_spec": "1.0.0",
-        "modelspec.architecture": ARCHITECTURES[weights.family.name] + kind,
-        "modelspec.implementation": "https://github.com/Stability-AI/generative-models",
+        "modelspec.architecture": known.architecture + suffix,
+        "modelspec.implementation": known.implementation,
         "modelspec.title": f"{run}, step {lineage['zerotrain.step']}",
         "modelspec.resolution": f"{side}x{side}",
-        "modelspec.prediction_type": prediction(weights)[0],
+        **({"modelspec.prediction_type": kind} if kind else {}),
     }
 
 
@@ -40,9 +81,10 @@ def network(weights: ExportedWeights) -> dict[str, str]:
     assert weights.adapter is not None
     settings = weights.adapter.settings
     kind, zero_snr = prediction(weights)
+    known = KINDS[weights.family.name]
     return {
-        "ss_base_model_version": SS_BASE_VERSIONS[weights.family.name],
-        "ss_network_module": "networks.lora",
+        "ss_base_model_version": known.base_version,
+        "ss_network_module": known.network,
         "ss_network_dim": str(settings["r"]),
         "ss_network_alpha": str(float(settings["lora_alpha"])),
         "ss_v2": "False",
@@ -52,15 +94,19 @@ def network(weights: ExportedWeights) -> dict[str, str]:
     }
 
 
-def prediction(weights: ExportedWeights) -> tuple[str, bool]:
-    """`epsilon` or `v`, and whether no signal is left at the last timestep."""
+def prediction(weights: ExportedWeights) -> tuple[str | None, bool]:
+    """`epsilon`, `v` or None of a flow; and whether no signal is left at the last timestep."""
     config = weights.config("scheduler")
+    if config["_class_name"].startswith("FlowMatch"):
+        return None, False
     kind = "v" if config.get("prediction_type") == "v_prediction" else "epsilon"
     return kind, bool(config.get("rescale_betas_zero_snr"))
 
 
 def resolution(weights: ExportedWeights) -> int:
     """Side in pixels of the images that the model was made for."""
-    latent: int = weights.config(weights.part)["sample_size"]
-    blocks: list[int] = weights.config("vae")["block_out_channels"]
-    return latent * math.prod([2] * (len(blocks) - 1))
+    latent: int = weights.config(weights.part).get("sample_size", DEFAULT_SAMPLE_SIZE)
+    vae = weights.config("vae")
+    halved = vae.get("temperal_downsample", vae.get("block_out_channels", [0])[1:])
+    pixels: int = latent * 2 ** len(halved)
+    return pixels

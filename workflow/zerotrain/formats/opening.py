@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from zerotrain.base import MODEL_INDEX
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, Family, load_family
 from zerotrain.families.lora import ADAPTER, PEFT_CONFIG
-from zerotrain.formats import ldm, peft_adapter
+from zerotrain.formats import kohya_reading, ldm, peft_adapter
+
+ORIGINAL_BLOCK = re.compile(r"(model\.diffusion_model\.)?(joint|double)_blocks\.")
+"""SD3's and Flux's, in their original layouts."""
 
 
 def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Family, Any]:
@@ -54,8 +58,14 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Family, A
         found: Any = ldm.load_single_file(family.pipeline, file, config, dtype)  # type: ignore[attr-defined]
         found.set_progress_bar_config(disable=True)
         return family, found.to(device)
-    family, pipeline = _whole(_needed(base, path), device)
-    _put_in(pipeline, family, file, names)
+    folder = _needed(base, path)
+    family, pipeline = _whole(folder, device)
+    if any(ORIGINAL_BLOCK.match(name) for name in names):
+        parts = ldm.load_parts(family, file, folder, pipeline.dtype)
+        for part, model in parts.items():
+            setattr(pipeline, part, model.to(device))
+    else:
+        _put_in(pipeline, family, file, names)
     return family, pipeline
 
 
@@ -146,7 +156,10 @@ def _put_in(pipeline: Any, family: Family, file: Path, names: list[str]) -> None
     if (file.parent / PEFT_CONFIG).is_file():
         peft_adapter.apply(denoiser, file.parent)
     elif any(name.endswith(".lora_down.weight") for name in names):
-        pipeline.load_lora_weights(str(file.parent), weight_name=file.name)
+        if family.name == "sd3":  # the pipeline's own would leave all of it out
+            kohya_reading.load(family, denoiser, file)
+        else:
+            pipeline.load_lora_weights(str(file.parent), weight_name=file.name)
     elif any(".lora_A." in name for name in names):
         layers = {name.partition(".lora_A.")[0] for name in names if ".lora_A." in name}
         prefix = prefix_before(layers, set(own), file)

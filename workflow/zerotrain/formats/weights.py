@@ -161,6 +161,11 @@ class ExportedWeights:
         return {key: value for key, value in said.items() if value}
 
 
+def file_name(name: str) -> str:
+    """A tensor of an adapter as peft's files name it: DoRA's magnitudes are no layer there."""
+    return name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
+
+
 def model_without_memory(weights: ExportedWeights) -> torch.nn.Module:
     """The trained part as the library builds it, each weight a view of one zero.
 

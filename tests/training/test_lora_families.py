@@ -1,0 +1,90 @@
+"""The adapter of a ZeRO-3 run has the names and shapes of the plain one's, in every format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+from tests.training.conftest import Training
+from tests.training.test_switch_families import COUNT, LORA, SIDE, made  # noqa: F401
+
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.config import TrainConfig
+from zerotrain.errors import PipelineError
+from zerotrain.export import WeightsTarget, export
+from zerotrain.families import load_family
+from zerotrain.formats import convert
+from zerotrain.training import progress_folder
+
+FORMATS = {
+    "diffusers_lora": "pytorch_lora_weights.safetensors",
+    "peft": "adapter_model.safetensors",
+    "kohya": "lora.safetensors",
+}
+STEPS = 2
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Trains an adapter of a family, each time from the start, and exports it."""
+
+    training: Training
+    inputs: Path
+    family: str
+
+    def weights(self, preset: str, **changes: Any) -> Path:
+        """The weights folder of two steps under an engine."""
+        name = f"{preset}-{len(list(self.training.folder.iterdir()))}"
+        self.training.run(
+            name, preset, STEPS, family=self.family, lora=LORA, resolution=SIDE, epoch_size=COUNT,
+            objective=TrainConfig().objective(self.family), lr_warmup_steps=0, **changes,
+        )  # fmt: skip
+        rolling = progress_folder.step_folder(self.training.progress(name), STEPS)
+        folder = self.training.folder / f"{name}-weights"
+        family = load_family(self.family)
+        target = WeightsTarget(folder, self.inputs / "base", family, "fp32", lora=LORA)
+        export(Checkpoint(rolling), rolling, target, None)
+        return folder
+
+
+@pytest.fixture
+def adapters(request, made, tmp_path, server) -> Adapters:  # noqa: F811
+    family = getattr(request, "param", "sdxl")
+    inputs = made(family)
+    return Adapters(Training(tmp_path, inputs, server), inputs, family)
+
+
+@pytest.mark.parametrize(
+    "adapters",
+    ["sdxl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd3", "qwen_image"))],
+    indirect=True,
+)
+def test_the_adapter_of_a_zero3_run_is_that_of_a_plain_one(adapters, tmp_path):
+    """Equal names, shapes and types in every format, never empty, and values within 1e-4."""
+    folders = {preset: adapters.weights(preset) for preset in ("torch", "zero3_offload")}
+    for form, file in FORMATS.items():
+        found = []
+        for preset, folder in folders.items():
+            convert(folder, form, tmp_path / f"{preset}-{form}")
+            found.append(load_file(tmp_path / f"{preset}-{form}" / file))
+        plain, partitioned = found
+        assert len(plain) >= 2 * len(LORA["target_modules"])
+        described = [{n: (t.shape, t.dtype) for n, t in tensors.items()} for tensors in found]
+        assert described[0] == described[1]
+        assert all(t.numel() for t in partitioned.values())
+        ups = [n for n in partitioned if n.endswith((".lora_B.weight", ".lora_up.weight"))]
+        assert all(partitioned[name].any() for name in ups)
+        apart = max(float((plain[n] - partitioned[n]).abs().max()) for n in plain)
+        print(f"{adapters.family} {form}: {len(plain)} tensors, {apart:.1e} apart")
+        assert apart <= 1e-4
+
+
+@pytest.mark.parametrize("preset", ["torch", "zero3_offload"])
+def test_an_adapter_that_learned_nothing_is_not_written(adapters, preset):
+    """Its second factors begin at zero and stay there; no folder appears."""
+    with pytest.raises(PipelineError, match=r"the adapter does nothing: .* are zero"):
+        adapters.weights(preset, learning_rate=0.0)
+    assert not list(adapters.training.folder.glob("*-weights"))
