@@ -95,9 +95,9 @@ def export_by_hand(
                 hint="add --config FILE of the run, or --family sdxl --base FOLDER; a state "
                 "(--state alone) and --to universal need no base",
             )
-        refuse_format(to, checkpoint, weights.lora is not None, max_shard_size, prefix)
+        refuse_format(to, checkpoint, weights.adapter, max_shard_size, prefix)
     source = open_source(checkpoint, trust_pickle=trust_pickle)
-    if weights is not None and weights.lora is None:
+    if weights is not None and not weights.adapter:
         _refuse_adapter(source.names, checkpoint)
     for sentence in getattr(source, "lost", ()):
         print(f"left out: {sentence}", file=sys.stderr)

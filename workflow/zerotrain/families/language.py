@@ -14,7 +14,7 @@ from accelerate import init_empty_weights
 from transformers.initialization import no_init_weights
 
 from zerotrain.errors import PipelineError
-from zerotrain.families import ROOT
+from zerotrain.families import ROOT, adapters
 from zerotrain.families.model_tensors import ModelTensors, tensor_sources, write_model
 from zerotrain.families.tokens import IGNORED, end_tokens
 from zerotrain.progress import progress
@@ -102,7 +102,7 @@ class LanguageFamily(ABC):
 
     def load_trained(self, weights: Path) -> torch.nn.Module:
         """Load a weights folder in float32 on CPU, with the folder's adapter."""
-        return self.load_model(weights).eval()
+        return adapters.apply(self.load_model(weights).eval(), weights)
 
     def save_model(
         self,
@@ -137,7 +137,8 @@ class LanguageFamily(ABC):
     ) -> list[str]:
         """The likeliest answer to each prompt, token by token; prompts of like length together."""
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        model: Any = self.load_model(weights, dtype).eval().to(device)
+        loaded = self.load_model(weights, dtype).eval()
+        model: Any = adapters.apply(loaded, weights).to(device)
         tokenizer = self.load_tokenizer(weights)
         tokens = [self.prompt(tokenizer, messages, max_length) for messages in prompts]
         order = sorted(range(len(tokens)), key=lambda i: (len(tokens[i]), i))

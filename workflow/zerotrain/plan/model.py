@@ -61,21 +61,23 @@ class TrainedModel:
 
 def trained_model(
     architecture: Architecture,
-    lora: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
     frozen_parameters: Sequence[str] = (),
+    trainable_parameters: Sequence[str] = (),
 ) -> TrainedModel:
     """Build the trained part and choose what is trained of it.
 
     Args:
         architecture: See find_architecture.
-        lora: rank, alpha, dropout and target_modules of an adapter; None for none.
+        adapter: What RunConfig.adapter_values gives; None for none.
         frozen_parameters: Regular expressions that are searched for in names.
+        trainable_parameters: The same; if there are some, the others are not trained.
 
     Raises:
         PipelineError: the class cannot be built, a pattern or target fits nothing.
     """
     module = build_part(architecture.trained, architecture.source)
-    choose_trained(module, lora, frozen_parameters, seed=0)
+    module = choose_trained(module, adapter, frozen_parameters, 0, trainable_parameters)
     return TrainedModel(architecture, module.train())
 
 

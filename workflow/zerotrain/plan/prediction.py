@@ -111,7 +111,12 @@ def trace(config: RunConfig, phase: Phase, base: Path | None, *, cpu: bool = Fal
         PipelineError: the architecture is not known, or the model cannot take such a batch.
     """
     architecture = find_architecture(config.family, str(base or config.base))
-    model = trained_model(architecture, config.lora_values(), config.frozen_parameters)
+    model = trained_model(
+        architecture,
+        config.adapter_values(),
+        config.frozen_parameters,
+        config.trainable_parameters,
+    )
     return retrace(model, config, phase, _micro_batch(phase), phase.train.resolution, cpu=cpu)
 
 
