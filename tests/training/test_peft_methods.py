@@ -26,7 +26,6 @@ OWN = ["attn1.to_q", "attn1.to_v"]
 """Layers of 15 to 15, which blocks of 3 divide."""
 LAYERS: dict[str, dict[str, Any]] = {
     "BEFT": {},
-    "BOFT": {"boft_block_size": 3, "target_modules": OWN},
     "C3A": {"block_size": 3, "target_modules": OWN},
     "DEFT": {"r": 3},
     "FOURIERFT": {"n_frequency": 20},

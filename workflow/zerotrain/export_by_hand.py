@@ -24,6 +24,7 @@ from zerotrain.export import (
 )
 from zerotrain.foreign import left_out_of_universal
 from zerotrain.formats import FORMATS, convert, refuse_format
+from zerotrain.peft_methods import PEFT_TYPE, refuse_form
 from zerotrain.state_source import Source, open_source
 
 WRITTEN = ("weights", "exported", "state", "universal")
@@ -96,6 +97,8 @@ def export_by_hand(
                 "(--state alone) and --to universal need no base",
             )
         refuse_format(to, checkpoint, weights.adapter, max_shard_size, prefix)
+        if weights.peft and (to != "diffusers" or max_shard_size):
+            refuse_form(to, weights.peft[PEFT_TYPE])
     source = open_source(checkpoint, trust_pickle=trust_pickle)
     if weights is not None and not weights.adapter:
         _refuse_adapter(source.names, checkpoint)

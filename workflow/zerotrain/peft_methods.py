@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from zerotrain.errors import PipelineError
+
 PEFT_TYPE = "peft_type"
 KEYS = Path(__file__).parents[2] / "config" / "peft.json"
 OURS = {
@@ -40,13 +42,14 @@ class Method:
     """Whether its first values are taken from the base's weights."""
     merges: bool = True
     """Whether its effect can be added to the base's weights."""
+    traced: bool = True
+    """Whether a pass can be traced without values, as the planner does."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What is meant where the user says nothing, if not peft's own."""
 
 
 METHODS: Mapping[str, Method] = {
     "BEFT": Method("BEFT", merges=False),
-    "BOFT": Method("BOFT", "any"),
     "C3A": Method("C3A"),
     "DEFT": Method("DEFT", reads_base=True),
     "FOURIERFT": Method("FourierFT"),
@@ -63,9 +66,9 @@ METHODS: Mapping[str, Method] = {
     "OFT": Method("OFT", "any"),
     "PEANUT": Method("PEANuT"),
     "ROAD": Method("RoAd"),
-    "WAVEFT": Method("WaveFT"),
+    "WAVEFT": Method("WaveFT", traced=False),
     "PROMPT_TUNING": Method("prompt tuning", "prompt", merges=False),
-    "PREFIX_TUNING": Method("prefix tuning", "prompt", merges=False),
+    "PREFIX_TUNING": Method("prefix tuning", "prompt", merges=False, traced=False),
     "P_TUNING": Method("P-tuning", "prompt", merges=False),
 }
 _SHARED = "its layers share projections that lie outside of them, which ZeRO-3 does not gather"
@@ -76,6 +79,8 @@ REFUSED: Mapping[str, str] = {
     "ADALORA": "it takes ranks away by a call of its own after each step",
     "ADAMSS": _DECOMPOSED,
     "ADAPTION_PROMPT": "it replaces the attention of two architectures and is no part of a layer",
+    "BOFT": "peft compiles an extension for it with a compiler of its own choice, after which "
+    "DeepSpeed's ops are compiled again",
     "CARTRIDGE": "it begins with what the model makes of a text of its own",
     "CPT": "it begins with the tokens of examples, and masks them in the loss",
     "DELORA": _DECOMPOSED,
@@ -137,6 +142,26 @@ def read_peft(value: Any) -> dict[str, Any]:
 def method_of(adapter: Mapping[str, Any] | None) -> Method | None:
     """The method of an adapter's values; None for LoRA, whose are those of its section."""
     return METHODS[adapter[PEFT_TYPE]] if adapter and PEFT_TYPE in adapter else None
+
+
+def refuse_form(to: str, method: str) -> None:
+    """Refuse a form that an adapter of the method cannot have.
+
+    Raises:
+        PipelineError: saying which it can have.
+    """
+    known = METHODS[method]
+    forms = ["peft", "merged"] if known.merges else ["peft"]
+    if to not in forms:
+        raise PipelineError(
+            f"--to {to}: "
+            + (
+                f"{known.title} does not change weights, and cannot be merged into them"
+                if to == "merged"
+                else f"an adapter by {known.title} is no LoRA, and this form holds no other"
+            ),
+            hint=f"choose --to {' or --to '.join(forms)}",
+        )
 
 
 def _check_key(name: str, key: str, given: Any) -> None:

@@ -61,8 +61,8 @@ def refuse_other_parameters(
             raise PipelineError(
                 f"{source}: {name} has shape {found.get(name, 'none: it is absent')}, the "
                 f"model that is trained has {trained.get(name, 'no such trained parameter')}",
-                hint="base, lora, peft and frozen_parameters decide what is trained; they belong to a "
-                "run and stay as they are over its phases",
+                hint="base, lora, peft and frozen_parameters decide what is trained; they belong "
+                "to a run and stay as they are over its phases",
             )
 
 

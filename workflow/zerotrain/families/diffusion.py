@@ -15,8 +15,8 @@ import diffusers
 import torch
 
 from zerotrain.errors import PipelineError
-from zerotrain.families.identity import CHANNELS, identity_autoencoder
 from zerotrain.families import adapters
+from zerotrain.families.identity import CHANNELS, identity_autoencoder
 from zerotrain.families.model_tensors import ModelTensors, tensor_sources, write_model
 from zerotrain.families.pipelines import load_pipeline
 from zerotrain.progress import progress

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from zerotrain.artifact import MANIFEST
 from zerotrain.base import MODEL_INDEX
 from zerotrain.errors import PipelineError
-from zerotrain.families import FAMILIES, Family, load_family
+from zerotrain.families import FAMILIES, Family, adapters, load_family
 from zerotrain.families.lora import ADAPTER
 from zerotrain.formats import ldm, peft_adapter
 
@@ -89,9 +89,10 @@ def _needed(base: Path | None, path: Path) -> Path:
             hint="add --base FOLDER: the model that the training started from, such as "
             "results/RUN/base",
         )
-    if (base / ADAPTER).is_file():
+    own = next((name for name in (ADAPTER, adapters.FOLDER) if (base / name).exists()), None)
+    if own is not None:
         raise PipelineError(
-            f"--base: {base} has an adapter of its own, {ADAPTER}",
+            f"--base: {base} has an adapter of its own, {own}",
             hint="name the model that the training started from, such as results/RUN/base",
         )
     return base
@@ -131,7 +132,7 @@ def _put_in(pipeline: Any, family: Family, file: Path, names: list[str]) -> None
     denoiser = getattr(pipeline, part)
     own = [n.removesuffix(".weight") for n in denoiser.state_dict() if n.endswith(".weight")]
     if (file.parent / peft_adapter.CONFIG).is_file():
-        peft_adapter.apply(denoiser, file.parent)
+        adapters.apply_peft(denoiser, file.parent)
     elif any(name.endswith(".lora_down.weight") for name in names):
         pipeline.load_lora_weights(str(file.parent), weight_name=file.name)
     elif any(".lora_A." in name for name in names):

@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from zerotrain.errors import PipelineError
 from zerotrain.families.language import untie_head
+from zerotrain.peft_methods import method_of
 from zerotrain.plan.architecture import Architecture, Part
 from zerotrain.trained import choose_trained, trained_parameters
 
@@ -78,7 +79,14 @@ def trained_model(
     """
     module = build_part(architecture.trained, architecture.source)
     module = choose_trained(module, adapter, frozen_parameters, 0, trainable_parameters)
-    return TrainedModel(architecture, module.train())
+    module.train()
+    if method_of(adapter) is not None:
+        from peft.tuners.lycoris_utils import LycorisLayer  # peft is slow to import
+
+        for layer in module.modules():
+            if isinstance(layer, LycorisLayer):  # in train mode it looks at a random number's value
+                layer.training = False
+    return TrainedModel(architecture, module)
 
 
 def build_part(part: Part, source: str) -> torch.nn.Module:
