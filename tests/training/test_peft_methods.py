@@ -28,7 +28,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "BEFT": {},
     "C3A": {"block_size": 3, "target_modules": OWN},
     "DEFT": {"r": 3},
-    "FOURIERFT": {"n_frequency": 20},
+    "FOURIERFT": {"n_frequency": 20, "scaling": 1.0},
     "GLORA": {"r": 3},
     "GRALORA": {"r": 3, "gralora_k": 3, "target_modules": OWN},
     "HIRA": {"r": 3},

@@ -15,6 +15,7 @@ from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact
 from zerotrain.errors import PipelineError
 from zerotrain.families import Family, load_family
+from zerotrain.families.adapters import FOLDER
 from zerotrain.families.lora import ADAPTER, METADATA
 from zerotrain.formats.tensors import Stored, stored_tensors
 
@@ -120,7 +121,7 @@ class ExportedWeights:
         return [
             name
             for name in self.artifact.files
-            if not name.startswith((f"{self.part}/", RECORDS)) and name != ADAPTER
+            if not name.startswith((f"{self.part}/", f"{FOLDER}/", RECORDS)) and name != ADAPTER
         ]
 
     def descriptions(self) -> list[str]:
