@@ -139,7 +139,7 @@ def write_launch(folder: Path, case: str, base: Path) -> None:
         adam_weight_decay=0.01, max_grad_norm=1.0, caption_dropout_probability=0.0,
         save_every=STEPS, keep=2, log_every=1,
     )  # fmt: skip
-    sizes = read_sizes(artifact.read(base, "base"), None, ())
+    sizes = read_sizes(artifact.read(base, "base"), "sdxl", None, ())
     phase = with_files(phase, LaunchConfig(), sizes)
     with artifact.publish(folder, "launch") as draft:
         write_run_yaml(phase, draft.folder / "run.yaml")

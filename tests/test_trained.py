@@ -23,8 +23,19 @@ def test_all_are_trained_but_the_frozen_ones() -> None:
         choose_trained(model, None, ["weight"], 0)
 
 
+def test_chosen_parameters_alone_are_trained() -> None:
+    """But for those that are frozen all the same."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    choose_trained(model, None, ["bias"], 0, ["^1\\."])
+    assert list(trained_parameters(model)) == ["1.weight"]
+    with pytest.raises(PipelineError, match="to train of trainable_parameters: 1"):
+        choose_trained(model, None, ["1"], 0, ["1"])
+
+
 def test_a_pattern_that_fits_nothing_is_refused() -> None:
     """A typing error must not train a layer that was to be frozen."""
+    with pytest.raises(PipelineError, match="trainable_parameters: 'inn' is in the name of none"):
+        choose_trained(torch.nn.Linear(2, 2), None, [], 0, ["weight", "inn"])
     with pytest.raises(PipelineError, match="frozen_parameters: 'inn' is in the name of none of"):
         choose_trained(torch.nn.Linear(2, 2), None, ["weight", "inn"], 0)
 

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from zerotrain.config import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, PRESETS, flux_nano, qwen_image_nano
 from zerotrain.families.sd3_nano import build_transformer
 from zerotrain.families.sdxl_nano import build_unet
+from zerotrain.model_sizes import model_sizes
+from zerotrain.plan.activations import trace_activations
 from zerotrain.plan.architecture import Part, find_architecture, shipped
 from zerotrain.plan.forward import Shape, text_tokens
 from zerotrain.plan.model import build_part, parameters_of, trained_model
+from zerotrain.plan.prediction import trace
 
 PARTS = [
     pytest.param(part, id=f"{known.source.split(', ')[0]}-{name}")
@@ -39,6 +43,52 @@ def test_an_adapter_alone_is_trained_of_a_model_of_20_billion_parameters():
     assert model.parameters == architecture.trained.parameters + model.trained_parameters
     assert all(".lora_" in name for name in model.trained)
     assert model.largest == 3072 * 6 * 3072
+
+
+@pytest.mark.parametrize(
+    ("family", "peft"),
+    [
+        ("sdxl", {"peft_type": "LOHA", "r": 2, "target_modules": ["to_q", "conv1"]}),
+        ("sdxl", {"peft_type": "LN_TUNING"}),
+        ("sdxl", {"peft_type": "FOURIERFT", "n_frequency": 20}),
+        ("causal_lm", {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 4}),
+    ],
+)
+def test_adapters_of_other_methods_are_counted_and_traced(family, peft):
+    """Their passes run without values; an adapter's effect on memory is in the trace."""
+    architecture = find_architecture(family, "nano")
+    model = trained_model(architecture, peft)
+    plain = trained_model(architecture)
+    assert model.parameters == plain.parameters + model.trained_parameters
+    assert 0 < model.trained_parameters < plain.parameters / 10
+    shape = Shape(batch=1, resolution=64, tokens=None if family == "sdxl" else 32)
+    settings = {"mixed_precision": "no", "autocast": False, "device": "cpu"}
+    assert trace_activations(model, shape, **settings).peak > 0
+
+
+def test_a_method_that_cannot_be_traced_is_not_planned():
+    document = {
+        "run": "r",
+        "base": "nano",
+        "data": {"source": "digits"},
+        "peft": {"peft_type": "WAVEFT"},
+        "phases": [{"name": "p", "until": 1}],
+    }
+    config = parse_config(document, "test")
+    with pytest.raises(PipelineError) as refused:
+        trace(config, config.phases[0], None)
+    assert "what WaveFT takes cannot be planned: its passes depend on" in refused.value.what
+
+
+def test_trainable_parameters_alone_are_trained():
+    architecture = find_architecture("sdxl", "nano")
+    model = trained_model(architecture, None, ["bias$"], [r"attn2\.", "^conv_in"])
+    assert {name.split(".")[0] for name in model.trained} >= {"conv_in", "down_blocks"}
+    assert all("attn2." in n or n.startswith("conv_in") for n in model.trained)
+    assert not any(name.endswith("bias") for name in model.trained)
+    shapes = {name: list(shape) for name, shape in model.shapes.items()}
+    sizes = model_sizes(shapes, None, ["bias$"], [r"attn2\.", "^conv_in"])
+    assert sizes.trained == model.trained_parameters
 
 
 def test_frozen_parameters_are_not_trained():

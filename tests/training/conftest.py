@@ -79,7 +79,13 @@ class Training:
         return phase
 
     def _with_files(self, phase: ResolvedPhase, zero: Any) -> ResolvedPhase:
-        sizes = read_sizes(artifact.read(self.base, "base"), phase.lora, phase.frozen_parameters)
+        sizes = read_sizes(
+            artifact.read(self.base, "base"),
+            phase.family,
+            phase.adapter,
+            phase.frozen_parameters,
+            phase.trainable_parameters,
+        )
         own = zero or (TINY if phase.zero_stage == 3 else {})
         launch = LaunchConfig(deepspeed={"zero_optimization": own} if own else {})
         return with_files(phase, launch, sizes)

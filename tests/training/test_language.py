@@ -33,14 +33,14 @@ CASES = [
 ]
 
 
-def made_inputs(family: str, folder: Path) -> Path:
-    """A nano model and the cache of its dataset; causal rows are packed."""
+def made_inputs(family: str, folder: Path, *, packing: bool = True) -> Path:
+    """A nano model and the cache of its dataset; causal rows are packed if they may be."""
     with artifact.publish(folder / "base", "base") as draft:
         build(family, draft.folder)
         draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
         draft.content = {"family": family, "parts": part_digests(draft.known)}
     dataset = publish_dataset(folder / "data", TALKS)
-    config = run_config(family, packing=family == "causal_lm")
+    config = run_config(family, packing=packing and family == "causal_lm")
     cache_latents(config, 32, dataset, folder / "base", folder / "cache")
     return folder
 

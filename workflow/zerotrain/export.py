@@ -6,7 +6,6 @@ The rule export_weights and the command `zerotrain export` both lead here.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,8 +21,9 @@ from zerotrain.base import choose_files, in_part
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.export_check import CheckedSource, check_adapter, check_written
+from zerotrain.export_check import CheckedSource, check_lora, check_peft, check_written
 from zerotrain.families import Family, load_family
+from zerotrain.parameter_patterns import is_frozen
 from zerotrain.position import MASTER, TrainingPosition
 from zerotrain.state import KIND as STATE
 from zerotrain.state import State, write_state
@@ -46,7 +46,11 @@ class WeightsTarget:
     frozen_parameters: Sequence[str] = ()
     """Regular expressions: parameters that the training left as the base has them."""
     lora: Mapping[str, Any] | None = None
-    """rank, alpha, dropout and target_modules of the adapter that was trained, if it was one."""
+    """rank, alpha, dropout and target_modules of the LoRA that was trained, if it was one."""
+    peft: Mapping[str, Any] | None = None
+    """peft_type and values of the other adapter that was trained, if it was one."""
+    trainable_parameters: Sequence[str] = ()
+    """Regular expressions: if there are some, the others were left as the base has them."""
 
     @classmethod
     def of(
@@ -60,6 +64,8 @@ class WeightsTarget:
             dtype=dtype or config.export.dtype,
             frozen_parameters=config.frozen_parameters,
             lora=config.lora_values(),
+            peft=config.peft,
+            trainable_parameters=config.trainable_parameters,
         )
 
     @property
@@ -70,7 +76,14 @@ class WeightsTarget:
     def frozen(self, source: Source) -> Callable[[str], bool]:
         """Whether a training left a parameter alone, as the source or the configuration says."""
         known = getattr(source, "frozen", ())
-        return lambda name: name in known or any(re.search(p, name) for p in self.frozen_parameters)
+        return lambda name: (
+            name in known or is_frozen(name, self.frozen_parameters, self.trainable_parameters)
+        )
+
+    @property
+    def adapter(self) -> bool:
+        """Whether an adapter was trained, which lies beside its base."""
+        return self.lora is not None or self.peft is not None
 
 
 def export(
@@ -117,7 +130,7 @@ def export(
             draft.known.update(_link_other_parts(origins["base"], weights, draft.folder))
             said = _header(source.position, parents.get("base"))
             draft.known.update(_write_weights(source, weights, draft.folder, said))
-            check = check_adapter if weights.lora else check_written
+            check = check_lora if weights.lora else check_peft if weights.peft else check_written
             check(source, weights, draft.folder)
             draft.content = {
                 "family": weights.family.name,
@@ -207,6 +220,18 @@ def _write_weights(
             metadata=metadata,
             **weights.lora,
         )
+    if weights.peft:
+        from zerotrain.families import adapters
+
+        return adapters.save(
+            weights.family,
+            weights.base,
+            source.shapes,
+            read,
+            weights.peft,
+            dtype=dtype,
+            out=folder,
+        )
     return weights.family.save_model(
         weights.base,
         source.shapes,
@@ -239,7 +264,7 @@ def _link_other_parts(
     linked = [
         name
         for name in files
-        if (weights.lora or not in_part(name, part)) and not name.startswith(artifact.RECORDS)
+        if (weights.adapter or not in_part(name, part)) and not name.startswith(artifact.RECORDS)
     ]
     for name in linked:
         artifact.link_or_copy(files[name], folder / name)

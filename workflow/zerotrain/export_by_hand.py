@@ -24,6 +24,7 @@ from zerotrain.export import (
 from zerotrain.families import FAMILIES
 from zerotrain.foreign import left_out_of_universal
 from zerotrain.formats import FORMATS, OWN_FOLDER, convert, refuse_format
+from zerotrain.peft_methods import PEFT_TYPE, refuse_form
 from zerotrain.state_source import Source, open_source
 
 WRITTEN = ("weights", "exported", "state", "universal")
@@ -97,9 +98,11 @@ def export_by_hand(
             )
         modality = weights.family.modality
         to = to or OWN_FOLDER[modality]
-        refuse_format(to, checkpoint, modality, weights.lora is not None, max_shard_size, prefix)
+        refuse_format(to, checkpoint, modality, weights.adapter, max_shard_size, prefix)
+        if weights.peft and (to != OWN_FOLDER[modality] or max_shard_size):
+            refuse_form(to, weights.peft[PEFT_TYPE])
     source = open_source(checkpoint, trust_pickle=trust_pickle)
-    if weights is not None and weights.lora is None:
+    if weights is not None and not weights.adapter:
         _refuse_adapter(source.names, checkpoint)
     for sentence in getattr(source, "lost", ()):
         print(f"left out: {sentence}", file=sys.stderr)

@@ -89,8 +89,8 @@ def check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
         raise _otherwise(weights, bad)
 
 
-def check_adapter(source: Source, weights: WeightsTarget, folder: Path) -> None:
-    """The same for an adapter, whose names the file and the library each change a little."""
+def check_lora(source: Source, weights: WeightsTarget, folder: Path) -> None:
+    """The same for a LoRA, whose names the file and the library each change a little."""
     from zerotrain.families.lora import adapter_file
 
     file, prefix = adapter_file(weights.family.trained_part)
@@ -110,6 +110,31 @@ def check_adapter(source: Source, weights: WeightsTarget, folder: Path) -> None:
             return same_bits(stored, loaded[name]) and same_bits(stored, master)
 
         bad = next((n for n in sorted(expected.keys() | loaded.keys()) if not good(n)), None)
+    if bad:
+        raise _otherwise(weights, bad)
+
+
+def check_peft(source: Source, weights: WeightsTarget, folder: Path) -> None:
+    """The same for an adapter of another method; of a trained prompt the file holds the outcome."""
+    from zerotrain.families import adapters
+
+    expected = {adapters.plain(name): name for name in source.shapes}
+    with _loading_again(weights):
+        files = open_tensors([folder / adapters.FOLDER / adapters.PEFT_ADAPTER])
+        written = {n.removeprefix(adapters.PEFT_PREFIX): files[n].get_tensor(n) for n in files}
+        loaded = adapters.tensors_of(weights.family.load_trained(folder))
+
+        def good(name: str) -> bool:
+            if name not in loaded or name not in written:
+                return False
+            trained = expected.get(name)
+            return same_bits(written[name], loaded[name]) and (
+                trained is None or same_bits(written[name], source.tensor(trained, MASTER))
+            )
+
+        prompt = written.keys() == {adapters.PROMPT}
+        names = written.keys() | loaded.keys() | (set() if prompt else expected.keys())
+        bad = next((name for name in sorted(names) if not good(name)), None)
     if bad:
         raise _otherwise(weights, bad)
 

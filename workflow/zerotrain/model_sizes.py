@@ -5,6 +5,7 @@ Read from the headers of the base model's files, so neither torch nor the weight
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import re
@@ -17,6 +18,8 @@ from typing import Any
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
 from zerotrain.lora_targets import targeted
+from zerotrain.parameter_patterns import is_frozen
+from zerotrain.peft_methods import method_of
 
 MAX_HEADER = 100 * 1024**2
 """Safetensors' own limit."""
@@ -43,32 +46,47 @@ class ModelSizes:
 
 
 def read_sizes(
-    base: Artifact, lora: Mapping[str, Any] | None, frozen_parameters: Sequence[str]
+    base: Artifact,
+    family: str,
+    adapter: Mapping[str, Any] | None,
+    frozen_parameters: Sequence[str],
+    trainable_parameters: Sequence[str] = (),
 ) -> ModelSizes:
     """Sizes of the part of a base model that is trained.
 
     Args:
         base: The base model.
-        lora: rank and target_modules of an adapter that is trained instead; None for none.
+        family: Its family.
+        adapter: What is trained instead, as RunConfig.adapter_values gives it; None for nothing.
         frozen_parameters: Regular expressions; parameters whose names contain one are not trained.
+        trainable_parameters: The same; if there are some, parameters that contain none are not.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name in base.files:
         if TRAINED.fullmatch(name):
             shapes |= read_header(base.path(name))
     shapes = {name: shape for name, shape in shapes.items() if not name.endswith(POSITIONS)}
-    return model_sizes(shapes, lora, frozen_parameters)
+    if method_of(adapter) is not None:
+        # By name: only peft itself knows what another method than LoRA adds, and it takes torch.
+        adapters = importlib.import_module("zerotrain.families.adapters")
+        return sum_up(shapes, adapters.count(family, base.folder, adapter))
+    return model_sizes(shapes, adapter, frozen_parameters, trainable_parameters)
 
 
 def model_sizes(
     shapes: Mapping[str, Sequence[int]],
     lora: Mapping[str, Any] | None = None,
     frozen_parameters: Sequence[str] = (),
+    trainable_parameters: Sequence[str] = (),
 ) -> ModelSizes:
-    """Sizes of a model whose parameters have these shapes; see read_sizes."""
+    """Sizes of a model whose parameters have these shapes, with a LoRA or none; see read_sizes."""
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     if lora is None:
-        trained = {n: s for n, s in sizes.items() if not _any(frozen_parameters, n)}
+        trained = {
+            name: size
+            for name, size in sizes.items()
+            if not is_frozen(name, frozen_parameters, trainable_parameters)
+        }
     else:
         trained = _adapter(shapes, lora)
     return sum_up(shapes, trained)
@@ -122,7 +140,3 @@ def _adapter(shapes: Mapping[str, Sequence[int]], lora: Mapping[str, Any]) -> di
             if lora.get("use_dora"):
                 found[f"{layer}.lora_magnitude_vector"] = shape[0]
     return found
-
-
-def _any(patterns: Sequence[str], name: str) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns)

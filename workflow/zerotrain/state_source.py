@@ -44,13 +44,17 @@ class Weights:
 
     def __init__(self, folder: Path) -> None:
         from zerotrain.families import load_family
-        from zerotrain.families.lora import adapter_file
+        from zerotrain.families.adapters import FOLDER
+        from zerotrain.families.lora import PEFT_ADAPTER, PEFT_PREFIX, adapter_file
 
         self.artifact = artifact.read(folder, WEIGHTS)
         part = load_family(self.artifact.content["family"]).trained_part
         adapter, prefix = adapter_file(part)
         files = [adapter]
-        if adapter not in self.artifact.files:
+        method = f"{FOLDER}/{PEFT_ADAPTER}"
+        if method in self.artifact.files:  # its names are those of peft's file
+            files, prefix = [method], PEFT_PREFIX
+        elif adapter not in self.artifact.files:
             files = [name for name in self.artifact.files if in_part(name, part)]
         self._files = open_tensors(
             self.artifact.path(file) for file in files if file.endswith(".safetensors")

@@ -10,30 +10,37 @@ from typing import Any
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.parameter_patterns import is_frozen
 
 
 def choose_trained(
     model: torch.nn.Module,
-    lora: Mapping[str, Any] | None,
+    adapter: Mapping[str, Any] | None,
     frozen_parameters: Sequence[str],
     seed: int,
-) -> None:
+    trainable_parameters: Sequence[str] = (),
+) -> torch.nn.Module:
     """Let the parameters that are to be trained require gradients, and no others.
 
     Args:
         model: The denoiser, also on the meta device.
-        lora: rank, alpha, dropout and target_modules of an adapter to add; None for none.
+        adapter: What RunConfig.adapter_values gives of one to add; None for none.
         frozen_parameters: Regular expressions that are searched for in names.
         seed: Decides the adapter's first weights.
+        trainable_parameters: The same; if there are some, only what fits one is trained.
+
+    Returns:
+        The model; of an adapter to the prompt, one around it.
 
     Raises:
         PipelineError: a pattern fits no parameter, or nothing is left to train.
     """
-    if lora is not None:
-        from zerotrain.families.lora import add_adapter  # peft is slow to import
+    if adapter is not None:
+        from zerotrain.families import adapters  # peft is slow to import
 
-        add_adapter(model, seed=seed, **lora)
-    _freeze(model, frozen_parameters)
+        model = adapters.add(model, adapter, seed)
+    _freeze(model, frozen_parameters, trainable_parameters)
+    return model
 
 
 def trained_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -54,8 +61,8 @@ def refuse_other_parameters(
             raise PipelineError(
                 f"{source}: {name} has shape {found.get(name, 'none: it is absent')}, the "
                 f"model that is trained has {trained.get(name, 'no such trained parameter')}",
-                hint="base, lora and frozen_parameters decide what is trained; they belong to a "
-                "run and stay as they are over its phases",
+                hint="base, lora, peft and frozen_parameters decide what is trained; they belong "
+                "to a run and stay as they are over its phases",
             )
 
 
@@ -68,15 +75,17 @@ def refuse_idle(key: str, pattern: str, names: Sequence[str]) -> None:
         )
 
 
-def _freeze(model: torch.nn.Module, patterns: Sequence[str]) -> None:
+def _freeze(model: torch.nn.Module, frozen: Sequence[str], trainable: Sequence[str]) -> None:
     names = [name for name, _ in model.named_parameters()]
-    for pattern in patterns:
-        refuse_idle("frozen_parameters", pattern, names)
+    for key, patterns in (("frozen_parameters", frozen), ("trainable_parameters", trainable)):
+        for pattern in patterns:
+            refuse_idle(key, pattern, names)
     for name, parameter in model.named_parameters():
-        if any(re.search(pattern, name) for pattern in patterns):
+        if is_frozen(name, frozen, trainable):
             parameter.requires_grad_(False)
     if not trained_parameters(model):
         raise PipelineError(
-            f"frozen_parameters: {', '.join(patterns)} leave no parameter to train",
+            f"frozen_parameters: {', '.join(frozen)} leave no parameter to train"
+            + (f" of trainable_parameters: {', '.join(trainable)}" if trainable else ""),
             hint="freeze less",
         )

@@ -19,6 +19,7 @@ from zerotrain.config.section import Name, Section, Whole
 from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, PRESETS
+from zerotrain.peft_methods import method_of, read_peft
 
 
 class CacheConfig(Section):
@@ -190,8 +191,18 @@ class RunConfig(Section):
     lora: LoraConfig | None = Field(
         None, description="Train a LoRA; without this section the whole model."
     )
+    peft: Annotated[dict[str, Any], BeforeValidator(read_peft)] | None = Field(
+        None,
+        description="Train an adapter of another of peft's methods: `peft_type` and any key of its "
+        "configuration class. See [adapters.md](adapters.md).",
+    )
     frozen_parameters: list[Pattern] = Field(
         [], description="Regular expressions; parameters whose names contain one stay as they are."
+    )
+    trainable_parameters: list[Pattern] = Field(
+        [],
+        description="Regular expressions; if there are some, only parameters whose names contain "
+        "one are trained.",
     )
     data: DataConfig
     cache: CacheConfig = CacheConfig()
@@ -268,8 +279,47 @@ class RunConfig(Section):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _one_way_of_training(self) -> RunConfig:
+        method = method_of(self.peft)
+        if self.lora is not None and self.peft is not None:
+            raise ValueError("give lora or peft, not both: a run trains one adapter")
+        if self.trainable_parameters and (self.lora is not None or self.peft is not None):
+            raise ValueError(
+                "trainable_parameters chooses among the model's own, and an adapter leaves them "
+                "all as they are; remove it, or narrow the adapter's target_modules"
+            )
+        if method is None:
+            return self
+        if method.changes == "prompt" and not self.is_text:
+            raise ValueError(
+                f"peft: {method.title} puts trained tokens before a text, and the family "
+                f"{self.family} makes images"
+            )
+        for phase in self.phases:
+            if method.reads_base and phase.launch.zero3_init:
+                raise ValueError(
+                    f"phase {phase.name}: {method.title} begins with the base's weights, which "
+                    "launch.zero3_init has not read yet; set zero3_init to false"
+                )
+            if method.changes == "prompt" and phase.train.packing:
+                raise ValueError(
+                    f"phase {phase.name}: packing has several examples in a row, and "
+                    f"{method.title} puts its tokens before the first alone; set packing to false"
+                )
+            if method.title == "prefix tuning" and phase.train.gradient_checkpointing:
+                raise ValueError(
+                    f"phase {phase.name}: prefix tuning keeps its prefix in the attention's cache, "
+                    "which gradient_checkpointing turns off; set it to false"
+                )
+        return self
+
+    def adapter_values(self) -> dict[str, Any] | None:
+        """The values of the adapter that is trained, by either section; None for none."""
+        return self.lora_values() or self.peft
+
     def lora_values(self) -> dict[str, Any] | None:
-        """The adapter's values, its alpha resolved; None where the model itself is trained."""
+        """The section's values, alpha resolved; None without it."""
         if self.lora is None:
             return None
         alpha = self.lora.rank if self.lora.alpha is None else self.lora.alpha

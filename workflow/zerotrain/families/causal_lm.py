@@ -23,7 +23,9 @@ class CausalObjective:
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Mean cross entropy of each row's learned tokens, float32 [B]."""
         output = model(input_ids=batch["input_ids"], **attention(batch), use_cache=False)
-        return answer_loss(output.logits[:, :-1], batch["labels"][:, 1:])
+        # A trained prompt stands before the row, and has places of its own.
+        length = batch["labels"].shape[1]
+        return answer_loss(output.logits[:, -length:-1], batch["labels"][:, 1:])
 
 
 class CausalLm(LanguageFamily):

@@ -15,8 +15,8 @@ import diffusers
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.families import adapters
 from zerotrain.families.identity import CHANNELS, identity_autoencoder
-from zerotrain.families.lora import apply_adapter
 from zerotrain.families.model_tensors import ModelTensors, tensor_sources, write_model
 from zerotrain.families.pipelines import load_pipeline
 from zerotrain.progress import progress
@@ -135,7 +135,7 @@ class DiffusionFamily(ABC):
     def load_trained(self, weights: Path) -> torch.nn.Module:
         """Load the denoiser of a weights folder in float32 on CPU, with the folder's adapter."""
         model = self.load_model(weights).eval()
-        apply_adapter(model, weights)
+        adapters.apply(model, weights)
         return model
 
     def save_model(

@@ -16,7 +16,7 @@ from transformers.initialization import no_init_weights
 
 from zerotrain.artifact import file_sha256, write_json
 from zerotrain.errors import PipelineError
-from zerotrain.families import ROOT
+from zerotrain.families import ROOT, adapters
 from zerotrain.families.model_tensors import ModelTensors, tensor_sources, write_model
 from zerotrain.families.tokens import IGNORED, end_tokens
 from zerotrain.progress import progress
@@ -101,7 +101,7 @@ class LanguageFamily(ABC):
 
     def load_trained(self, weights: Path) -> torch.nn.Module:
         """Load a weights folder in float32 on CPU, with the folder's adapter."""
-        return self.load_model(weights).eval()
+        return adapters.apply(self.load_model(weights).eval(), weights)
 
     def save_model(
         self,
@@ -143,7 +143,8 @@ class LanguageFamily(ABC):
     def load_for_answers(self, weights: Path, device: str) -> torch.nn.Module:
         """Load a folder, with its adapter, onto a device; float32 on a CPU, else bfloat16."""
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        return self.load_model(weights, dtype).eval().to(device)
+        loaded = self.load_model(weights, dtype).eval()
+        return adapters.apply(loaded, weights).to(device)
 
     def answer(
         self,

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA) of a model: add one to train, write it for its library, apply it.
+"""Low-rank adapters (LoRA) of a model: add one to train, write it for its library.
 
 Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021),
 https://arxiv.org/abs/2106.09685. peft does the work; it is imported where it is used, since it
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,13 +35,13 @@ TASKS = {"AutoModelForCausalLM": "CAUSAL_LM", "AutoModelForSeq2SeqLM": "SEQ_2_SE
 """What peft calls the classes of language models."""
 METADATA = "lora_adapter_metadata"
 """Where diffusers looks for rank and alpha in the file's header."""
-DENOISERS = ("unet", "transformer")
-"""Parts that can carry an adapter; in the file, the part's name stands before each tensor's."""
 INITIAL: dict[str, bool | str] = {"default": True}
 """peft's own words."""
-LINEAR = (torch.nn.Linear, Conv1D)
+LINEAR: tuple[type, ...] = (torch.nn.Linear, Conv1D)
 """Conv1D is GPT-2's name for a linear layer."""
-LAYERS = (*LINEAR, torch.nn.Conv2d)
+LAYERS: tuple[type, ...] = (*LINEAR, torch.nn.Conv2d)
+KINDS = {LAYERS: "linear or convolution layer", LINEAR: "linear layer"}
+"""What messages call them."""
 
 
 def add_adapter(
@@ -83,7 +84,7 @@ def add_adapter(
     """
     from peft import LoraConfig
 
-    targets = _choose_targets(model, target_modules)
+    targets = choose_targets(model, target_modules)
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,
@@ -170,9 +171,9 @@ def save_adapter(
         **options,
     )
     expected = {n: list(p.shape) for n, p in model.named_parameters() if p.requires_grad}
-    _check_shapes(expected, shapes)
+    check_shapes(expected, shapes)
     tensors = {name: read(name).detach().to("cpu", dtype).contiguous() for name in expected}
-    _check_shapes(expected, {name: list(tensor.shape) for name, tensor in tensors.items()})
+    check_shapes(expected, {name: list(tensor.shape) for name, tensor in tensors.items()})
     if not any(bool(tensor.any()) for name, tensor in tensors.items() if ".lora_B." in name):
         raise PipelineError(
             f"the adapter does nothing: {_first(expected, '.lora_B.')} and all its other second "
@@ -204,50 +205,64 @@ def save_adapter(
     return known | {file: sha256}
 
 
-def apply_adapter(model: torch.nn.Module, folder: Path) -> None:
-    """Apply the adapter of a weights folder to its denoiser, if the folder has one.
+def choose_targets(
+    model: torch.nn.Module,
+    asked: Targets,
+    kinds: tuple[type, ...] = LAYERS,
+    section: str = "lora",
+) -> list[str]:
+    """The layers that get an adapter, by name or by the ends of their names.
 
-    The pipeline's load_lora_weights does the same and warns of text encoders without an adapter.
+    Args:
+        model: The model.
+        asked: See zerotrain.lora_targets; other text is a regular expression for whole names.
+        kinds: Classes of the layers that the method can adapt.
+        section: Of the configuration, for messages.
+
+    Raises:
+        PipelineError: a target names no such layer.
     """
-    if (folder / ADAPTER).is_file():
-        model.load_lora_adapter(  # type: ignore[operator]
-            str(folder), prefix=_trained_part(folder), weight_name=ADAPTER
-        )
-
-
-def _choose_targets(model: torch.nn.Module, asked: Targets) -> list[str]:
-    """Ends of the names of the layers that get an adapter."""
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, LAYERS)}
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, kinds)}
     if asked == ALL_LINEAR:
         head = getattr(model, "get_output_embeddings", lambda: None)()
         linear = (n for n, m in layers.items() if isinstance(m, LINEAR) and m is not head)
         return sorted(linear)
-    assert not isinstance(asked, str)
     if asked is None:
         asked = [end for end in ATTENTION if any(is_target(name, [end]) for name in layers)]
         if not asked:
             raise PipelineError(
-                f"lora: no layer of {type(model).__name__} is named like an attention's projection",
-                hint="name layers in lora.target_modules, or set it to all-linear",
+                f"{section}: no layer of {type(model).__name__} is named like an attention's "
+                "projection",
+                hint=f"name layers in {section}.target_modules, or set it to all-linear",
             )
+    if isinstance(asked, str):
+        found = [name for name in layers if re.fullmatch(asked, name)]
+        if not found:
+            raise PipelineError(
+                f"{section}.target_modules: {asked!r} is the whole name of no layer of "
+                f"{type(model).__name__}",
+                hint=f"names look like {', '.join(list(layers)[:3])}; or give a list of their ends",
+            )
+        return found
     for target in asked:
-        _check_target(model, target)
+        _check_target(model, target, kinds, section)
     return list(asked)
 
 
-def _check_target(model: torch.nn.Module, target: str) -> None:
+def _check_target(
+    model: torch.nn.Module, target: str, kinds: tuple[type, ...], section: str
+) -> None:
     modules = dict(model.named_modules())
-    named = [module for name, module in modules.items() if f".{name}".endswith(f".{target}")]
-    if named and all(isinstance(module, LAYERS) for module in named):
+    named = [module for name, module in modules.items() if is_target(name, [target])]
+    if named and all(isinstance(module, kinds) for module in named):
         return
-    ends = sorted({_end(name) for name, module in modules.items() if isinstance(module, LAYERS)})
-    others = [type(module).__name__ for module in named if not isinstance(module, LAYERS)]
-    kind = type(model).__name__
+    ends = sorted({_end(name) for name, module in modules.items() if isinstance(module, kinds)})
+    others = [type(module).__name__ for module in named if not isinstance(module, kinds)]
+    kind, what = type(model).__name__, KINDS.get(kinds, "layer that this method can adapt")
     raise PipelineError(
-        f"lora.target_modules: {target!r} names {others[0]} in {kind}, no linear or convolution "
-        "layer"
+        f"{section}.target_modules: {target!r} names {others[0]} in {kind}, no {what}"
         if others
-        else f"lora.target_modules: no layer of {kind} has a name that ends in {target!r}",
+        else f"{section}.target_modules: no layer of {kind} has a name that ends in {target!r}",
         hint="near names: "
         + ", ".join(difflib.get_close_matches(target, ends, n=4, cutoff=0.4) or ends),
     )
@@ -262,18 +277,21 @@ def _end(name: str) -> str:
     return ".".join(components[start:])
 
 
-def _trained_part(folder: Path) -> str:
-    return next(part for part in DENOISERS if (folder / part / "config.json").is_file())
+def check_shapes(
+    expected: Mapping[str, list[int]], found: Mapping[str, list[int]], section: str = "lora"
+) -> None:
+    """Hold a trained adapter's shapes to those that the section of the configuration gives.
 
-
-def _check_shapes(expected: Mapping[str, list[int]], found: Mapping[str, list[int]]) -> None:
+    Raises:
+        PipelineError: naming the first tensor that is missing, surplus or of another shape.
+    """
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
+            values = "lora.rank and lora.target_modules" if section == "lora" else "values"
             raise PipelineError(
                 f"{name}: {found.get(name, 'absent')} in the trained adapter, "
-                f"{expected.get(name, 'absent')} by the base model and the section `lora`",
-                hint="export with the base and the lora.rank and lora.target_modules of the "
-                "training",
+                f"{expected.get(name, 'absent')} by the base model and the section `{section}`",
+                hint=f"export with the base and the {values} of the training",
             )
 
 

@@ -69,6 +69,20 @@ class ModelTensors:
         return found
 
 
+def without_memory(model: torch.nn.Module) -> torch.nn.Module:
+    """A model on the meta device on the CPU instead, each parameter a view of one zero.
+
+    An adapter then gets values, which it would not have on the meta device.
+    """
+    for parameter in list(model.parameters()):
+        stand_in = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+        # In its place, so that ties stay.
+        torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
+            parameter, torch.nn.Parameter(stand_in)
+        )
+    return model
+
+
 def stored_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The tensors that the model's library writes: of tied ones, its first name alone."""
     held = model.state_dict(keep_vars=True)

@@ -13,7 +13,7 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from zerotrain.errors import PipelineError
-from zerotrain.families.lora import apply_adapter
+from zerotrain.families import adapters
 
 
 def pipeline_class(name: str) -> Any:
@@ -42,7 +42,7 @@ def load_pipeline(name: str, folder: Path, dtype: torch.dtype, **parts: Any) -> 
     )
     denoiser = getattr(pipeline, "unet", None) or getattr(pipeline, "transformer", None)
     if denoiser is not None:
-        apply_adapter(denoiser, folder)
+        adapters.apply(denoiser, folder)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

@@ -140,15 +140,20 @@ def convert(
             tensor reads back otherwise. Nothing is published.
     """
     from zerotrain.export import DTYPES
+    from zerotrain.formats import peft_method
     from zerotrain.formats.weights import ExportedWeights
 
     weights = ExportedWeights(source)
     modality = weights.family.modality
     to = to or OWN_FOLDER[modality]
-    refuse_format(to, source, modality, weights.adapter is not None, max_shard_size, prefix)
+    # Of another method than LoRA peft is the only reader.
+    module: Any = peft_method.find(to, weights)
+    has_adapter = module is not None or weights.adapter is not None
+    refuse_format(to, source, modality, has_adapter, max_shard_size, prefix)
     dtype = dtype or weights.dtype
     options = Options(DTYPES[dtype], max_shard_size, prefix or "")
-    module: Any = importlib.import_module(f"zerotrain.formats.{FORMATS[to].module}")
+    if module is None:
+        module = importlib.import_module(f"zerotrain.formats.{FORMATS[to].module}")
     kind = "weights" if FORMATS[to].pipeline else KIND
     made_by = {**weights.artifact.made_by, "dtype": dtype}
     parents = parents or {"weights": weights.artifact}

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from zerotrain.artifact import MANIFEST
 from zerotrain.base import MODEL_INDEX
 from zerotrain.errors import PipelineError
-from zerotrain.families import FAMILIES, Family, load_family
+from zerotrain.families import FAMILIES, Family, adapters, load_family
 from zerotrain.families.lora import ADAPTER, PEFT_CONFIG
-from zerotrain.formats import kohya_reading, ldm, peft_adapter
+from zerotrain.formats import kohya_reading, ldm
 
 ORIGINAL_BLOCK = re.compile(r"(model\.diffusion_model\.)?(joint|double)_blocks\.")
 """SD3's and Flux's, in their original layouts."""
@@ -103,9 +103,10 @@ def _needed(base: Path | None, path: Path) -> Path:
             hint="add --base FOLDER: the model that the training started from, such as "
             "results/RUN/base",
         )
-    if (base / ADAPTER).is_file():
+    own = next((name for name in (ADAPTER, adapters.FOLDER) if (base / name).exists()), None)
+    if own is not None:
         raise PipelineError(
-            f"--base: {base} has an adapter of its own, {ADAPTER}",
+            f"--base: {base} has an adapter of its own, {own}",
             hint="name the model that the training started from, such as results/RUN/base",
         )
     return base
@@ -154,7 +155,7 @@ def _put_in(pipeline: Any, family: Family, file: Path, names: list[str]) -> None
     denoiser = getattr(pipeline, part)
     own = [n.removesuffix(".weight") for n in denoiser.state_dict() if n.endswith(".weight")]
     if (file.parent / PEFT_CONFIG).is_file():
-        peft_adapter.apply(denoiser, file.parent)
+        adapters.apply_peft(denoiser, file.parent)
     elif any(name.endswith(".lora_down.weight") for name in names):
         if family.name == "sd3":  # the pipeline's own would leave all of it out
             kohya_reading.load(family, denoiser, file)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from zerotrain.artifact import file_sha256, write_json
 from zerotrain.families.lora import PEFT_ADAPTER, PEFT_CONFIG, PEFT_PREFIX
 from zerotrain.formats import Options
@@ -39,18 +37,3 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
 
     model = PeftModel.from_pretrained(model_without_memory(weights), str(out))
     hold_adapter_to(weights, model, options.dtype, out)
-
-
-def apply(model: torch.nn.Module, folder: Path) -> None:
-    """Apply the adapter of a folder to a model, whose class stays what it is."""
-    from peft import (
-        PeftConfig,
-        inject_adapter_in_model,
-        load_peft_weights,
-        set_peft_model_state_dict,
-    )
-
-    inject_adapter_in_model(PeftConfig.from_pretrained(str(folder)), model)
-    state = load_peft_weights(str(folder), device="cpu")
-    set_peft_model_state_dict(model, {n.removeprefix(PEFT_PREFIX): t for n, t in state.items()})
-    model.eval()

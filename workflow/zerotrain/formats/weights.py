@@ -16,6 +16,7 @@ from zerotrain.artifact import RECORDS, Artifact
 from zerotrain.base import in_part
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, Family, load_family
+from zerotrain.families.adapters import FOLDER
 from zerotrain.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, PEFT_CONFIG, adapter_file
 from zerotrain.formats.tensors import Stored, stored_tensors
 
@@ -135,7 +136,7 @@ class ExportedWeights:
             name
             for name in self.artifact.files
             if not in_part(name, self.part)
-            and not name.startswith(RECORDS)
+            and not name.startswith((f"{FOLDER}/", RECORDS))
             and name not in ADAPTER_FILES
         ]
 

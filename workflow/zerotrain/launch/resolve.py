@@ -71,7 +71,7 @@ def resolve_phase(
         sources[f"objective.{key}"] = _source(train, key)
     for key in set(type(launch).model_fields) - {"device_memory", *FILES}:
         sources[key] = _source(launch, key)
-    for key in ("lora", "frozen_parameters"):
+    for key in ("lora", "peft", "frozen_parameters", "trainable_parameters"):
         sources[key] = _source(config, key)
     sources["allow"] = _source(phase, "allow")
     preset = with_own_offload(preset, launch, f"phase {name}")
@@ -147,7 +147,9 @@ def resolve_phase(
         contiguous_memory_optimization=launch.contiguous_memory_optimization,
         zero3_init=launch.zero3_init,
         lora=config.lora_values(),
+        peft=config.peft,
         frozen_parameters=list(config.frozen_parameters),
+        trainable_parameters=list(config.trainable_parameters),
         param_groups=[
             {
                 "parameters": group.parameters,

@@ -83,7 +83,10 @@ class ResolvedPhase:
     zero3_init: bool = False
     lora: dict[str, Any] | None = None
     """rank, alpha, dropout and target_modules of an adapter; None trains the model itself."""
+    peft: dict[str, Any] | None = None
+    """peft_type of another adapter, and what the user says of it."""
     frozen_parameters: list[str] = field(default_factory=list)
+    trainable_parameters: list[str] = field(default_factory=list)
     optimizer: str
     """A name of zerotrain.optimizers."""
     optimizer_args: dict[str, Any] = field(default_factory=dict)
@@ -119,6 +122,11 @@ class ResolvedPhase:
     """DeepSpeed's file; empty under plain PyTorch."""
     sources: dict[str, tuple[Source, str]] = field(default_factory=dict, compare=False)
     """Where each value comes from, and why where it is derived."""
+
+    @property
+    def adapter(self) -> dict[str, Any] | None:
+        """The adapter that is trained, by either section; None where the model itself is."""
+        return self.lora or self.peft
 
     def warmup_steps(self, horizon: int) -> int:
         """Steps of warm-up under a horizon, which need not be the one that was resolved here."""

@@ -92,7 +92,9 @@ def trace_activations(
     """
     dtype = torch.float32 if autocast else DTYPES[mixed_precision]
     cast = DTYPES[mixed_precision] if autocast and mixed_precision != "no" else None
-    with FakeTensorMode(), _on_cpu(model.module, dtype), contextlib.ExitStack() as stack:
+    # Some adapters hold tensors of indices that are neither parameters nor buffers.
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, _on_cpu(model.module, dtype), contextlib.ExitStack() as stack:
         if device != "cpu":
             stack.enter_context(GpuOperations())
         loss = loss_of(model.module, model.architecture, shape, dtype)

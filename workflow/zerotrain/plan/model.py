@@ -13,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from zerotrain.errors import PipelineError
 from zerotrain.families.language import untie_head
+from zerotrain.peft_methods import method_of
 from zerotrain.plan.architecture import Architecture, Part
 from zerotrain.trained import choose_trained, trained_parameters
 
@@ -61,22 +62,31 @@ class TrainedModel:
 
 def trained_model(
     architecture: Architecture,
-    lora: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
     frozen_parameters: Sequence[str] = (),
+    trainable_parameters: Sequence[str] = (),
 ) -> TrainedModel:
     """Build the trained part and choose what is trained of it.
 
     Args:
         architecture: See find_architecture.
-        lora: rank, alpha, dropout and target_modules of an adapter; None for none.
+        adapter: What RunConfig.adapter_values gives; None for none.
         frozen_parameters: Regular expressions that are searched for in names.
+        trainable_parameters: The same; if there are some, the others are not trained.
 
     Raises:
         PipelineError: the class cannot be built, a pattern or target fits nothing.
     """
     module = build_part(architecture.trained, architecture.source)
-    choose_trained(module, lora, frozen_parameters, seed=0)
-    return TrainedModel(architecture, module.train())
+    module = choose_trained(module, adapter, frozen_parameters, 0, trainable_parameters)
+    module.train()
+    if method_of(adapter) is not None:
+        from peft.tuners.lycoris_utils import LycorisLayer  # peft is slow to import
+
+        for layer in module.modules():
+            if isinstance(layer, LycorisLayer):  # in train mode it looks at a random number's value
+                layer.training = False
+    return TrainedModel(architecture, module)
 
 
 def build_part(part: Part, source: str) -> torch.nn.Module:

@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 from zerotrain import optimizers
 from zerotrain.config import Phase, RunConfig
+from zerotrain.errors import PipelineError
 from zerotrain.launch.overrides import overlay
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.settings import Settings, nested
 from zerotrain.launch.zero import zero_optimization
 from zerotrain.machine.verdict import Engine
 from zerotrain.model_sizes import ModelSizes, sum_up
+from zerotrain.peft_methods import method_of
 from zerotrain.plan.activations import Activations, trace_activations
 from zerotrain.plan.architecture import find_architecture
 from zerotrain.plan.forward import Shape
@@ -117,10 +119,24 @@ def trace(
         engines: Those to trace.
 
     Raises:
-        PipelineError: the architecture is not known, or the model cannot take such a batch.
+        PipelineError: the architecture is not known, the adapter's method cannot be traced, or
+            the model cannot take such a batch.
     """
+    method = method_of(config.adapter_values())
+    if method is not None and not method.traced:
+        raise PipelineError(
+            f"peft: what {method.title} takes cannot be planned: its passes depend on values, and "
+            "a plan has none",
+            hint="plan a LoRA of the same layers (lora.rank), which takes about as much; launch: "
+            "name a preset instead of auto",
+        )
     architecture = find_architecture(config.family, str(base or config.base))
-    model = trained_model(architecture, config.lora_values(), config.frozen_parameters)
+    model = trained_model(
+        architecture,
+        config.adapter_values(),
+        config.frozen_parameters,
+        config.trainable_parameters,
+    )
     batch, size = _micro_batch(phase), config.cache_size(phase)
     return retrace(model, config, phase, batch, size, cpu=cpu, engines=engines)
 

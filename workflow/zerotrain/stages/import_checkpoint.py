@@ -37,8 +37,13 @@ def import_checkpoint(
     """
     path = checkpoint.expanduser()
     family = load_family(config.family)
-    model = family.empty_model(base)
-    choose_trained(model, config.lora_values(), config.frozen_parameters, config.seed)
+    model = choose_trained(
+        family.empty_model(base),
+        config.adapter_values(),
+        config.frozen_parameters,
+        config.seed,
+        config.trainable_parameters,
+    )
     trained = {name: list(p.shape) for name, p in trained_parameters(model).items()}
     source = open_source(path, trust_pickle=trust_pickle)
     if isinstance(source, ForeignCheckpoint):

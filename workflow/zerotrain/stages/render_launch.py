@@ -61,9 +61,12 @@ def render_launch(
                 f"phase {phase}: preset {chosen.name} is fitted to the model, and none is named",
                 hint="give --base, the folder of the base model",
             )
-        lora = config.lora_values()
         sizes = read_sizes(
-            artifact.read(base, "base", verify=False), lora, config.frozen_parameters
+            artifact.read(base, "base", verify=False),
+            config.family,
+            config.adapter_values(),
+            config.frozen_parameters,
+            config.trainable_parameters,
         )
     resolved = resolve_phase(config, phase, chosen, epoch_size, sizes, begun, why)
     with artifact.publish(output, KIND) as draft:

@@ -16,6 +16,7 @@ from deepspeed.accelerator import get_accelerator
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.errors import PipelineError
 from zerotrain.families import Family
+from zerotrain.families.model_tensors import without_memory
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.position import MASTER
 from zerotrain.state import ReadTensor, State
@@ -57,14 +58,10 @@ def load_partitioned(
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    for parameter in model.parameters():
-        # On the CPU, where an adapter draws its values, but of one element's memory.
-        stand_in = torch.zeros((), dtype=torch.float32).expand(parameter.shape)
-        # In its place, so that ties stay.
-        torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
-            parameter, torch.nn.Parameter(stand_in)
-        )
-    choose_trained(model, phase.lora, phase.frozen_parameters, phase.seed)
+    model = choose_trained(
+        without_memory(model), phase.adapter, phase.frozen_parameters, phase.seed,
+        phase.trainable_parameters,
+    )  # fmt: skip
     trained = {name: list(p.shape) for name, p in trained_parameters(model).items()}
     if source is not None:
         refuse_other_parameters(source.shapes, trained, source.artifact.folder)

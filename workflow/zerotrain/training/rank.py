@@ -100,8 +100,13 @@ def run(
             family, base, phase, launch / "deepspeed.json", source, swap=swap
         )
     else:
-        model = family.load_model(base)
-        choose_trained(model, phase.lora, phase.frozen_parameters, phase.seed)
+        model = choose_trained(
+            family.load_model(base),
+            phase.adapter,
+            phase.frozen_parameters,
+            phase.seed,
+            phase.trainable_parameters,
+        )
         if source is not None:
             _take_weights(model, source)
     engine = open_engine(model, phase, launch, exact=exact, swap=swap)

@@ -120,7 +120,9 @@ def needed_bytes(phase: ResolvedPhase, base: Artifact, where: str = "nvme") -> i
     the weights, where they are offloaded there. Parameters are counted in the headers of the base
     model's files.
     """
-    sizes = read_sizes(base, phase.lora, phase.frozen_parameters)
+    sizes = read_sizes(
+        base, phase.family, phase.adapter, phase.frozen_parameters, phase.trainable_parameters
+    )
     optimizer = OPTIMIZER_BYTES * sizes.trained if phase.offload_optimizer == where else 0
     weights = WEIGHT_BYTES[phase.mixed_precision] * sizes.everything
     return optimizer + (weights if phase.offload_param == where else 0)

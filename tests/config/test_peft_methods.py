@@ -1,0 +1,118 @@
+"""The section `peft`: which methods and keys it takes, and what it says of the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+from zerotrain.config import parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.peft_methods import KEYS, METHODS, OURS, REFUSED
+
+CLASSES = {kind.value: cls for kind, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+
+
+def default(item: Field[Any]) -> Any:
+    """A key's default as JSON has it; None where it has no such form."""
+    found = item.default if item.default is not MISSING else None
+    if item.default_factory is not MISSING:
+        found = item.default_factory()
+    if isinstance(found, str) and type(found) is not str:
+        found = found.value  # an enumeration
+    return found if isinstance(found, bool | int | float | str) else None
+
+
+def test_every_method_of_peft_is_trained_or_refused() -> None:
+    """A new release's methods are seen here first."""
+    assert METHODS.keys() | REFUSED.keys() == CLASSES.keys()
+    assert not METHODS.keys() & REFUSED.keys()
+    assert peft.__version__
+
+
+def test_keys_are_those_of_pefts_classes(generated: Callable[[Path, str], None]) -> None:
+    """config/peft.json holds the keys and defaults of each method's configuration class."""
+    known = {
+        name: {f.name: default(f) for f in fields(CLASSES[name]) if f.init and f.name not in OURS}
+        for name in METHODS
+    }
+    generated(KEYS, json.dumps(known, indent=1) + "\n")
+
+
+def run(**changes: Any) -> dict[str, Any]:
+    """A small configuration with these keys."""
+    return {
+        "run": "r",
+        "base": "nano",
+        "data": {"images": "x"},
+        "phases": [{"name": "p", "until": 1}],
+        **changes,
+    }
+
+
+TEXT = {"family": "causal_lm", "data": {"source": "sums"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"peft": {"r": 8}}, "peft: names no method: give peft_type, one of BEFT"),
+        ({"peft": {"peft_type": "LOHAA"}}, "'LOHAA' is no method of peft; did you mean LOHA?"),
+        ({"peft": {"peft_type": "adalora"}}, "ADALORA is not trained here: it takes ranks away by"),
+        ({"peft": {"peft_type": "XLORA"}}, "XLORA is not trained here: it mixes adapters that"),
+        ({"peft": {"peft_type": "VERA"}}, "projections that lie outside of them, which ZeRO-3"),
+        ({"peft": {"peft_type": "LORA"}}, "it has a section of its own, `lora`"),
+        (
+            {"peft": {"peft_type": "LOHA", "rank": 8}},
+            "rank is no key of LOHA; its keys are rank_pattern",
+        ),
+        (
+            {"peft": {"peft_type": "LOHA", "r": "8"}},
+            "r of LOHA is a number, 8 by default, and not '8'",
+        ),
+        ({"peft": {"peft_type": "LOHA", "r": True}}, "and not True"),
+        ({"peft": {"peft_type": "LOHA", "modules_to_save": ["x"]}}, "trainable_parameters"),
+        ({"peft": {"peft_type": "LOHA", "alhpa": 8}}, "no key of LOHA; did you mean alpha?"),
+        ({"peft": {"peft_type": "LOHA", "target_modules": []}}, "target_modules names no layer"),
+        ({"peft": {"peft_type": "LOHA"}, "lora": {}}, "give lora or peft, not both"),
+        ({"trainable_parameters": ["a"], "lora": {}}, "trainable_parameters chooses among the"),
+        ({"trainable_parameters": ["("]}, "is no regular expression"),
+        ({"peft": {"peft_type": "PROMPT_TUNING"}}, "before a text, and the family sdxl makes"),
+        (
+            {"peft": {"peft_type": "LN_TUNING"}, "launch": {"preset": "zero3", "zero3_init": True}},
+            "LN tuning begins with the base's weights, which launch.zero3_init has not read yet",
+        ),
+        (
+            {"peft": {"peft_type": "P_TUNING"}, "train": {"packing": True}, **TEXT},
+            "P-tuning puts its tokens before the first alone; set packing to false",
+        ),
+        (
+            {
+                "peft": {"peft_type": "PREFIX_TUNING"},
+                "train": {"gradient_checkpointing": True},
+                **TEXT,
+            },
+            "which gradient_checkpointing turns off",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_its_reason(
+    changes: dict[str, Any], said: str
+) -> None:
+    """When the configuration is read, before anything runs."""
+    with pytest.raises(PipelineError) as refused:
+        parse_config(run(**changes), "test")
+    assert said in refused.value.what
+
+
+def test_a_method_is_named_in_any_case_and_keeps_what_is_given() -> None:
+    """peft's own defaults are not written out: they are peft's."""
+    found = parse_config(run(peft={"peft_type": "loha", "r": 4}), "test")
+    assert found.peft == found.adapter_values() == {"peft_type": "LOHA", "r": 4}
+    assert found.lora_values() is None

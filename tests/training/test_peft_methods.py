@@ -1,0 +1,138 @@
+"""Methods of peft under the engines: one training over two switches, and what peft loads of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from tests.families.texts import batch
+from tests.training.conftest import Training
+from tests.training.matrix import deviation
+from tests.training.test_language import made_inputs
+
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.export import WeightsTarget, export
+from zerotrain.families import load_family
+from zerotrain.peft_methods import METHODS
+from zerotrain.training import progress_folder
+
+CHAIN = ("torch", "zero2_offload", "zero3_offload")
+STEPS = 2
+"""Of each phase of the chain."""
+OWN = ["attn1.to_q", "attn1.to_v"]
+"""Layers of 15 to 15, which blocks of 3 divide."""
+LAYERS: dict[str, dict[str, Any]] = {
+    "BEFT": {},
+    "C3A": {"block_size": 3, "target_modules": OWN},
+    "DEFT": {"r": 3},
+    "FOURIERFT": {"n_frequency": 20, "scaling": 1.0},
+    "GLORA": {"r": 3},
+    "GRALORA": {"r": 3, "gralora_k": 3, "target_modules": OWN},
+    "HIRA": {"r": 3},
+    "HRA": {"r": 4, "target_modules": ["to_q", "conv1"]},
+    "IA3": {},
+    "LN_TUNING": {},
+    "LOHA": {"r": 3, "alpha": 6, "target_modules": ["to_q", "conv1"]},
+    "LOKR": {"r": 3, "alpha": 6, "target_modules": ["to_q", "conv1"]},
+    "MISS": {"r": 3, "target_modules": OWN},
+    "OFT": {"oft_block_size": 3, "target_modules": OWN},
+    "PEANUT": {"r": 3},
+    "ROAD": {"group_size": 2, "target_modules": ["ff.net.0.proj"]},
+    "WAVEFT": {"n_frequency": 20},
+}
+PROMPTS: dict[str, dict[str, Any]] = {
+    "PROMPT_TUNING": {"num_virtual_tokens": 4},
+    "PREFIX_TUNING": {"num_virtual_tokens": 4},
+    "P_TUNING": {"num_virtual_tokens": 4, "encoder_hidden_size": 16},
+}
+QUICK = ("LOHA", "causal_lm-PROMPT_TUNING")
+"""What the default suite trains; the others are slow."""
+
+
+def marked(name: str, *values: Any) -> Any:
+    """A case by its name."""
+    return pytest.param(*values, id=name, marks=() if name in QUICK else pytest.mark.slow)
+
+
+def chain(training: Training, family: str, adapter: dict[str, Any], **shape: Any) -> Path:
+    """Train in three phases under three engines, as one phase would; the weights they lead to."""
+    changes = {"family": family, "peft": adapter, "lr_scheduler_steps": 20, **shape}
+    whole = training.run("whole", "torch", STEPS * len(CHAIN), **changes)
+    target = WeightsTarget(
+        training.folder / "weights", training.base, load_family(family), "fp32", peft=adapter
+    )
+    state, losses = None, []
+    for number, preset in enumerate(CHAIN, start=1):
+        losses = training.run(preset, preset, STEPS * number, state=state, **changes)
+        rolling = progress_folder.step_folder(training.progress(preset), STEPS * number)
+        state = training.folder / f"{preset}-state"
+        export(Checkpoint(rolling), rolling, target, state)
+    apart = deviation(losses, whole)
+    print(f"{family} {adapter['peft_type']}: largest relative deviation {apart:.1e}")
+    assert apart <= 2e-6
+    return target.folder
+
+
+def test_every_method_is_tried() -> None:
+    assert LAYERS.keys() | PROMPTS.keys() == METHODS.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [marked(name, name, own) for name, own in LAYERS.items()]
+)
+def test_a_method_of_layers_switches_and_is_what_peft_loads(training, name, settings):
+    """peft's own reading answers as the trained model does, and merged as far as it merges."""
+    weights = chain(training, "sdxl", {"peft_type": name, **settings})
+    family: Any = load_family("sdxl")
+    base = family.load_model(training.base).eval()
+    trained = answers(family.load_trained(weights))
+    assert (trained - answers(base)).abs().max() > 1e-6
+    loaded = peft.PeftModel.from_pretrained(base, weights / "adapter").eval()
+    assert torch.equal(answers(loaded), trained)
+    if METHODS[name].merges:
+        merged = answers(loaded.merge_and_unload())
+        assert (merged - trained).abs().max() <= 2e-5
+
+
+@torch.no_grad()
+def answers(unet: Any) -> torch.Tensor:
+    """The tiny U-Net's answer to fixed inputs."""
+    source = torch.Generator().manual_seed(2)
+    return unet(
+        torch.randn(2, 4, 8, 8, generator=source),
+        torch.tensor([10, 700]),
+        encoder_hidden_states=torch.randn(2, 5, 16, generator=source),
+        added_cond_kwargs={
+            "text_embeds": torch.randn(2, 6, generator=source),
+            "time_ids": torch.full((2, 6), 16.0),
+        },
+        return_dict=False,
+    )[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "settings"),
+    [
+        marked(f"{family}-{name}", family, name, own)
+        for family in ("causal_lm", "seq2seq_lm")
+        for name, own in PROMPTS.items()
+    ],
+)
+def test_a_trained_prompt_switches_and_is_what_peft_loads(server, tmp_path, family, name, settings):
+    """Though logits have more places than the row, and P-tuning is exported as its outcome."""
+    inputs = made_inputs(family, tmp_path / "inputs", packing=False)
+    training = Training(tmp_path, inputs, server)
+    weights = chain(training, family, {"peft_type": name, **settings}, objective={}, epoch_size=16)
+    found: Any = load_family(family)
+    base = found.load_model(inputs / "base").eval()
+    given = batch(family, inputs / "base")
+    trained, untrained = (
+        found.objective(inputs / "base").loss(model, given).detach()
+        for model in (found.load_trained(weights), base)
+    )
+    assert not torch.equal(trained, untrained)
+    loaded = peft.PeftModel.from_pretrained(base, weights / "adapter").eval()
+    assert torch.equal(found.objective(inputs / "base").loss(loaded, given), trained)

@@ -1,0 +1,75 @@
+"""An adapter of another method than LoRA: as peft's folder, or merged into its base by peft."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from zerotrain.artifact import file_sha256, link_or_copy
+from zerotrain.families.adapters import FOLDER, apply_peft, tensors_of
+from zerotrain.families.lora import PEFT_ADAPTER, PEFT_CONFIG, PEFT_PREFIX
+from zerotrain.formats import Options
+from zerotrain.formats.diffusers_folder import verify_folder, write_folder
+from zerotrain.formats.tensors import Stored, hold_to, stored_tensors, write_tensors
+from zerotrain.formats.weights import ExportedWeights, model_without_memory
+from zerotrain.peft_methods import PEFT_TYPE, refuse_form
+
+
+def find(to: str, weights: ExportedWeights) -> Any:
+    """What writes and verifies the form, as a format's module does; None for a LoRA or none.
+
+    Raises:
+        PipelineError: an adapter of the method cannot have this form.
+    """
+    config = weights.folder / FOLDER / PEFT_CONFIG
+    if not config.is_file():
+        return None
+    refuse_form(to, json.loads(config.read_text())[PEFT_TYPE])
+    if to == "peft":
+        return SimpleNamespace(write=_write_folder, verify=_verify_folder)
+    return SimpleNamespace(write=_write_merged, verify=_verify_merged)
+
+
+def _write_folder(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
+    link_or_copy(weights.folder / FOLDER / PEFT_CONFIG, out / PEFT_CONFIG)
+    sha256 = write_tensors(out / PEFT_ADAPTER, _adapter(weights), options.dtype, weights.lineage())
+    return {PEFT_CONFIG: file_sha256(out / PEFT_CONFIG), PEFT_ADAPTER: sha256}
+
+
+def _verify_folder(weights: ExportedWeights, options: Options, out: Path) -> None:
+    expected = {n.removeprefix(PEFT_PREFIX): tensor for n, tensor in _adapter(weights).items()}
+    loaded = tensors_of(apply_peft(model_without_memory(weights), out))
+    hold_to(expected, loaded, options.dtype, out)
+
+
+def _write_merged(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
+    return write_folder(weights, _merged(weights), options, out)
+
+
+def _verify_merged(weights: ExportedWeights, options: Options, out: Path) -> None:
+    verify_folder(weights, _merged(weights), options, out)
+
+
+def _adapter(weights: ExportedWeights) -> dict[str, Stored]:
+    return stored_tensors([weights.folder / FOLDER / PEFT_ADAPTER])
+
+
+@torch.no_grad()
+def _merged(weights: ExportedWeights) -> dict[str, Stored]:
+    """The trained part's tensors after peft has merged; the whole part is held in float32."""
+    from peft import PeftModel
+
+    model: Any = weights.family.load_model(weights.folder)
+    model = PeftModel.from_pretrained(model, str(weights.folder / FOLDER)).merge_and_unload()
+    held = model.state_dict()
+    return {
+        name: Stored(
+            held[name].dtype, stored.shape, partial(held[name].to, torch.float32, copy=True)
+        )
+        for name, stored in weights.trained.items()
+    }
