@@ -87,7 +87,8 @@ def _sd3_state(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.
     from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoint_to_diffusers
 
     place_of = sd3_places(model.config)
-    whole, owners = {}, {}
+    whole: dict[str, torch.Tensor] = {}
+    owners: dict[str, str] = {}
     for place, layers in layers_by_place(model.state_dict(), place_of).items():
         owners |= dict.fromkeys(layers, name_of(place))
     for name, parameter in model.state_dict().items():

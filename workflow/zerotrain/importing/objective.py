@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from zerotrain.config.objective import FAMILY_KEYS
 from zerotrain.errors import PipelineError
+from zerotrain.families import FAMILIES
 from zerotrain.importing.draft import Draft
 from zerotrain.importing.keys import Key
 
-OF_SDXL = ("prediction_type", "rescale_betas_zero_snr")
+OF_NOISE_SCHEDULE = ("prediction_type", "rescale_betas_zero_snr")
 SHIFT, AUTO_SHIFT, UNIFORM, SCALE = (
     "flow_schedule_shift", "flow_schedule_auto_shift", "flow_use_uniform_schedule",
     "flow_sigmoid_scale",
@@ -22,11 +22,12 @@ def drop_keys_of_others(
     arguments: dict[str, Any], table: Mapping[str, Key], family: str, draft: Draft
 ) -> None:
     """Take out arguments that mean nothing to the family, which trainers accept all the same."""
-    others = {f"train.{key}" for keys in FAMILY_KEYS.values() for key in keys}
-    others -= {f"train.{key}" for key in FAMILY_KEYS[family]}
-    if family != "sdxl":
-        others |= set(OF_SDXL)
-    if family == "sdxl":
+    kind = FAMILIES[family]
+    others = {f"train.{key}" for other in FAMILIES.values() for key in other.objective}
+    others -= {f"train.{key}" for key in kind.objective}
+    if not kind.noise_schedule:
+        others |= set(OF_NOISE_SCHEDULE)
+    if not kind.text_length:
         others.add("cache.max_sequence_length")
     for name in [name for name in arguments if table[name].ours in others]:
         draft.ignore(name, arguments.pop(name), f"{family} has no such thing")
