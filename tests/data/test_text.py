@@ -177,6 +177,7 @@ def fake_datasets(monkeypatch) -> ModuleType:
     rows = FakeDataset([{"text": "a", "label": 1}, {"text": "b", "label": 0}])
     module.calls = []
     module.DatasetDict = dict
+    module.exceptions = SimpleNamespace(DatasetsError=OSError)
     module.load_from_disk = lambda path: module.calls.append(path) or {"test": rows}
     module.load_dataset = lambda *names, split: module.calls.append((*names, split)) or rows
     monkeypatch.setitem(sys.modules, "datasets", module)
@@ -193,6 +194,44 @@ def test_a_dataset_of_hugging_face_by_id_or_on_disk(tmp_path, fake_datasets):
     assert fake_datasets.calls == [("owner/name", "en", "test"), str(tmp_path)]
     with pytest.raises(PipelineError, match="split train: 'train'"):
         read(tmp_path, **{**named, "hub_split": "train"})
+
+
+def test_a_dataset_made_by_a_script_is_read_from_the_hubs_copy(fake_datasets):
+    """As ought/raft, the reference's own."""
+    rows, calls = fake_datasets.load_dataset(split="train"), []
+
+    def load_dataset(*names, split, **files):
+        calls.append((*names, split, files))
+        if names[0] != "parquet":
+            raise RuntimeError("Dataset scripts are no longer supported, but found raft.py")
+        return rows
+
+    fake_datasets.load_dataset = load_dataset
+    named = {"prompt_column": "text", "response_column": "label", "hub_split": "train[:2]"}
+    found = read("ought/raft", subset="twitter_complaints", **named)
+    assert [turns(one)[1][1] for one in found] == ["yes", "no"]
+    place = "hf://datasets/ought/raft@refs/convert/parquet/twitter_complaints/train/*.parquet"
+    assert calls[1] == ("parquet", "train[:2]", {"data_files": {"train": place}})
+
+
+def test_the_library_reads_what_it_wrote(tmp_path):
+    """The real one: a split of several, a dataset alone, and words of labels."""
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
+    rows.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"test": rows}).save_to_disk(tmp_path / "several")
+    named = {"prompt_column": "text", "response_column": "label"}
+    for path, extra in (("one", {}), ("several", {"hub_split": "test"})):
+        found = read(tmp_path / path, **named, **extra)
+        assert [turns(one)[1][1] for one in found] == ["yes", "no"]
+    with pytest.raises(PipelineError, match="split train: 'train'"):
+        read(tmp_path / "several", **named)
+    for key, path in (("hub_split", "one"), ("subset", "several")):
+        with pytest.raises(PipelineError, match=rf"data\.{key}: .* save_to_disk wrote"):
+            read(tmp_path / path, **named, **{key: "test"})
 
 
 def test_without_the_package_a_sentence_says_so(monkeypatch):

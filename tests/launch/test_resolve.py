@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from zerotrain.config import parse_config
-from zerotrain.config.training import TEXT_KEYS
+from zerotrain.config.training import IMAGE_KEYS, TEXT_KEYS
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import phase_spans, resolve_phase
-from zerotrain.launch.resolved import ResolvedPhase, warmup_share
+from zerotrain.launch.resolved import OF_ONE_MODALITY, ResolvedPhase, warmup_share
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.model_sizes import ModelSizes
 
@@ -73,6 +73,10 @@ def test_run_yaml_of_text_has_no_word_of_images(tmp_path: Path) -> None:
     assert "resolution: {value: 1024, source: default}" in text
     assert "max_length" not in text
     assert "packing" not in text
+
+
+def test_the_keys_of_one_modality_are_the_configurations() -> None:
+    assert set(OF_ONE_MODALITY) == {*IMAGE_KEYS, *TEXT_KEYS}
 
 
 def test_the_length_of_rows_is_one_of_the_numbers() -> None:

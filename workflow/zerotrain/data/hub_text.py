@@ -11,6 +11,9 @@ from zerotrain.errors import PipelineError
 if TYPE_CHECKING:
     from zerotrain.config import DataConfig
 
+CONVERTED = "refs/convert/parquet"
+"""The branch in which the hub keeps any dataset as Parquet, by subset and split."""
+
 
 def hub_rows(
     data: DataConfig,
@@ -18,7 +21,8 @@ def hub_rows(
     """The rows of one split, each with where it stands, and the names of its labels.
 
     Raises:
-        PipelineError: the package `datasets` is missing, or there is no such dataset or split.
+        PipelineError: the package `datasets` is missing, there is no such dataset or split, or a
+            key means nothing to what lies on disk.
     """
     try:
         import datasets
@@ -32,11 +36,18 @@ def hub_rows(
     try:
         if folder.is_dir():
             found = datasets.load_from_disk(str(folder))
-            if isinstance(found, datasets.DatasetDict):
-                found = found[data.hub_split]
+            several = isinstance(found, datasets.DatasetDict)
+            _refuse_idle(data, () if several else ("hub_split",))
+            found = found[data.hub_split] if several else found
         else:
-            found = datasets.load_dataset(str(data.path), data.subset, split=data.hub_split)
-    except (OSError, ValueError, KeyError) as error:
+            found = _from_hub(datasets, data)
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        datasets.exceptions.DatasetsError,
+    ) as error:
         raise PipelineError(
             f"data.path: {data.path}, split {data.hub_split}: {' '.join(str(error).split())}",
             hint="check data.path, data.subset and data.hub_split, and the network",
@@ -45,3 +56,26 @@ def hub_rows(
     if names is None and data.response_column in found.features:
         names = getattr(found.features[data.response_column], "names", None)
     return ((f"{data.hub_split} row {i}", row) for i, row in enumerate(found, 1)), names
+
+
+def _from_hub(datasets: Any, data: DataConfig) -> Any:
+    """A split from the hub; of a dataset made by a script, which is run no more, the hub's copy."""
+    try:
+        return datasets.load_dataset(str(data.path), data.subset, split=data.hub_split)
+    except RuntimeError as error:
+        if "scripts are no longer supported" not in str(error):
+            raise
+        split = data.hub_split.partition("[")[0]
+        files = (
+            f"hf://datasets/{data.path}@{CONVERTED}/{data.subset or 'default'}/{split}/*.parquet"
+        )
+        return datasets.load_dataset("parquet", data_files={split: files}, split=data.hub_split)
+
+
+def _refuse_idle(data: DataConfig, others: tuple[str, ...]) -> None:
+    for key in ("subset", *others):
+        if key in data.model_fields_set:
+            raise PipelineError(
+                f"data.{key}: {data.path} is what save_to_disk wrote, which has none to choose",
+                hint=f"remove data.{key}",
+            )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any, Literal
 
-from zerotrain.config.training import IMAGE_KEYS, TEXT_KEYS
 from zerotrain.launch.settings import Source, leaves
 
 FILES = ("accelerate", "deepspeed")
@@ -31,7 +30,8 @@ EXACT_KEYS = {
 }  # fmt: skip
 """DeepSpeed's keys that may change in the middle of a phase, as after an out of memory."""
 
-OF_ONE_MODALITY = (*IMAGE_KEYS, *TEXT_KEYS)
+OF_ONE_MODALITY = ("resolution", "caption_dropout_probability", "max_length", "packing")
+"""Keys that images or text alone have; training must not depend on the configuration's modules."""
 
 FP16 = {
     "loss_scale": 0.0,
