@@ -100,7 +100,9 @@ def _factors(
     return {
         "lora_down.weight": Stored(known.dtype, (total, width), lambda: torch.cat(read(DOWN))),
         "lora_up.weight": Stored(
-            known.dtype, (sum(heights), total), lambda: torch.block_diag(*read(UP))
+            known.dtype,
+            (sum(heights), total),
+            lambda: torch.block_diag(*read(UP)),  # type: ignore[no-untyped-call]
         ),
     }
 
