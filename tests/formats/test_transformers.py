@@ -28,11 +28,12 @@ from zerotrain.errors import PipelineError
 from zerotrain.families import flux_nano, load_family, qwen_image_nano, sd3_nano
 from zerotrain.families import nano as nano_parts
 from zerotrain.families.lora import add_adapter, save_adapter
-from zerotrain.formats import convert, ldm
+from zerotrain.formats import Options, convert, kohya, ldm
 from zerotrain.formats.mmdit_names import flux_place, sd3_places
 from zerotrain.formats.opening import open_pipeline
 from zerotrain.formats.original import in_original_layout
 from zerotrain.formats.tensors import Stored
+from zerotrain.formats.weights import Adapter, ExportedWeights
 from zerotrain.model_card import Origin, model_card
 
 BUILDERS = {"sd3": sd3_nano, "flux": flux_nano, "qwen_image": qwen_image_nano}
@@ -130,7 +131,7 @@ def test_the_real_architectures_have_the_original_names(name):
         model = kind.from_config(config["parts"]["transformer"]["config"])
     state = model.state_dict()
     place_of = sd3_places(model.config) if name == "sd3" else flux_place
-    stored = {n: Stored(t.dtype, tuple(t.shape), lambda t=t: t) for n, t in state.items()}
+    stored = {n: held(t) for n, t in state.items()}
     original = {n: t.read() for n, t in in_original_layout(stored, place_of).items()}
     known = {
         "sd3": {
@@ -272,3 +273,50 @@ def test_the_card_of_a_transformer_says_how_to_load_it(made, tmp_path):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     card = model_card(artifact.read(tmp_path / "kohya", "exported"), "me/cats", origin, None, [])
     assert "diffusers reads no LoRA of SD3 with kohya's names" in card
+
+
+class RealFlux(ExportedWeights):
+    """A LoRA of FLUX.1 dev itself, whose base is known by its shapes alone."""
+
+    def __init__(self, folder: Path) -> None:
+        recipe = json.loads(Path("config/models/flux-dev.json").read_text())["parts"]
+        self.configs = {part: recipe[part]["config"] for part in ("transformer", "vae")}
+        self.configs["scheduler"] = {"_class_name": "FlowMatchEulerDiscreteScheduler"}
+        for part, config in self.configs.items():
+            (folder / part).mkdir(parents=True)
+            (folder / part / "config.json").write_text(json.dumps(config))
+        self.family, self.part, self.folder = load_family("flux"), "transformer", folder
+        model = self.family.empty_model(folder)
+        draw = torch.Generator().manual_seed(0)
+        factors = {}
+        for name, module in model.named_modules():
+            if name.endswith((".to_q", ".to_k", ".add_v_proj", ".to_out.0", ".proj_mlp")):
+                rows, columns = module.weight.shape
+                for letter, shape in (("A", (2, columns)), ("B", (rows, 2))):
+                    factor = torch.randn(shape, generator=draw)
+                    factors[f"{name}.lora_{letter}.weight"] = held(factor)
+        targets = ["to_q", "to_k", "add_v_proj", "to_out.0", "proj_mlp"]
+        settings = {"r": 2, "lora_alpha": 3.0, "target_modules": targets}
+        self.__dict__["trained"] = {n: held(t) for n, t in model.state_dict().items()}
+        self.__dict__["adapter"] = Adapter(settings, factors)
+
+    def config(self, part: str) -> dict[str, Any]:
+        return self.configs[part]
+
+    def lineage(self) -> dict[str, str]:
+        return {"zerotrain.step": "12"}
+
+
+def held(tensor: torch.Tensor) -> Stored:
+    return Stored(tensor.dtype, tuple(tensor.shape), lambda: tensor)
+
+
+def test_diffusers_as_it_is_reads_a_kohya_file_of_the_real_flux(tmp_path):
+    """At its own width, all 57 blocks, in bf16; a wrong alpha is found."""
+    weights, options = RealFlux(tmp_path / "weights"), Options(torch.bfloat16, None, "")
+    kohya.write(weights, options, tmp_path)
+    assert len(load_file(tmp_path / "lora.safetensors")) == 3 * (19 * 3 + 38)
+    kohya.verify(weights, options, tmp_path)
+    weights.scales = {layer: scale / 2 for layer, scale in weights.scales.items()}
+    with pytest.raises(PipelineError, match="reads back otherwise"):
+        kohya.verify(weights, options, tmp_path)

@@ -87,20 +87,23 @@ def _sd3_state(tensors: dict[str, torch.Tensor], model: Any) -> dict[str, torch.
     from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoint_to_diffusers
 
     place_of = sd3_places(model.config)
-    whole: dict[str, torch.Tensor] = {}
-    owners: dict[str, str] = {}
-    for place, layers in layers_by_place(model.state_dict(), place_of).items():
-        owners |= dict.fromkeys(layers, name_of(place))
+    owners = {
+        layer: name_of(place)
+        for place, layers in layers_by_place(model.state_dict(), place_of).items()
+        for layer in layers
+    }
+    rows: dict[str, int] = {}
     for name, parameter in model.state_dict().items():
-        # Tensors without elements: but for their rows the conversion asks nothing of them.
         place = place_of(name).name
-        before = whole.get(place, torch.empty(0, 0))
-        whole[place] = torch.cat([before, torch.empty(parameter.shape[0], 0)])
-    for place in whole:
-        if (
-            up := tensors.pop(f"{name_of(place.removesuffix('.weight'))}.lora_up.weight", None)
-        ) is not None:
-            whole[place] = up
+        rows[place] = rows.get(place, 0) + parameter.shape[0]
+    # The conversion cuts and moves rows: second factors go through it in the place of weights, and
+    # what has no LoRA as rows without elements.
+    whole = {
+        place: tensors.get(
+            f"{name_of(place.removesuffix('.weight'))}.lora_up.weight", torch.empty(count, 0)
+        )
+        for place, count in rows.items()
+    }
     state = {}
     for name, up in convert_sd3_transformer_checkpoint_to_diffusers(whole).items():
         if not up.numel():
