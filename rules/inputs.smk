@@ -3,6 +3,8 @@
 OUTPUTS: none; functions for the other parts.
 """
 
+import importlib.util
+
 from zerotrain.data.source import source_files as data_files
 from zerotrain.origins import local_folders
 from zerotrain.sources import source_files
@@ -25,6 +27,12 @@ def config_file(wildcards, input):
 def images():
     """Every file of the dataset; empty for the built-in example."""
     return checked(data_files, RUN.data)
+
+
+def preset_code():
+    """The module that builds a small model, where a preset is the base and the family has one."""
+    builder = f"{FAMILY}_nano"
+    return [builder] if RUN.is_preset and importlib.util.find_spec(builder) else []
 
 
 def base_dataset():
