@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 LIMIT_SECONDS = 90
 FAMILIES = ("sdxl", "sd3", "qwen_image", "flux", "causal_lm", "seq2seq_lm")
 IMAGES = {
-    "data": {"source": "digits", "holdout": 0.5},
+    "data": {"images": "digits", "holdout": 0.25},
     "train": {"resolution": 32, "global_batch_size": 8},
     "evaluate": {"images_per_prompt": 1, "num_inference_steps": 4, "batch_size": 10},
 }
@@ -37,6 +37,21 @@ TEXT = {
 DATA = {"causal_lm": "sums", "seq2seq_lm": "complaints"}
 STEPS = 10
 """Of each phase."""
+IMAGE_COUNT = 128
+
+
+def write_images(folder: Path) -> None:
+    """Some of the built-in digits as PNG files with captions."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    folder.mkdir()
+    digits = load_digits()
+    pairs = zip(digits.images[:IMAGE_COUNT], digits.target, strict=False)
+    for number, (scan, digit) in enumerate(pairs):
+        image = Image.fromarray((scan * 15).astype("uint8")).resize((32, 32))
+        image.convert("RGB").save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(f"a handwritten {digit}")
 
 
 def config(family: str) -> dict[str, object]:
@@ -94,6 +109,7 @@ def main() -> None:
         folder = Path(name) / "project"
         ignored = shutil.ignore_patterns(".*", "results", "__pycache__", "*.egg-info")
         shutil.copytree(ROOT, folder, ignore=ignored)
+        write_images(folder / "digits")
         for family in chosen:
             found[family] = measure(family, folder)
             columns = ", ".join(f"{key} {value:.1f}" for key, value in found[family].items())

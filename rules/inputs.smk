@@ -45,7 +45,9 @@ def base_files():
     if RUN.is_preset:
         return []
     folders = checked(local_folders, RUN.base)
-    found = sorted(str(path) for folder in folders for path in folder.rglob("*") if path.is_file())
+    found = sorted(
+        str(path) for folder in folders for path in folder.rglob("*") if path.is_file()
+    )
     checked(refuse_braces, found, "base")
     return found
 
