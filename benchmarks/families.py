@@ -5,7 +5,7 @@
 
 Each family is built from the seed, cached, trained under PyTorch, switched to ZeRO-2 with the
 optimizer offloaded, exported and evaluated after both phases, in a copy of the project. Prints a
-table and, last, a line of JSON; `limit_ratio` is the slowest family's time over 90 seconds, which are
+table and, last, a line of JSON; `limit_ratio` is the slowest family's time over 90 s, which are
 meant for two cores of its own. On a busy machine look at `cpu`: seconds of all processes in user
 mode.
 """
