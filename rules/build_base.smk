@@ -9,7 +9,7 @@ rule build_base:
     input:
         dataset=base_dataset(),
         model=base_files(),
-        code=code("build_base", FAMILY),
+        code=code("build_base", FAMILY, *preset_code()),
     output:
         manifest=f"{RESULTS}/base/manifest.json",
     log:

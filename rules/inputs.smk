@@ -3,6 +3,8 @@
 OUTPUTS: none; functions for the other parts.
 """
 
+import importlib.util
+
 from zerotrain.data.source import source_files as data_files
 from zerotrain.origins import local_folders
 from zerotrain.sources import source_files
@@ -27,6 +29,12 @@ def images():
     return checked(data_files, RUN.data)
 
 
+def preset_code():
+    """The module that builds a small model, where a preset is the base and the family has one."""
+    builder = f"{FAMILY}_nano"
+    return [builder] if RUN.is_preset and importlib.util.find_spec(builder) else []
+
+
 def base_dataset():
     """A preset is built for its dataset; a real model is not."""
     return f"{DATA}/manifest.json" if RUN.is_preset else []
@@ -37,7 +45,9 @@ def base_files():
     if RUN.is_preset:
         return []
     folders = checked(local_folders, RUN.base)
-    found = sorted(str(path) for folder in folders for path in folder.rglob("*") if path.is_file())
+    found = sorted(
+        str(path) for folder in folders for path in folder.rglob("*") if path.is_file()
+    )
     checked(refuse_braces, found, "base")
     return found
 

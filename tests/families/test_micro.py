@@ -1,0 +1,29 @@
+"""`micro`, the larger of the presets, is built like `nano`."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+from tests.families.conftest import CAPTIONS, pictures
+from tests.families.texts import SUMS
+
+from zerotrain.families import FAMILIES, load_family
+from zerotrain.families import nano as nano_parts
+from zerotrain.plan.architecture import find_architecture
+from zerotrain.plan.model import trained_model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_micro_is_what_was_planned(name, tmp_path, monkeypatch):
+    """It loads, and every tensor has the shape that the planner said; the vocabulary is smaller."""
+    monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)
+    module = importlib.import_module(f"zerotrain.families.{name}_nano")
+    samples = (SUMS,) if FAMILIES[name].modality == "text" else (CAPTIONS, pictures(256, 2))
+    module.build_nano(*samples, 0, tmp_path, preset="micro")
+    model = load_family(name).load_model(tmp_path)
+    planned = trained_model(find_architecture(name, "micro")).shapes
+    found = {key: tuple(tensor.shape) for key, tensor in model.named_parameters()}
+    tables = {key for key in found if key.endswith(("embed_tokens.weight", "shared.weight"))}
+    assert found.keys() == planned.keys()
+    assert {key for key in found if found[key] != planned[key]} <= tables
