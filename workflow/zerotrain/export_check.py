@@ -117,11 +117,12 @@ def check_lora(source: Source, weights: WeightsTarget, folder: Path) -> None:
 def check_peft(source: Source, weights: WeightsTarget, folder: Path) -> None:
     """The same for an adapter of another method; of a trained prompt the file holds the outcome."""
     from zerotrain.families import adapters
+    from zerotrain.families.lora import PEFT_ADAPTER, PEFT_PREFIX
 
     expected = {adapters.plain(name): name for name in source.shapes}
     with _loading_again(weights):
-        files = open_tensors([folder / adapters.FOLDER / adapters.PEFT_ADAPTER])
-        written = {n.removeprefix(adapters.PEFT_PREFIX): files[n].get_tensor(n) for n in files}
+        files = open_tensors([folder / adapters.FOLDER / PEFT_ADAPTER])
+        written = {n.removeprefix(PEFT_PREFIX): files[n].get_tensor(n) for n in files}
         loaded = adapters.tensors_of(weights.family.load_trained(folder))
 
         def good(name: str) -> bool:

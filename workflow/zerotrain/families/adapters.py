@@ -83,7 +83,8 @@ def _add_method(
     if method.changes == "prompt":
         encodes = model.config.is_encoder_decoder  # type: ignore[union-attr]
         settings["task_type"] = "SEQ_2_SEQ_LM" if encodes else "CAUSAL_LM"
-        return get_peft_model(model, get_peft_config(settings))  # type: ignore[arg-type]
+        around: torch.nn.Module = get_peft_model(model, get_peft_config(settings))
+        return around
     settings["target_modules"] = _targets(model, method, adapter.get("target_modules"))
     model.add_adapter(get_peft_config(settings))  # type: ignore[operator]
     return model
@@ -173,7 +174,7 @@ def save(
             f"the adapter ({title}) has no value left in {dtype}, or some that are not finite",
             hint="choose export.dtype fp32 or bf16",
         )
-    config = model.peft_config["default"].to_dict()  # type: ignore[index,operator,union-attr]
+    config = model.peft_config["default"].to_dict()  # type: ignore[index,union-attr]
     # Sets have an order of chance, and the folder of the base is that of this machine.
     config |= {key: sorted(v) for key, v in config.items() if isinstance(v, set)}
     config |= {"inference_mode": True, "base_model_name_or_path": None}
@@ -214,7 +215,8 @@ def apply_peft(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
 
     config = PeftConfig.from_pretrained(str(folder))
     if config.is_prompt_learning:
-        return PeftModel.from_pretrained(model, str(folder)).eval()  # type: ignore[arg-type]
+        around: torch.nn.Module = PeftModel.from_pretrained(model, str(folder))
+        return around.eval()
     inject_adapter_in_model(config, model)
     state = load_peft_weights(str(folder), device="cpu")
     set_peft_model_state_dict(model, {n.removeprefix(PEFT_PREFIX): t for n, t in state.items()})
