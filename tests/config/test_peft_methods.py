@@ -45,6 +45,34 @@ def test_keys_are_those_of_pefts_classes(generated: Callable[[Path, str], None])
     generated(KEYS, json.dumps(known, indent=1) + "\n")
 
 
+CHANGES = {
+    "linear": "linear layers",
+    "any": "linear and convolution layers",
+    "norm": "norms",
+    "prompt": "what the model reads",
+}
+PAGE = Path(__file__).parents[2] / "docs" / "adapters.md"
+
+
+def filled(page: str, name: str, lines: list[str]) -> str:
+    """The page with these lines between the marks of that name."""
+    begin, end = f"<!-- {name}: generated -->\n", f"<!-- {name}: end -->"
+    before, _, rest = page.partition(begin)
+    return before + begin + "".join(f"{line}\n" for line in lines) + end + rest.partition(end)[2]
+
+
+def test_the_page_lists_every_method(generated: Callable[[Path, str], None]) -> None:
+    """docs/adapters.md: what is trained, of what, and what it is exported to; and the refusals."""
+    head = ["| `peft_type` | method | of | changes | `--to` |", "|---|---|---|---|---|"]
+    rows = head + [
+        f"| `{name}` | {method.title} | {'text' if method.changes == 'prompt' else 'all'} | "
+        f"{CHANGES[method.changes]} | {'`peft`, `merged`' if method.merges else '`peft`'} |"
+        for name, method in METHODS.items()
+    ]
+    refused = [f"- `{name}`: {why}" for name, why in REFUSED.items()]
+    generated(PAGE, filled(filled(PAGE.read_text(), "methods", rows), "refused", refused))
+
+
 def run(**changes: Any) -> dict[str, Any]:
     """A small configuration with these keys."""
     return {

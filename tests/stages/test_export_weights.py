@@ -436,6 +436,22 @@ def test_the_configuration_says_what_is_frozen(
     assert all(torch.equal(written[name], own[name]) for name in frozen)
 
 
+def test_what_was_not_chosen_to_be_trained_is_the_bases_own(
+    export: Export, trained: Trained, base: Path
+) -> None:
+    """A checkpoint of chosen parameters holds them alone, but for those that are frozen."""
+    own = load_file(base / "unet" / "diffusion_pytorch_model.safetensors")
+    export.settings = {"trainable_parameters": ["^down_blocks"], "frozen_parameters": ["bias$"]}
+    kept = {
+        name: tensor
+        for name, tensor in trained.items()
+        if name.startswith("down_blocks") and not name.endswith("bias")
+    }
+    written = export(kept)
+    assert 0 < len(kept) < len(own)
+    assert all(torch.equal(written[name], kept.get(name, own[name])) for name in own)
+
+
 def test_an_adapter_is_written_beside_the_base(export: Export, base: Path) -> None:
     """The base's own U-Net is linked, the adapter is what was trained, and both load; its header
     leads back, and has rank and alpha."""

@@ -27,7 +27,7 @@ OWN = ["attn1.to_q", "attn1.to_v"]
 LAYERS: dict[str, dict[str, Any]] = {
     "BEFT": {},
     "C3A": {"block_size": 3, "target_modules": OWN},
-    "DEFT": {"r": 3},
+    # By its default scaling, 150, a last bit of an optimizer step would be 1e-5 of a loss.
     "FOURIERFT": {"n_frequency": 20, "scaling": 1.0},
     "GLORA": {"r": 3},
     "GRALORA": {"r": 3, "gralora_k": 3, "target_modules": OWN},

@@ -51,7 +51,6 @@ class Method:
 METHODS: Mapping[str, Method] = {
     "BEFT": Method("BEFT", merges=False),
     "C3A": Method("C3A"),
-    "DEFT": Method("DEFT", reads_base=True),
     "FOURIERFT": Method("FourierFT"),
     "GLORA": Method("GLoRA"),
     "GRALORA": Method("GraLoRA"),
@@ -83,6 +82,7 @@ REFUSED: Mapping[str, str] = {
     "DeepSpeed's ops are compiled again",
     "CARTRIDGE": "it begins with what the model makes of a text of its own",
     "CPT": "it begins with the tokens of examples, and masks them in the loss",
+    "DEFT": "its pass reads the base's weights themselves, which ZeRO-3 has taken apart",
     "DELORA": _DECOMPOSED,
     "FROD": _SHARED,
     "LILY": "its layers share factors, which have several names then",
