@@ -117,6 +117,14 @@ TEXT = {"family": "causal_lm", "data": {"source": "sums"}}
             "LN tuning begins with the base's weights, which launch.zero3_init has not read yet",
         ),
         (
+            {
+                "peft": {"peft_type": "PROMPT_TUNING", "prompt_tuning_init": "SAMPLE_VOCAB"},
+                "launch": {"preset": "zero3", "zero3_init": True},
+                **TEXT,
+            },
+            "prompt_tuning_init SAMPLE_VOCAB begins with the base's embeddings, which",
+        ),
+        (
             {"peft": {"peft_type": "P_TUNING"}, "train": {"packing": True}, **TEXT},
             "P-tuning puts its tokens before the first alone; set packing to false",
         ),

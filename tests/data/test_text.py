@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import sys
 from collections import Counter
@@ -232,20 +231,6 @@ def test_the_library_reads_what_it_wrote(tmp_path):
     for key, path in (("hub_split", "one"), ("subset", "several")):
         with pytest.raises(PipelineError, match=rf"data\.{key}: .* save_to_disk wrote"):
             read(tmp_path / path, **named, **{key: "test"})
-
-
-def test_without_the_package_a_sentence_says_so(monkeypatch):
-    real = builtins.__import__
-
-    def refuse(name, *rest):
-        if name == "datasets":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.delitem(sys.modules, "datasets", raising=False)
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(PipelineError, match="need the package `datasets`"):
-        read("owner/name")
 
 
 def test_built_in_tasks():

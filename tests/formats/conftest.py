@@ -25,16 +25,7 @@ ADAPTER = {"rank": 4, "alpha": 6.0, "target_modules": LAYERS}
 
 
 def build_base(folder: Path) -> None:
-    """A nano model whose text encoders have two widths, as a real SDXL's, and attention in its
-    autoencoder; its numbers are all random."""
-    widths = iter((48, 80))
-
-    def text_config(tokenizer: Any, width: int) -> Any:
-        config = nano_parts.text_config(tokenizer, width)
-        width = next(widths)
-        config.hidden_size, config.intermediate_size = width, 2 * width
-        return config
-
+    """A nano model with attention in its autoencoder; its numbers are all random."""
     autoencoder = nano_parts.build_autoencoder
 
     def with_attention(side: int) -> Any:
@@ -44,7 +35,6 @@ def build_base(folder: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 3)
-        patch.setattr(sdxl_nano, "text_config", text_config)
         patch.setattr(sdxl_nano, "build_autoencoder", with_attention)
         sdxl_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
 

@@ -13,13 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from zerotrain import optimizers
+from zerotrain.config.agreement import check_agreement
 from zerotrain.config.data import DataConfig
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.section import Name, Section, Whole
 from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, PRESETS
-from zerotrain.peft_methods import method_of, read_peft
+from zerotrain.peft_methods import read_peft
 
 
 class CacheConfig(Section):
@@ -146,11 +147,6 @@ class EvaluateConfig(Section):
     )
 
 
-def _with(trait: str) -> str:
-    """The families whose kind has a trait."""
-    return ", ".join(name for name, kind in FAMILIES.items() if getattr(kind, trait))
-
-
 class RunConfig(Section):
     """A run: data, a base model, and the phases that train it."""
 
@@ -215,103 +211,8 @@ class RunConfig(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
 
     @model_validator(mode="after")
-    def _whole_makes_sense(self) -> RunConfig:
-        names = [phase.name for phase in self.phases]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"phases: the name {name!r} stands twice; names are folders")
-            if name in ("base", "imported", "report", "benchmarks", "logs"):
-                raise ValueError(f"phases: {name!r} is a folder of the run; choose another name")
-        kind = FAMILIES[self.family]
-        if not kind.noise_schedule and (self.prediction_type or self.rescale_betas_zero_snr):
-            raise ValueError(
-                f"prediction_type and rescale_betas_zero_snr are {_with('noise_schedule')}'s; the "
-                f"family {self.family} has no such choice"
-            )
-        if not kind.noise_schedule and self.evaluate.scheduler != "default":
-            raise ValueError(
-                f"evaluate.scheduler: {self.evaluate.scheduler} is a sampler of "
-                f"{_with('noise_schedule')}; the family {self.family} has its base's alone "
-                "(default)"
-            )
-        if self.vae and self.is_text:
-            raise ValueError(f"vae: the family {self.family} has no images")
-        if self.vae and self.is_preset and not kind.pixels:
-            raise ValueError(
-                f"vae: identity with base: {self.base} is for {_with('pixels')}; the {self.base} "
-                f"model of {self.family} takes the latents of its autoencoder"
-            )
-        if self.cache.max_sequence_length and not kind.text_length:
-            raise ValueError(
-                f"cache.max_sequence_length is a key of {_with('text_length')}; the family "
-                f"{self.family} has no such choice"
-            )
-        for phase in self.phases:
-            phase.train.refuse_keys_of_others(self.family)
-            if phase.launch.zero3_init and self.lora is not None and self.lora.use_dora:
-                raise ValueError(
-                    f"phase {phase.name}: lora.use_dora begins with the lengths of the base's "
-                    "weights, which launch.zero3_init has not read yet; set one of them to false"
-                )
-        if self.is_text != self.data.is_text:
-            given, wanted = (
-                "text" if is_text else "images" for is_text in (self.data.is_text, self.is_text)
-            )
-            raise ValueError(
-                f"data.source {self.data.source} gives {given}, and the family {self.family} "
-                f"trains on {wanted}"
-            )
-        if self.is_text and self.evaluate.judge != "none":
-            raise ValueError("evaluate.judge judges images; remove it")
-        if len({phase.train.packing for phase in self.phases}) > 1:
-            raise ValueError("packing is the same in all phases: they share a cache")
-        if self.run == "data":
-            raise ValueError("run: 'data' is the folder of the datasets; choose another name")
-        if self.evaluate.judge != "none" and not self.data.holdout:
-            raise ValueError("evaluate.judge needs held-out images: set data.holdout, say 0.5")
-        if self.data.max_pixels:
-            for phase in self.phases:
-                if phase.train.resolution**2 > self.data.max_pixels:
-                    raise ValueError(
-                        f"phase {phase.name}: resolution {phase.train.resolution} needs "
-                        f"{phase.train.resolution**2} pixels, data.max_pixels is "
-                        f"{self.data.max_pixels}; lower one or raise the other"
-                    )
-        return self
-
-    @model_validator(mode="after")
-    def _one_way_of_training(self) -> RunConfig:
-        method = method_of(self.peft)
-        if self.lora is not None and self.peft is not None:
-            raise ValueError("give lora or peft, not both: a run trains one adapter")
-        if self.trainable_parameters and (self.lora is not None or self.peft is not None):
-            raise ValueError(
-                "trainable_parameters chooses among the model's own, and an adapter leaves them "
-                "all as they are; remove it, or narrow the adapter's target_modules"
-            )
-        if method is None:
-            return self
-        if method.changes == "prompt" and not self.is_text:
-            raise ValueError(
-                f"peft: {method.title} puts trained tokens before a text, and the family "
-                f"{self.family} makes images"
-            )
-        for phase in self.phases:
-            if method.reads_base and phase.launch.zero3_init:
-                raise ValueError(
-                    f"phase {phase.name}: {method.title} begins with the base's weights, which "
-                    "launch.zero3_init has not read yet; set zero3_init to false"
-                )
-            if method.changes == "prompt" and phase.train.packing:
-                raise ValueError(
-                    f"phase {phase.name}: packing has several examples in a row, and "
-                    f"{method.title} puts its tokens before the first alone; set packing to false"
-                )
-            if method.title == "prefix tuning" and phase.train.gradient_checkpointing:
-                raise ValueError(
-                    f"phase {phase.name}: prefix tuning keeps its prefix in the attention's cache, "
-                    "which gradient_checkpointing turns off; set it to false"
-                )
+    def _sections_agree(self) -> RunConfig:
+        check_agreement(self)
         return self
 
     def adapter_values(self) -> dict[str, Any] | None:

@@ -21,17 +21,11 @@ def hub_rows(
     """The rows of one split, each with where it stands, and the names of its labels.
 
     Raises:
-        PipelineError: the package `datasets` is missing, there is no such dataset or split, or a
-            key means nothing to what lies on disk.
+        PipelineError: there is no such dataset or split, or a key means nothing to what lies on
+            disk.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise PipelineError(
-            f"data.path: {data.path} is no .json, .jsonl or .csv file, and datasets of Hugging "
-            "Face need the package `datasets`, which is not installed",
-            hint="pip install datasets; or export the dataset to a file",
-        ) from error
+    import datasets
+
     folder = Path(str(data.path)).expanduser()
     try:
         if folder.is_dir():

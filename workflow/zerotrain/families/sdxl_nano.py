@@ -12,7 +12,6 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from zerotrain.families.nano import (
     PIXELS_PER_LATENT,
-    TEXT_WIDTH,
     build_autoencoder,
     fit_autoencoder,
     text_config,
@@ -28,6 +27,8 @@ UNET = {
     "micro": {"block_out_channels": (96, 320), "attention_head_dim": (3, 10)},
 }
 """2.1 and 22.1 million parameters; the second row are numbers of heads."""
+TEXT_WIDTHS = {"nano": (48, 80), "micro": (96, 160)}
+"""Of the two encoders; readers of the original layout tell them apart by it."""
 SIZE_WIDTH = 32
 """Width of the embedding of each of the six size numbers."""
 
@@ -63,11 +64,11 @@ def build_models(
     preset: str, tokenizers: Mapping[str, Any], side: int, channels: int
 ) -> dict[str, Any]:
     """The models beside the autoencoder, for images of this side and latents of these channels."""
-    width = TEXT_WIDTH[preset]
+    first, second = TEXT_WIDTHS[preset]
     return {
-        "text_encoder": CLIPTextModel(text_config(tokenizers["tokenizer"], width)),
+        "text_encoder": CLIPTextModel(text_config(tokenizers["tokenizer"], first)),
         "text_encoder_2": CLIPTextModelWithProjection(
-            text_config(tokenizers["tokenizer_2"], width)
+            text_config(tokenizers["tokenizer_2"], second)
         ),
         "unet": build_unet(side, channels, preset),
     }
@@ -83,11 +84,11 @@ def build_unet(side: int, channels: int = 4, preset: str = "nano") -> Any:
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         transformer_layers_per_block=(1, 1),
-        cross_attention_dim=2 * TEXT_WIDTH[preset],
+        cross_attention_dim=sum(TEXT_WIDTHS[preset]),
         use_linear_projection=True,
         addition_embed_type="text_time",
         addition_time_embed_dim=SIZE_WIDTH,
-        projection_class_embeddings_input_dim=TEXT_WIDTH[preset] + 6 * SIZE_WIDTH,
+        projection_class_embeddings_input_dim=TEXT_WIDTHS[preset][1] + 6 * SIZE_WIDTH,
         norm_num_groups=16,
         **UNET[preset],
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from collections.abc import Iterable
@@ -77,8 +76,6 @@ def family_of(folder: Path) -> Family:
     """
     found = json.loads((folder / MODEL_INDEX).read_text()).get("_class_name")
     for name in FAMILIES:
-        if importlib.util.find_spec(f"zerotrain.families.{name}") is None:
-            continue
         family = load_family(name)
         if getattr(family, "pipeline", None) == found:
             return family
