@@ -8,13 +8,23 @@ import pytest
 from tests.families.conftest import CAPTIONS, pictures
 from tests.families.texts import SUMS
 
-from zerotrain.families import FAMILIES, load_family
+from zerotrain.families import FAMILIES, LANGUAGE_MODELS, load_family
 from zerotrain.families import nano as nano_parts
 from zerotrain.plan.architecture import find_architecture
 from zerotrain.plan.model import trained_model
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *LANGUAGE_MODELS,
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in FAMILIES
+            if name not in LANGUAGE_MODELS
+        ),
+    ],
+)
 def test_micro_is_what_was_planned(name, tmp_path, monkeypatch):
     """It loads, and every tensor has the shape that the planner said; the vocabulary is smaller."""
     monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)

@@ -179,8 +179,3 @@ def test_the_configuration_chooses_the_sampler(nano):
     default = sample(nano, prompts, seeds)
     assert sample(nano, prompts, seeds, scheduler="ddim") == default
     assert sample(nano, prompts, seeds, scheduler="euler") != default
-
-
-def test_an_unknown_preset_is_refused(nano, tmp_path):
-    with pytest.raises(PipelineError, match="no preset 'tiny'"):
-        FAMILY.build_preset("tiny", None, [], 0, tmp_path)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from tests.conftest import ROOT
@@ -24,9 +25,13 @@ CONFIG = """
 """
 
 
-def test_a_family_is_added_by_a_file_of_under_60_lines_and_a_line(private_project):
-    """Its preset is built, cached, trained, exported, and loaded by the library's own pipeline."""
+def test_a_family_has_under_60_lines():
     assert len(TOY.read_text().splitlines()) < 60
+
+
+@pytest.mark.slow
+def test_a_family_is_added_by_a_file_and_a_line(private_project):
+    """Its preset is built, cached, trained, exported, and loaded by the library's own pipeline."""
     project = private_project("project")
     families = project / "workflow/zerotrain/families"
     shutil.copy(TOY, families / "toy.py")

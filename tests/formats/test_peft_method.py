@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tests.families.test_lora import difference
 from tests.formats.conftest import published
+from tests.formats.test_publish import run as card
 from tests.formats.test_sample import distance, images
 
 from zerotrain.errors import PipelineError
@@ -58,6 +59,24 @@ def test_pefts_folder_answers_as_the_trained_model(base, loha, trained, tmp_path
     stored = load_file(tmp_path / "out" / "adapter_model.safetensors")
     expected = torch.float32 if dtype == "fp32" else torch.bfloat16
     assert {tensor.dtype for tensor in stored.values()} == {expected}
+
+
+@pytest.mark.parametrize("form", ["weights", "peft"])
+def test_the_card_says_how_to_load_it(base, loha, trained, tmp_path, form):
+    """Its code runs, and gives the model that was trained; its tag is the method's."""
+    source = loha
+    if form == "peft":
+        convert(loha, "peft", source := tmp_path / "out")
+    card(source, "owner/cats", "--dry-run", "--card", tmp_path / "card")
+    text = (tmp_path / "card" / "README.md").read_text()
+    assert "- loha\n" in text
+    assert "- lora\n" not in text
+    code = text.split("```")[1].removeprefix("python\n").replace("nano", str(base))
+    code = code.replace('snapshot_download("owner/cats")', repr(str(source)))
+    scope: dict[str, Any] = {}
+    exec(code.replace("owner/cats", str(source)), scope)
+    model = scope["model"] if form == "peft" else scope["pipeline"].unet
+    assert difference(model.eval(), trained) == 0.0
 
 
 def test_merged_weights_answer_as_the_trained_model(loha, trained, tmp_path):

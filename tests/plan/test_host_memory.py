@@ -20,7 +20,7 @@ from benchmarks.memory import increase, make_inputs, predict, trace, watch_train
 CHANNELS = [256, 640]
 """92 million parameters: what does not grow with the model, some 30 MB, is then little."""
 M_MMAP_THRESHOLD = -3
-FAST = ["zero2_offload:no"]
+FAST = ["zero2:no"]
 SLOW = [
     f"{preset}:{precision}"
     for preset in ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")

@@ -139,6 +139,7 @@ class Training:
         for process in started:
             process.join(120)
         assert [p.exitcode for p in started] == [0] * processes, self.output.read_text()
+        assert (self.progress(name) / "training_log.jsonl").exists(), self.output.read_text()
         return self.losses(name)
 
     def run(self, name: str, preset: str, until: int, **changes: Any) -> list[float]:

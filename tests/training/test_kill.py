@@ -8,6 +8,7 @@ import signal
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import pytest
 from tests.training.kill_point import KillPoint, spread
 from tests.training.matrix import export_state
 
@@ -63,6 +64,7 @@ def test_kill_while_saving_loses_no_checkpoint(training, server):
     assert [line["step"] for line in training.log("cut")] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.slow
 def test_kill_while_exporting_leaves_the_old_or_the_new(training, server):
     """Each of weights and state is what it was or the new one, whole; and weights are never there
     before their state. The next export clears away what is left over."""
@@ -97,6 +99,7 @@ def test_kill_while_exporting_leaves_the_old_or_the_new(training, server):
     assert sorted(path.name for path in training.folder.glob(".*")) == []
 
 
+@pytest.mark.slow
 def test_kill_while_importing_leaves_the_state_and_no_progress(training, server):
     """A phase killed before it has saved anything starts again from the state, to the same bits."""
     training.run("first", "torch", 3)

@@ -216,6 +216,7 @@ def test_the_reads_that_are_mended_are_deepspeeds_own() -> None:
 SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SWAP_OP.exists(), reason=f"{compiled_ops.BUILD_SWAP_OP} was not run")
 def test_the_real_check_passes(tmp_path: Path, swap: Path) -> None:
     """DeepSpeed's own op on this very disk: equal numbers."""

@@ -48,7 +48,7 @@ PROMPTS: dict[str, dict[str, Any]] = {
     "PREFIX_TUNING": {"num_virtual_tokens": 4},
     "P_TUNING": {"num_virtual_tokens": 4, "encoder_hidden_size": 16},
 }
-QUICK = ("LOHA", "causal_lm-PROMPT_TUNING")
+QUICK = ("LOHA",)
 """What the default suite trains; the others are slow."""
 
 

@@ -138,7 +138,8 @@ def train_beforehand(training, name: str, until: int, **changes: Any) -> None:
     training.train(name)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["torch", "zero2_offload"])
 def test_resume_after_a_signal_to_the_command(training, phase, preset):
     """A signal ends the command with exit code 85 and a checkpoint and leaves no process; meanwhile
     a second start is refused, naming the holder, and disturbs nothing; the next start ends in the

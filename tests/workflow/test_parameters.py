@@ -12,8 +12,8 @@ import yaml
 from pydantic import BaseModel
 
 from zerotrain.config import RunConfig
-from zerotrain.config.objective import FLOW_MATCHING
 from zerotrain.config.read import parse_config
+from zerotrain.families import FLOW_MATCHING
 from zerotrain.sources import source_files
 
 OTHER_VALUES: dict[str, Any] = {

@@ -92,6 +92,7 @@ def test_switch_of_a_stopped_phase(project):
     assert project.planned("train") == {}
 
 
+@pytest.mark.slow
 def test_switch_of_the_last_phase_leaves_the_first_alone(project):
     """Only the cut phase is published; the finished one is neither trained nor exported."""
     stop_in(project, "offload")
@@ -103,6 +104,7 @@ def test_switch_of_the_last_phase_leaves_the_first_alone(project):
     assert project.planned("train") == REST | {"evaluate": 3}
 
 
+@pytest.mark.slow
 def test_switch_of_another_file(project):
     """Snakemake is called with the file that has the run, and so is what comes next."""
     (project.folder / CONFIG).rename(project.folder / "config/mine.yaml")
@@ -176,6 +178,7 @@ def test_a_switch_after_a_change_of_what_it_depends_on_is_refused(project, edite
     assert project.calls() == []
 
 
+@pytest.mark.slow
 def test_a_profile_that_hushes_snakemake_hides_no_job(project):
     """The jobs that would run are found all the same, and refused."""
     stop_in(project, "plain")
@@ -220,6 +223,7 @@ def test_a_plan_that_snakemake_does_not_tell_is_none(monkeypatch, said, jobs):
     )
 
 
+@pytest.mark.slow
 def test_a_switch_after_the_launch_was_changed_by_hand(project):
     """The cut phase gets the launch back that its checkpoint was made under."""
     stop_in(project, "plain")
@@ -232,6 +236,7 @@ def test_a_switch_after_the_launch_was_changed_by_hand(project):
     assert (project.folder / CONFIG).read_text() == former.replace(cut, AFTER)
 
 
+@pytest.mark.slow
 def test_a_second_switch_gets_a_name_of_its_own(project):
     """Of a phase that comes from a switch, and back to a preset that has had its turn."""
     stop_in(project, "plain")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from zerotrain.families import Family
 
 GRID = "samples.png"
+OF_METHOD = "adapter/adapter_config.json"
+"""Where a weights folder has an adapter that is no LoRA."""
 
 LOADING = {
     "diffusers": """\
@@ -33,6 +35,15 @@ from diffusers import DiffusionPipeline
 
 pipeline = DiffusionPipeline.from_pretrained("{repo}")
 pipeline.load_lora_weights("{repo}")
+""",
+    "method": """\
+from diffusers import DiffusionPipeline
+from huggingface_hub import snapshot_download
+from peft import PeftModel
+
+folder = snapshot_download("{repo}")
+pipeline = DiffusionPipeline.from_pretrained(folder)
+pipeline.{part} = PeftModel.from_pretrained(pipeline.{part}, f"{{folder}}/adapter")
 """,
     "ldm": """\
 from diffusers import {pipeline}
@@ -102,6 +113,15 @@ folder = snapshot_download("{repo}")  # its base and its adapter, which peft app
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = {model}.from_pretrained(folder)
 """,
+    "method": """\
+from huggingface_hub import snapshot_download
+from peft import PeftModel
+from transformers import {model}, AutoTokenizer
+
+folder = snapshot_download("{repo}")
+tokenizer = AutoTokenizer.from_pretrained(folder)
+model = PeftModel.from_pretrained({model}.from_pretrained(folder), f"{{folder}}/adapter")
+""",
     "peft": """\
 from peft import PeftModel
 from transformers import {model}, AutoTokenizer
@@ -141,14 +161,14 @@ def model_card(
     family: Any = load_family(weights.content["family"])
     text = family.modality == "text"
     form = format_of(weights, family)
-    adapter = form in ("adapter", "diffusers_lora", "kohya", "peft")
+    adapter = form in ("adapter", "method", "diffusers_lora", "kohya", "peft")
     head = ModelCardData(
         base_model=origin.base if origin.on_hub else None,
         base_model_relation=("adapter" if adapter else "finetune") if origin.on_hub else None,
         library_name="peft" if form == "peft" else OWN_FOLDER[family.modality],
         license=license,
         pipeline_tag=TASKS.get(family.name, "text-to-image"),
-        tags=[family.name, "zerotrain", *(["lora"] if adapter else [])],
+        tags=[family.name, "zerotrain", *([_method(weights)] if adapter else [])],
     )
     own = OWN_LOADING.get((form, family.name), form)
     loading = (LOADING_TEXT if text else LOADING)[own].format(
@@ -195,8 +215,20 @@ def format_of(weights: Artifact, family: Family) -> str:
 
     if weights.kind == "weights":
         file, _ = adapter_file(family.trained_part)
+        if OF_METHOD in weights.files:
+            return "method"
         return "adapter" if file in weights.files else OWN_FOLDER[family.modality]
     return str(weights.content["to"])
+
+
+def _method(weights: Artifact) -> str:
+    """What an adapter is called in its configuration, in small letters: lora, loha."""
+    from zerotrain.families.lora import PEFT_CONFIG
+
+    for name in (OF_METHOD, PEFT_CONFIG):
+        if name in weights.files:
+            return str(json.loads(weights.path(name).read_text())["peft_type"]).lower()
+    return "lora"
 
 
 def _metrics(metrics: dict[str, Any]) -> Iterable[tuple[str, str]]:

@@ -84,13 +84,13 @@ def train_tokenizer(captions: Sequence[str]) -> Any:
     return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=MAX_TOKENS)
 
 
-def text_config(tokenizer: Any, width: int) -> Any:
-    """The configuration of either text encoder."""
+def text_config(tokenizer: Any, width: int, pooled_width: int | None = None) -> Any:
+    """The configuration of a CLIP text encoder; what it pools is as wide, if not said."""
     return CLIPTextConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
         intermediate_size=2 * width,
-        projection_dim=width,
+        projection_dim=pooled_width or width,
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=MAX_TOKENS,

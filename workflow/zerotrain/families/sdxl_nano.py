@@ -12,6 +12,7 @@ from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
 from zerotrain.families.nano import (
     PIXELS_PER_LATENT,
+    TEXT_WIDTH,
     build_autoencoder,
     fit_autoencoder,
     text_config,
@@ -64,11 +65,11 @@ def build_models(
     preset: str, tokenizers: Mapping[str, Any], side: int, channels: int
 ) -> dict[str, Any]:
     """The models beside the autoencoder, for images of this side and latents of these channels."""
-    first, second = TEXT_WIDTHS[preset]
+    (first, second), pooled = TEXT_WIDTHS[preset], TEXT_WIDTH[preset]
     return {
-        "text_encoder": CLIPTextModel(text_config(tokenizers["tokenizer"], first)),
+        "text_encoder": CLIPTextModel(text_config(tokenizers["tokenizer"], first, pooled)),
         "text_encoder_2": CLIPTextModelWithProjection(
-            text_config(tokenizers["tokenizer_2"], second)
+            text_config(tokenizers["tokenizer_2"], second, pooled)
         ),
         "unet": build_unet(side, channels, preset),
     }
@@ -88,7 +89,7 @@ def build_unet(side: int, channels: int = 4, preset: str = "nano") -> Any:
         use_linear_projection=True,
         addition_embed_type="text_time",
         addition_time_embed_dim=SIZE_WIDTH,
-        projection_class_embeddings_input_dim=TEXT_WIDTHS[preset][1] + 6 * SIZE_WIDTH,
+        projection_class_embeddings_input_dim=TEXT_WIDTH[preset] + 6 * SIZE_WIDTH,
         norm_num_groups=16,
         **UNET[preset],
     )
