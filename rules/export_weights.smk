@@ -23,7 +23,9 @@ rule export_weights:
         config_file=config_file,
         export=RUN.export.model_dump(mode="json"),
         lora=RUN.model_dump(mode="json")["lora"],
+        peft=RUN.peft,
         frozen_parameters=RUN.frozen_parameters,
+        trainable_parameters=RUN.trainable_parameters,
     shell:
         """
         zerotrain --log {log:q} export_weights \

@@ -12,8 +12,7 @@ from tests.stages.test_export_weights import Export
 
 from zerotrain import artifact
 from zerotrain.data.conversation import Message
-from zerotrain.families import TextFamily, load_family
-from zerotrain.families.lora import add_adapter
+from zerotrain.families import TextFamily, adapters, load_family
 from zerotrain.stages.export_weights import export_weights
 
 ADAPTER = {"rank": 4, "alpha": 6.0}
@@ -29,6 +28,7 @@ class Language(NamedTuple):
     base: Path
     whole: Path
     lora: Path
+    loha: Path
 
     @property
     def family(self) -> TextFamily:
@@ -39,10 +39,14 @@ class Language(NamedTuple):
         return logits(model, batch(self.name, self.base), self.name)
 
 
-def settings(name: str, lora: bool) -> dict[str, Any]:
-    """The run's configuration beside phases and export."""
-    adapter = {"lora": {**ADAPTER, "target_modules": list(LORA[name])}} if lora else {}
-    return {"family": name, "data": {"source": "sums"}, **adapter}
+def config_of(name: str, kind: str) -> dict[str, Any]:
+    """The run's configuration beside phases and export, for weights of this kind."""
+    layers = list(LORA[name])
+    sections = {
+        "lora": {"lora": {**ADAPTER, "target_modules": layers}},
+        "loha": {"peft": {"peft_type": "LOHA", "r": 2, "alpha": 6, "target_modules": layers}},
+    }
+    return {"family": name, "data": {"source": "sums"}, **sections.get(kind, {})}
 
 
 def publish_base(name: str, folder: Path, called: str = "nano") -> Path:
@@ -53,11 +57,11 @@ def publish_base(name: str, folder: Path, called: str = "nano") -> Path:
     return folder
 
 
-def trained(name: str, base: Path, *, lora: bool) -> dict[str, torch.Tensor]:
-    """Parameters far from the base's."""
+def trained(name: str, base: Path, adapter: dict[str, Any] | None) -> dict[str, torch.Tensor]:
+    """Parameters far from the base's; of an adapter, if there is one."""
     model = load_family(name).load_model(base)
-    if lora:
-        add_adapter(model, seed=0, dropout=0.0, target_modules=LORA[name], **ADAPTER)  # type: ignore[arg-type]
+    if adapter:
+        model = adapters.add(model, adapter, seed=0)
     draw = torch.Generator().manual_seed(1)
     return {
         n: p.detach() + 0.2 * torch.randn(p.shape, generator=draw)
@@ -67,14 +71,14 @@ def trained(name: str, base: Path, *, lora: bool) -> dict[str, torch.Tensor]:
 
 
 def exported(name: str, folder: Path) -> Language:
-    """Base, weights of the whole model, weights of a LoRA."""
+    """Base, and weights of the whole model, of a LoRA, of a LoHa."""
     base = publish_base(name, folder / "base")
     made = {}
-    for kind in ("whole", "lora"):
+    for kind in ("whole", "lora", "loha"):
         export = Export(folder / kind, base)
-        export.settings = settings(name, kind == "lora")
-        export.save(trained(name, base, lora=kind == "lora"))
+        export.settings = config_of(name, kind)
         config = export.config("fp32")
+        export.save(trained(name, base, config.adapter_values()))
         export_weights(config, export.checkpoint, base, export.weights, export.state)
         made[kind] = export.weights
     return Language(name, base, **made)

@@ -77,7 +77,10 @@ def test_a_dry_run_writes_the_card_and_lists_the_files(phase, language, tmp_path
 def test_the_card_says_how_to_load_it(language, tmp_path, form):
     """Its code runs, and gives the model that was trained."""
     source = language.lora if form in ("adapter", "peft") else language.whole
-    convert(source, None if form == "adapter" else form, tmp_path / "out")
+    if form == "method":
+        shutil.copytree(source := language.loha, tmp_path / "out")
+    else:
+        convert(source, None if form == "adapter" else form, tmp_path / "out")
     run(tmp_path / "out", REPO, "--dry-run")
     code = (tmp_path / "out-card" / "README.md").read_text().split("```")[1]
     code = code.removeprefix("python\n").replace("nano", str(language.base))
@@ -92,7 +95,9 @@ def test_the_card_says_how_to_load_it(language, tmp_path, form):
         )
         return
     auto = getattr(transformers, language.family.classes[ROOT])
-    expected = language.logits(auto.from_pretrained(source))
+    expected = language.logits(
+        language.family.load_trained(source) if form == "method" else auto.from_pretrained(source)
+    )
     assert torch.equal(language.logits(scope["model"]), expected)
     assert scope["tokenizer"]("1+2").input_ids
 
