@@ -134,7 +134,7 @@ COLUMNS = {**TEXT, "data.prompt_column": "asked", "data.response_column": "told"
 NEEDED_WITH = {
     **{f"data.{key}": TEXT for key in ("path", "format", "subset", "hub_split")},
     **{f"data.{key}": COLUMNS for key in ("prompt_column", "response_column", "label_names")},
-    "data.prompt_template": {**COLUMNS, "data.prompt_column": None},
+    "data.prompt_template": {**TEXT, "data.response_column": "told"},
     **{f"train.{key}": TEXT for key in ("max_length", "packing")},
     "data.source": {"data.images": None},
     "evaluate.judge": {"data.holdout": 0.5},
@@ -218,6 +218,8 @@ def base_run(_built) -> Any:
     (project.folder / "captions.csv").write_text("file_name,text\ncat.png,a cat\n")
     (project.folder / "more").mkdir()
     (project.folder / "more" / "cow.png").write_bytes(b"pixels of a cow")
+    for name in ("talk.jsonl", "rows.jsonl"):
+        (project.folder / name).write_text('{"asked": "How are you?", "told": "Well."}\n')
     yield project
     assert project.planned("train") == {}
 
