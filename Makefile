@@ -30,7 +30,7 @@ test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generate
 
 # Exit code 5 says that ARGS selected none of them.
 test-full: setup ## Run the tests that take minutes each
-	@pytest -m slow $(ARGS) || [ $$? -eq 5 ]
+	@pytest -m slow -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]
 
 switch-table: setup ## Measure every switch and write the tables of docs/switching.md
 	@pytest -m "slow or not slow" -k matrix --fix tests/training/test_switch.py
