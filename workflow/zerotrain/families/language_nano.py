@@ -1,12 +1,15 @@
-"""What the small language models built from a seed have in common: a tokenizer of their dataset."""
+"""What the small language models have in common: a seed, and a tokenizer of their dataset."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
 
 if TYPE_CHECKING:
     from zerotrain.data.conversation import Conversation
@@ -19,6 +22,16 @@ PIECES = Regex(r"\d| ?\p{L}+| ?[^\s\d\p{L}]+|\s+")
 """Digits one by one, as Qwen2 has them: a model that calculates needs to see each."""
 FEWEST = 50
 """Occurrences that make two pieces one token: rare words are spelled."""
+
+
+def write_model(build: Callable[[Any], Any], tokenizer: Any, seed: int, out: Path) -> None:
+    """Write what `build` makes of the tokenizer, and the tokenizer, as transformers loads them."""
+    logging.disable_progress_bar()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build(tokenizer)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
 
 
 def train_tokenizer(conversations: Sequence[Conversation], *, seq2seq: bool) -> Any:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import T5Config, T5ForConditionalGeneration
-from transformers.utils import logging
 
-from zerotrain.families.language_nano import train_tokenizer
+from zerotrain.families.language_nano import train_tokenizer, write_model
 
 if TYPE_CHECKING:
     from zerotrain.data.conversation import Conversation
@@ -25,13 +23,8 @@ def build_nano(
     conversations: Sequence[Conversation], seed: int, out: Path, *, preset: str = "nano"
 ) -> None:
     """Write model and tokenizer into `out`; equal arguments give equal files."""
-    logging.disable_progress_bar()
     tokenizer = train_tokenizer(conversations, seq2seq=True)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: Any = CLASS(nano_config(tokenizer, preset))
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    write_model(lambda words: CLASS(nano_config(words, preset)), tokenizer, seed, out)
 
 
 def nano_config(tokenizer: Any, preset: str) -> Any:
