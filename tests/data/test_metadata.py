@@ -96,7 +96,7 @@ def test_each_bad_row_is_reported_with_its_line(images, found, tmp_path):
         ("metadata.csv line 11", "no file_name"),
         (
             "comma.png",
-            "metadata.csv line 12: more cells than columns; put captions that hold a comma in "
+            "metadata.csv line 12: more cells than columns; put text that holds a comma in "
             "double quotes",
         ),
         ("notes.md", "metadata.csv line 13: its extension is none of an image"),

@@ -101,6 +101,17 @@ def test_what_is_wrong_with_a_turn_is_said(tmp_path, row, reason):
     assert reason in found.reason
 
 
+def test_a_comma_without_quotes_is_a_bad_row(tmp_path):
+    """Cut at it, the row would teach another answer."""
+    file = tmp_path / "rows.csv"
+    file.write_text("text,label\nhello,greeting\nhello, world,complaint\n")
+    found = read(file, prompt_column="text", response_column="label")
+    assert found[1] == Found(
+        "rows.csv line 3",
+        reason="more cells than columns; put text that holds a comma in double quotes",
+    )
+
+
 def test_bad_rows_are_counted_and_named(tmp_path):
     """As bad images are: more than data.max_bad_samples stop the run."""
     file = written(tmp_path, [ALPACA, {**ALPACA, "output": ""}, {"instruction": 3.5}])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.data.source import Found
-from zerotrain.data.table import csv_rows, jsonl_rows
+from zerotrain.data.table import csv_rows, jsonl_rows, surplus_cells
 from zerotrain.errors import PipelineError
 
 Reader = Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]
@@ -55,7 +55,11 @@ def read_metadata(path: Path, root: Path, images: Collection[str]) -> list[Found
             found.append(Found(where, reason=f"no {file_column}"))
             continue
         name = posixpath.normpath(file.strip())
-        reason = _wrong_place(name, root, images) or _wrong_caption(row, caption, text_column)
+        reason = (
+            _wrong_place(name, root, images)
+            or surplus_cells(row)
+            or _wrong_caption(caption, text_column)
+        )
         if not reason and name in first_line:
             reason = f"names the image again, after line {first_line[name]}"
         first_line.setdefault(name, line)
@@ -87,9 +91,7 @@ def _wrong_place(name: str, root: Path, images: Collection[str]) -> str | None:
     return "its extension is none of an image"
 
 
-def _wrong_caption(row: Mapping[Any, Any], caption: Any, column: str) -> str | None:
-    if row.get(None):
-        return "more cells than columns; put captions that hold a comma in double quotes"
+def _wrong_caption(caption: Any, column: str) -> str | None:
     if caption is None:
         return f"no {column}"
     if not isinstance(caption, str):

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,13 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
             f"{path}, row that begins on line {line + 1}: not valid CSV ({error})",
             hint="check the double quotes from there on; write a quote inside a caption as two",
         ) from error
+
+
+def surplus_cells(row: Mapping[Any, Any]) -> str | None:
+    """What is wrong with a row of csv_rows that has more cells than the header; None if not."""
+    if row.get(None):
+        return "more cells than columns; put text that holds a comma in double quotes"
+    return None
 
 
 def jsonl_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerotrain.data.conversation import Conversation, conversation
 from zerotrain.data.metadata import printable
 from zerotrain.data.source import Found
-from zerotrain.data.table import csv_rows, json_rows, jsonl_rows
+from zerotrain.data.table import csv_rows, json_rows, jsonl_rows, surplus_cells
 from zerotrain.data.text_format import EXAMPLES, BadRow, choose_format
 from zerotrain.errors import PipelineError
 
@@ -41,6 +41,8 @@ def read_conversations_of(data: DataConfig) -> list[Conversation | Found]:
     for where, row in rows:
         read = read or choose_format(data, where, row, label_names)
         try:
+            if wrong := surplus_cells(row):
+                raise BadRow(wrong)
             messages = read(row)
             if any(printable(message.content) != message.content for message in messages):
                 raise BadRow("it is not valid Unicode")
