@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from zerotrain.config import DataConfig
-from zerotrain.data.conversation import Conversation, Message, read_conversations
+from zerotrain.data.conversation import Conversation, read_conversations
 from zerotrain.data.source import Found, source_files
 from zerotrain.data.text import read_conversations_of
 from zerotrain.errors import PipelineError
@@ -245,13 +245,15 @@ def test_the_library_reads_what_it_wrote(tmp_path):
 
 
 def test_built_in_tasks():
-    """Each question is asked once; both labels are as frequent; answers are right."""
+    """Each pair and each sentence is asked once; both labels are as frequent; answers are right."""
     sums = read_conversations_of(DataConfig(source="sums", holdout=0.1))
-    assert len({one.messages[0] for one in sums}) == len(sums) == 90 * 90
-    assert sums[0].messages == (Message("user", "10+10="), Message("assistant", "20"))
-    for one in sums[::97]:
+    pairs = set()
+    for one in sums:
         asked, answer = (message.content for message in one.messages)
-        assert eval(asked.rstrip("=")) == int(answer)
+        a, b = map(int, asked.rstrip("=").split("+"))
+        assert a + b == int(answer)
+        pairs.add(frozenset((a, b)))
+    assert len(pairs) == len(sums) == 90 * 91 // 2
     found = read_conversations_of(DataConfig(source="complaints"))
     labels = Counter(one.messages[1].content for one in found)
     assert labels == {"complaint": len(found) // 2, "no complaint": len(found) // 2}

@@ -1,11 +1,13 @@
 """The built-in task of causal language models: sums of two numbers of two digits.
 
-Every sum is asked once. What is held out can be answered only by a model that has learned to add.
+Each pair is asked once, in one order: were 12+30 held out and 30+12 learned, a model could answer
+without having learned to add.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations_with_replacement
 
 from zerotrain.data.conversation import Message
 
@@ -13,7 +15,7 @@ NUMBERS = range(10, 100)
 
 
 def examples() -> Iterator[list[Message]]:
-    """A question and its answer for each pair of numbers."""
-    for a in NUMBERS:
-        for b in NUMBERS:
-            yield [Message("user", f"{a}+{b}="), Message("assistant", str(a + b))]
+    """A question and its answer for each pair; the larger number comes first in every other one."""
+    for number, (a, b) in enumerate(combinations_with_replacement(NUMBERS, 2)):
+        asked = f"{b}+{a}=" if number % 2 else f"{a}+{b}="
+        yield [Message("user", asked), Message("assistant", str(a + b))]
