@@ -43,8 +43,9 @@ def test_alpaca_rows(tmp_path, suffix):
     """With and without input; system and history as LLaMA-Factory has them."""
     rows = [
         ALPACA,
-        {"instruction": "Say hi.", "input": "", "output": "hi"},
+        {"instruction": "Say hi.", "input": " ", "output": "hi"},
         {**ALPACA, "system": "be brief", "history": [["a", "b"]]},
+        {"instruction": "Double.", "input": 0, "output": 0},
     ]
     found = read(written(tmp_path, rows, suffix))
     assert turns(found[0]) == [("user", "Add.\n1 and 2"), ("assistant", "3")]
@@ -52,8 +53,9 @@ def test_alpaca_rows(tmp_path, suffix):
     assert [role for role, _ in turns(found[2])] == [
         *("system", "user", "assistant", "user", "assistant")
     ]
+    assert turns(found[3]) == [("user", "Double.\n0"), ("assistant", "0")]
     kind = "item" if suffix == ".json" else "line"
-    assert [one.file for one in found] == [f"rows{suffix} {kind} {n}" for n in (1, 2, 3)]
+    assert [one.file for one in found] == [f"rows{suffix} {kind} {n}" for n in (1, 2, 3, 4)]
 
 
 def test_chat_rows_of_both_kinds(tmp_path):
@@ -68,7 +70,7 @@ def test_chat_rows_of_both_kinds(tmp_path):
 def test_columns_with_a_template_and_names_of_labels(tmp_path):
     """Label as text: what a classifier is taught to write."""
     file = tmp_path / "tweets.csv"
-    file.write_text('Tweet text,Label\n"late, again",1\nlovely,0\nhm,7\n')
+    file.write_text('Tweet text,Label\n"late, again",1.0\nlovely,0\nhm,7\n')
     template = "Tweet text : {Tweet text} Label :"
     named = {"prompt_template": template, "response_column": "Label"}
     found = read(file, label_names=["no complaint", "complaint"], **named)
@@ -84,6 +86,20 @@ def test_columns_with_a_template_and_names_of_labels(tmp_path):
     assert turns(plain[1]) == [("user", "lovely"), ("assistant", "0")]
 
 
+def test_braces_of_a_template_are_written_twice(tmp_path):
+    file = written(tmp_path, [{"text": "a", "label": "b"}])
+    (found,) = read(file, prompt_template='{{"say": "{text}"}}', response_column="label")
+    assert turns(found)[0] == ("user", '{"say": "a"}')
+
+
+def test_a_cell_may_hold_a_document(tmp_path):
+    """Longer than the 131072 characters that the csv module allows by itself."""
+    file = tmp_path / "rows.csv"
+    file.write_text(f"text,label\n{'long ' * 40_000},b\n")
+    (found,) = read(file, prompt_column="text", response_column="label")
+    assert len(turns(found)[0][1]) == 5 * 40_000 - 1
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
@@ -91,11 +107,31 @@ def test_columns_with_a_template_and_names_of_labels(tmp_path):
         ({"messages": ["a"]}, "turn 1 is str, not an object"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "turn 1 has the role 'tool'"),
         ({"messages": [{"role": "user", "content": " "}]}, "turn 1 has no content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+            "the content of turn 1 is list, not text",
+        ),
         ({"messages": [{"role": "user", "content": "a"}]}, "its last turn is the user's"),
-        ({"messages": [{"role": "assistant", "content": "a"}]}, "it begins with an answer"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "an answer comes first"),
+        (
+            {
+                "messages": [
+                    {"role": "system", "content": "a"},
+                    {"role": "assistant", "content": "b"},
+                ]
+            },
+            "an answer comes first",
+        ),
+        (
+            {**ALPACA, "history": [["a", "b"], [None, "c"]]},
+            "no question 2 of history",
+        ),
+        ({**ALPACA, "history": [["a", " "]]}, "empty answer 1 of history"),
+        ({**ALPACA, "history": ["a"]}, "history 1 is no pair of a question and an answer"),
+        ({**ALPACA, "history": 3}, "history is int, not a list"),
     ],
 )
-def test_what_is_wrong_with_a_turn_is_said(tmp_path, row, reason):
+def test_what_is_wrong_with_a_row_is_said(tmp_path, row, reason):
     (found,) = read(written(tmp_path, [row]))
     assert isinstance(found, Found)
     assert reason in found.reason
@@ -140,17 +176,35 @@ def test_a_split_follows_from_the_question_alone(tmp_path):
     [
         ("a.json", '{"instruction": "a"}', "not a list of objects"),
         ("a.json", "[", "not valid JSON"),
+        ("a.json", "[" * 100_000, "not valid JSON"),
+        ("a.jsonl", "[" * 100_000, "not valid JSON"),
         ("a.jsonl", "[1]", "holds list, not an object"),
         ("a.jsonl", '{"question": "a"}', "no column 'instruction', which the format alpaca needs"),
         ("a.jsonl", "", "holds no rows"),
-        ("b.jsonl", None, "no such file"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused(tmp_path, name, text, said):
-    if text is not None:
-        (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text)
     with pytest.raises(PipelineError, match=said):
         read(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "said"),
+    [
+        ("a.jsonl", False, "no such file"),
+        ("a.tsv", False, r"the extension is \.tsv, which is not read"),
+        ("a.parquet", True, r"the extension is \.parquet, which is not read"),
+        ("notes", True, "the extension is none, which is not read"),
+    ],
+)
+def test_a_file_is_not_taken_for_an_id_of_the_hub(tmp_path, name, there, said):
+    """Neither when snakemake looks for its inputs nor when the dataset is prepared."""
+    if there:
+        (tmp_path / name).write_text("")
+    for use in (source_files, read_conversations_of):
+        with pytest.raises(PipelineError, match=rf"data\.path: {tmp_path / name}: {said}"):
+            use(config(tmp_path / name))
 
 
 def test_keys_that_mean_nothing_are_refused(tmp_path):
@@ -160,6 +214,8 @@ def test_keys_that_mean_nothing_are_refused(tmp_path):
         config("a.json", images="folder")
     with pytest.raises(ValueError, match="give response_column"):
         config("a.csv", prompt_column="a")
+    with pytest.raises(ValueError, match="prompt_template: 'Label' names no column"):
+        config("a.csv", prompt_template="Label", response_column="b")
     with pytest.raises(ValueError, match="not both"):
         config("a.csv", prompt_column="a", prompt_template="{a}", response_column="b")
     with pytest.raises(PipelineError, match=r"data\.subset: .* is one file"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -14,6 +15,8 @@ TEXT_KEYS = (
     *("path", "format", "subset", "hub_split"),
     *("prompt_column", "response_column", "prompt_template", "label_names"),
 )
+COLUMN = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+"""What is replaced in a prompt_template: a column's name, or a brace that is written twice."""
 
 
 class DataConfig(Section):
@@ -56,7 +59,7 @@ class DataConfig(Section):
     prompt_template: str | None = Field(
         None,
         description="Text, columns: the question, with {column} where a row's value goes, such as "
-        '"Tweet text : {Tweet text} Label :"; it replaces prompt_column.',
+        '"Tweet text : {Tweet text} Label :", and {{ or }} for a brace; it replaces prompt_column.',
     )
     label_names: list[str] | dict[str, str] | None = Field(
         None,
@@ -109,4 +112,9 @@ class DataConfig(Section):
             raise ValueError("give response_column, and prompt_column or prompt_template")
         if self.prompt_column and self.prompt_template:
             raise ValueError("give prompt_column or prompt_template, not both")
+        if self.prompt_template and not any(COLUMN.findall(self.prompt_template)):
+            raise ValueError(
+                f"prompt_template: {self.prompt_template!r} names no column, so that every row "
+                "would ask the same; write {column} where its value goes"
+            )
         return self

@@ -20,6 +20,7 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
         PipelineError: the file cannot be read as UTF-8 or as CSV.
     """
     text = io.StringIO(_text(path), newline="")
+    csv.field_size_limit(2**31 - 1)  # a document may be longer than the default allows
     reader = csv.DictReader(text, strict=True, skipinitialspace=True)
     line = 0
     try:
@@ -31,7 +32,7 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
     except csv.Error as error:
         raise PipelineError(
             f"{path}, row that begins on line {line + 1}: not valid CSV ({error})",
-            hint="check the double quotes from there on; write a quote inside a caption as two",
+            hint="check the double quotes from there on; write a quote inside a cell as two",
         ) from error
 
 
@@ -57,7 +58,7 @@ def jsonl_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]
             continue
         try:
             row = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PipelineError(
                 f"{path}, line {line}: not valid JSON ({error})",
                 hint=f"each line is one object, as {example}",
@@ -82,7 +83,7 @@ def json_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]:
     """
     try:
         found = json.loads(_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PipelineError(
             f"{path}: not valid JSON ({error})",
             hint="one object a line is JSONL: call such a file .jsonl",

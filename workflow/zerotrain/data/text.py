@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Rows = Iterator[tuple[str, dict[Any, Any]]]
 """Where each row stands, and its values by column."""
 FILES = (".json", ".jsonl", ".csv")
+OTHER_FILES = (".arrow", ".gz", ".parquet", ".tsv", ".txt", ".xlsx", ".zip", ".zst")
+"""Endings of what is no hub id, though the file is missing."""
 
 
 def read_conversations_of(data: DataConfig) -> list[Conversation | Found]:
@@ -58,28 +60,24 @@ def text_files(data: DataConfig) -> list[str]:
     """The files that the dataset depends on; none of a built-in task or of the hub's datasets.
 
     Raises:
-        PipelineError: the file is missing.
+        PipelineError: the file is missing, or its format is not read.
     """
     if data.source != "text":
         return []
     path = _path(data)
     if path.is_dir():
         return sorted(str(file) for file in path.rglob("*") if file.is_file())
-    if path.suffix.lower() in FILES:
-        _refuse_missing(path, data)
-        return [str(path)]
-    return []
+    return [str(path)] if _is_table(path, data) else []
 
 
 def _rows(data: DataConfig) -> tuple[Rows, list[str] | dict[str, str] | None]:
     """The rows of the source, and the names of its labels."""
     path = _path(data)
-    suffix = path.suffix.lower()
-    if path.is_dir() or suffix not in FILES:
+    if path.is_dir() or not _is_table(path, data):
         from zerotrain.data.hub_text import hub_rows
 
         return hub_rows(data)
-    _refuse_missing(path, data)
+    suffix = path.suffix.lower()
     for key in ("subset", "hub_split"):
         if key in data.model_fields_set:
             raise PipelineError(
@@ -99,9 +97,19 @@ def _path(data: DataConfig) -> Path:
     return Path(data.path or "").expanduser()
 
 
-def _refuse_missing(path: Path, data: DataConfig) -> None:
-    if not path.is_file():
+def _is_table(path: Path, data: DataConfig) -> bool:
+    """Whether what is no folder is a table to read, not a hub id."""
+    if path.suffix.lower() in FILES:
+        if not path.is_file():
+            raise PipelineError(
+                f"data.path: {data.path}: no such file",
+                hint="correct data.path; relative paths count from where snakemake runs",
+            )
+        return True
+    if path.is_file() or path.suffix.lower() in OTHER_FILES:
         raise PipelineError(
-            f"data.path: {data.path}: no such file",
-            hint="correct data.path; relative paths count from where snakemake runs",
+            f"data.path: {data.path}: the extension is {path.suffix or 'none'}, which is not read",
+            hint="give a .json, .jsonl or .csv file, the folder that save_to_disk of the package "
+            "datasets wrote, or a dataset's id on the hub",
         )
+    return False

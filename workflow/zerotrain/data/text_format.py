@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from zerotrain.config.data import COLUMN
 from zerotrain.data.conversation import ROLES, Message
 from zerotrain.errors import PipelineError
 
@@ -47,7 +48,7 @@ def choose_format(
     read: Reader
     if name == "columns":
         template = data.prompt_template or f"{{{data.prompt_column}}}"
-        columns = [*re.findall(r"\{([^{}]+)\}", template), data.response_column]
+        columns = [*filter(None, COLUMN.findall(template)), data.response_column]
         read = partial(_columns, template, str(data.response_column), label_names)
     elif name == "chat":
         columns = [next((c for c in CHAT_COLUMNS if c in first), "messages")]
@@ -69,13 +70,19 @@ def _alpaca(row: Row) -> list[Message]:
 
     `system` and `history` (pairs of earlier questions and answers) are LLaMA-Factory's additions.
     """
-    messages = [Message("system", _text(row, "system"))] if row.get("system") else []
-    for number, turn in enumerate(row.get("history") or [], 1):
-        if not isinstance(turn, list | tuple) or len(turn) != 2:
+    messages = [] if _blank(row.get("system")) else [Message("system", _text(row, "system"))]
+    history = [] if _blank(row.get("history")) else row["history"]
+    if not isinstance(history, list):
+        raise BadRow(f"history is {type(history).__name__}, not a list")
+    for number, turn in enumerate(history, 1):
+        if not isinstance(turn, list) or len(turn) != 2:
             raise BadRow(f"history {number} is no pair of a question and an answer")
-        messages += [Message("user", str(turn[0])), Message("assistant", str(turn[1]))]
+        asked, answered = f"question {number} of history", f"answer {number} of history"
+        pair = {asked: turn[0], answered: turn[1]}
+        messages.append(Message("user", _text(pair, asked)))
+        messages.append(Message("assistant", _text(pair, answered)))
     asked = _text(row, "instruction")
-    if row.get("input"):
+    if not _blank(row.get("input")):
         asked = f"{asked}\n{_text(row, 'input')}"
     return [*messages, Message("user", asked), Message("assistant", _text(row, "output"))]
 
@@ -95,13 +102,15 @@ def _chat(row: Row) -> list[Message]:
         role = SHAREGPT.get(role, role) if isinstance(role, str) else role
         if role not in ROLES:
             raise BadRow(f"turn {number} has the role {role!r}, none of {', '.join(ROLES)}")
-        if not isinstance(content, str) or not content.strip():
+        if _blank(content):
             raise BadRow(f"turn {number} has no content")
+        if not isinstance(content, str):
+            raise BadRow(f"the content of turn {number} is {type(content).__name__}, not text")
         messages.append(Message(role, content))
     if messages[-1].role != "assistant":
         raise BadRow(f"its last turn is the {messages[-1].role}'s, not an answer")
-    if messages[0].role == "assistant":
-        raise BadRow("it begins with an answer")
+    if next(message.role for message in messages if message.role != "system") == "assistant":
+        raise BadRow("an answer comes first, before any question")
     return messages
 
 
@@ -112,21 +121,26 @@ def _columns(
     row: Row,
 ) -> list[Message]:
     def value(match: re.Match[str]) -> str:
-        return _text(row, match[1])
+        return _text(row, match[1]) if match[1] else match[0][0]
 
-    asked = re.sub(r"\{([^{}]+)\}", value, template)
+    asked = COLUMN.sub(value, template)
     return [Message("user", asked), Message("assistant", _label(row, response, label_names))]
 
 
 def _label(row: Row, column: str, names: Sequence[str] | Mapping[str, str] | None) -> str:
-    """A response as text: a label's name where there are names."""
+    """A response as text: a label's name where there are names; 1.0, as pandas writes, is 1."""
     if names is None:
         return _text(row, column)
     found = row.get(column)
     known = names if isinstance(names, Mapping) else {str(i): n for i, n in enumerate(names)}
-    if str(found) in known:
-        return known[str(found)]
+    for key in (str(found), str(found).removesuffix(".0")):
+        if key in known:
+            return known[key]
     raise BadRow(f"{column} is {found!r}, a label without a name ({', '.join(known)} have one)")
+
+
+def _blank(found: Any) -> bool:
+    return found is None or (isinstance(found, str) and not found.strip())
 
 
 def _text(row: Row, column: str) -> str:
