@@ -160,8 +160,8 @@ def test_bad_rows_are_counted_and_named(tmp_path):
     assert len(kept.artifact.content["bad"]) == 2
 
 
-def test_a_split_follows_from_the_question_alone(tmp_path):
-    """Adding rows moves none, and a question that is asked twice is on one side."""
+def test_a_split_follows_from_the_first_question_alone(tmp_path):
+    """Adding rows moves none; a question asked twice, or first of several, is on one side."""
     rows = [{"instruction": f"say {i}", "output": str(i)} for i in range(200)]
     before = read(written(tmp_path, rows), holdout=0.3)
     again = [{"instruction": f"say {i}", "output": "else"} for i in range(200)]
@@ -169,6 +169,10 @@ def test_a_split_follows_from_the_question_alone(tmp_path):
     splits = [sample.split for sample in before]
     assert [sample.split for sample in after] == splits * 2
     assert 30 < splits.count("holdout") < 90
+    why = {"instruction": "why?", "output": "so"}
+    going_on = [{**why, "history": [[f"say {i}", str(i)]]} for i in range(200)]
+    later = read(written(tmp_path, going_on), holdout=0.3)
+    assert [sample.split for sample in later] == splits
 
 
 @pytest.mark.parametrize(

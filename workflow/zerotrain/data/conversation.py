@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -52,10 +53,11 @@ class Conversations:
 def conversation(file: str, messages: Sequence[Message], holdout: float) -> Conversation:
     """A conversation with its digest, which alone decides its split.
 
-    The split follows from the turns before the last answer: a question that is asked twice, with
-    two answers to it, is not learned in one of them and held out in the other.
+    The split follows from the turns before the first answer: talks that begin alike are on one
+    side, so that no answer is held out that training learns at the beginning of a longer talk, or
+    beside another answer to the same question.
     """
-    asked = _sha256(messages[:-1])
+    asked = _sha256([*takewhile(lambda message: message.role != "assistant", messages)])
     return Conversation(file, tuple(messages), _sha256(messages), choose_split(asked, holdout))
 
 
