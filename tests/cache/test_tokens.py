@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from zerotrain.artifact import file_sha256
 from zerotrain.base import part_digests
 from zerotrain.cache import TokenCache, read_cache, stacked
 from zerotrain.cache.token_layout import pack
+from zerotrain.cache.tokenising import Tokenising
 from zerotrain.config import RunConfig, parse_config
 from zerotrain.data.conversation import Message, conversation, conversations_content
 from zerotrain.data.dataset import KIND
@@ -114,13 +116,39 @@ def test_shards_stay_below_their_size(bases, tmp_path):
     assert all(path.stat().st_size <= 8192 for path in shards)
 
 
+def test_a_killed_run_loses_only_the_shard_it_was_filling(bases, tmp_path, monkeypatch, capsys):
+    talks = [(f"{a}+{b}=", "c") for a in range(10) for b in range(10)]
+    tokenise, done = Tokenising.tensors, []
+
+    def killed(self, sample):
+        if len(done) == 60:
+            raise KeyboardInterrupt
+        done.append(sample)
+        return tokenise(self, sample)
+
+    monkeypatch.setattr(Tokenising, "tensors", killed)
+    with pytest.raises(KeyboardInterrupt):
+        cached(tmp_path, bases["causal_lm"], talks, shard_size=8192)
+    monkeypatch.undo()
+    cached(tmp_path, bases["causal_lm"], talks, shard_size=8192)
+    said = re.search(r"tokenised (\d+) of 100 examples", capsys.readouterr().out)
+    assert said
+    assert 40 <= int(said[1]) < 60
+
+
 def test_what_has_no_room_for_an_answer_is_left_out_and_named(bases, tmp_path, capsys):
     talks = [("a very long question " * 20, "no"), ("x" * 60 + "?", "no"), *TALKS]
     cache = cached(tmp_path, bases["causal_lm"], talks)
     assert len(cache.entries) == len(TALKS)
     said = capsys.readouterr()
+    assert (
+        "WARNING: 2 of 7 examples are left out: their questions alone fill max_length 32 "
+        "(line 0, line 1)\n"
+    ) in said.err
+    cached(tmp_path, bases["causal_lm"], talks)
+    said = capsys.readouterr()
+    assert "tokenised 0 of 7 examples" in said.out
     assert "2 of 7 examples are left out" in said.err
-    assert "line 0, line 1" in said.err
     with pytest.raises(PipelineError, match="leave no answer of any example"):
         cached(tmp_path / "none", bases["causal_lm"], talks[:2])
 

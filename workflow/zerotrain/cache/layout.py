@@ -113,8 +113,8 @@ def read_index(folder: Path) -> Index:
             **{
                 **found,
                 "entries": tuple(_entry(entry) for entry in found["entries"]),
-                LATENTS: _series(found[LATENTS]),
-                TEXT: _series(found[TEXT]),
+                LATENTS: parse_series(found[LATENTS]),
+                TEXT: parse_series(found[TEXT]),
             }
         )
     except (KeyError, TypeError) as error:
@@ -140,6 +140,7 @@ def _entry(found: dict[str, Any]) -> Entry:
     return Entry(**{**found, **{name: tuple(found[name]) for name in sizes}})
 
 
-def _series(found: dict[str, Any]) -> Series:
+def parse_series(found: dict[str, Any]) -> Series:
+    """A series as index.json holds it."""
     shards = tuple(Shard(**shard) for shard in found["shards"])
     return Series(found["count"], tuple(found["tensors"]), shards)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zerotrain.artifact import digest, write_json
-from zerotrain.cache.layout import FORMAT, INDEX, Series, Shard
+from zerotrain.cache.layout import FORMAT, INDEX, Series, parse_series
 
 TOKENS = "tokens"
 """The one series of shards."""
@@ -94,13 +94,11 @@ def read_token_index(folder: Path) -> TokenIndex:
     try:
         if found.pop("format") != FORMAT:
             raise ValueError(f"{folder / INDEX}: not an index of format {FORMAT}")
-        series = found[TOKENS]
-        shards = tuple(Shard(**shard) for shard in series["shards"])
         return TokenIndex(
             **{
                 **found,
                 "rows": tuple(Row(tuple(row["keys"]), row["split"]) for row in found["rows"]),
-                TOKENS: Series(series["count"], tuple(series["tensors"]), shards),
+                TOKENS: parse_series(found[TOKENS]),
             }
         )
     except (KeyError, TypeError) as error:

@@ -25,7 +25,7 @@ from zerotrain.cache.writer import Stored, Tensors, place, write_series
 from zerotrain.config import RunConfig
 from zerotrain.data.conversation import Conversation, read_conversations
 from zerotrain.errors import PipelineError
-from zerotrain.families import ROOT, TextFamily
+from zerotrain.families import ROOT, TextFamily, Tokens
 from zerotrain.progress import progress
 from zerotrain.sources import code_digest
 
@@ -59,13 +59,12 @@ class Tokenising:
             code=self._code,
         )
 
-    def tensors(self, sample: Conversation) -> Tensors | None:
-        """A conversation's tokens, int32; None if nothing of an answer is left of it."""
+    def tensors(self, sample: Conversation) -> Tensors:
+        """A conversation's tokens, int32; of no length if nothing of an answer is left of it."""
         if self._tokenizer is None:
             self._tokenizer = self.family.load_tokenizer(self._base.folder)
         found = self.family.tokenise(self._tokenizer, sample.messages, self.max_length)
-        if found is None:
-            return None
+        found = found or Tokens([], [])
         return {
             "input_ids": torch.tensor(found.input_ids, dtype=torch.int32),
             "labels": torch.tensor(found.labels, dtype=torch.int32),
@@ -101,32 +100,31 @@ def cache_text(
     stored = Stored(output)
     for path in stored.damaged:
         print(f"WARNING: {path} is damaged; what it held is tokenised again", file=sys.stderr)
-    keyed = {tokenising.key(sample): sample for sample in samples.samples}
-    fresh, dropped = _tokenised(tokenising, keyed, stored)
-    lengths = {
-        key: _lengths(fresh[key] if key in fresh else stored.tensors(key))
-        for key in keyed
-        if key not in dropped
-    }
-    kept = [(key, s) for s in samples.samples if (key := tokenising.key(s)) not in dropped]
+    keyed = [(tokenising.key(sample), sample) for sample in samples.samples]
+    by_key = dict(keyed)
+
+    def encode(keys: Sequence[str]) -> Iterator[Tensors]:
+        for key in progress(keys, len(keys), "tokenising", "example"):
+            yield tokenising.tensors(by_key[key])
+
+    written = write_series(
+        TOKENS, by_key, encode, stored, folder=output, shard_size=config.cache.shard_size
+    )
+    lengths = {key: found for key in by_key if any(found := _lengths(stored.tensors(key)))}
+    if left_out := [sample.file for key, sample in by_key.items() if key not in lengths]:
+        named = ", ".join(left_out[:MOST_SAID]) + ", ..." * (len(left_out) > MOST_SAID)
+        print(
+            f"WARNING: {len(left_out)} of {len(by_key)} examples are left out: their questions "
+            f"alone fill max_length {max_length} ({named})",
+            file=sys.stderr,
+        )
+    kept = [(key, sample) for key, sample in keyed if key in lengths]
     if not any(sample.split == "train" for _, sample in kept):
         raise PipelineError(
             f"train.max_length: {max_length} tokens leave no answer of any example to learn",
             hint="raise train.max_length",
         )
     rows = _rows(kept, lengths, max_length if packing else None)
-
-    def encode(keys: Sequence[str]) -> Iterator[Tensors]:
-        return (fresh[key] for key in keys)
-
-    written = write_series(
-        TOKENS,
-        lengths,
-        encode,
-        stored,
-        folder=output,
-        shard_size=config.cache.shard_size,
-    )
     with artifact.publish(
         output,
         KIND,
@@ -143,7 +141,7 @@ def cache_text(
             "max_length": max_length,
             "packing": packing,
             "epoch_size": train * samples.repeats,
-            "count": {"rows": len(rows), "train": train, "conversations": written.total},
+            "count": {"rows": len(rows), "train": train, "conversations": len(lengths)},
         }
     filled = sum(max_length in one for one in lengths.values())
     print(
@@ -152,29 +150,6 @@ def cache_text(
     )
     if filled:
         print(f"{filled} examples fill max_length {max_length}: what is longer is cut at its end")
-
-
-def _tokenised(
-    tokenising: Tokenising, keyed: Mapping[str, Conversation], stored: Stored
-) -> tuple[dict[str, Tensors], set[str]]:
-    """The tokens of what is not stored, and the keys of what nothing is left of."""
-    fresh: dict[str, Tensors] = {}
-    dropped = []
-    missing = [key for key in keyed if key not in stored]
-    for key in progress(missing, len(missing), "tokenising", "example"):
-        tensors = tokenising.tensors(keyed[key])
-        if tensors is None:
-            dropped.append(key)
-        else:
-            fresh[key] = tensors
-    if dropped:
-        named = ", ".join(keyed[key].file for key in dropped[:MOST_SAID])
-        print(
-            f"WARNING: {len(dropped)} of {len(keyed)} examples are left out: their questions alone "
-            f"fill max_length {tokenising.max_length} ({named}{', ...' * (len(dropped) > 5)})",
-            file=sys.stderr,
-        )
-    return fresh, set(dropped)
 
 
 def _lengths(tensors: Tensors) -> tuple[int, int]:
