@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from zerotrain.data import metadata
 from zerotrain.data.source import Found, Source
+from zerotrain.data.table import printable
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _scan(root: Path, data: DataConfig, listing: Listing) -> None:
                 if entry.name.startswith("."):
                     continue
                 if reason := _unusable_name(entry.name):
-                    listing.bad.append(Found(metadata.printable(name), reason=reason))
+                    listing.bad.append(Found(printable(name), reason=reason))
                     continue
                 if entry.is_symlink() and not data.follow_symlinks:
                     target = os.path.realpath(entry.path)
@@ -193,7 +194,7 @@ def _scan(root: Path, data: DataConfig, listing: Listing) -> None:
 
 
 def _unusable_name(name: str) -> str | None:
-    if metadata.printable(name) != name:
+    if printable(name) != name:
         return "its name is not UTF-8"
     if "{" in name or "}" in name:
         return "its name holds a brace, which Snakemake takes for a wildcard"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.data.source import Found
-from zerotrain.data.table import csv_rows, jsonl_rows, surplus_cells
+from zerotrain.data.table import csv_rows, jsonl_rows, printable, surplus_cells
 from zerotrain.errors import PipelineError
 
 Reader = Callable[[Path], Iterator[tuple[int, dict[Any, Any]]]]
@@ -68,11 +68,6 @@ def read_metadata(path: Path, root: Path, images: Collection[str]) -> list[Found
         else:
             found.append(Found(name, str(caption).strip()))
     return found
-
-
-def printable(name: str) -> str:
-    r"""A file name that UTF-8 can hold; bytes that are none are shown as \udcXX."""
-    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _wrong_place(name: str, root: Path, images: Collection[str]) -> str | None:

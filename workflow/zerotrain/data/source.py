@@ -1,4 +1,4 @@
-"""Where images and captions come from. This module is light: the Snakefile imports it."""
+"""Where samples come from, images or text. This module is light: the Snakefile imports it."""
 
 from __future__ import annotations
 

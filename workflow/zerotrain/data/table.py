@@ -13,6 +13,11 @@ from typing import Any
 from zerotrain.errors import PipelineError
 
 
+def printable(text: str) -> str:
+    r"""A name or a cell as UTF-8 can hold it; what is no valid Unicode is shown as \udcXX."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
     """Line and cells by column of each row; surplus cells are under None.
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.data.conversation import Conversation, conversation
-from zerotrain.data.metadata import printable
 from zerotrain.data.source import Found
-from zerotrain.data.table import csv_rows, json_rows, jsonl_rows, surplus_cells
+from zerotrain.data.table import csv_rows, json_rows, jsonl_rows, printable, surplus_cells
 from zerotrain.data.text_format import EXAMPLES, BadRow, choose_format
 from zerotrain.errors import PipelineError
 
