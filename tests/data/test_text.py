@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from types import ModuleType, SimpleNamespace
 
+import datasets
 import pytest
 
 from zerotrain.config import DataConfig
@@ -286,7 +287,6 @@ def test_a_dataset_made_by_a_script_is_read_from_the_hubs_copy(fake_datasets):
 
 def test_the_library_reads_what_it_wrote(tmp_path):
     """The real one: a split of several, a dataset alone, and words of labels."""
-    datasets = pytest.importorskip("datasets")
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
     )

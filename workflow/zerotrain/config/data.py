@@ -71,7 +71,11 @@ class DataConfig(Section):
         None, ge=64, description="Larger images count as scaled down to this area, aspect kept."
     )
     holdout: float = Field(
-        0.0, ge=0, lt=1, description="Share of samples kept from training, chosen by content hash."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Share of samples kept from training, chosen by the hash of the image, or of "
+        "what stands before the first answer.",
     )
     max_bad_samples: Whole = Field(
         0, ge=0, description="More unusable samples than this stop the run."

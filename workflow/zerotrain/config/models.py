@@ -125,7 +125,9 @@ class EvaluateConfig(Section):
     """What is measured after each phase."""
 
     prompts: list[str] = Field(
-        [], description="Prompts of the grid; default: the first distinct captions."
+        [],
+        description="Prompts of the grid of images; default: the first distinct captions. Text: "
+        "questions that are asked beside the held-out ones.",
     )
     images_per_prompt: Whole = Field(4, ge=1, description="Images made of each prompt.")
     num_inference_steps: Whole = Field(30, ge=1, description="Denoising steps of an image.")
