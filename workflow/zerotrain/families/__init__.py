@@ -94,6 +94,8 @@ class Tokens:
     input_ids: list[int]
     labels: list[int]
     """-100 where nothing is learned. Of a causal model as long as input_ids."""
+    left_out: int = 0
+    """Answers that the tokenizer's chat template does not render as they were generated."""
 
 
 class Encoders(Protocol):
