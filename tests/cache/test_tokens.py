@@ -125,6 +125,33 @@ def test_what_has_no_room_for_an_answer_is_left_out_and_named(bases, tmp_path, c
         cached(tmp_path / "none", bases["causal_lm"], talks[:2])
 
 
+def test_what_a_chat_template_does_not_show_is_counted_and_what_it_refuses_is_named(
+    bases, tmp_path, capsys
+):
+    """Answers that stand otherwise once more turns follow; the turns, by where they stand."""
+    talk = [Message("user", "1+2="), Message("assistant", "3")] * 2
+    content = conversations_content([conversation("line 1", talk, 0.0)], repeats=1, bad=[])
+    artifact.publish_manifest(tmp_path / "data", KIND, content, made_by={})
+    shown = "{{ m.content if loop.last or m.role == 'user' else '...' }}"
+    turns = f"{{% for m in messages %}}{shown}\n{{% endfor %}}"
+
+    def cache(name: str, template: str) -> None:
+        with artifact.publish(tmp_path / name, "base") as draft:
+            build("causal_lm", draft.folder)
+            (draft.folder / "chat_template.jinja").write_text(template)
+            draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
+            draft.content = {"family": "causal_lm", "parts": part_digests(draft.known)}
+        cache_latents(run_config(), 32, tmp_path / "data", tmp_path / name, tmp_path / "cache")
+
+    cache("forgets", turns)
+    assert "WARNING: 1 answers are not learned" in capsys.readouterr().err
+    with pytest.raises(PipelineError) as refused:
+        cache("refuses", "{{ raise_exception('no turns today') }}")
+    assert refused.value.what == (
+        "line 1: the tokenizer's chat template takes no turns of user: no turns today"
+    )
+
+
 def test_packing_fills_rows_and_keeps_all():
     """No row is longer than it may be, each conversation is in one row, and few rows are needed."""
     draw = torch.Generator().manual_seed(0)
