@@ -130,6 +130,10 @@ def export(
             draft.known.update(_link_other_parts(origins["base"], weights, draft.folder))
             said = _header(source.position, parents.get("base"))
             draft.known.update(_write_weights(source, weights, draft.folder, said))
+            if weights.family.modality == "text":
+                from zerotrain.families.answering import name_ends
+
+                draft.known.update(name_ends(draft.folder))
             check = check_lora if weights.lora else check_peft if weights.peft else check_written
             check(source, weights, draft.folder)
             draft.content = {

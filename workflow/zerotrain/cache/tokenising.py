@@ -96,11 +96,15 @@ def cache_text(
         output: Folder of the cache. What it holds is reused, whether or not it was finished.
 
     Raises:
-        PipelineError: no example is left to train on, a shard cannot hold one, the model would
-            not keep packed examples apart, or the chat template does not take an example.
+        PipelineError: no example is left to train on, a shard cannot hold one, the model has no
+            positions for such rows or would not keep packed examples apart, or the chat template
+            does not take an example.
     """
     samples = read_conversations(dataset)
     model = artifact.read(base, "base")
+    from zerotrain.families.positions import refuse_too_long
+
+    refuse_too_long(base, max_length)
     packing = config.phases[0].train.packing
     if packing:
         from zerotrain.families.packing import refuse_unpackable
