@@ -10,6 +10,9 @@ import torch
 from tests.cache.test_tokens import bases, publish_dataset, run_config  # noqa: F401
 from tests.families.texts import asked
 
+from zerotrain import artifact
+from zerotrain.data.conversation import Message, conversation, conversations_content
+from zerotrain.data.dataset import KIND
 from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
 from zerotrain.evaluation.text import measure_text
 from zerotrain.families import load_family
@@ -105,6 +108,18 @@ def test_without_held_out_examples_training_questions_are_shown(bases, tmp_path,
     )
     assert set(made.metrics.values()) == {None}
     assert made.prompts == [question for question, _ in TALKS]
+
+
+@pytest.mark.usefixtures("known")
+def test_the_prompt_to_try_is_the_last_question_alone(bases, tmp_path):  # noqa: F811
+    """The table shows all turns before the answer; a command takes one."""
+    talk = [Message("system", "add"), *asked("1+1=", "2").messages, *asked("5+1=", "6").messages]
+    content = conversations_content([conversation("line 1", talk, 0.0)], repeats=1, bad=[])
+    artifact.publish_manifest(tmp_path / "data", KIND, content, made_by={})
+    made = measure_text(run_config(), "one", tmp_path / "data", bases["causal_lm"], "cpu")
+    made.write(tmp_path)
+    assert made.prompts == ["5+1="]
+    assert read_answers(tmp_path / ANSWERS) == [Answer("add\n1+1=\n2\n5+1=", "6", "6")]
 
 
 def test_the_page_shows_wrong_answers_first():

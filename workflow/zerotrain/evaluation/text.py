@@ -69,7 +69,7 @@ def measure_text(
     def write(folder: Path) -> None:
         write_answers(folder / ANSWERS, answers)
 
-    return Measured(metrics, [answer.prompt for answer in answers], ANSWERS, write)
+    return Measured(metrics, [question[-1].content for question in questions], ANSWERS, write)
 
 
 def _mean_loss(
