@@ -174,11 +174,11 @@ def test_what_a_template_refuses_is_said_in_its_words(chat, condition, words):
 def test_tokens_do_not_depend_on_the_day(chat):
     """Templates that name the date are told one that stays."""
     chat.chat_template = (
-        "{% if strftime_now is defined %}{% set day = strftime_now('%d %b %Y, %Y-%m-%d') %}"
+        "{% if strftime_now is defined %}{% set day = strftime_now('%-d %B %Y, %Y-%m-%d') %}"
         "{% endif %}{{ day }}: " + CHATML
     )
     found = chat.decode(causal_prompt(chat, TALK[1:2]))
-    assert found == "26 Jul 2024, 2024-07-26: <|user|>1+2=<|end|>\n<|assistant|>"
+    assert found == "26 July 2024, 2024-07-26: <|user|>1+2=<|end|>\n<|assistant|>"
 
 
 def test_a_template_that_forgets_earlier_answers_teaches_the_last(chat):

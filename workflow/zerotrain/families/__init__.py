@@ -282,6 +282,13 @@ class TextFamily(Family, Protocol):
     ) -> list[str]:
         """The likeliest answer to each prompt, token by token (greedy)."""
 
+    def name_ends(self, folder: Path) -> dict[str, str]:
+        """Complete a weights folder: what ends an answer is named for other programs, too.
+
+        Returns:
+            sha256 of each file that was written anew, by name.
+        """
+
 
 class Objective(Protocol):
     """What a model is trained to do."""

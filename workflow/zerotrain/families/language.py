@@ -17,7 +17,7 @@ from transformers.initialization import no_init_weights
 from zerotrain.artifact import file_sha256, write_json
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, adapters
-from zerotrain.families.answering import answer
+from zerotrain.families.answering import answer, name_ends
 from zerotrain.families.model_tensors import ModelTensors, tensor_sources, write_model
 from zerotrain.families.tokens import IGNORED
 
@@ -145,6 +145,10 @@ class LanguageFamily(ABC):
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         loaded = self.load_model(weights, dtype).eval()
         return adapters.apply(loaded, weights).to(device)
+
+    def name_ends(self, folder: Path) -> dict[str, str]:
+        """Have other programs end an answer where the folder's chat template does."""
+        return name_ends(folder)
 
     def _auto(self) -> Any:
         return getattr(transformers, self.classes[ROOT])

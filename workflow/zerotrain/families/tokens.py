@@ -32,7 +32,7 @@ TODAY = datetime(2024, 7, 26)
 that Llama's name where they cannot ask."""
 CLOCK = (
     "{% macro strftime_now(format) %}{{ format"
-    + "".join(f"|replace('%{code}', '{TODAY:%{code}}')" for code in "aAbBdHIjmMpSyY")
+    + "".join(f"|replace('%{code}', '{TODAY:%{code}}')" for code in (*"aAbBdHIjmMpSyY", "-d"))
     + " }}{% endmacro %}"
 )
 """Put before a template, it stands for what transformers would ask the day with."""
