@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.families.texts import build
-from transformers import AutoModelForCausalLM, BloomConfig
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256
@@ -153,6 +153,33 @@ def test_what_has_no_room_for_an_answer_is_left_out_and_named(bases, tmp_path, c
         cached(tmp_path / "none", bases["causal_lm"], talks[:2])
 
 
+def test_what_a_chat_template_does_not_show_is_counted_and_what_it_refuses_is_named(
+    bases, tmp_path, capsys
+):
+    """Answers that stand otherwise once more turns follow; the turns, by where they stand."""
+    talk = [Message("user", "1+2="), Message("assistant", "3")] * 2
+    content = conversations_content([conversation("line 1", talk, 0.0)], repeats=1, bad=[])
+    artifact.publish_manifest(tmp_path / "data", KIND, content, made_by={})
+    shown = "{{ m.content if loop.last or m.role == 'user' else '...' }}"
+    turns = f"{{% for m in messages %}}{shown}\n{{% endfor %}}"
+
+    def cache(name: str, template: str) -> None:
+        with artifact.publish(tmp_path / name, "base") as draft:
+            build("causal_lm", draft.folder)
+            (draft.folder / "chat_template.jinja").write_text(template)
+            draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
+            draft.content = {"family": "causal_lm", "parts": part_digests(draft.known)}
+        cache_latents(run_config(), 32, tmp_path / "data", tmp_path / name, tmp_path / "cache")
+
+    cache("forgets", turns)
+    assert "WARNING: 1 answers are not learned" in capsys.readouterr().err
+    with pytest.raises(PipelineError) as refused:
+        cache("refuses", "{{ raise_exception('no turns today') }}")
+    assert refused.value.what == (
+        "line 1: the tokenizer's chat template takes no turns of user: no turns today"
+    )
+
+
 def test_packing_fills_rows_and_keeps_all():
     """No row is longer than it may be, each conversation is in one row, and few rows are needed."""
     draw = torch.Generator().manual_seed(0)
@@ -207,15 +234,26 @@ def test_packing_is_for_causal_models():
         run_config("seq2seq_lm", packing=True)
 
 
-def test_packing_is_refused_before_anything_is_tokenised(tmp_path):
-    """Of a model that takes no positions; without packing it is cached."""
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (BloomConfig(hidden_size=32, n_head=4), "BloomForCausalLM takes no position_ids"),
+        (GPT2Config(n_embd=32, n_head=4, n_positions=31), "32 tokens, and .* has 31 positions"),
+    ],
+    ids=["bloom", "gpt2"],
+)
+def test_a_base_that_cannot_take_the_rows_is_refused_before_they_are_made(
+    tmp_path, config, message
+):
+    """Packed ones of a model that takes no positions, longer ones than a table of positions."""
     base = tmp_path / "base"
     with artifact.publish(base, "base") as draft:
         build("causal_lm", draft.folder)
-        BloomConfig(hidden_size=32, n_head=4).save_pretrained(draft.folder)
+        config.save_pretrained(draft.folder)
         draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
         draft.content = {"family": "causal_lm", "parts": part_digests(draft.known)}
-    with pytest.raises(PipelineError, match="BloomForCausalLM takes no position_ids"):
+    with pytest.raises(PipelineError, match=message):
         cached(tmp_path, base, packing=True)
     assert not (tmp_path / "cache").exists()
-    assert len(cached(tmp_path, base).entries) == len(TALKS)
+    if config.model_type == "bloom":
+        assert len(cached(tmp_path, base).entries) == len(TALKS)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 from tests.families.texts import asked, build
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AddedToken
 
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
 from zerotrain.families import load_family
 from zerotrain.families.tokens import (
     IGNORED,
+    answer_start,
     causal_prompt,
     causal_tokens,
     end_tokens,
@@ -20,6 +23,13 @@ CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+PHI = CHATML.replace("{% endif %}", "{% else %}{{ eos_token }}{% endif %}")
+"""What ends a text stands only where no answer follows, as in Phi-3's template."""
+QWEN = CHATML.replace(
+    "{{ m.content }}",
+    "{% if loop.last and m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}",
+)
+"""The last answer alone has an empty thought before it, as in Qwen3's template."""
 TALK = [
     Message("system", "be brief"),
     Message("user", "1+2="),
@@ -84,13 +94,91 @@ def _stretches(tokens) -> list[list[int]]:
     return [part for part in found if part]
 
 
-def test_a_question_has_the_tokens_that_its_answer_follows(plain, chat):
-    """What is generated from is the beginning of what was learned."""
-    for tokenizer in (plain(), chat):
-        whole = causal_tokens(tokenizer, TALK, 100)
-        prompt = causal_prompt(tokenizer, TALK[:-1])
-        assert whole.input_ids[: len(prompt)] == prompt
-        assert whole.labels[len(prompt) - 1] == IGNORED != whole.labels[len(prompt)]
+TEMPLATES = {
+    "none": None,
+    "chatml": CHATML,
+    "phi": PHI,
+    "qwen": QWEN,
+    "words": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}",
+}
+
+
+@pytest.mark.parametrize("spaced", [False, True])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_question_has_the_tokens_that_its_answer_follows(chat, template, spaced):
+    """What is generated from is the beginning of what was learned; also where a tokenizer begins
+    each text with a space."""
+    chat.chat_template = TEMPLATES[template]
+    if spaced:
+        chat.backend_tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)
+    whole = causal_tokens(chat, TALK, 200)
+    prompt = causal_prompt(chat, TALK[:-1])
+    assert whole.input_ids[: len(prompt)] == prompt
+    assert whole.labels[len(prompt) - 1] == IGNORED != whole.labels[len(prompt)]
+
+
+@pytest.mark.parametrize(
+    ("template", "answers"),
+    [
+        (PHI, ["3<|end|>\n", "4<|end|>\n</s>"]),
+        (QWEN, ["<think>\n\n</think>\n\n4<|end|>\n"]),
+    ],
+)
+def test_an_earlier_answer_is_learned_as_far_as_it_stands_as_generated(chat, template, answers):
+    """What ends the last one alone is cut from it; one that is shown otherwise is left out, and
+    counted."""
+    chat.chat_template = template
+    found = causal_tokens(chat, TALK, 200)
+    assert [chat.decode(part) for part in _stretches(found)] == answers
+    assert found.left_out == 2 - len(answers)
+    turns = [{"role": m.role, "content": m.content} for m in TALK]
+    assert chat.decode(found.input_ids) == chat.apply_chat_template(turns, tokenize=False)
+
+
+def test_what_a_template_has_answers_begin_with_is_known(plain, chat):
+    assert answer_start(plain()) == answer_start(chat) == ""
+    chat.chat_template = QWEN
+    assert answer_start(chat) == "<think>\n\n</think>"
+
+
+@pytest.mark.parametrize("end", ["<|end|>", "<|eob|>", " <|end|></s>", "\n", ""])
+def test_the_end_of_a_turn_ends_an_answer(chat, end):
+    """It is special, whether the tokenizer lists it or not; an end in plain letters is none."""
+    chat.add_tokens([AddedToken("<|eob|>", special=True)])
+    chat.chat_template = CHATML.replace("<|end|>\n", end)
+    special = {
+        chat.convert_tokens_to_ids(token) for token in ("<|end|>", "<|eob|>") if token in end
+    }
+    assert end_tokens(chat) == {chat.eos_token_id} | special
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("m.role == 'system'", "System role not supported"),
+        ("loop.index == 2 and m.role == 'user'", "roles must alternate"),
+    ],
+)
+def test_what_a_template_refuses_is_said_in_its_words(chat, condition, words):
+    chat.chat_template = CHATML.replace(
+        "<|{{", f"{{% if {condition} %}}{{{{ raise_exception('{words}') }}}}{{% endif %}}<|{{{{"
+    )
+    with pytest.raises(PipelineError) as refused:
+        causal_prompt(chat, TALK[:-1])
+    assert refused.value.what == (
+        f"the tokenizer's chat template takes no turns of system, user: {words}"
+    )
+
+
+def test_tokens_do_not_depend_on_the_day(chat):
+    """Templates that name the date are told one that stays."""
+    chat.chat_template = (
+        "{% if strftime_now is defined %}{% set day = strftime_now('%-d %B %Y, %Y-%m-%d') %}"
+        "{% endif %}{{ day }}: " + CHATML
+    )
+    found = chat.decode(causal_prompt(chat, TALK[1:2]))
+    assert found == "26 July 2024, 2024-07-26: <|user|>1+2=<|end|>\n<|assistant|>"
 
 
 def test_a_template_that_forgets_earlier_answers_teaches_the_last(chat):
@@ -102,6 +190,7 @@ def test_a_template_that_forgets_earlier_answers_teaches_the_last(chat):
     )
     found = causal_tokens(chat, TALK, 100)
     assert [chat.decode(part) for part in _stretches(found)] == ["4<|end|>"]
+    assert found.left_out == 1
     assert "...<|end|>" in chat.decode(found.input_ids)
 
 

@@ -87,13 +87,9 @@ def test_what_is_drawn_is_what_the_library_draws(language):
     assert found == tokenizer.decode(drawn, skip_special_tokens=True).strip() + "\n"
 
 
-def test_a_prompt_ends_with_the_models_positions(language):
-    """A longer one is refused; an answer takes what is left. A T5 has no such end."""
-    digits = "1" * 600
-    text = run("generate", language.whole, digits, "--max-new-tokens", 1)
-    said = "the prompt has 601 tokens, and the model takes 512"
-    assert (said in text) == (language.name == "causal_lm")
-    assert "ERROR" not in run("generate", language.whole, digits[:509], *WORDS)
+def test_a_long_prompt_is_answered_where_positions_are_computed(language):
+    """As Qwen2 and T5 do, beyond the length of their training, too."""
+    assert "ERROR" not in run("generate", language.whole, "1" * 600, "--max-new-tokens", 1)
 
 
 def test_the_systems_turn_stands_before_the_question(language):

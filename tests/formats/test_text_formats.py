@@ -11,16 +11,21 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tests.families.texts import build
 from tests.formats.conftest import tensors_below
-from tests.formats.languages import ADAPTER, MESSAGES, Language, publish_base
+from tests.formats.languages import ADAPTER, MESSAGES, Language, config_of, publish_base
 from tests.formats.test_formats import header
+from tests.stages.test_export_weights import Export
+from transformers import AddedToken
 
 from zerotrain import artifact
 from zerotrain.config import EvaluateConfig
+from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
-from zerotrain.families import ROOT
+from zerotrain.families import ROOT, load_family
 from zerotrain.formats import FORMATS, convert
 from zerotrain.formats.weights import ExportedWeights
+from zerotrain.stages.export_weights import export_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OF_IMAGES = [name for name, form in FORMATS.items() if form.modality == "image"]
@@ -56,6 +61,64 @@ def test_a_folder_is_what_transformers_loads(language, tmp_path, dtype, shard):
     assert artifact.read(tmp_path / "out", "weights").content["dtype"] == dtype
     # Its own file: that of the base under a second name would have been changed with it.
     assert json.loads((language.base / "config.json").read_text())["dtype"] == "float32"
+
+
+def chat_model(folder: Path) -> dict[str, torch.Tensor]:
+    """A base whose chat template has tokens of its own, and what it was taught to answer by it."""
+    family = load_family("causal_lm")
+    with artifact.publish(folder, "base") as draft:
+        build("causal_lm", draft.folder)
+        model, tokenizer = family.load_model(draft.folder), family.load_tokenizer(draft.folder)
+        tokenizer.add_tokens([AddedToken("<|end|>", special=True), AddedToken("<think>")])
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ m.role }}:{% if m.role == 'assistant' %}<think>{% endif %}"
+            "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        model.save_pretrained(draft.folder)
+        tokenizer.save_pretrained(draft.folder)
+        draft.content = {"family": "causal_lm", "base": "nano", "revision": None, "commit": None}
+    tokens = family.tokenise(tokenizer, [*MESSAGES, Message("assistant", "3")], 64)
+    batch = {name: torch.tensor([getattr(tokens, name)]) for name in ("input_ids", "labels")}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(60):
+        family.objective(folder).loss(model, batch).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def test_a_chat_model_ends_its_turn_in_every_program(tmp_path):
+    """Not only in ours: the token that ends a turn by the template is none of the base's own ends.
+    What the template has an answer begin with is no part of ours."""
+    trained = chat_model(tmp_path / "base")
+    export = Export(tmp_path / "whole", tmp_path / "base")
+    export.settings = config_of("causal_lm", "whole")
+    export.save(trained)
+    export_weights(
+        export.config("fp32"), export.checkpoint, export.base, export.weights, export.state
+    )
+    convert(export.weights, "transformers", tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    turns = [message._asdict() for message in MESSAGES]
+    asked = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt")
+    generated = model.generate(**asked, max_new_tokens=60, do_sample=False)
+    found = tokenizer.decode(generated[0, asked["input_ids"].shape[1] :])
+    assert found == "<think>3<|end|>"
+    base, out = (
+        json.loads((folder / "generation_config.json").read_text())
+        for folder in (tmp_path / "base", tmp_path / "out")
+    )
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|end|>")]
+    assert (base["eos_token_id"], out["eos_token_id"]) == (ends[0], ends)
+    config = EvaluateConfig(max_new_tokens=60)
+    family = load_family("causal_lm")
+    assert family.generate(tmp_path / "out", [MESSAGES], config, max_length=64, device="cpu") == [
+        "3"
+    ]
 
 
 def test_an_adapter_goes_with_its_base(language, tmp_path):

@@ -22,7 +22,7 @@ from zerotrain.checkpoint import Checkpoint
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.export_check import CheckedSource, check_lora, check_peft, check_written
-from zerotrain.families import Family, load_family
+from zerotrain.families import ImageFamily, TextFamily, load_family
 from zerotrain.parameter_patterns import is_frozen
 from zerotrain.position import MASTER, TrainingPosition
 from zerotrain.state import KIND as STATE
@@ -40,7 +40,7 @@ class WeightsTarget:
     """Folder to publish them at: a pipeline that diffusers loads."""
     base: Path
     """The base model's folder, published or as diffusers saves one."""
-    family: Family
+    family: ImageFamily | TextFamily
     dtype: str
     """Their type, a key of DTYPES."""
     frozen_parameters: Sequence[str] = ()
@@ -130,6 +130,8 @@ def export(
             draft.known.update(_link_other_parts(origins["base"], weights, draft.folder))
             said = _header(source.position, parents.get("base"))
             draft.known.update(_write_weights(source, weights, draft.folder, said))
+            if weights.family.modality == "text":
+                draft.known.update(weights.family.name_ends(draft.folder))
             check = check_lora if weights.lora else check_peft if weights.peft else check_written
             check(source, weights, draft.folder)
             draft.content = {

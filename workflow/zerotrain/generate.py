@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from zerotrain.config import EvaluateConfig
 from zerotrain.errors import PipelineError
@@ -55,35 +54,31 @@ def generate(
     import torch
 
     from zerotrain.data.conversation import Message
+    from zerotrain.families.answering import answer
+    from zerotrain.families.positions import longest_prompt
     from zerotrain.formats.opening_text import open_language_model
     from zerotrain.machine.device import device_type
 
     family, model, tokenizer = open_language_model(weights, base, device_type())
     turns = [Message("system", system)] if system else []
     turns.append(Message("user", prompt))
-    length = len(family.prompt(tokenizer, turns, sys.maxsize))
-    room = min(max_new_tokens, _room(model.config, length))
-    config = EvaluateConfig(max_new_tokens=room, batch_size=1)
+    length, most = len(family.prompt(tokenizer, turns, sys.maxsize)), longest_prompt(model.config)
+    if length > most:
+        raise PipelineError(
+            f"the prompt has {length} tokens, and the model has positions for {most}",
+            hint="shorten it",
+        )
+    config = EvaluateConfig(max_new_tokens=max_new_tokens, batch_size=1)
     answers = []
     for which in range(seed, seed + number):
         torch.manual_seed(which)
-        answers += family.answer(
-            model, tokenizer, [turns], config, max_length=sys.maxsize, temperature=temperature
+        answers += answer(
+            family,
+            model,
+            tokenizer,
+            [turns],
+            config,
+            max_length=sys.maxsize,
+            temperature=temperature,
         )
     return answers
-
-
-def _room(config: Any, length: int) -> int:
-    """Tokens that the model has positions for after a prompt of this length; of a seq2seq model the
-    answer has positions of its own.
-
-    Raises:
-        PipelineError: the prompt itself has more.
-    """
-    most = getattr(config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
-    left = most - (1 if config.is_encoder_decoder else length)
-    if length > most or left < 1:
-        raise PipelineError(
-            f"the prompt has {length} tokens, and the model takes {most}", hint="shorten it"
-        )
-    return int(left)

@@ -40,6 +40,8 @@ class Tokenising:
     def __init__(self, family: TextFamily, base: Artifact, max_length: int) -> None:
         self.family = family
         self.max_length = max_length
+        self.left_out = 0
+        """Answers of what was tokenised that the chat template does not show as generated."""
         self._base = base
         self._tokenizer: Any = None
         self._parts = {
@@ -60,11 +62,19 @@ class Tokenising:
         )
 
     def tensors(self, sample: Conversation) -> Tensors:
-        """A conversation's tokens, int32; of no length if nothing of an answer is left of it."""
+        """A conversation's tokens, int32; of no length if nothing of an answer is left of it.
+
+        Raises:
+            PipelineError: the tokenizer's chat template does not take it.
+        """
         if self._tokenizer is None:
             self._tokenizer = self.family.load_tokenizer(self._base.folder)
-        found = self.family.tokenise(self._tokenizer, sample.messages, self.max_length)
+        try:
+            found = self.family.tokenise(self._tokenizer, sample.messages, self.max_length)
+        except PipelineError as error:
+            raise PipelineError(f"{sample.file}: {error.what}", hint=error.hint) from error
         found = found or Tokens([], [])
+        self.left_out += found.left_out
         return {
             "input_ids": torch.tensor(found.input_ids, dtype=torch.int32),
             "labels": torch.tensor(found.labels, dtype=torch.int32),
@@ -85,11 +95,15 @@ def cache_text(
         output: Folder of the cache. What it holds is reused, whether or not it was finished.
 
     Raises:
-        PipelineError: no example is left to train on, a shard cannot hold one, or the model would
-            not keep packed examples apart.
+        PipelineError: no example is left to train on, a shard cannot hold one, the model has no
+            positions for such rows or would not keep packed examples apart, or the chat template
+            does not take an example.
     """
     samples = read_conversations(dataset)
     model = artifact.read(base, "base")
+    from zerotrain.families.positions import refuse_too_long
+
+    refuse_too_long(base, max_length)
     packing = config.phases[0].train.packing
     if packing:
         from zerotrain.families.packing import refuse_unpackable
@@ -116,6 +130,12 @@ def cache_text(
         print(
             f"WARNING: {len(left_out)} of {len(by_key)} examples are left out: their questions "
             f"alone fill max_length {max_length} ({named})",
+            file=sys.stderr,
+        )
+    if tokenising.left_out:
+        print(
+            f"WARNING: {tokenising.left_out} answers are not learned: the chat template shows them "
+            "otherwise once more turns follow",
             file=sys.stderr,
         )
     kept = [(key, sample) for key, sample in keyed if key in lengths]

@@ -14,6 +14,7 @@ class Measured:
     metrics: Mapping[str, float | None]
     """By their names in metrics.json; None where there was nothing to measure."""
     prompts: list[str]
+    """Of text the last question of each conversation."""
     shown: str
     """The file to look at first."""
     write: Callable[[Path], None]

@@ -4,87 +4,92 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 import torch
 
-from zerotrain.cache import TokenCache, read_cache, stacked
+from zerotrain.cache import stacked
 from zerotrain.config import RunConfig
 from zerotrain.data.conversation import Message, read_conversations
 from zerotrain.evaluation.answers import ANSWERS, Answer, write_answers
 from zerotrain.evaluation.measured import Measured
-from zerotrain.families import TextFamily, load_family
+from zerotrain.families import TextFamily, Tokens, load_family
+from zerotrain.families.tokens import IGNORED
 
 MOST_ASKED = 10
 """Training examples that are asked where nothing is held out."""
-BATCH = 8
-IGNORED = -100
 
 
 def measure_text(
-    config: RunConfig, phase: str, dataset: Path, cache: Path, weights: Path, device: str
+    config: RunConfig, phase: str, dataset: Path, weights: Path, device: str
 ) -> Measured:
     """Answer prompts and held-out questions; measure perplexity and exact match.
 
-    At most evaluate.max_samples held-out examples are taken: those whose digests come first, a
-    random choice that stays.
+    At most evaluate.max_samples held-out examples are taken, of those that train.max_length leaves
+    an answer of: those whose digests come first, a random choice that stays.
 
     Args:
         config: The run's configuration.
         phase: The phase's name.
         dataset: Folder of the dataset.
-        cache: Folder of the phase's cache.
         weights: Folder of the phase's weights.
         device: The device to compute on.
     """
     family = load_family(config.family)
     assert family.modality == "text"
+    max_length = config.phase(phase).train.max_length
+    tokenizer = family.load_tokenizer(weights)
     samples = read_conversations(dataset)
-    held_out = sorted(samples.split("holdout"), key=lambda sample: sample.sha256)
-    asked = held_out[: config.evaluate.max_samples] or samples.split("train")[:MOST_ASKED]
+    held_out = (
+        (sample, tokens)
+        for sample in sorted(samples.split("holdout"), key=lambda sample: sample.sha256)
+        if (tokens := family.tokenise(tokenizer, sample.messages, max_length))
+    )
+    taken = list(islice(held_out, config.evaluate.max_samples))
+    asked = [sample for sample, _ in taken] or samples.split("train")[:MOST_ASKED]
     own = [(Message("user", prompt),) for prompt in config.evaluate.prompts]
     questions: list[Sequence[Message]] = [*own, *(sample.messages[:-1] for sample in asked)]
     expected = [None] * len(own) + [sample.messages[-1].content.strip() for sample in asked]
     generated = family.generate(
-        weights,
-        questions,
-        config.evaluate,
-        max_length=config.phase(phase).train.max_length,
-        device=device,
+        weights, questions, config.evaluate, max_length=max_length, device=device
     )
     answers = [
         Answer("\n".join(message.content for message in question), right, answer)
         for question, right, answer in zip(questions, expected, generated, strict=True)
     ]
     metrics: dict[str, float | None] = {"exact_match": None, "perplexity": None, "val_loss": None}
-    if held_out:
+    if taken:
         judged = answers[len(own) :]
         metrics["exact_match"] = sum(a.generated == a.expected for a in judged) / len(judged)
-        loss = _holdout_loss(config, family, cache, weights, device)
+        rows = [tokens for _, tokens in taken]
+        loss = _mean_loss(family, weights, rows, config.evaluate.batch_size, device)
         metrics |= {"perplexity": math.exp(loss), "val_loss": loss}
 
     def write(folder: Path) -> None:
         write_answers(folder / ANSWERS, answers)
 
-    return Measured(metrics, [answer.prompt for answer in answers], ANSWERS, write)
+    return Measured(metrics, [question[-1].content for question in questions], ANSWERS, write)
 
 
-def _holdout_loss(
-    config: RunConfig, family: TextFamily, cache: Path, weights: Path, device: str
+def _mean_loss(
+    family: TextFamily, weights: Path, rows: Sequence[Tokens], batch_size: int, device: str
 ) -> float:
-    """Cross entropy over all learned tokens of held-out rows, each token counted once."""
-    opened = read_cache(cache, verify=False)
-    assert isinstance(opened, TokenCache)
-    rows = [i for i, row in enumerate(opened.entries) if row.split == "holdout"]
-    rows = sorted(rows, key=lambda i: (opened.entries[i].keys, i))[: config.evaluate.max_samples]
+    """Cross entropy over all learned tokens, each counted once."""
     model = family.load_trained(weights).to(device)
     objective = family.objective(weights)
     total, count = 0.0, 0
     with torch.inference_mode():
-        for start in range(0, len(rows), BATCH):
-            batch = stacked(
-                [opened.sample(i) for i in rows[start : start + BATCH]], torch.device(device)
-            )
+        for start in range(0, len(rows), batch_size):
+            samples = [
+                {
+                    "input_ids": torch.tensor(row.input_ids),
+                    "labels": torch.tensor(row.labels),
+                    "attention_mask": torch.ones(len(row.input_ids), dtype=torch.int64),
+                }
+                for row in rows[start : start + batch_size]
+            ]
+            batch = stacked(samples, torch.device(device))
             learned = (batch["labels"] != IGNORED).sum(dim=1)
             losses = objective.loss(model, batch).double()
             total += float((losses * learned).sum())

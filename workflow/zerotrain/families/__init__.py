@@ -94,6 +94,8 @@ class Tokens:
     input_ids: list[int]
     labels: list[int]
     """-100 where nothing is learned. Of a causal model as long as input_ids."""
+    left_out: int = 0
+    """Answers that the tokenizer's chat template does not render as they were generated."""
 
 
 class Encoders(Protocol):
@@ -279,6 +281,13 @@ class TextFamily(Family, Protocol):
         device: str,
     ) -> list[str]:
         """The likeliest answer to each prompt, token by token (greedy)."""
+
+    def name_ends(self, folder: Path) -> dict[str, str]:
+        """Complete a weights folder: what ends an answer is named for other programs, too.
+
+        Returns:
+            sha256 of each file that was written anew, by name.
+        """
 
 
 class Objective(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,9 +17,9 @@ from transformers.initialization import no_init_weights
 from zerotrain.artifact import file_sha256, write_json
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, adapters
+from zerotrain.families.answering import answer, name_ends
 from zerotrain.families.model_tensors import ModelTensors, tensor_sources, write_model
-from zerotrain.families.tokens import IGNORED, end_tokens
-from zerotrain.progress import progress
+from zerotrain.families.tokens import IGNORED
 
 if TYPE_CHECKING:
     from zerotrain.config import EvaluateConfig
@@ -138,7 +138,7 @@ class LanguageFamily(ABC):
         """The likeliest answer to each prompt, token by token (greedy)."""
         model = self.load_for_answers(weights, device)
         tokenizer = self.load_tokenizer(weights)
-        return self.answer(model, tokenizer, prompts, config, max_length=max_length)
+        return answer(self, model, tokenizer, prompts, config, max_length=max_length)
 
     def load_for_answers(self, weights: Path, device: str) -> torch.nn.Module:
         """Load a folder, with its adapter, onto a device; float32 on a CPU, else bfloat16."""
@@ -146,56 +146,9 @@ class LanguageFamily(ABC):
         loaded = self.load_model(weights, dtype).eval()
         return adapters.apply(loaded, weights).to(device)
 
-    def answer(
-        self,
-        model: Any,
-        tokenizer: Any,
-        prompts: Sequence[Sequence[Message]],
-        config: EvaluateConfig,
-        *,
-        max_length: int,
-        temperature: float = 0.0,
-    ) -> list[str]:
-        """An answer to each prompt; prompts of like length are answered together.
-
-        Args:
-            model: The model, on its device.
-            tokenizer: Its tokenizer.
-            prompts: The turns before each answer.
-            config: batch_size and max_new_tokens.
-            max_length: Tokens that a prompt is cut to.
-            temperature: 0 takes the likeliest token each time (greedy). Above it tokens are drawn
-                from torch's generator, by the top_k and top_p of the model's generation config.
-        """
-        tokens = [self.prompt(tokenizer, messages, max_length) for messages in prompts]
-        order = sorted(range(len(tokens)), key=lambda i: (len(tokens[i]), i))
-        own = model.generation_config.eos_token_id or []
-        ends = {*([own] if isinstance(own, int) else own), *end_tokens(tokenizer)}
-        greedy = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        chosen_by = {"do_sample": True, "temperature": temperature} if temperature else greedy
-
-        def answers() -> Iterator[tuple[int, str]]:
-            for start in range(0, len(order), config.batch_size):
-                chosen = order[start : start + config.batch_size]
-                inputs = _left_padded(
-                    [tokens[i] for i in chosen], _padding(tokenizer), model.device
-                )
-                with torch.inference_mode():
-                    generated = model.generate(
-                        **inputs,
-                        max_new_tokens=config.max_new_tokens,
-                        num_beams=1,
-                        **chosen_by,
-                        pad_token_id=_padding(tokenizer),
-                        eos_token_id=sorted(ends),
-                    )
-                new = self.answers(generated, inputs["input_ids"].shape[1])
-                yield from zip(
-                    chosen, tokenizer.batch_decode(new, skip_special_tokens=True), strict=True
-                )
-
-        found = dict(progress(answers(), len(prompts), "generating answers", "answer"))
-        return [found[i].strip() for i in range(len(prompts))]
+    def name_ends(self, folder: Path) -> dict[str, str]:
+        """Have other programs end an answer where the folder's chat template does."""
+        return name_ends(folder)
 
     def _auto(self) -> Any:
         return getattr(transformers, self.classes[ROOT])
@@ -249,20 +202,3 @@ def _name_type(base: Path, dtype: torch.dtype, path: Path) -> dict[str, str]:
     path.unlink(missing_ok=True)  # it may be the base's own file under a second name
     write_json(path, config | {key: named})
     return {path.name: file_sha256(path)}
-
-
-def _padding(tokenizer: Any) -> int:
-    found = tokenizer.pad_token_id
-    return int(tokenizer.eos_token_id if found is None else found)
-
-
-def _left_padded(
-    rows: Sequence[list[int]], padding: int, device: torch.device
-) -> dict[str, torch.Tensor]:
-    longest = max(map(len, rows))
-    filled = [[padding] * (longest - len(row)) + row for row in rows]
-    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
-    return {
-        "input_ids": torch.tensor(filled, device=device),
-        "attention_mask": torch.tensor(mask, device=device),
-    }

@@ -12,7 +12,10 @@ training as it has when its answer is generated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+import jinja2
 
 from zerotrain.errors import PipelineError
 from zerotrain.families import Tokens
@@ -22,23 +25,35 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """The label of a token that is not learned."""
+ANSWER = "zerotrain"
+"""Stands for an answer where only what surrounds one is asked: no template contains it."""
+TODAY = datetime(2024, 7, 26)
+"""What templates that ask for the date are told, so that tokens do not depend on the day: the day
+that Llama's name where they cannot ask."""
+CLOCK = (
+    "{% macro strftime_now(format) %}{{ format"
+    + "".join(f"|replace('%{code}', '{TODAY:%{code}}')" for code in (*"aAbBdHIjmMpSyY", "-d"))
+    + " }}{% endmacro %}"
+)
+"""Put before a template, it stands for what transformers would ask the day with."""
 
 
 def causal_tokens(tokenizer: Any, messages: Sequence[Message], max_length: int) -> Tokens | None:
     """A conversation for a causal model, cut at its end; None if no answer is left of it."""
     input_ids, labels = [], []
-    for ids, learned in _segments(tokenizer, messages):
+    segments = _segments(tokenizer, messages)
+    for ids, learned in segments:
         input_ids += ids
         labels += ids if learned else [IGNORED] * len(ids)
     if all(label == IGNORED for label in labels[:max_length]):
         return None
-    return Tokens(input_ids[:max_length], labels[:max_length])
+    answers = sum(message.role == "assistant" for message in messages)
+    left_out = answers - sum(learned for _, learned in segments)
+    return Tokens(input_ids[:max_length], labels[:max_length], left_out)
 
 
 def causal_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """What the answer to the last question follows."""
-    if tokenizer.chat_template:
-        return _plain_ids(tokenizer, _rendered(tokenizer, messages, question=True))
     return [token for ids, _ in _segments(tokenizer, messages) for token in ids]
 
 
@@ -57,18 +72,26 @@ def end_tokens(tokenizer: Any) -> set[int]:
     """The tokens that may end an answer: the tokenizer's own, and that of its chat template."""
     found = {int(tokenizer.eos_token_id)}
     if tokenizer.chat_template:
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        rendered = tokenizer.apply_chat_template(turns, tokenize=False)
-        after = _plain_ids(tokenizer, rendered.rpartition("b")[2])
-        found.update(token for token in after[:1] if token in tokenizer.all_special_ids)
+        added = tokenizer.added_tokens_decoder
+        after = _plain_ids(tokenizer, _around_answer(tokenizer)[1])
+        found.update([token for token in after if token in added and added[token].special][:1])
     return found
+
+
+def answer_start(tokenizer: Any) -> str:
+    """What a chat template has an answer begin with, such as an empty thought: generated text has
+    it before the answer itself."""
+    if not tokenizer.chat_template:
+        return ""
+    ids = _plain_ids(tokenizer, _around_answer(tokenizer)[0])
+    text: str = tokenizer.decode(ids, skip_special_tokens=True)
+    return text.strip()
 
 
 def _segments(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[list[int], bool]]:
     """The tokens of each stretch of a conversation, and whether they are learned."""
     if tokenizer.chat_template:
-        texts = _chat_segments(tokenizer, messages)
-        return [(_plain_ids(tokenizer, text), learned) for text, learned in texts]
+        return _chat_segments(tokenizer, messages)
     found: list[tuple[list[int], bool]] = []
     for message in messages:
         if message.role == "assistant":
@@ -82,37 +105,73 @@ def _segments(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[list[in
     return found
 
 
-def _chat_segments(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[str, bool]]:
+def _chat_segments(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[list[int], bool]]:
     """A conversation as its chat template renders it, cut before and after each answer.
 
-    Templates of models that reason render earlier answers otherwise than the last one: what is
-    learned then begins at the first answer that stands as it was generated.
+    What ends the last answer alone is not learned of earlier ones. Templates of models that reason
+    render earlier answers themselves otherwise: what is learned then begins at the first answer
+    that stands as it was generated.
     """
-    found: list[tuple[str, bool]] = []
-    shown = ""
-    for number, message in enumerate(messages):
-        if message.role != "assistant":
-            continue
-        before = _rendered(tokenizer, messages[:number], question=True)
-        after = _rendered(tokenizer, messages[: number + 1], question=False)
-        if not after.startswith(before):
+    found: list[tuple[list[int], bool]] = []
+    before = shown = ""
+    places = [n for n, message in enumerate(messages) if message.role == "assistant"]
+    if messages[-1].role != "assistant":
+        places.append(len(messages))
+    for place in places:
+        asked, before = before, _rendered(tokenizer, messages[:place], question=True)
+        if before.startswith(shown):
+            question = _plain_ids(tokenizer, before[len(shown) :])
+        elif _common(before, shown) >= len(shown) - len(_around_answer(tokenizer)[1]):
+            answer, question = found.pop()[0], _plain_ids(tokenizer, before[len(asked) :])
+            kept = _common(answer, question)
+            found.append((answer[:kept], True))
+            question = question[kept:]
+        else:
+            found, question = [], _plain_ids(tokenizer, before)
+        found.append((question, False))
+        if place == len(messages):
+            break
+        shown = _rendered(tokenizer, messages[: place + 1], question=False)
+        if not shown.startswith(before):
             raise PipelineError(
                 "the tokenizer's chat template renders an answer otherwise than what it lets "
-                f"answers follow: {after[-60:]!r} after {before[-60:]!r}",
+                f"answers follow: {shown[-60:]!r} after {before[-60:]!r}",
                 hint="use a template whose generation prompt begins each of its answers",
             )
-        if not before.startswith(shown):
-            found, shown = [], ""
-        found += [(before[len(shown) :], False), (after[len(before) :], True)]
-        shown = after
+        found.append((_plain_ids(tokenizer, shown[len(before) :]), True))
     return found
 
 
-def _rendered(tokenizer: Any, messages: Sequence[Message], *, question: bool) -> str:
-    turns = [{"role": message.role, "content": message.content} for message in messages]
-    rendered: str = tokenizer.apply_chat_template(
-        turns, tokenize=False, add_generation_prompt=question
-    )
+def _common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How far two texts, or two lists of tokens, begin alike."""
+    apart = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(apart, min(len(one), len(other)))
+
+
+def _around_answer(tokenizer: Any) -> tuple[str, str]:
+    """What a chat template puts between what it lets answers follow and an answer, and after it."""
+    asked = ("user", "a")
+    before = _rendered(tokenizer, [asked], question=True)
+    whole = _rendered(tokenizer, [asked, ("assistant", ANSWER)], question=False)
+    start, _, end = whole.removeprefix(before).partition(ANSWER)
+    return start, end
+
+
+def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]], *, question: bool) -> str:
+    turns = [{"role": role, "content": content} for role, content in messages]
+    template = tokenizer.get_chat_template()
+    if "strftime_now" in template:
+        template = CLOCK + template
+    try:
+        rendered: str = tokenizer.apply_chat_template(
+            turns, chat_template=template, tokenize=False, add_generation_prompt=question
+        )
+    except jinja2.TemplateError as error:
+        raise PipelineError(
+            "the tokenizer's chat template takes no turns of "
+            f"{', '.join(role for role, _ in messages)}: {error}",
+            hint="give it the turns that it takes, or another template beside the base's tokenizer",
+        ) from error
     return rendered
 
 

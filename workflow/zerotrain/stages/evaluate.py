@@ -66,8 +66,11 @@ def evaluate(
     trained = State(state)
     parents["state"] = trained.artifact
     log = read_log(trained.artifact.path(f"{RECORDS}training_log.jsonl"))
-    measure = measure_text if config.is_text else measure_images
-    made = measure(config, phase, dataset, cache, weights, device)
+    made = (
+        measure_text(config, phase, dataset, weights, device)
+        if config.is_text
+        else measure_images(config, phase, dataset, cache, weights, device)
+    )
     found = {
         **made.metrics,
         "train_loss": _mean_loss(log),
