@@ -245,8 +245,8 @@ def _copy(config: dict[str, Any]) -> dict[str, Any]:
     return yaml.safe_load(yaml.safe_dump(config))
 
 
-STAGES = ("prepare_dataset", "build_base", "cache_latents", "render_launch", "export_weights",
-          "evaluate", "report")  # fmt: skip
+STAGES = ("prepare_dataset", "build_base", "import_checkpoint", "cache_latents", "render_launch",
+          "export_weights", "evaluate", "report")  # fmt: skip
 
 REACHES_BY_INPUTS = {
     "build_base": {
@@ -260,6 +260,11 @@ REACHES_BY_INPUTS = {
         "family": "its module is an input",
         "launch": "the parameter num_cpu_threads_per_process",
         "phases": "whether rows are packed is the parameter `packing`",
+    },
+    "import_checkpoint": {
+        "export": "the type of weights, which this stage does not write",
+        "family": "its module is an input",
+        "phases": "the first global batch is the parameter `batch`",
     },
     "render_launch": {"run": "is part of every path"},
     "export_weights": {"family": "its module is an input"},
