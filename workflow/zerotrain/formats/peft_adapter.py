@@ -36,4 +36,5 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     from peft import PeftModel
 
     model = PeftModel.from_pretrained(model_without_memory(weights), str(out))
-    hold_adapter_to(weights, model, options.dtype, out)
+    assert weights.adapter is not None
+    hold_adapter_to(weights.adapter, weights.scales, model, options.dtype, out)
