@@ -71,6 +71,16 @@ def test_what_a_checkpoint_cannot_become_is_refused_before_it_is_read(checkpoint
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize("given", [["--max-shard-size", "5GB"], ["--prefix", "pipe."]])
+@pytest.mark.parametrize("written", ["state", "universal"])
+def test_a_state_has_no_options_of_files(checkpoint, tmp_path, given, written):
+    to = ["--state", tmp_path / "s"]
+    if written == "universal":
+        to = ["--to", "universal", "--output", tmp_path / "s"]
+    assert f"{given[0]}: no model is written" in run(checkpoint.checkpoint, *to, *given)
+    assert not (tmp_path / "s").exists()
+
+
 def test_exported_weights_are_no_training(lora, tmp_path):
     for words in (["--state", tmp_path / "s"], ["--to", "universal", "--output", tmp_path / "u"]):
         assert "exported weights are no training, and hold no moments" in run(lora, *words)

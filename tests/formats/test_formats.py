@@ -344,11 +344,22 @@ def test_a_family_without_a_table_of_names_is_refused(whole, lora, tmp_path, mon
         assert instead in no.value.hint
 
 
-def test_options_that_a_format_would_ignore_are_refused(whole, tmp_path):
-    with pytest.raises(PipelineError, match="--max-shard-size: ldm is one file"):
-        convert(whole, "ldm", tmp_path / "out", max_shard_size="1GB")
-    with pytest.raises(PipelineError, match="--prefix: the names of diffusers are its own"):
-        convert(whole, "diffusers", tmp_path / "out", prefix="x.")
+@pytest.mark.parametrize(
+    ("of", "to", "given", "message"),
+    [
+        ("whole", "ldm", {"max_shard_size": "1GB"}, "--max-shard-size: ldm is one file"),
+        ("lora", "diffusers", {"max_shard_size": "1GB"}, "--max-shard-size: the adapter is one"),
+        ("whole", "diffusers", {"max_shard_size": "5gigs"}, "--max-shard-size: '5gigs' is no size"),
+        ("lora", "merged", {"max_shard_size": "0GB"}, "--max-shard-size: '0GB' is no size"),
+        ("whole", "diffusers", {"prefix": "x."}, "--prefix: the names of diffusers are its own"),
+        ("whole", "single_file", {"prefix": "pipe.dit"}, "--prefix: 'pipe.dit' ends in no dot"),
+    ],
+)
+def test_options_that_a_format_cannot_have_are_refused(request, tmp_path, of, to, given, message):
+    """Before anything is written."""
+    with pytest.raises(PipelineError, match=message):
+        convert(request.getfixturevalue(of), to, tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("form", ["diffusers", "single_file", "ldm"])

@@ -106,6 +106,14 @@ def test_other_forms_are_refused(loha, tmp_path, form):
     assert not (tmp_path / "out").exists()
 
 
+def test_another_type_wants_a_form(loha, tmp_path):
+    """The library's own folder, which is meant without one, holds no adapter of this method."""
+    with pytest.raises(PipelineError) as refused:
+        convert(loha, None, tmp_path / "out", dtype="bf16")
+    assert refused.value.what == "--to is missing: an adapter by LoHa is converted to its own forms"
+    assert refused.value.hint == "choose --to peft or --to merged"
+
+
 def test_an_adapter_that_was_not_trained_is_refused(base, tmp_path):
     model = adapters.add(FAMILY.load_model(base), LOHA, 3)
     held = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -23,7 +23,8 @@ from zerotrain.export import (
 )
 from zerotrain.families import FAMILIES
 from zerotrain.foreign import left_out_of_universal
-from zerotrain.formats import FORMATS, OWN_FOLDER, convert, refuse_format
+from zerotrain.formats import FORMATS, OWN_FOLDER, convert
+from zerotrain.formats.refusals import refuse_format
 from zerotrain.peft_methods import PEFT_TYPE, refuse_form
 from zerotrain.state_source import Source, open_source
 
@@ -75,6 +76,10 @@ def export_by_hand(
             "nothing to write: neither --output nor --state is given",
             hint="add --output FOLDER for the model, --state FOLDER for a training state, or both",
         )
+    if output is None or to == "universal":
+        for option, given in (("--max-shard-size", max_shard_size), ("--prefix", prefix)):
+            if given:
+                raise PipelineError(f"{option}: no model is written", hint="leave it away")
     for folder in (output, state):
         if folder is not None:
             refuse_strangers(folder)
@@ -99,7 +104,7 @@ def export_by_hand(
         modality = weights.family.modality
         to = to or OWN_FOLDER[modality]
         refuse_format(to, checkpoint, modality, weights.adapter, max_shard_size, prefix)
-        if weights.peft and (to != OWN_FOLDER[modality] or max_shard_size):
+        if weights.peft and to != OWN_FOLDER[modality]:
             refuse_form(to, weights.peft[PEFT_TYPE])
     source = open_source(checkpoint, trust_pickle=trust_pickle)
     if weights is not None and not weights.adapter:

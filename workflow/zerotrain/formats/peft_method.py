@@ -20,11 +20,11 @@ from zerotrain.formats.weights import ExportedWeights, model_without_memory
 from zerotrain.peft_methods import PEFT_TYPE, refuse_form
 
 
-def find(to: str, weights: ExportedWeights) -> Any:
+def find(to: str | None, weights: ExportedWeights) -> Any:
     """What writes and verifies the form, as a format's module does; None for a LoRA or none.
 
     Raises:
-        PipelineError: an adapter of the method cannot have this form.
+        PipelineError: an adapter of the method cannot have this form, or none is named.
     """
     config = weights.folder / FOLDER / PEFT_CONFIG
     if not config.is_file():
