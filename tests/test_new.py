@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 from ruamel.yaml import YAML
 
-from zerotrain.config import RunConfig, data, parse_config, read_config, training
+from zerotrain.config import RunConfig, parse_config, read_config
 from zerotrain.config.document import schema
 from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES
-from zerotrain.new import new
+from zerotrain.new import OF_TEXT, new
 
 HUB_ID = "stabilityai/stable-diffusion-xl-base-1.0"
 SD3_HUB_ID = "stabilityai/stable-diffusion-3-medium-diffusers"
@@ -88,7 +88,7 @@ def test_every_key_is_in_it(photos: Path, config: Path) -> None:
         assert re.search(rf"(?m)^#?{section}:", text), section
         keys = getattr(field.annotation, "model_fields", {}).keys()
         others = ObjectiveConfig.model_fields.keys() - {*FAMILIES["sdxl"].objective}
-        for key in keys - others - {*data.TEXT_KEYS, *training.TEXT_KEYS}:
+        for key in keys - others - {*OF_TEXT}:
             assert re.search(rf"(?m)^  #?{key}: ", text), f"{section}.{key}"
 
 

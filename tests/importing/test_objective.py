@@ -177,6 +177,20 @@ def test_defaults_of_diffusers_scripts() -> None:
     assert example("train_dreambooth_lora_sdxl.py", lora_alpha=4).values["lora.alpha"] == 4
 
 
+@pytest.mark.parametrize(
+    ("script", "given", "scheme"),
+    [
+        ("train_dreambooth_lora_flux.py", {"logit_mean": 0.5}, "logit_normal"),
+        ("train_dreambooth_sd3.py", {"mode_scale": 1.2}, "mode"),
+    ],
+)
+def test_what_no_scheme_reads_is_noted(script: str, given: dict[str, Any], scheme: str) -> None:
+    """The scripts take and ignore it; sd3 alone draws logit_normal without being asked."""
+    found = example(script, **given)
+    (note,) = [note for note in found.notes if note.key in given]
+    assert (note.outcome, note.reason) == ("no-op", f"weighting_scheme {scheme} alone reads it")
+
+
 def test_crops_of_a_diffusers_script_are_noted() -> None:
     """The script tells the model a corner for all images; here each has that of its own crop."""
     found = example("train_dreambooth_lora_sdxl.py", crops_coords_top_left_h=0)

@@ -127,6 +127,7 @@ TEXT = {
     "data.source": "text",
     "data.path": "talk.jsonl",
     "train.resolution": None,
+    "evaluate.guidance_scale": None,
 }
 """A run of text in place of one of images."""
 COLUMNS = {**TEXT, "data.prompt_column": "asked", "data.response_column": "told"}
@@ -156,6 +157,8 @@ NEEDED_WITH = {
     "cache.max_sequence_length": {"family": "sd3"},
     "vae": {"family": "flux"},
     **{f"train.{key}": {"family": "sd3"} for key in FLOW_MATCHING},
+    "train.mode_scale": {"family": "sd3", "train.weighting_scheme": "mode"},
+    **{f"evaluate.{key}": TEXT for key in ("max_samples", "max_new_tokens")},
     **{key: {"launch.mixed_precision": "fp16"} for key in OTHER_VALUES if ".fp16." in key},
 }
 """Other keys without which the value would not be valid, or would be overridden."""

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from zerotrain.config import DataConfig, RunConfig, TrainConfig, data, parse_config, training
+from zerotrain.config.agreement import OF_MODALITY
 from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.data.source import Found, open_source
 from zerotrain.errors import PipelineError
@@ -22,7 +23,7 @@ from zerotrain.scalar import scalar
 
 PIPELINES = {"StableDiffusionXL": "sdxl", "StableDiffusion3": "sd3"}
 """The family of a model by how the name of its pipeline's class begins."""
-OF_TEXT = (*data.TEXT_KEYS, *training.TEXT_KEYS)
+OF_TEXT = (*data.TEXT_KEYS, *training.TEXT_KEYS, *OF_MODALITY["text"]["evaluate"])
 SAMPLES_TO_SEE = 4000
 """What the first phase aims at: a usual length for fine-tuning on a small set of images."""
 

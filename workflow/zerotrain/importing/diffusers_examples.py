@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from zerotrain.config.agreement import OF_SCHEME
 from zerotrain.errors import PipelineError
+from zerotrain.families import FAMILIES
 from zerotrain.importing.accelerate import read_accelerate
 from zerotrain.importing.arguments import (
     name_of,
@@ -74,6 +76,10 @@ def read_example(
     arguments = read_keys(given, table, script, draft)
     draft.default("family", family, "by the script's name")
     drop_keys_of_others(arguments, table, family, draft)
+    scheme = arguments.get("weighting_scheme", FAMILIES[family].weighting_scheme)
+    for key, wanted in OF_SCHEME.items():
+        if key in arguments and scheme != wanted:
+            draft.ignore(key, arguments.pop(key), f"weighting_scheme {wanted} alone reads it")
     program = Program("the script", table, arguments)
     _put_model(arguments, draft, script)
     _put_lora(arguments, program, draft, family, is_lora="_lora_" in _name(script))

@@ -31,6 +31,9 @@ from zerotrain.origins import listing, read_origins
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+EPSILON = "epsilon"
+"""What a noise scheduler predicts that does not say it."""
+
 
 def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
     """Publish the base model.
@@ -39,12 +42,14 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
     files are linked, so nothing is copied.
 
     Args:
-        config: The run's configuration (family, base, revision, vae, seed).
+        config: The run's configuration (family, base, revision, vae, prediction_type,
+            rescale_betas_zero_snr, seed).
         dataset: Folder of the dataset, which a preset is built for; a real model needs none.
         output: Folder to publish.
 
     Raises:
-        PipelineError: the base is not there, not whole, or of another family.
+        PipelineError: the base is not there, not whole, of another family, or of a noise schedule
+            that the configuration cannot change so.
     """
     family = load_family(config.family)
     samples = _dataset(config, dataset)
@@ -138,9 +143,15 @@ def _change_schedule(config: RunConfig, folder: Path) -> None:
         changed |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     if changed:
         path = folder / "scheduler" / "scheduler_config.json"
-        known = json.loads(path.read_text())
+        found = json.loads(path.read_text()) | changed
+        if config.rescale_betas_zero_snr and found.get("prediction_type", EPSILON) == EPSILON:
+            raise PipelineError(
+                f"rescale_betas_zero_snr: the base {config.base} predicts epsilon, of which "
+                "nothing can be learned at the last timestep, where noise alone is left",
+                hint="set prediction_type: v_prediction, or remove rescale_betas_zero_snr",
+            )
         path.unlink()  # it may be a link to the base
-        write_json(path, known | changed)
+        write_json(path, found)
 
 
 def _link(config: RunConfig, family: Family, target: Path) -> str | None:
