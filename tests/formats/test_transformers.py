@@ -30,6 +30,7 @@ from zerotrain.families import nano as nano_parts
 from zerotrain.families.lora import add_adapter, save_adapter
 from zerotrain.formats import Options, convert, kohya, ldm
 from zerotrain.formats.mmdit_names import flux_place, sd3_places
+from zerotrain.formats.modelspec import named
 from zerotrain.formats.opening import open_pipeline
 from zerotrain.formats.original import in_original_layout
 from zerotrain.formats.tensors import Stored
@@ -170,13 +171,33 @@ def test_the_original_layout_gives_the_same_model(made, tmp_path, name):
         assert all(torch.equal(t, expected[n]) for n, t in model.state_dict().items())
     said = header(tmp_path / "out" / "model.safetensors")
     assert said["modelspec.architecture"] == {
-        "sd3": "stable-diffusion-3-medium", "flux": "flux-1-dev"
+        "sd3": "stable-diffusion-3-medium", "flux": "flux-1-schnell"
     }[name]  # fmt: skip
     assert "modelspec.prediction_type" not in said
     family, pipeline = open_pipeline(tmp_path / "out", made(name) / "base", "cpu")
     assert family.name == name
     own = pipeline.transformer.state_dict()
     assert all(torch.equal(t, own[n]) for n, t in loaded["transformer"].state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        ("sd3", {}, "stable-diffusion-3-medium"),
+        ("sd3", {"qk_norm": "rms_norm"}, "stable-diffusion-3-5-large"),
+        (
+            "sd3",
+            {"qk_norm": "rms_norm", "dual_attention_layers": [0, 1]},
+            "stable-diffusion-3-5-medium",
+        ),
+        ("flux", {"guidance_embeds": True}, "flux-1-dev"),
+        ("flux", {"guidance_embeds": False}, "flux-1-schnell"),
+        ("qwen_image", {"guidance_embeds": False}, "qwen-image"),
+    ],
+)
+def test_a_header_names_the_base(name, config, expected):
+    """As sd-scripts does: of one family by what the transformer has."""
+    assert named(name, config) == expected
 
 
 @pytest.mark.usefixtures("nano_width")
