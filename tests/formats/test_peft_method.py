@@ -71,7 +71,7 @@ def test_the_card_says_how_to_load_it(base, loha, trained, tmp_path, form):
     text = (tmp_path / "card" / "README.md").read_text()
     assert "- loha\n" in text
     assert "- lora\n" not in text
-    code = text.split("```")[1].removeprefix("python\n").replace("nano", str(base))
+    code = text.split("```")[1].removeprefix("python\n").replace("BASE", str(base))
     code = code.replace('snapshot_download("owner/cats")', repr(str(source)))
     scope: dict[str, Any] = {}
     exec(code.replace("owner/cats", str(source)), scope)

@@ -27,9 +27,10 @@ class Origin:
     """The phase's folder, with metrics.json, evaluation/ and launch/."""
 
     @property
-    def on_hub(self) -> bool:
-        """Whether the base is a model of the hub."""
-        return bool(self.base and HUB_ID.fullmatch(self.base) and not Path(self.base).exists())
+    def hub_id(self) -> str | None:
+        """The base's id, where it is a model of the hub."""
+        on_hub = self.base and HUB_ID.fullmatch(self.base) and not Path(self.base).exists()
+        return self.base if on_hub else None
 
 
 def origin_of(weights: Artifact) -> Origin:
