@@ -25,6 +25,7 @@ from zerotrain.families import FAMILIES
 from zerotrain.foreign import left_out_of_universal
 from zerotrain.formats import FORMATS, OWN_FOLDER, convert
 from zerotrain.formats.refusals import refuse_format
+from zerotrain.origin import parent
 from zerotrain.peft_methods import PEFT_TYPE, refuse_form
 from zerotrain.state_source import Source, open_source
 
@@ -135,18 +136,23 @@ def _convert_folder(
     prefix: str | None,
 ) -> None:
     """What an export does with a folder that an export wrote."""
-    if _kind(folder) == "exported":
-        form = json.loads((folder / MANIFEST).read_text())["content"]["to"]
-        raise PipelineError(
-            f"{folder}: is exported as {form} already, and a format leads to no other",
-            hint="name the weights folder that it was made from, or the checkpoint",
-        )
     if output is None or state is not None or to == "universal":
         raise PipelineError(
             f"{folder}: exported weights are no training, and hold no moments",
             hint="name a checkpoint or a state for --state and for --to universal",
         )
     refuse_loss(folder, [output])
+    if _kind(folder) == "exported":
+        exported = artifact.read(folder, "exported")
+        made_from = parent(exported, "weights")
+        if made_from is None:
+            form = exported.content["to"]
+            raise PipelineError(
+                f"{folder}: is exported as {form} already, and a format leads to no other",
+                hint="name the weights folder that it was made from, or the checkpoint",
+            )
+        folder, dtype = made_from.folder, dtype or exported.content["dtype"]
+        refuse_loss(folder, [output])
     convert(folder, to, output, dtype=dtype, max_shard_size=max_shard_size, prefix=prefix)
     print(f"wrote {output}")
 

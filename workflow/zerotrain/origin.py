@@ -36,11 +36,11 @@ class Origin:
 def origin_of(weights: Artifact) -> Origin:
     """Follow an exported folder to the phase and the base that it came from."""
     while "weights" in weights.parents:
-        above = _parent(weights, "weights")
+        above = parent(weights, "weights")
         if above is None:
             return Origin()
         weights = above
-    base, checkpoint = _parent(weights, "base"), weights.parents.get("checkpoint")
+    base, checkpoint = parent(weights, "base"), weights.parents.get("checkpoint")
     phase = Path(checkpoint["path"]).parent if checkpoint else None
     return Origin(
         base=str(base.content["base"]) if base and "base" in base.content else None,
@@ -50,9 +50,9 @@ def origin_of(weights: Artifact) -> Origin:
     )
 
 
-def _parent(weights: Artifact, name: str) -> Artifact | None:
+def parent(made: Artifact, name: str) -> Artifact | None:
     """A parent that still lies where it lay, and is the same."""
-    said = weights.parents.get(name)
+    said = made.parents.get(name)
     if said is None:
         return None
     try:
