@@ -231,6 +231,7 @@ def _write_weights(
             weights.peft,
             dtype=dtype,
             out=folder,
+            metadata=metadata,
         )
     return weights.family.save_model(
         weights.base,
