@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from zerotrain.composed_base import local_folders
 from zerotrain.config import RunConfig, read_config
-from zerotrain.origins import local_folders
 
 HEADER = """\
 # Generated from the Snakemake graph by `zerotrain dvc generate`; edit the rules, not this file.

@@ -18,7 +18,7 @@ from zerotrain.export import (
     export,
     export_universal,
     lineage,
-    origin_of,
+    parents_of,
     refuse_loss,
 )
 from zerotrain.families import FAMILIES
@@ -69,9 +69,9 @@ def export_by_hand(
     """
     from zerotrain.families import load_family
 
-    _choose("--to", to or "universal", (*FORMATS, "universal"))
-    _choose("--dtype", dtype or "fp32", tuple(DTYPES))
-    _choose("--family", family or "sdxl", tuple(FAMILIES))
+    _choose("--to", to, (*FORMATS, "universal"))
+    _choose("--dtype", dtype, tuple(DTYPES))
+    _choose("--family", family, tuple(FAMILIES))
     if output is None and state is None:
         raise PipelineError(
             "nothing to write: neither --output nor --state is given",
@@ -173,7 +173,7 @@ def _export_as(
     with TemporaryDirectory(prefix=f".{output.name}.weights-", dir=output.parent) as folder:
         passing = replace(weights, folder=Path(folder) / "weights", dtype="fp32")
         export(source, checkpoint, passing, state)
-        origins = origin_of(source, checkpoint)
+        origins = parents_of(source, checkpoint)
         if artifact.is_published(weights.base):
             origins["base"] = artifact.read(weights.base, "base", verify=False)
         convert(
@@ -218,8 +218,8 @@ def _refuse_adapter(names: list[str], checkpoint: Path) -> None:
         )
 
 
-def _choose(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
+def _choose(option: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
         raise PipelineError(
             f"{option}: {value!r} is not known", hint=f"choose one of {', '.join(known)}"
         )

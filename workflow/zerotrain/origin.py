@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
-
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+from zerotrain.model_place import HUB_ID
 
 
 @dataclass(frozen=True)

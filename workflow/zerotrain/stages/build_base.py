@@ -18,6 +18,7 @@ from zerotrain.base import (
     choose_files,
     part_digests,
 )
+from zerotrain.composed_base import listing, read_selections
 from zerotrain.config import RunConfig
 from zerotrain.data.conversation import Conversations, read_conversations
 from zerotrain.data.crop import crop_and_resize
@@ -26,7 +27,6 @@ from zerotrain.data.source import Source, open_source
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, Family, load_family
 from zerotrain.model_place import open_place, refuse_revision
-from zerotrain.origins import listing, read_origins
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -43,7 +43,7 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
 
     Args:
         config: The run's configuration (family, base, revision, vae, prediction_type,
-            rescale_betas_zero_snr, seed).
+            rescale_betas_zero_snr; of a preset also seed, data, launch and first resolution).
         dataset: Folder of the dataset, which a preset is built for; a real model needs none.
         output: Folder to publish.
 
@@ -156,13 +156,13 @@ def _change_schedule(config: RunConfig, folder: Path) -> None:
 
 def _link(config: RunConfig, family: Family, target: Path) -> str | None:
     """Link the files that the family needs into the draft; the commit, of a hub repository."""
-    origins = read_origins(config.base)
-    if len({origin.place for origin in origins}) > 1:
+    selections = read_selections(config.base)
+    if len({selection.place for selection in selections}) > 1:
         refuse_revision(config.base, config.revision)
-    names = [origin.place for origin in origins] or [config.base]
+    names = [selection.place for selection in selections] or [config.base]
     places = {name: open_place(name, config.revision) for name in names}
-    if origins:
-        listed, source = listing(origins, places, family), "base"
+    if selections:
+        listed, source = listing(selections, places, family), "base"
     else:
         (place,) = places.values()
         listed, source = {name: (place, name) for name in place.names}, place.name
