@@ -22,7 +22,9 @@ rule import_checkpoint:
         config_file=config_file,
         folder=RUN.resume_from_checkpoint,
         lora=RUN.model_dump(mode="json")["lora"],
+        peft=RUN.peft,
         frozen_parameters=RUN.frozen_parameters,
+        trainable_parameters=RUN.trainable_parameters,
         seed=RUN.seed,
         batch=RUN.phases[0].train.global_batch_size,
     shell:

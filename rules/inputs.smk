@@ -6,7 +6,7 @@ OUTPUTS: none; functions for the other parts.
 import importlib.util
 
 from zerotrain.data.source import source_files as data_files
-from zerotrain.origins import local_folders
+from zerotrain.composed_base import local_folders
 from zerotrain.sources import source_files
 
 FAMILY = f"zerotrain.families.{RUN.family}"

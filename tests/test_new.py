@@ -11,15 +11,14 @@ import pytest
 from PIL import Image
 from ruamel.yaml import YAML
 
-from zerotrain.config import RunConfig, data, parse_config, read_config, training
+from zerotrain.config import RunConfig, parse_config, read_config
 from zerotrain.config.document import schema
 from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES
-from zerotrain.new import new
+from zerotrain.new import OF_TEXT, new
 
 HUB_ID = "stabilityai/stable-diffusion-xl-base-1.0"
-SD3_HUB_ID = "stabilityai/stable-diffusion-3-medium-diffusers"
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_every_key_is_in_it(photos: Path, config: Path) -> None:
         assert re.search(rf"(?m)^#?{section}:", text), section
         keys = getattr(field.annotation, "model_fields", {}).keys()
         others = ObjectiveConfig.model_fields.keys() - {*FAMILIES["sdxl"].objective}
-        for key in keys - others - {*data.TEXT_KEYS, *training.TEXT_KEYS}:
+        for key in keys - others - {*OF_TEXT}:
             assert re.search(rf"(?m)^  #?{key}: ", text), f"{section}.{key}"
 
 
@@ -105,16 +104,34 @@ def test_it_fits_the_model(photos: Path, config: Path, tmp_path: Path) -> None:
     assert read_config(path).phases[0].train.resolution == 512
 
 
-def test_it_is_of_the_models_family(photos: Path, config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "pipeline", "hub_id"),
+    [
+        ("sdxl", "StableDiffusionXLPipeline", HUB_ID),
+        ("sd3", "StableDiffusion3Pipeline", "stabilityai/stable-diffusion-3-medium-diffusers"),
+        ("qwen_image", "QwenImagePipeline", "Qwen/Qwen-Image"),
+        ("flux", "FluxPipeline", "black-forest-labs/FLUX.1-dev"),
+    ],
+)
+def test_it_is_of_the_models_family(
+    photos: Path, config: Path, tmp_path: Path, family: str, pipeline: str, hub_id: str
+) -> None:
     """As model_index.json or a known hub id says; keys of others are left out."""
-    folder = model(tmp_path / "sd3", "StableDiffusion3Pipeline", "transformer")
-    for name, base in {"a": str(folder), "b": SD3_HUB_ID}.items():
+    folder = model(tmp_path / family, pipeline, FAMILIES[family].trained_part)
+    others = {key for kind in FAMILIES.values() for key in kind.objective}
+    for name, base in {"a": str(folder), "b": hub_id}.items():
         path = new(name, photos, base, config)
-        assert read_config(path).family == "sd3"
+        assert read_config(path).family == family
         keys = set(re.findall(r"(?m)^  #?(\w+): ", path.read_text()))
-        assert set(FAMILIES["sd3"].objective) <= keys
-        assert not keys & {*FAMILIES["sdxl"].objective}
+        assert keys & others == {*FAMILIES[family].objective}
     assert read_config(config / "a.yaml").phases[0].train.resolution == 512
+
+
+def test_every_family_of_images_is_known() -> None:
+    """The test above names each."""
+    (mark,) = test_it_is_of_the_models_family.pytestmark  # type: ignore[attr-defined]
+    of_images = [name for name, kind in FAMILIES.items() if kind.modality == "image"]
+    assert [family for family, *_ in mark.args[1]] == of_images
 
 
 def test_captions_in_a_table_are_noticed(photos: Path, config: Path) -> None:
@@ -171,12 +188,13 @@ def test_models_that_cannot_be_used_are_refused(photos: Path, config: Path, tmp_
     """A missing folder, a single file, something else and another family: each has its sentence."""
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "other").mkdir()
-    flux = model(tmp_path / "flux", "FluxPipeline")
+    kolors = model(tmp_path / "kolors", "KolorsPipeline")
+    known = "the families of images are sdxl, sd3, qwen_image, flux"
     for base, message in {
         "./nowhere": "no such folder, and no hub id",
         str(tmp_path / "model.safetensors"): "a single file, not a folder",
         str(tmp_path / "other"): "holds no model_index.json",
-        "Qwen/Qwen-Image": "a model of qwen_image, and the families so far are sdxl, sd3",
-        str(flux): "a FluxPipeline, and the families so far are sdxl, sd3",
+        "Qwen/Qwen2.5-7B": f"a model of causal_lm, and {known}",
+        str(kolors): f"a KolorsPipeline, and {known}",
     }.items():
         assert f"--base {base}: {message}" in refusal("flowers", photos, base, config)

@@ -136,7 +136,7 @@ def test_a_run_that_no_file_or_several_have_is_refused() -> None:
     Path("config/copy.yaml").write_text(CONFIG)
     assert refusal() == (
         "ERROR: several files have the run flowers: config/copy.yaml, config/flowers.yaml\n"
-        "  Hint: choose one: `zerotrain switch flowers --config config/copy.yaml ...`"
+        "  Hint: choose one: add --config config/copy.yaml"
     )
     assert find_config("flowers", Path("config/copy.yaml")) == Path("config/copy.yaml")
     assert refusal(config=Path("config/cats.yaml")) == (

@@ -228,6 +228,53 @@ def test_impossible_values_are_refused(changes: dict[str, Any], message: str) ->
     assert message in refusal(**changes)
 
 
+TEXT = {"family": "causal_lm", "data": {"source": "sums"}}
+TO_IMAGES, TO_TEXT = "means something to images alone", "means something to text alone"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (TEXT | {"evaluate": {"images_per_prompt": 4}}, f"evaluate.images_per_prompt {TO_IMAGES}"),
+        (
+            TEXT | {"evaluate": {"num_inference_steps": 9}},
+            f"evaluate.num_inference_steps {TO_IMAGES}",
+        ),
+        (TEXT | {"evaluate": {"guidance_scale": 2}}, f"evaluate.guidance_scale {TO_IMAGES}"),
+        (TEXT | {"cache": {"dtype": "fp32"}}, f"cache.dtype {TO_IMAGES}"),
+        (TEXT | {"cache": {"batch_size": 2}}, f"cache.batch_size {TO_IMAGES}"),
+        ({"evaluate": {"max_new_tokens": 8}}, f"evaluate.max_new_tokens {TO_TEXT}"),
+        ({"evaluate": {"max_samples": 8}}, f"evaluate.max_samples {TO_TEXT}"),
+        (
+            {"family": "sd3", "train": {"mode_scale": 1.2}},
+            "mode_scale is read by weighting_scheme: mode alone, and no phase has that",
+        ),
+        (
+            {"family": "flux", "train": {"logit_mean": 1.0}},
+            "logit_mean is read by weighting_scheme: logit_normal alone",
+        ),
+        (
+            {"family": "sd3", "train": {"weighting_scheme": "mode", "logit_std": 2.0}},
+            "logit_std is read by weighting_scheme: logit_normal alone",
+        ),
+        (
+            {"rescale_betas_zero_snr": True, "prediction_type": "epsilon"},
+            "rescale_betas_zero_snr leaves noise alone at the last timestep",
+        ),
+    ],
+)
+def test_a_key_without_a_meaning_is_refused(changes: dict[str, Any], message: str) -> None:
+    """What would be ignored is no choice."""
+    assert message in refusal(**changes)
+
+
+def test_a_key_has_a_meaning_where_one_phase_reads_it() -> None:
+    """The run's own train is that of every phase; sd3 draws logit_normal without being asked."""
+    phases = [{"name": "a", "until": 1}, {"name": "b", "until": 2, "weighting_scheme": "mode"}]
+    config = parse(family="sd3", train={"logit_mean": 0.5, "mode_scale": 1.0}, phases=phases)
+    assert config.phases[0].train.logit_mean == 0.5
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,16 +72,33 @@ def test_what_a_checkpoint_cannot_become_is_refused_before_it_is_read(checkpoint
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize("given", [["--max-shard-size", "5GB"], ["--prefix", "pipe."]])
+@pytest.mark.parametrize("written", ["state", "universal"])
+def test_a_state_has_no_options_of_files(checkpoint, tmp_path, given, written):
+    to = ["--state", tmp_path / "s"]
+    if written == "universal":
+        to = ["--to", "universal", "--output", tmp_path / "s"]
+    assert f"{given[0]}: no model is written" in run(checkpoint.checkpoint, *to, *given)
+    assert not (tmp_path / "s").exists()
+
+
 def test_exported_weights_are_no_training(lora, tmp_path):
     for words in (["--state", tmp_path / "s"], ["--to", "universal", "--output", tmp_path / "u"]):
         assert "exported weights are no training, and hold no moments" in run(lora, *words)
 
 
-def test_an_export_in_another_format_is_no_source(lora, tmp_path):
-    """A LoRA alone lacks its base; the message says what to name."""
-    run(lora, "--to", "kohya", "--output", tmp_path / "kohya")
-    text = run(tmp_path / "kohya", "--to", "peft", "--output", tmp_path / "peft")
-    assert f"ERROR: {tmp_path / 'kohya'}: is exported as kohya already" in text
+def test_an_export_goes_on_to_another_format_by_the_weights_it_was_made_from(lora, tmp_path):
+    """In its own type. A LoRA alone lacks its base: without the weights the message names them."""
+    weights = shutil.copytree(lora, tmp_path / "weights")
+    kohya = tmp_path / "kohya"
+    run(weights, "--to", "kohya", "--dtype", "bf16", "--output", kohya)
+    run(weights, "--to", "peft", "--dtype", "bf16", "--output", tmp_path / "direct")
+    assert "wrote " in run(kohya, "--to", "peft", "--output", tmp_path / "peft")
+    direct, found = (artifact.read(tmp_path / name, "exported") for name in ("direct", "peft"))
+    assert (found.identity, found.parents) == (direct.identity, direct.parents)
+    shutil.rmtree(weights)
+    text = run(kohya, "--to", "peft", "--output", tmp_path / "again")
+    assert f"ERROR: {kohya}: is exported as kohya already" in text
     assert "Hint: name the weights folder that it was made from" in text
 
 

@@ -193,18 +193,26 @@ def test_an_adapter_in_a_single_file_keeps_its_alpha(lora, base, trained, tmp_pa
     assert difference(unet, trained) <= 1e-6
 
 
-@pytest.mark.parametrize("form", ["diffusers_lora", "kohya"])
-@pytest.mark.parametrize(
+SCALES = pytest.mark.parametrize(
     "setting", [{"use_rslora": True}, {"alpha_pattern": {"to_q": 1.0}}], ids=lambda s: next(iter(s))
 )
-def test_layers_are_scaled_as_peft_scales_them(lora, base, tmp_path, form, setting):
-    """By rsLoRA alpha / sqrt(rank), by a pattern each layer in its own way."""
+
+
+def set_otherwise(lora: Path, base: Path, folder: Path, setting: dict[str, object]) -> Path:
+    """Weights of the same LoRA, scaled by other settings."""
     said = json.loads(header(lora / LORA_FILE)[METADATA])
     said |= {f"unet.{key}": value for key, value in setting.items()}
-    (tmp_path / "adapter").mkdir()
-    changed = tmp_path / "adapter" / LORA_FILE
+    (folder / "adapter").mkdir()
+    changed = folder / "adapter" / LORA_FILE
     save_file(load_file(lora / LORA_FILE), changed, metadata={METADATA: json.dumps(said)})
-    source = published(base, tmp_path / "weights", tmp_path / "adapter")
+    return published(base, folder / "weights", folder / "adapter")
+
+
+@pytest.mark.parametrize("form", ["diffusers_lora", "kohya", "single_file"])
+@SCALES
+def test_layers_are_scaled_as_peft_scales_them(lora, base, tmp_path, form, setting):
+    """By rsLoRA alpha / sqrt(rank), by a pattern each layer in its own way."""
+    source = set_otherwise(lora, base, tmp_path, setting)
     expected = FAMILY.load_trained(source)
     assert difference(expected, FAMILY.load_trained(lora)) > 0.001
     if form == "kohya" and "alpha_pattern" in setting:
@@ -212,9 +220,24 @@ def test_layers_are_scaled_as_peft_scales_them(lora, base, tmp_path, form, setti
             convert(source, form, tmp_path / "out")
         return
     convert(source, form, tmp_path / "out")
-    pipeline = pipeline_of(base)
-    pipeline.load_lora_weights(tmp_path / "out")
-    assert difference(pipeline.unet, expected) <= 1e-6
+    _, pipeline = open_pipeline(tmp_path / "out", base, "cpu")
+    assert difference(pipeline.unet.eval(), expected) <= 1e-6
+
+
+@SCALES
+def test_a_single_file_is_right_without_its_header(lora, base, tmp_path, setting):
+    """DiffSynth-Studio adds lora_B @ lora_A to a layer's weight as they are, and reads no alpha."""
+    source = set_otherwise(lora, base, tmp_path, setting)
+    convert(source, "single_file", tmp_path / "out")
+    convert(source, "merged", tmp_path / "merged")
+    factors = load_file(tmp_path / "out" / "model.safetensors")
+    before, after = (tensors_below(folder / "unet") for folder in (base, tmp_path / "merged"))
+    layers = [n.removesuffix(".lora_B.weight") for n in factors if n.endswith(".lora_B.weight")]
+    for layer in layers:
+        first, second = (factors[f"{layer}.lora_{letter}.weight"] for letter in "AB")
+        added = (second.flatten(1) @ first.flatten(1)).view_as(before[f"{layer}.weight"])
+        torch.testing.assert_close(before[f"{layer}.weight"] + added, after[f"{layer}.weight"])
+    assert len(layers) > 20
 
 
 @pytest.fixture(scope="module")
@@ -321,11 +344,22 @@ def test_a_family_without_a_table_of_names_is_refused(whole, lora, tmp_path, mon
         assert instead in no.value.hint
 
 
-def test_options_that_a_format_would_ignore_are_refused(whole, tmp_path):
-    with pytest.raises(PipelineError, match="--max-shard-size: ldm is one file"):
-        convert(whole, "ldm", tmp_path / "out", max_shard_size="1GB")
-    with pytest.raises(PipelineError, match="--prefix: the names of diffusers are its own"):
-        convert(whole, "diffusers", tmp_path / "out", prefix="x.")
+@pytest.mark.parametrize(
+    ("of", "to", "given", "message"),
+    [
+        ("whole", "ldm", {"max_shard_size": "1GB"}, "--max-shard-size: ldm is one file"),
+        ("lora", "diffusers", {"max_shard_size": "1GB"}, "--max-shard-size: the adapter is one"),
+        ("whole", "diffusers", {"max_shard_size": "5gigs"}, "--max-shard-size: '5gigs' is no size"),
+        ("lora", "merged", {"max_shard_size": "0GB"}, "--max-shard-size: '0GB' is no size"),
+        ("whole", "diffusers", {"prefix": "x."}, "--prefix: the names of diffusers are its own"),
+        ("whole", "single_file", {"prefix": "pipe.dit"}, "--prefix: 'pipe.dit' ends in no dot"),
+    ],
+)
+def test_options_that_a_format_cannot_have_are_refused(request, tmp_path, of, to, given, message):
+    """Before anything is written."""
+    with pytest.raises(PipelineError, match=message):
+        convert(request.getfixturevalue(of), to, tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("form", ["diffusers", "single_file", "ldm"])

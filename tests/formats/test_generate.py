@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tests.formats.languages import MESSAGES, PROMPT, Language
 from typer.testing import CliRunner
 
@@ -109,9 +110,21 @@ def test_what_is_missing_is_named(language, tmp_path):
     assert "holds 0 safetensors files and no config.json" in answer(tmp_path)
     assert "-n: 0 is too small" in answer(language.whole, "-n", 0)
     assert "with --temperature 0 all" in answer(language.whole, "-n", 2, "--temperature", 0)
-    convert(language.whole, "single_file", tmp_path / "other", prefix="some.where.else")
-    text = answer(tmp_path / "other", "--base", language.base)
+    other = tmp_path / "other.safetensors"
+    save_file({f"other{n}": t for n, t in load_file(file).items()}, other)
+    text = answer(other, "--base", language.base)
     assert "belong to no format that is known here, or to another base" in text
+
+
+@pytest.mark.parametrize("form", ["single_file", "peft"])
+def test_a_file_of_another_width_is_refused(language, tmp_path, form):
+    """With the tensor that does not fit."""
+    convert(language.whole if form == "single_file" else language.lora, form, tmp_path / "out")
+    (file,) = (tmp_path / "out").glob("*.safetensors")
+    wider = {n: torch.cat([t, t]) if t.dim() > 1 else t for n, t in load_file(file).items()}
+    save_file(wider, file, metadata={"format": "pt"})
+    text = answer(tmp_path / "out", "--base", language.base)
+    assert f"ERROR: {file}: does not fit the base (" in text
 
 
 def test_each_command_names_the_other(language, whole):

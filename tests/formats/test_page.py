@@ -38,14 +38,14 @@ def project(
     results = tmp_path / "results"
     for run, weights in (("cats", lora), ("dogs", whole)):
         shutil.copytree(base, results / run / "base")
-        shutil.copytree(weights, results / run / "only" / "weights")
-    Export(results / "cats" / "only", base).save(dict(adapter_of(adapted(base, **ADAPTER))))
+        shutil.copytree(weights, results / run / "plain" / "weights")
+    Export(results / "cats" / "plain", base).save(dict(adapter_of(adapted(base, **ADAPTER))))
     sums = exported("causal_lm", tmp_path_factory.mktemp("sums"))
-    shutil.copytree(sums.whole, results / "sums" / "only" / "weights")
+    shutil.copytree(sums.whole, results / "sums" / "offload" / "weights")
     (tmp_path / "config").mkdir()
     document = {
         **{"run": "cats", "base": "nano", "data": {"source": "digits"}},
-        **{"phases": [{"name": "only", "until": 12}]},
+        **{"phases": [{"name": "plain", "until": 12}]},
         "lora": {"rank": 4, "alpha": 6.0, "target_modules": list(LAYERS)},
     }
     write_json(tmp_path / "config" / "cats.yaml", document)

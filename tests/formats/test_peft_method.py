@@ -71,7 +71,7 @@ def test_the_card_says_how_to_load_it(base, loha, trained, tmp_path, form):
     text = (tmp_path / "card" / "README.md").read_text()
     assert "- loha\n" in text
     assert "- lora\n" not in text
-    code = text.split("```")[1].removeprefix("python\n").replace("nano", str(base))
+    code = text.split("```")[1].removeprefix("python\n").replace("BASE", str(base))
     code = code.replace('snapshot_download("owner/cats")', repr(str(source)))
     scope: dict[str, Any] = {}
     exec(code.replace("owner/cats", str(source)), scope)
@@ -104,6 +104,14 @@ def test_other_forms_are_refused(loha, tmp_path, form):
     assert f"--to {form}: an adapter by LoHa is no LoRA, and this form" in refused.value.what
     assert refused.value.hint == "choose --to peft or --to merged"
     assert not (tmp_path / "out").exists()
+
+
+def test_another_type_wants_a_form(loha, tmp_path):
+    """The library's own folder, which is meant without one, holds no adapter of this method."""
+    with pytest.raises(PipelineError) as refused:
+        convert(loha, None, tmp_path / "out", dtype="bf16")
+    assert refused.value.what == "--to is missing: an adapter by LoHa is converted to its own forms"
+    assert refused.value.hint == "choose --to peft or --to merged"
 
 
 def test_an_adapter_that_was_not_trained_is_refused(base, tmp_path):

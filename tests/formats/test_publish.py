@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 from zerotrain import artifact, cli
 from zerotrain.families.sdxl import FAMILY
 from zerotrain.formats import convert
-from zerotrain.model_card import LOADING
+from zerotrain.model_card import LOADING, model_card
+from zerotrain.origin import Origin
 
 REPO = "me/houses"
 
@@ -100,6 +101,17 @@ def test_a_dry_run_writes_the_card_and_lists_the_files(phase, monkeypatch):
     assert f"| {before} |" in text
 
 
+@pytest.mark.parametrize("named", ["nano", "/home/me/models/sdxl", "a/b:unet/*,c/d:vae/*"])
+def test_a_card_names_no_base_that_others_lack(named):
+    """A preset, a folder of one's own, parts of several: readers put the name of theirs there."""
+    said = {"family": "sdxl", "to": "kohya", "dtype": "fp32", "step": 1}
+    weights = artifact.Artifact(Path("weights"), "exported", said, {}, {}, {})
+    text = model_card(weights, REPO, Origin(base=named), None)
+    assert named not in text
+    assert "base_model" not in text
+    assert 'DiffusionPipeline.from_pretrained("BASE")' in text
+
+
 def test_a_card_that_was_completed_by_hand_is_kept(phase):
     run(phase / "weights", REPO, "--dry-run")
     card = phase / "weights-card" / "README.md"
@@ -130,7 +142,7 @@ def test_the_card_says_how_to_load_it(whole, lora, base, trained, tmp_path, form
     convert(source, "diffusers" if form == "adapter" else form, tmp_path / "out")
     run(tmp_path / "out", REPO, "--dry-run")
     code = (tmp_path / "out-card" / "README.md").read_text().split("```")[1]
-    code = code.removeprefix("python\n").replace("nano", str(base))
+    code = code.removeprefix("python\n").replace("BASE", str(base))
     for call in (f'snapshot_download("{REPO}")', f'hf_hub_download("{REPO}", "model.safetensors")'):
         name = tmp_path / "out" / ("model.safetensors" if call.startswith("hf") else "")
         code = code.replace(call, repr(str(name)))

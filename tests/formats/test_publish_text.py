@@ -83,7 +83,7 @@ def test_the_card_says_how_to_load_it(language, tmp_path, form):
         convert(source, None if form == "adapter" else form, tmp_path / "out")
     run(tmp_path / "out", REPO, "--dry-run")
     code = (tmp_path / "out-card" / "README.md").read_text().split("```")[1]
-    code = code.removeprefix("python\n").replace("nano", str(language.base))
+    code = code.removeprefix("python\n").replace("BASE", str(language.base))
     for call in (f'snapshot_download("{REPO}")', f'hf_hub_download("{REPO}", "model.safetensors")'):
         name = tmp_path / "out" / ("model.safetensors" if call.startswith("hf") else "")
         code = code.replace(call, repr(str(name)))

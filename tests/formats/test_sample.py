@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tests.families.conftest import drawn
-from tests.formats.test_formats import OF_ADAPTERS, OF_WHOLE, pipeline_of
+from tests.formats.test_formats import OF_ADAPTERS, OF_WHOLE, header, pipeline_of
 from typer.testing import CliRunner
 
 from zerotrain import cli
 from zerotrain.formats import convert
+from zerotrain.formats.single_file import FILE
 
 PROMPT = "a red house"
 SETTINGS = ("--steps", 2, "--guidance", 3.0)
@@ -93,6 +97,46 @@ def test_what_is_missing_is_named(lora, whole, base, tmp_path):
 
 
 def test_a_file_of_another_model_is_refused(whole, base, tmp_path):
-    convert(whole, "single_file", tmp_path / "out", prefix="some.where.else")
-    text = run(tmp_path / "out", PROMPT, "--base", base)
+    convert(whole, "single_file", tmp_path / "out")
+    file = tmp_path / "other.safetensors"
+    save_file({f"other{n}": t for n, t in load_file(tmp_path / "out" / FILE).items()}, file)
+    text = run(file, PROMPT, "--base", base)
     assert "belong to no format that is known here, or to another base" in text
+
+
+LAYER = ("0.attn1.to_q.weight", "0.attn1.to_q.lora_B.weight", "0_attn1_to_q.lora_up.weight")
+"""How tensors of one layer end in a file."""
+
+
+def rewrite(file: Path, change: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
+    """Put what it gives in the place of each tensor of the layer, or nothing."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(file).items():
+        for other in change(tensor) if name.endswith(LAYER) else [tensor]:
+            tensors[name] = other
+    save_file(tensors, file, metadata=header(file))
+
+
+@pytest.mark.parametrize(
+    ("of", "form", "change"),
+    [
+        ("whole", "single_file", lambda tensor: [torch.cat([tensor, tensor])]),
+        ("whole", "single_file", lambda tensor: []),
+        ("whole", "ldm", lambda tensor: [torch.cat([tensor, tensor])]),
+        ("lora", "single_file", lambda tensor: [torch.cat([tensor, tensor])]),
+        ("lora", "diffusers_lora", lambda tensor: [torch.cat([tensor, tensor])]),
+        ("lora", "kohya", lambda tensor: [torch.cat([tensor, tensor])]),
+        ("lora", "peft", lambda tensor: [torch.cat([tensor, tensor])]),
+    ],
+)
+def test_a_file_that_does_not_fit_the_base_is_refused(request, base, tmp_path, of, form, change):
+    """One of another width, or of which a part is left."""
+    convert(request.getfixturevalue(of), form, tmp_path / "out")
+    (file,) = (tmp_path / "out").glob("*.safetensors")
+    rewrite(file, change)
+    words = () if form == "ldm" else ("--base", base)
+    assert f"ERROR: {file}: does not fit the base (" in run(file, PROMPT, *words)
+
+
+def test_a_side_that_no_model_makes_is_refused(whole):
+    assert "--resolution: 33 is no multiple of 8" in run(whole, PROMPT, "--resolution", 33)

@@ -30,6 +30,7 @@ from zerotrain.families import nano as nano_parts
 from zerotrain.families.lora import add_adapter, save_adapter
 from zerotrain.formats import Options, convert, kohya, ldm
 from zerotrain.formats.mmdit_names import flux_place, sd3_places
+from zerotrain.formats.modelspec import named
 from zerotrain.formats.opening import open_pipeline
 from zerotrain.formats.original import in_original_layout
 from zerotrain.formats.tensors import Stored
@@ -170,13 +171,33 @@ def test_the_original_layout_gives_the_same_model(made, tmp_path, name):
         assert all(torch.equal(t, expected[n]) for n, t in model.state_dict().items())
     said = header(tmp_path / "out" / "model.safetensors")
     assert said["modelspec.architecture"] == {
-        "sd3": "stable-diffusion-3-medium", "flux": "flux-1-dev"
+        "sd3": "stable-diffusion-3-medium", "flux": "flux-1-schnell"
     }[name]  # fmt: skip
     assert "modelspec.prediction_type" not in said
     family, pipeline = open_pipeline(tmp_path / "out", made(name) / "base", "cpu")
     assert family.name == name
     own = pipeline.transformer.state_dict()
     assert all(torch.equal(t, own[n]) for n, t in loaded["transformer"].state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        ("sd3", {}, "stable-diffusion-3-medium"),
+        ("sd3", {"qk_norm": "rms_norm"}, "stable-diffusion-3-5-large"),
+        (
+            "sd3",
+            {"qk_norm": "rms_norm", "dual_attention_layers": [0, 1]},
+            "stable-diffusion-3-5-medium",
+        ),
+        ("flux", {"guidance_embeds": True}, "flux-1-dev"),
+        ("flux", {"guidance_embeds": False}, "flux-1-schnell"),
+        ("qwen_image", {"guidance_embeds": False}, "qwen-image"),
+    ],
+)
+def test_a_header_names_the_base(name, config, expected):
+    """As sd-scripts does: of one family by what the transformer has."""
+    assert named(name, config) == expected
 
 
 @pytest.mark.usefixtures("nano_width")
@@ -261,12 +282,13 @@ def test_the_card_of_a_transformer_says_how_to_load_it(made, tmp_path):
     folder = made("sd3")
     convert(folder / "whole", "ldm", tmp_path / "out")
     convert(folder / "lora", "kohya", tmp_path / "kohya")
-    origin = Origin(str(folder / "base"), None)
+    origin = Origin(base="nano")
     card = model_card(artifact.read(tmp_path / "out", "exported"), "me/cats", origin, None, [])
     call = 'hf_hub_download("me/cats", "model.safetensors")'
     code = card.split("```python\n")[1].split("```")[0]
     assert call in code
     scope: dict[str, Any] = {}
+    code = code.replace("BASE", str(folder / "base"))
     exec(code.replace(call, repr(str(tmp_path / "out" / "model.safetensors"))), scope)
     expected = tensors_below(folder / "whole" / "transformer")
     found = scope["pipeline"].transformer.state_dict()

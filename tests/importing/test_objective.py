@@ -10,6 +10,7 @@ import pytest
 
 from zerotrain.errors import PipelineError
 from zerotrain.importing.command_line import import_command
+from zerotrain.importing.diffusers_examples import is_example
 from zerotrain.importing.reading import Asked, Imported, import_file
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"
@@ -170,6 +171,39 @@ def test_defaults_of_diffusers_scripts() -> None:
     qwen = example("train_dreambooth_lora_qwen_image.py", max_sequence_length=256).values
     assert qwen["cache.max_sequence_length"] == 256
     assert qwen["train.caption_dropout_probability"] == 0.0
+    dreambooth = example("train_dreambooth_lora_sdxl.py", rank=16).values
+    assert (dreambooth["lora.alpha"], dreambooth["train.resolution"]) == (16, 1024)
+    assert sd3["train.resolution"] == qwen["train.resolution"] == 512
+    assert example("train_dreambooth_lora_sdxl.py", lora_alpha=4).values["lora.alpha"] == 4
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "scheme"),
+    [
+        ("train_dreambooth_lora_flux.py", {"logit_mean": 0.5}, "logit_normal"),
+        ("train_dreambooth_sd3.py", {"mode_scale": 1.2}, "mode"),
+    ],
+)
+def test_what_no_scheme_reads_is_noted(script: str, given: dict[str, Any], scheme: str) -> None:
+    """The scripts take and ignore it; sd3 alone draws logit_normal without being asked."""
+    found = example(script, **given)
+    (note,) = [note for note in found.notes if note.key in given]
+    assert (note.outcome, note.reason) == ("no-op", f"weighting_scheme {scheme} alone reads it")
+
+
+def test_crops_of_a_diffusers_script_are_noted() -> None:
+    """The script tells the model a corner for all images; here each has that of its own crop."""
+    found = example("train_dreambooth_lora_sdxl.py", crops_coords_top_left_h=0)
+    (note,) = [note for note in found.notes if note.key == "crops_coords_top_left_h"]
+    assert (note.outcome, note.reason) == ("no-op", "each image has the corner of its own crop")
+
+
+@pytest.mark.parametrize(
+    "script", ["train_dreambooth_sdxl.py", "train_text_to_image_flux.py", "train_flux.py"]
+)
+def test_a_script_that_diffusers_does_not_have_is_unknown(script: str) -> None:
+    """Its flags may mean anything: launch and training values alone are read."""
+    assert not is_example(script)
 
 
 @pytest.mark.parametrize(

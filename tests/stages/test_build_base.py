@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -99,6 +100,21 @@ def test_a_folder_is_linked_not_copied(nano, model, dataset, tmp_path):
     for part in PARTS - {"model_index.json"}:
         assert found.content["parts"][part] == nano.content["parts"][part]
     StableDiffusionXLPipeline.from_pretrained(found.folder, add_watermarker=False)
+
+
+def test_a_model_that_predicts_epsilon_keeps_some_signal(model, dataset, tmp_path):
+    """Without signal the noise would be what it is given; as v the same base can learn there."""
+    path = model / "scheduler" / "scheduler_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"prediction_type": "epsilon"}))
+    changes = {"base": str(model), "rescale_betas_zero_snr": True}
+    text = refusal(dataset, tmp_path / "base", **changes)
+    assert f"rescale_betas_zero_snr: the base {model} predicts epsilon, of which nothing" in text
+    found = build(dataset, tmp_path / "base", **changes, prediction_type="v_prediction")
+    schedule = json.loads(found.path("scheduler/scheduler_config.json").read_text())
+    assert (schedule["prediction_type"], schedule["rescale_betas_zero_snr"]) == (
+        "v_prediction",
+        True,
+    )
 
 
 def test_a_changed_weight_changes_its_parts_digest_alone(model, dataset, tmp_path):

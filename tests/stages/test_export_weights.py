@@ -28,7 +28,8 @@ from zerotrain.errors import PipelineError
 from zerotrain.export import WeightsTarget
 from zerotrain.export import export as export_source
 from zerotrain.export_by_hand import refuse_strangers
-from zerotrain.families.lora import ADAPTER, METADATA, add_adapter
+from zerotrain.families import adapters
+from zerotrain.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, add_adapter
 from zerotrain.families.sdxl import FAMILY
 from zerotrain.position import MASTER, TrainingPosition
 from zerotrain.stages.export_weights import export_weights
@@ -482,6 +483,15 @@ def test_an_adapter_is_written_beside_the_base(export: Export, base: Path) -> No
     trained[min(trained)] = change(float("nan"))(trained[min(trained)])
     with pytest.raises(PipelineError, match="1 values are not finite"):
         export(trained)
+
+
+def test_an_adapter_of_another_method_leads_back(export: Export, base: Path) -> None:
+    """Its file is peft's own, and says in its header what a LoRA's says."""
+    export.settings = {"peft": {"peft_type": "LOHA", "r": 2, "target_modules": ["to_q"]}}
+    model = adapters.add(FAMILY.load_model(base), export.settings["peft"], 0)
+    export({n: p.detach() + 0.1 for n, p in model.named_parameters() if p.requires_grad})
+    with safe_open(export.weights / adapters.FOLDER / PEFT_ADAPTER, "pt") as file:
+        assert file.metadata() == origin(base)
 
 
 def test_tied_tensors_are_filled_from_the_trained_one(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+
+from zerotrain.config import DataConfig
+from zerotrain.dvc import dependencies
 
 EVERY_STAGE = [
     "prepare_dataset",
@@ -88,6 +92,24 @@ def test_stages_of_other_families(recipe, cache, family, others, project, tmp_pa
         assert f"--configfile {config} " in stage["cmd"]
         for keys in stage.get("params", []):
             assert set(keys[config]) <= set(given)
+
+
+@pytest.mark.parametrize(
+    ("data", "files", "expected"),
+    [
+        ({"images": "photos"}, ["photos/a.png", "photos/b.png", "x.py"], ["photos", "x.py"]),
+        (
+            {"source": "text", "path": "rows"},
+            ["rows/state.json", "rows/data.arrow"],
+            ["rows"],
+        ),
+        ({"source": "text", "path": "rows.jsonl"}, ["rows.jsonl"], ["rows.jsonl"]),
+    ],
+)
+def test_dvc_sees_a_new_file_of_a_users_folder(data, files, expected):
+    """Images, and what save_to_disk wrote: the folder stands for what lies in it."""
+    run = SimpleNamespace(data=DataConfig(**data), base="nano")
+    assert dependencies(SimpleNamespace(input=files), run) == expected
 
 
 @pytest.mark.slow

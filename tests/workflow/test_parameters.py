@@ -127,6 +127,7 @@ TEXT = {
     "data.source": "text",
     "data.path": "talk.jsonl",
     "train.resolution": None,
+    "evaluate.guidance_scale": None,
 }
 """A run of text in place of one of images."""
 COLUMNS = {**TEXT, "data.prompt_column": "asked", "data.response_column": "told"}
@@ -156,6 +157,8 @@ NEEDED_WITH = {
     "cache.max_sequence_length": {"family": "sd3"},
     "vae": {"family": "flux"},
     **{f"train.{key}": {"family": "sd3"} for key in FLOW_MATCHING},
+    "train.mode_scale": {"family": "sd3", "train.weighting_scheme": "mode"},
+    **{f"evaluate.{key}": TEXT for key in ("max_samples", "max_new_tokens")},
     **{key: {"launch.mixed_precision": "fp16"} for key in OTHER_VALUES if ".fp16." in key},
 }
 """Other keys without which the value would not be valid, or would be overridden."""
@@ -245,8 +248,8 @@ def _copy(config: dict[str, Any]) -> dict[str, Any]:
     return yaml.safe_load(yaml.safe_dump(config))
 
 
-STAGES = ("prepare_dataset", "build_base", "cache_latents", "render_launch", "export_weights",
-          "evaluate", "report")  # fmt: skip
+STAGES = ("prepare_dataset", "build_base", "import_checkpoint", "cache_latents", "render_launch",
+          "export_weights", "evaluate", "report")  # fmt: skip
 
 REACHES_BY_INPUTS = {
     "build_base": {
@@ -260,6 +263,11 @@ REACHES_BY_INPUTS = {
         "family": "its module is an input",
         "launch": "the parameter num_cpu_threads_per_process",
         "phases": "whether rows are packed is the parameter `packing`",
+    },
+    "import_checkpoint": {
+        "export": "the type of weights, which this stage does not write",
+        "family": "its module is an input",
+        "phases": "the first global batch is the parameter `batch`",
     },
     "render_launch": {"run": "is part of every path"},
     "export_weights": {"family": "its module is an input"},

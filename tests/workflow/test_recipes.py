@@ -25,6 +25,12 @@ TEXT = {
 GIB = 2**30
 
 
+def test_no_two_files_have_one_run() -> None:
+    """Their results would lie in one folder."""
+    runs = [read_config(path).run for path in Path("config").glob("*.yaml")]
+    assert sorted(runs) == sorted(set(runs))
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_fits_its_machine(recipe: str) -> None:
     """Each phase's own preset takes less than a device of that size, and less than the host has."""

@@ -52,7 +52,7 @@ def choose_files(names: Iterable[str], family: Family, source: str) -> dict[str,
             f"{source}: no {MODEL_INDEX}, so this is no model in diffusers' layout; "
             f"there is {some(names)}",
             hint=f"name the folder that holds {MODEL_INDEX}; a single-file checkpoint becomes one "
-            "with diffusers' StableDiffusionXLPipeline.from_single_file(FILE).save_pretrained(DIR)",
+            "with diffusers' from_single_file(FILE).save_pretrained(DIR) of its pipeline's class",
         )
     chosen = {MODEL_INDEX: MODEL_INDEX}
     complete = any(name.split("/")[0] in family.optional_parts for name in names)

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
+from zerotrain.composed_base import local_folders
 from zerotrain.config import RunConfig, read_config
-from zerotrain.origins import local_folders
 
 HEADER = """\
 # Generated from the Snakemake graph by `zerotrain dvc generate`; edit the rules, not this file.
@@ -104,7 +104,7 @@ def _stage(job: Any, config: Path, run: RunConfig, given: list[str]) -> dict[str
     stage: dict[str, Any] = {
         "desc": (job.rule.docstring or "").split("\n")[0].format(wildcards=job.wildcards),
         "cmd": f"{command} --allowed-rules {job.rule.name} -- {' '.join(outputs)}",
-        "deps": _dependencies(job, run),
+        "deps": dependencies(job, run),
     }
     keys = {key for name in job.params.keys() for key in CONFIG_KEYS.get(name, (name,))}  # noqa: SIM118
     if params := sorted(keys & set(given)):
@@ -118,11 +118,11 @@ def _stage(job: Any, config: Path, run: RunConfig, given: list[str]) -> dict[str
     return stage
 
 
-def _dependencies(job: Any, run: RunConfig) -> list[str]:
-    """The inputs. A user's folder stands for its files, so that DVC sees a new one."""
+def dependencies(job: Any, run: RunConfig) -> list[str]:
+    """The inputs of a job. A user's folder stands for its files, so that DVC sees a new one."""
     paths = {os.path.relpath(path) for path in job.input}
-    images = [Path(run.data.images).expanduser()] if run.data.images else []
-    for folder in (*images, *local_folders(run.base)):
+    data = [Path(name).expanduser() for name in (run.data.images, run.data.path) if name]
+    for folder in (*data, *local_folders(run.base)):
         root = os.path.relpath(folder)
         inside = {path for path in paths if path.startswith(f"{root}/")}
         if inside:

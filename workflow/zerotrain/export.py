@@ -37,7 +37,7 @@ class WeightsTarget:
     """Where weights go, and what completes them."""
 
     folder: Path
-    """Folder to publish them at: a pipeline that diffusers loads."""
+    """Folder to publish them at, which the model's own library loads."""
     base: Path
     """The base model's folder, published or as diffusers saves one."""
     family: ImageFamily | TextFamily
@@ -114,7 +114,7 @@ def export(
     """
     targets = [path for path in (weights.folder if weights else None, state) if path is not None]
     refuse_loss(folder, targets)
-    origins = origin_of(source, folder)
+    origins = parents_of(source, folder)
     at = source.position
     made_by = {"engine": at.engine, "run": at.run, "phase": at.phase}
     with ExitStack() as drafts:
@@ -183,7 +183,7 @@ def export_universal(source: Source, folder: Path, output: Path) -> None:
     """
     from zerotrain.foreign import write_universal
 
-    parents, others = lineage(origin_of(source, folder))
+    parents, others = lineage(parents_of(source, folder))
     made_by = {"engine": source.position.engine, **others}
     with artifact.publish(output, "universal", parents=parents, made_by=made_by) as draft:
         write_universal(draft.folder, CheckedSource(source))
@@ -233,6 +233,7 @@ def _write_weights(
             weights.peft,
             dtype=dtype,
             out=folder,
+            metadata=metadata,
         )
     return weights.family.save_model(
         weights.base,
@@ -273,7 +274,7 @@ def _link_other_parts(
     return {name: known[name] for name in linked if name in known}
 
 
-def origin_of(source: Source, folder: Path) -> dict[str, Artifact | Path]:
+def parents_of(source: Source, folder: Path) -> dict[str, Artifact | Path]:
     """A source by its kind; a folder of elsewhere by its path."""
     if isinstance(source, Checkpoint | State):
         return {source.artifact.kind: source.artifact}

@@ -18,12 +18,14 @@ from zerotrain.export import (
     export,
     export_universal,
     lineage,
-    origin_of,
+    parents_of,
     refuse_loss,
 )
 from zerotrain.families import FAMILIES
 from zerotrain.foreign import left_out_of_universal
-from zerotrain.formats import FORMATS, OWN_FOLDER, convert, refuse_format
+from zerotrain.formats import FORMATS, OWN_FOLDER, convert
+from zerotrain.formats.refusals import refuse_format
+from zerotrain.origin import parent
 from zerotrain.peft_methods import PEFT_TYPE, refuse_form
 from zerotrain.state_source import Source, open_source
 
@@ -67,14 +69,18 @@ def export_by_hand(
     """
     from zerotrain.families import load_family
 
-    _choose("--to", to or "universal", (*FORMATS, "universal"))
-    _choose("--dtype", dtype or "fp32", tuple(DTYPES))
-    _choose("--family", family or "sdxl", tuple(FAMILIES))
+    _choose("--to", to, (*FORMATS, "universal"))
+    _choose("--dtype", dtype, tuple(DTYPES))
+    _choose("--family", family, tuple(FAMILIES))
     if output is None and state is None:
         raise PipelineError(
             "nothing to write: neither --output nor --state is given",
             hint="add --output FOLDER for the model, --state FOLDER for a training state, or both",
         )
+    if output is None or to == "universal":
+        for option, given in (("--max-shard-size", max_shard_size), ("--prefix", prefix)):
+            if given:
+                raise PipelineError(f"{option}: no model is written", hint="leave it away")
     for folder in (output, state):
         if folder is not None:
             refuse_strangers(folder)
@@ -99,7 +105,7 @@ def export_by_hand(
         modality = weights.family.modality
         to = to or OWN_FOLDER[modality]
         refuse_format(to, checkpoint, modality, weights.adapter, max_shard_size, prefix)
-        if weights.peft and (to != OWN_FOLDER[modality] or max_shard_size):
+        if weights.peft and to != OWN_FOLDER[modality]:
             refuse_form(to, weights.peft[PEFT_TYPE])
     source = open_source(checkpoint, trust_pickle=trust_pickle)
     if weights is not None and not weights.adapter:
@@ -130,18 +136,23 @@ def _convert_folder(
     prefix: str | None,
 ) -> None:
     """What an export does with a folder that an export wrote."""
-    if _kind(folder) == "exported":
-        form = json.loads((folder / MANIFEST).read_text())["content"]["to"]
-        raise PipelineError(
-            f"{folder}: is exported as {form} already, and a format leads to no other",
-            hint="name the weights folder that it was made from, or the checkpoint",
-        )
     if output is None or state is not None or to == "universal":
         raise PipelineError(
             f"{folder}: exported weights are no training, and hold no moments",
             hint="name a checkpoint or a state for --state and for --to universal",
         )
     refuse_loss(folder, [output])
+    if _kind(folder) == "exported":
+        exported = artifact.read(folder, "exported")
+        made_from = parent(exported, "weights")
+        if made_from is None:
+            form = exported.content["to"]
+            raise PipelineError(
+                f"{folder}: is exported as {form} already, and a format leads to no other",
+                hint="name the weights folder that it was made from, or the checkpoint",
+            )
+        folder, dtype = made_from.folder, dtype or exported.content["dtype"]
+        refuse_loss(folder, [output])
     convert(folder, to, output, dtype=dtype, max_shard_size=max_shard_size, prefix=prefix)
     print(f"wrote {output}")
 
@@ -162,7 +173,7 @@ def _export_as(
     with TemporaryDirectory(prefix=f".{output.name}.weights-", dir=output.parent) as folder:
         passing = replace(weights, folder=Path(folder) / "weights", dtype="fp32")
         export(source, checkpoint, passing, state)
-        origins = origin_of(source, checkpoint)
+        origins = parents_of(source, checkpoint)
         if artifact.is_published(weights.base):
             origins["base"] = artifact.read(weights.base, "base", verify=False)
         convert(
@@ -207,8 +218,8 @@ def _refuse_adapter(names: list[str], checkpoint: Path) -> None:
         )
 
 
-def _choose(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
+def _choose(option: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
         raise PipelineError(
             f"{option}: {value!r} is not known", hint=f"choose one of {', '.join(known)}"
         )

@@ -163,8 +163,8 @@ def model_card(
     form = format_of(weights, family)
     adapter = form in ("adapter", "method", "diffusers_lora", "kohya", "peft")
     head = ModelCardData(
-        base_model=origin.base if origin.on_hub else None,
-        base_model_relation=("adapter" if adapter else "finetune") if origin.on_hub else None,
+        base_model=origin.hub_id,
+        base_model_relation=("adapter" if adapter else "finetune") if origin.hub_id else None,
         library_name="peft" if form == "peft" else OWN_FOLDER[family.modality],
         license=license,
         pipeline_tag=TASKS.get(family.name, "text-to-image"),
@@ -173,7 +173,7 @@ def model_card(
     own = OWN_LOADING.get((form, family.name), form)
     loading = (LOADING_TEXT if text else LOADING)[own].format(
         repo=repo_id,
-        base=origin.base or "BASE",
+        base=origin.hub_id or "BASE",
         pipeline=getattr(family, "pipeline", ""),
         model=family.classes[family.trained_part],
         part=family.trained_part,
@@ -181,7 +181,7 @@ def model_card(
     made = weights.made_by
     facts = [
         ("family", family.name),
-        ("base model", origin.base or ""),
+        ("base model", origin.hub_id or ""),
         ("format", weights.content.get("to", OWN_FOLDER[family.modality])),
         ("type", weights.content["dtype"]),
         ("run", "/".join(str(made[key]) for key in ("run", "phase") if made.get(key))),

@@ -58,9 +58,8 @@ def open_place(base: str, revision: str | None) -> Place:
     if folder.is_file():
         raise PipelineError(
             f"base: {base} is a file, not a folder in diffusers' layout",
-            hint="convert it once with diffusers' "
-            "StableDiffusionXLPipeline.from_single_file(FILE).save_pretrained(DIR), "
-            "then set `base` to DIR",
+            hint="convert it once with diffusers' from_single_file(FILE).save_pretrained(DIR) of "
+            "its pipeline's class, such as StableDiffusionXLPipeline, then set `base` to DIR",
         )
     if not HUB_ID.fullmatch(base):
         raise PipelineError(

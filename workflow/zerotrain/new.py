@@ -13,16 +13,16 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from zerotrain.config import DataConfig, RunConfig, TrainConfig, data, parse_config, training
+from zerotrain.config.agreement import OF_MODALITY
 from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.data.source import Found, open_source
 from zerotrain.errors import PipelineError
-from zerotrain.families import FAMILIES, PRESETS
+from zerotrain.families import FAMILIES, PRESETS, load_family
 from zerotrain.plan.architecture import shipped
 from zerotrain.scalar import scalar
 
-PIPELINES = {"StableDiffusionXL": "sdxl", "StableDiffusion3": "sd3"}
-"""The family of a model by how the name of its pipeline's class begins."""
-OF_TEXT = (*data.TEXT_KEYS, *training.TEXT_KEYS)
+OF_IMAGES = [name for name, kind in FAMILIES.items() if kind.modality == "image"]
+OF_TEXT = (*data.TEXT_KEYS, *training.TEXT_KEYS, *OF_MODALITY["text"]["evaluate"])
 SAMPLES_TO_SEE = 4000
 """What the first phase aims at: a usual length for fine-tuning on a small set of images."""
 
@@ -96,7 +96,7 @@ def _family(base: str) -> str:
     hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not base.startswith(".")
     if base in PRESETS or (hub_id and not folder.exists()):
         known = {name: a.family for a in shipped() for name in a.source.split(", ")}
-        if (family := known.get(base, "sdxl")) in PIPELINES.values():
+        if (family := known.get(base, "sdxl")) in OF_IMAGES:
             return family
         raise _unknown_family(base, f"a model of {family}")
     hint = "give a folder in diffusers layout, a hub id as owner/name, or nano for a small model"
@@ -108,16 +108,17 @@ def _family(base: str) -> str:
     if not index.is_file():
         raise PipelineError(f"--base {base}: holds no model_index.json", hint=hint)
     kind = _json(index).get("_class_name")
-    for start, family in PIPELINES.items():
-        if str(kind).startswith(start):
-            return family
+    for name in OF_IMAGES:
+        own: Any = load_family(name)
+        if own.pipeline == kind:
+            return name
     raise _unknown_family(base, f"a {kind}")
 
 
 def _unknown_family(base: str, found: str) -> PipelineError:
     return PipelineError(
-        f"--base {base}: {found}, and the families so far are {', '.join(PIPELINES.values())}",
-        hint="give a model of " + " or ".join(f"{start}Pipeline" for start in PIPELINES),
+        f"--base {base}: {found}, and the families of images are {', '.join(OF_IMAGES)}",
+        hint="give a model of one of them",
     )
 
 

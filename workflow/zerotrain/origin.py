@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
-
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+from zerotrain.model_place import HUB_ID
 
 
 @dataclass(frozen=True)
@@ -27,19 +25,20 @@ class Origin:
     """The phase's folder, with metrics.json, evaluation/ and launch/."""
 
     @property
-    def on_hub(self) -> bool:
-        """Whether the base is a model of the hub."""
-        return bool(self.base and HUB_ID.fullmatch(self.base) and not Path(self.base).exists())
+    def hub_id(self) -> str | None:
+        """The base's id, where it is a model of the hub."""
+        on_hub = self.base and HUB_ID.fullmatch(self.base) and not Path(self.base).exists()
+        return self.base if on_hub else None
 
 
 def origin_of(weights: Artifact) -> Origin:
     """Follow an exported folder to the phase and the base that it came from."""
     while "weights" in weights.parents:
-        above = _parent(weights, "weights")
+        above = parent(weights, "weights")
         if above is None:
             return Origin()
         weights = above
-    base, checkpoint = _parent(weights, "base"), weights.parents.get("checkpoint")
+    base, checkpoint = parent(weights, "base"), weights.parents.get("checkpoint")
     phase = Path(checkpoint["path"]).parent if checkpoint else None
     return Origin(
         base=str(base.content["base"]) if base and "base" in base.content else None,
@@ -49,9 +48,9 @@ def origin_of(weights: Artifact) -> Origin:
     )
 
 
-def _parent(weights: Artifact, name: str) -> Artifact | None:
+def parent(made: Artifact, name: str) -> Artifact | None:
     """A parent that still lies where it lay, and is the same."""
-    said = weights.parents.get(name)
+    said = made.parents.get(name)
     if said is None:
         return None
     try:

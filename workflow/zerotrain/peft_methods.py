@@ -144,14 +144,19 @@ def method_of(adapter: Mapping[str, Any] | None) -> Method | None:
     return METHODS[adapter[PEFT_TYPE]] if adapter and PEFT_TYPE in adapter else None
 
 
-def refuse_form(to: str, method: str) -> None:
-    """Refuse a form that an adapter of the method cannot have.
+def refuse_form(to: str | None, method: str) -> None:
+    """Refuse a form that an adapter of the method cannot have, and to choose none.
 
     Raises:
         PipelineError: saying which it can have.
     """
     known = METHODS[method]
     forms = ["peft", "merged"] if known.merges else ["peft"]
+    if to is None:
+        raise PipelineError(
+            f"--to is missing: an adapter by {known.title} is converted to its own forms",
+            hint=f"choose --to {' or --to '.join(forms)}",
+        )
     if to not in forms:
         raise PipelineError(
             f"--to {to}: "

@@ -11,7 +11,8 @@ from zerotrain.artifact import MANIFEST, RECORDS, Artifact
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
 from zerotrain.model_card import GRID, model_card
-from zerotrain.origin import HUB_ID, origin_of
+from zerotrain.model_place import HUB_ID
+from zerotrain.origin import origin_of
 
 CARD = "README.md"
 KINDS = ("weights", "exported")

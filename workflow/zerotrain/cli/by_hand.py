@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from zerotrain.cli.options import folder_of
+from zerotrain.errors import PipelineError
 
 
 def export(
@@ -103,6 +104,11 @@ def sample(
     """Make images by exported weights of any format."""
     from zerotrain.sample import sample
 
+    if resolution is not None and (resolution <= 0 or resolution % 8):
+        raise PipelineError(
+            f"--resolution: {resolution} is no multiple of 8",
+            hint=f"give --resolution {max(8, resolution // 8 * 8)}",
+        )
     for file in sample(
         weights, prompt, out, number=number, seed=seed, steps=steps, guidance=guidance,
         resolution=resolution, base=base,

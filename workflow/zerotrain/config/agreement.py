@@ -12,7 +12,21 @@ if TYPE_CHECKING:
 
 FOLDERS = ("base", "imported", "report", "benchmarks", "logs")
 """Folders of a run beside those of its phases."""
+OF_MODALITY: dict[str, dict[str, tuple[str, ...]]] = {
+    "image": {
+        "cache": ("dtype", "batch_size"),
+        "evaluate": ("images_per_prompt", "num_inference_steps", "guidance_scale"),
+    },
+    "text": {"evaluate": ("max_samples", "max_new_tokens")},
+}
+"""Keys of sections that both have, which mean something to one of them."""
+OF_SCHEME = {"logit_mean": "logit_normal", "logit_std": "logit_normal", "mode_scale": "mode"}
+"""Keys that one weighting_scheme reads."""
 FROM_BASE = "which launch.zero3_init has not read yet"
+NOTHING_TO_LEARN = (
+    "rescale_betas_zero_snr leaves noise alone at the last timestep, from which a model that "
+    "predicts epsilon learns nothing; set prediction_type: v_prediction, or remove it"
+)
 
 
 def check_agreement(config: RunConfig) -> None:
@@ -23,6 +37,7 @@ def check_agreement(config: RunConfig) -> None:
     """
     _check_names(config)
     _check_family(config)
+    _check_meanings(config)
     _check_data(config)
     _check_adapter(config)
 
@@ -46,6 +61,8 @@ def _check_family(config: RunConfig) -> None:
             f"prediction_type and rescale_betas_zero_snr are {_with('noise_schedule')}'s; the "
             f"family {family} has no such choice"
         )
+    if config.rescale_betas_zero_snr and config.prediction_type == "epsilon":
+        raise ValueError(NOTHING_TO_LEARN)
     if not kind.noise_schedule and config.evaluate.scheduler != "default":
         raise ValueError(
             f"evaluate.scheduler: {config.evaluate.scheduler} is a sampler of "
@@ -65,6 +82,28 @@ def _check_family(config: RunConfig) -> None:
         )
     for phase in config.phases:
         phase.train.refuse_keys_of_others(family)
+
+
+def _check_meanings(config: RunConfig) -> None:
+    """Refuse keys that the user gave and nothing reads."""
+    own = FAMILIES[config.family].modality
+    for modality, sections in OF_MODALITY.items():
+        for section, keys in sections.items():
+            given = getattr(config, section).model_fields_set & {*keys}
+            if modality != own and given:
+                kinds = {"image": "images", "text": "text"}
+                raise ValueError(
+                    f"{section}.{min(given)} means something to {kinds[modality]} alone; remove "
+                    f"it: the family {config.family} is one of {kinds[own]}"
+                )
+    default = FAMILIES[config.family].weighting_scheme
+    for key, scheme in OF_SCHEME.items():
+        phases = [phase.train for phase in config.phases if key in phase.train.model_fields_set]
+        if phases and scheme not in {train.weighting_scheme or default for train in phases}:
+            raise ValueError(
+                f"{key} is read by weighting_scheme: {scheme} alone, and no phase has that; "
+                "remove it, or set that"
+            )
 
 
 def _check_data(config: RunConfig) -> None:

@@ -34,7 +34,7 @@ def find_config(run: str, config: Path | None = None) -> Path:
     if files:
         raise PipelineError(
             f"several files have the run {run}: {', '.join(map(str, files))}",
-            hint=f"choose one: `zerotrain switch {run} --config {files[0]} ...`",
+            hint=f"choose one: add --config {files[0]}",
         )
     here = ", ".join(f"{found} ({file})" for file, found in runs.items() if found) or "none"
     raise PipelineError(

@@ -39,6 +39,7 @@ class Kind:
         pixels: Whether its presets can take pixels as latents (vae: identity).
         text_length: Whether its text encoders take captions of any length (max_sequence_length).
         noise_schedule: Whether prediction_type, zero terminal SNR and the sampler can be chosen.
+        weighting_scheme: Of flow matching, where nothing else is said.
     """
 
     modality: Literal["image", "text"]
@@ -48,11 +49,18 @@ class Kind:
     pixels: bool = False
     text_length: bool = False
     noise_schedule: bool = False
+    weighting_scheme: str = "none"
 
 
 FAMILIES: dict[str, Kind] = {
     "sdxl": Kind("image", "unet", DENOISING, noise_schedule=True),
-    "sd3": Kind("image", "transformer", FLOW_MATCHING, text_length=True),
+    "sd3": Kind(
+        "image",
+        "transformer",
+        FLOW_MATCHING,
+        text_length=True,
+        weighting_scheme="logit_normal",
+    ),
     "qwen_image": Kind("image", "transformer", FLOW_MATCHING, pixels=True, text_length=True),
     "flux": Kind(
         "image",

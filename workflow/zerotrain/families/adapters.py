@@ -121,6 +121,7 @@ def save(
     *,
     dtype: torch.dtype,
     out: Path,
+    metadata: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Write a trained adapter as peft.PeftModel.from_pretrained loads it from `out`/adapter.
 
@@ -132,6 +133,7 @@ def save(
         adapter: As given to `add`.
         dtype: Type of the written tensors.
         out: The weights folder.
+        metadata: What the file's header says beside its format.
 
     Returns:
         sha256 of each written file, by its name relative to `out`.
@@ -185,7 +187,7 @@ def save(
     write_json(folder / PEFT_CONFIG, config)
     prefix = "" if METHODS[adapter[PEFT_TYPE]].changes == "prompt" else PEFT_PREFIX
     named = {prefix + name: tensor for name, tensor in found.items()}
-    save_file(named, folder / PEFT_ADAPTER, metadata={"format": "pt"})
+    save_file(named, folder / PEFT_ADAPTER, metadata={"format": "pt", **(metadata or {})})
     names = (f"{FOLDER}/{PEFT_CONFIG}", f"{FOLDER}/{PEFT_ADAPTER}")
     return {name: file_sha256(out / name) for name in names}
 

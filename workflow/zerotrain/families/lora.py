@@ -138,8 +138,8 @@ def save_adapter(
         rank: As given to add_adapter; so are alpha, target_modules and dropout.
         alpha: See rank.
         target_modules: See rank.
-        dropout: See rank. It is not written: diffusers adds the adapter in train mode, and a
-            dropout would go on at random while images are sampled.
+        dropout: See rank. Of a denoiser it is not written: diffusers adds the adapter in train
+            mode, and a dropout would go on at random while images are sampled.
         dtype: Type of the written tensors.
         out: Folder to write into.
         metadata: What the file's header says beside rank and alpha.

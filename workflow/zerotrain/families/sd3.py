@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.families import FAMILIES
 from zerotrain.families.diffusion import DiffusionFamily
 from zerotrain.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
 from zerotrain.families.pipelines import latents_of, load_pipeline, prompt_length
@@ -64,7 +65,8 @@ class Sd3Objective(FlowMatchingObjective):
     """Flow matching with SD3's transformer."""
 
     def __init__(self, base: Path, settings: Mapping[str, Any] | None) -> None:
-        super().__init__(read_flow_scheduler(base / "scheduler"), settings, "logit_normal")
+        scheme = FAMILIES["sd3"].weighting_scheme
+        super().__init__(read_flow_scheduler(base / "scheduler"), settings, scheme)
         config = json.loads((base / "transformer" / "config.json").read_text())
         self._patch: int = config["patch_size"]
         self._most: int = config["pos_embed_max_size"]

@@ -141,13 +141,14 @@ def convert(
     """
     from zerotrain.export import DTYPES
     from zerotrain.formats import peft_method
+    from zerotrain.formats.refusals import refuse_format
     from zerotrain.formats.weights import ExportedWeights
 
     weights = ExportedWeights(source)
     modality = weights.family.modality
-    to = to or OWN_FOLDER[modality]
     # Of another method than LoRA peft is the only reader.
     module: Any = peft_method.find(to, weights)
+    to = to or OWN_FOLDER[modality]
     has_adapter = module is not None or weights.adapter is not None
     refuse_format(to, source, modality, has_adapter, max_shard_size, prefix)
     dtype = dtype or weights.dtype
@@ -164,66 +165,6 @@ def convert(
         draft.content = {**weights.artifact.content, "dtype": dtype}
         if kind == KIND:
             draft.content["to"] = to
-
-
-def refuse_format(
-    to: str,
-    source: Path,
-    modality: str,
-    adapter: bool,
-    max_shard_size: str | None,
-    prefix: str | None,
-) -> None:
-    """Refuse a format that a source cannot have, and options that it would ignore.
-
-    Args:
-        to: The format.
-        source: What messages call the source.
-        modality: image or text.
-        adapter: Whether it holds an adapter, beside its base.
-        max_shard_size: As given to convert; so is prefix.
-        prefix: See max_shard_size.
-
-    Raises:
-        PipelineError: saying which formats it can have, or how.
-    """
-    form = FORMATS[to]
-    known = {n: other for n, other in FORMATS.items() if other.modality in (None, modality)}
-    if to not in known:
-        kinds = {"image": "images", "text": "text"}
-        raise PipelineError(
-            f"--to {to}: {source} is a model of {kinds[modality]}, and {to} a format of models of "
-            f"{kinds[str(form.modality)]}",
-            hint=f"choose one of {', '.join(known)}",
-        )
-    if adapter and modality == "text" and to == "single_file":
-        raise PipelineError(
-            f"--to single_file: {source} holds an adapter, and programs of text read one from "
-            "peft's two files alone",
-            hint="choose --to peft, or --to merged first",
-        )
-    if form.adapter and not adapter:
-        possible = [name for name, other in known.items() if not other.adapter]
-        raise PipelineError(
-            f"--to {to}: {source} holds a whole model, no adapter",
-            hint=f"choose one of {', '.join(possible)}",
-        )
-    if adapter and form.adapter is False:
-        raise PipelineError(
-            f"--to {to}: {source} holds an adapter beside its base, not one model",
-            hint=f"merge it first: `zerotrain export {source} --to merged --output MERGED`, "
-            f"then `zerotrain export MERGED --to {to}`",
-        )
-    if max_shard_size and not form.pipeline:
-        raise PipelineError(
-            f"--max-shard-size: {to} is one file",
-            hint=f"leave it away, or choose --to {OWN_FOLDER[modality]} or merged",
-        )
-    if prefix and to != "single_file":
-        raise PipelineError(
-            f"--prefix: the names of {to} are its own",
-            hint="leave it away, or choose --to single_file",
-        )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from zerotrain.families.lora import ADAPTER, METADATA
 from zerotrain.formats import Options
 from zerotrain.formats.tensors import hold_to, otherwise, write_tensors
-from zerotrain.formats.weights import ExportedWeights, file_name, model_without_memory
+from zerotrain.formats.weights import Adapter, ExportedWeights, file_name, model_without_memory
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
@@ -30,16 +31,22 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     model.load_lora_adapter(  # type: ignore[operator]
         str(out), prefix=weights.part, weight_name=ADAPTER
     )
-    hold_adapter_to(weights, model, options.dtype, out)
+    assert weights.adapter is not None
+    hold_adapter_to(weights.adapter, weights.scales, model, options.dtype, out)
 
 
 def hold_adapter_to(
-    weights: ExportedWeights, model: torch.nn.Module, dtype: torch.dtype, where: Path
+    adapter: Adapter,
+    scales: Mapping[str, float],
+    model: torch.nn.Module,
+    dtype: torch.dtype,
+    where: Path,
 ) -> None:
     """Hold an adapter that a library loaded to the trained one: factors bit by bit, and scales.
 
     Args:
-        weights: The weights folder with the adapter that was trained.
+        adapter: What was written.
+        scales: What each of its layers' factors are multiplied with.
         model: The denoiser with the loaded adapter; its own weights may be without storage.
         dtype: Type of the file.
         where: What messages call the file.
@@ -50,12 +57,11 @@ def hold_adapter_to(
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     loaded = {_plain(n): t for n, t in model.state_dict().items() if ".lora_" in n}
-    assert weights.adapter is not None
-    hold_to(weights.adapter.tensors, loaded, dtype, where)
+    hold_to(adapter.tensors, loaded, dtype, where)
     for name, layer in model.named_modules():
         if not isinstance(layer, BaseTunerLayer):
             continue
-        scale, expected = next(iter(layer.scaling.values())), weights.scales[_layer(name)]
+        scale, expected = next(iter(layer.scaling.values())), scales[_layer(name)]
         if abs(scale - expected) > 1e-6 * expected:
             raise otherwise(f"{name} is scaled by {scale:g} instead of {expected:g}", where)
 

@@ -59,7 +59,8 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     model = model_without_memory(weights)
     kohya_reading.load(weights.family, model, out / FILE)
     if weights.family.name == "sdxl":
-        hold_adapter_to(weights, model, options.dtype, out / FILE)
+        assert weights.adapter is not None
+        hold_adapter_to(weights.adapter, weights.scales, model, options.dtype, out / FILE)
     else:
         kohya_reading.hold_folded_to(weights, model, options.dtype, out / FILE)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from zerotrain.formats.weights import ExportedWeights
 
@@ -20,6 +21,7 @@ class Kind:
     """How others name a family."""
 
     architecture: str
+    """modelspec's, of the first of the family."""
     implementation: str
     base_version: str
     """kohya's ss_base_model_version."""
@@ -65,15 +67,27 @@ def architecture(weights: ExportedWeights, suffix: str = "") -> dict[str, str]:
     lineage = weights.lineage()
     run = lineage.get("zerotrain.run", weights.family.name)
     side = resolution(weights)
-    kind, known = prediction(weights)[0], KINDS[weights.family.name]
+    name = weights.family.name
+    kind, known = prediction(weights)[0], KINDS[name]
     return {
         "modelspec.sai_model_spec": "1.0.0",
-        "modelspec.architecture": known.architecture + suffix,
+        "modelspec.architecture": named(name, weights.config(weights.part)) + suffix,
         "modelspec.implementation": known.implementation,
         "modelspec.title": f"{run}, step {lineage['zerotrain.step']}",
         "modelspec.resolution": f"{side}x{side}",
         **({"modelspec.prediction_type": kind} if kind else {}),
     }
+
+
+def named(family: str, config: Mapping[str, Any]) -> str:
+    """modelspec's name of a base, by its family and the config.json of its denoiser."""
+    if family == "sd3" and config.get("dual_attention_layers"):
+        return "stable-diffusion-3-5-medium"
+    if family == "sd3" and config.get("qk_norm"):
+        return "stable-diffusion-3-5-large"
+    if family == "flux" and not config.get("guidance_embeds"):
+        return "flux-1-schnell"
+    return KINDS[family].architecture
 
 
 def network(weights: ExportedWeights) -> dict[str, str]:

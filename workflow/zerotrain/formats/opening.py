@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,19 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Family, A
         config = base or file.parent / ldm.CONFIG
         family = family_of(_needed(config, path))
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        found: Any = ldm.load_single_file(family.pipeline, file, config, dtype)  # type: ignore[attr-defined]
+        with fitting(file):
+            found: Any = ldm.load_single_file(family.pipeline, file, config, dtype)  # type: ignore[attr-defined]
         found.set_progress_bar_config(disable=True)
         return family, found.to(device)
     folder = _needed(base, path)
     family, pipeline = _whole(folder, device)
-    if any(ORIGINAL_BLOCK.match(name) for name in names):
-        parts = ldm.load_parts(family, file, folder, pipeline.dtype)
-        for part, model in parts.items():
-            setattr(pipeline, part, model.to(device))
-    else:
-        _put_in(pipeline, family, file, names)
+    with fitting(file):
+        if any(ORIGINAL_BLOCK.match(name) for name in names):
+            parts = ldm.load_parts(family, file, folder, pipeline.dtype)
+            for part, model in parts.items():
+                setattr(pipeline, part, model.to(device))
+        else:
+            _put_in(pipeline, family, file, names)
     return family, pipeline
 
 
@@ -169,6 +172,19 @@ def _put_in(pipeline: Any, family: Family, file: Path, names: list[str]) -> None
         prefix = prefix_before(names, set(expected), file)
         state = {name.removeprefix(prefix): t for name, t in load_file(file).items()}
         denoiser.load_state_dict(state)
+
+
+@contextmanager
+def fitting(file: Path) -> Iterator[None]:
+    """Say in a sentence why a library cannot put a file into its base."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError) as error:
+        what = str(error).strip().rpartition("\n")[2].strip()
+        raise PipelineError(
+            f"{file}: does not fit the base ({what})",
+            hint="name the base that the training started from, or export the weights again",
+        ) from error
 
 
 def prefix_before(names: Iterable[str], own: set[str], file: Path) -> str:

@@ -13,9 +13,9 @@ from zerotrain.base import MODEL_INDEX
 from zerotrain.errors import PipelineError
 from zerotrain.families import load_family
 from zerotrain.families.language import CONFIG, LanguageFamily
-from zerotrain.families.lora import PEFT_CONFIG
+from zerotrain.families.lora import PEFT_ADAPTER, PEFT_CONFIG
 from zerotrain.families.model_tensors import stored_tensors
-from zerotrain.formats.opening import only_file, prefix_before, tensor_names
+from zerotrain.formats.opening import fitting, only_file, prefix_before, tensor_names
 
 Opened = tuple[LanguageFamily, Any, Any]
 """Family, model and tokenizer."""
@@ -49,7 +49,8 @@ def open_language_model(path: Path, base: Path | None, device: str) -> Opened:
     if (folder / PEFT_CONFIG).is_file():
         named = json.loads((folder / PEFT_CONFIG).read_text()).get("base_model_name_or_path")
         family, model, tokenizer = _whole(_needed(base, path, named), device)
-        model.load_adapter(str(folder))
+        with fitting(folder / PEFT_ADAPTER):
+            model.load_adapter(str(folder))
         return family, model.eval(), tokenizer
     file = only_file(path, CONFIG)
     family, model, tokenizer = _whole(_needed(base, path, None), device)
@@ -90,10 +91,5 @@ def _put_in(model: Any, file: Path) -> None:
             f"{file}: {missing[0]} is missing, and {len(missing) - 1} others",
             hint="name the base that the training started from, or export the weights again",
         )
-    try:
+    with fitting(file):
         model.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        raise PipelineError(
-            f"{file}: does not fit the base ({str(error).splitlines()[-1].strip()})",
-            hint="name the base that the training started from",
-        ) from error

@@ -19,8 +19,8 @@ def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, st
     assert adapter is not None
     config = adapter.config().to_dict() | {"inference_mode": True}
     origin = origin_of(weights.artifact)
-    if origin.on_hub:
-        config |= {"base_model_name_or_path": origin.base, "revision": origin.commit}
+    if origin.hub_id:
+        config |= {"base_model_name_or_path": origin.hub_id, "revision": origin.commit}
     elif origin.base_folder is not None:
         config["base_model_name_or_path"] = str(origin.base_folder)
     # peft's own writer puts sets in an order of chance.
@@ -36,4 +36,5 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     from peft import PeftModel
 
     model = PeftModel.from_pretrained(model_without_memory(weights), str(out))
-    hold_adapter_to(weights, model, options.dtype, out)
+    assert weights.adapter is not None
+    hold_adapter_to(weights.adapter, weights.scales, model, options.dtype, out)

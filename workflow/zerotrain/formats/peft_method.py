@@ -15,16 +15,16 @@ from zerotrain.families.adapters import FOLDER, apply_peft, tensors_of
 from zerotrain.families.lora import PEFT_ADAPTER, PEFT_CONFIG, PEFT_PREFIX
 from zerotrain.formats import Options
 from zerotrain.formats.diffusers_folder import verify_folder, write_folder
-from zerotrain.formats.tensors import Stored, hold_to, stored_tensors, write_tensors
+from zerotrain.formats.tensors import Stored, hold_to, tensors_in, write_tensors
 from zerotrain.formats.weights import ExportedWeights, model_without_memory
 from zerotrain.peft_methods import PEFT_TYPE, refuse_form
 
 
-def find(to: str, weights: ExportedWeights) -> Any:
+def find(to: str | None, weights: ExportedWeights) -> Any:
     """What writes and verifies the form, as a format's module does; None for a LoRA or none.
 
     Raises:
-        PipelineError: an adapter of the method cannot have this form.
+        PipelineError: an adapter of the method cannot have this form, or none is named.
     """
     config = weights.folder / FOLDER / PEFT_CONFIG
     if not config.is_file():
@@ -56,7 +56,7 @@ def _verify_merged(weights: ExportedWeights, options: Options, out: Path) -> Non
 
 
 def _adapter(weights: ExportedWeights) -> dict[str, Stored]:
-    return stored_tensors([weights.folder / FOLDER / PEFT_ADAPTER])
+    return tensors_in([weights.folder / FOLDER / PEFT_ADAPTER])
 
 
 @torch.no_grad()

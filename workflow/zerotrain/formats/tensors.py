@@ -26,7 +26,7 @@ class Stored:
         return dtype if self.dtype.is_floating_point and self.shape else self.dtype
 
 
-def stored_tensors(files: Iterable[Path]) -> dict[str, Stored]:
+def tensors_in(files: Iterable[Path]) -> dict[str, Stored]:
     """The tensors of safetensors files by name; pages come when one is read."""
     found = {}
     for name, file in open_tensors(files).items():

@@ -18,7 +18,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, Family, load_family
 from zerotrain.families.adapters import FOLDER
 from zerotrain.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, PEFT_CONFIG, adapter_file
-from zerotrain.formats.tensors import Stored, stored_tensors
+from zerotrain.formats.tensors import Stored, tensors_in
 
 KIND = "weights"
 SECOND_FACTOR = ".lora_B."
@@ -82,7 +82,7 @@ class ExportedWeights:
         if file not in self.artifact.files:
             return None
         path = self.artifact.path(file)
-        tensors = {n.removeprefix(prefix): t for n, t in stored_tensors([path]).items()}
+        tensors = {n.removeprefix(prefix): t for n, t in tensors_in([path]).items()}
         second = [tensor for name, tensor in tensors.items() if SECOND_FACTOR in name]
         if not any(bool(tensor.read().any()) for tensor in second):
             raise PipelineError(
@@ -119,7 +119,7 @@ class ExportedWeights:
     def tensors(self, part: str) -> dict[str, Stored]:
         """The tensors of a part by its own names."""
         files = [n for n in sorted(self.artifact.files) if in_part(n, part)]
-        return stored_tensors(self.artifact.path(n) for n in files if n.endswith(".safetensors"))
+        return tensors_in(self.artifact.path(n) for n in files if n.endswith(".safetensors"))
 
     @cached_property
     def trained(self) -> dict[str, Stored]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from zerotrain.config.agreement import OF_SCHEME
 from zerotrain.errors import PipelineError
+from zerotrain.families import FAMILIES
 from zerotrain.importing.accelerate import read_accelerate
 from zerotrain.importing.arguments import (
     name_of,
@@ -20,6 +21,7 @@ from zerotrain.importing.deepspeed import Beside
 from zerotrain.importing.draft import Draft, read_keys
 from zerotrain.importing.keys_diffusers import (
     DIFFUSERS,
+    DREAMBOOTH_LORA_SDXL,
     LORA_LAYERS,
     SEQUENCE_LENGTHS,
     TEXT_TO_IMAGE,
@@ -27,14 +29,28 @@ from zerotrain.importing.keys_diffusers import (
 from zerotrain.importing.objective import drop_keys_of_others
 from zerotrain.importing.program import Program
 
-SCRIPT = re.compile(r"train_(dreambooth|text_to_image)(_lora)?_(sdxl|sd3|flux|qwen_?image)\.py")
+SCRIPTS = {
+    "train_dreambooth_flux.py": ("flux", DIFFUSERS),
+    "train_dreambooth_lora_flux.py": ("flux", DIFFUSERS),
+    "train_dreambooth_lora_qwen_image.py": ("qwen_image", DIFFUSERS),
+    "train_dreambooth_lora_sd3.py": ("sd3", DIFFUSERS),
+    "train_dreambooth_lora_sdxl.py": ("sdxl", DREAMBOOTH_LORA_SDXL),
+    "train_dreambooth_sd3.py": ("sd3", DIFFUSERS),
+    "train_text_to_image_lora_sdxl.py": ("sdxl", TEXT_TO_IMAGE),
+    "train_text_to_image_sdxl.py": ("sdxl", TEXT_TO_IMAGE),
+}
+"""The family that each trains, and its flags with its defaults."""
 CYCLES, POWER = "lr_num_cycles", "lr_power"
 OF_SCHEDULES = {CYCLES: ("cosine_with_restarts", "num_cycles"), POWER: ("polynomial", "power")}
 
 
 def is_example(script: str) -> bool:
     """Whether it is one of those that train a family of ours."""
-    return SCRIPT.fullmatch(script.rpartition("/")[2]) is not None
+    return _name(script) in SCRIPTS
+
+
+def _name(script: str) -> str:
+    return script.rpartition("/")[2]
 
 
 def read_example(
@@ -56,17 +72,17 @@ def read_example(
     Raises:
         PipelineError: an argument that cannot be taken.
     """
-    found = SCRIPT.fullmatch(script.rpartition("/")[2])
-    assert found is not None
-    kind, lora, name = found.groups()
-    family = "qwen_image" if name.startswith("qwen") else name
-    table = DIFFUSERS if kind == "dreambooth" else TEXT_TO_IMAGE
+    family, table = SCRIPTS[_name(script)]
     arguments = read_keys(given, table, script, draft)
     draft.default("family", family, "by the script's name")
     drop_keys_of_others(arguments, table, family, draft)
+    scheme = arguments.get("weighting_scheme", FAMILIES[family].weighting_scheme)
+    for key, wanted in OF_SCHEME.items():
+        if key in arguments and scheme != wanted:
+            draft.ignore(key, arguments.pop(key), f"weighting_scheme {wanted} alone reads it")
     program = Program("the script", table, arguments)
     _put_model(arguments, draft, script)
-    _put_lora(arguments, program, draft, family, is_lora=lora is not None)
+    _put_lora(arguments, program, draft, family, is_lora="_lora_" in _name(script))
     _put_objective(arguments, program, draft, family)
     steps = put_until(draft, program, "max_train_steps", "num_train_epochs")
     config, path = launch
@@ -126,10 +142,11 @@ def _put_lora(
 
 
 def _alpha(program: Program, rank: int) -> tuple[float, str]:
-    """Without lora_alpha: dreambooth's scripts of today have a number of their own."""
-    if program.table is TEXT_TO_IMAGE:
-        return float(rank), "the script's alpha is the rank"
-    return DIFFUSERS["lora_alpha"].default, "the script's own lora_alpha; before 2025 it was rank"
+    """Without lora_alpha: scripts of today have a number of their own, older ones the rank."""
+    own = program.table["lora_alpha"].default
+    if own is None:
+        return float(rank), "the script's alpha is the rank; if yours has a lora_alpha, give it"
+    return own, "the script's own lora_alpha; before 2025 it was rank"
 
 
 def _put_objective(arguments: dict[str, Any], program: Program, draft: Draft, family: str) -> None:

@@ -6,12 +6,14 @@ Their defaults are those of examples/dreambooth; examples/text_to_image has othe
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from zerotrain.importing.keys import Key, by_name, honoured, left_out, no_op, refused
 from zerotrain.importing.keys_programs import EMA, EVALUATION, HUB, OWN_LAYOUT, TRACKERS
 
 OPTIMIZER = "belongs to another optimizer: train.optimizer_args has its arguments"
 PRIOR = "belongs to with_prior_preservation"
+CROP = "each image has the corner of its own crop"
 BIAS = "belongs to timestep_bias_strategy"
 
 DIFFUSERS = by_name(
@@ -44,6 +46,8 @@ DIFFUSERS = by_name(
         honoured("max_sequence_length", "whole", "cache.max_sequence_length"),
         honoured("resolution", "whole", "train.resolution", 512),
         left_out("center_crop", "flag", "images are always cut at their centre", True),
+        no_op("crops_coords_top_left_h", "whole", CROP),
+        no_op("crops_coords_top_left_w", "whole", CROP),
         refused("random_flip", "flag", "images are encoded once, as they are", False),
         honoured("train_batch_size", "whole", "train.global_batch_size", 4),
         no_op("sample_batch_size", "whole", EVALUATION),
@@ -122,18 +126,22 @@ DIFFUSERS = by_name(
 )
 """examples/dreambooth/train_dreambooth*.py and examples/text_to_image/train_text_to_image*.py."""
 
-TEXT_TO_IMAGE: dict[str, Key] = {
-    **DIFFUSERS,
-    **{
-        name: replace(DIFFUSERS[name], default=default)
-        for name, default in {
-            "resolution": 1024,
-            "train_batch_size": 16,
-            "num_train_epochs": 100,
-            "adam_weight_decay": 1e-2,
-        }.items()
-    },
-}
+
+def _with(**defaults: Any) -> dict[str, Key]:
+    own = {name: replace(DIFFUSERS[name], default=value) for name, value in defaults.items()}
+    return DIFFUSERS | own
+
+
+# Of both the alpha was the rank until a release of 2025 gave the first a lora_alpha of 4.
+DREAMBOOTH_LORA_SDXL = _with(resolution=1024, lora_alpha=None)
+"""The same with the defaults of train_dreambooth_lora_sdxl.py."""
+TEXT_TO_IMAGE = _with(
+    resolution=1024,
+    lora_alpha=None,
+    train_batch_size=16,
+    num_train_epochs=100,
+    adam_weight_decay=1e-2,
+)
 """The same with the defaults of examples/text_to_image."""
 
 _JOINT = (

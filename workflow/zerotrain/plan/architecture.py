@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from zerotrain.composed_base import Selection, read_selections
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, LANGUAGE_MODELS, PRESETS
 from zerotrain.model_sizes import POSITIONS, read_header
-from zerotrain.origins import Origin, read_origins
 
 MODELS = Path(__file__).parents[3] / "config" / "models"
 LIBRARIES = ("diffusers", "transformers")
@@ -79,8 +79,8 @@ def find_architecture(family: str, base: str) -> Architecture:
     Args:
         family: A key of FAMILIES.
         base: A hub id of config/models, a folder in diffusers' or transformers' layout, a file of
-            safetensors, parts of several (see origins), `nano` or `micro`. Weights need not be
-            there: config.json files are enough.
+            safetensors, parts of several (see composed_base), `nano` or `micro`. Weights need not
+            be there: config.json files are enough.
 
     Raises:
         PipelineError: the family or base is unknown, a config.json is missing or of another class,
@@ -94,8 +94,8 @@ def find_architecture(family: str, base: str) -> Architecture:
         from zerotrain.plan.nano import nano_parts  # building them takes torch
 
         return Architecture(family, base, nano_parts(family, base))
-    if origins := read_origins(base):
-        return _of_origins(family, base, origins)
+    if selections := read_selections(base):
+        return _of_selections(family, base, selections)
     path = Path(base).expanduser()
     if path.is_dir():
         return _of_folder(family, path)
@@ -173,16 +173,16 @@ def _of_folder(family: str, folder: Path) -> Architecture:
     return _checked(family, str(folder), parts)
 
 
-def _of_origins(family: str, base: str, origins: Sequence[Origin]) -> Architecture:
+def _of_selections(family: str, base: str, selections: Sequence[Selection]) -> Architecture:
     """Each part as its place describes it. What no place on this machine or of config/models
     describes has the shapes that the denoiser was made for."""
     trained = FAMILIES[family].trained_part
     classes = {name: part.class_name for name, part in shipped(family)[0].parts.items()}
     beside: Mapping[str, Part] = {}
     parts: dict[str, Part] = {}
-    for origin in origins:
-        folder = Path(origin.place).expanduser()
-        inside = PurePosixPath(origin.pattern).parent
+    for selection in selections:
+        folder = Path(selection.place).expanduser()
+        inside = PurePosixPath(selection.pattern).parent
         name = trained if family in LANGUAGE_MODELS else inside.name
         if folder.is_dir():
             if not (folder / inside / "config.json").is_file():
@@ -192,9 +192,9 @@ def _of_origins(family: str, base: str, origins: Sequence[Origin]) -> Architectu
                 name = next((n for n, c in classes.items() if c == part.class_name), name)
             parts[name] = part
         elif name == trained:
-            beside = find_architecture(family, origin.place).parts
+            beside = find_architecture(family, selection.place).parts
         else:
-            known = (a.parts for a in shipped(family) if origin.place in a.source.split(", "))
+            known = (a.parts for a in shipped(family) if selection.place in a.source.split(", "))
             parts |= {n: part for n, part in next(known, {}).items() if n == name}
     return _checked(family, base, {**beside, **parts})
 

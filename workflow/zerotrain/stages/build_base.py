@@ -18,6 +18,7 @@ from zerotrain.base import (
     choose_files,
     part_digests,
 )
+from zerotrain.composed_base import listing, read_selections
 from zerotrain.config import RunConfig
 from zerotrain.data.conversation import Conversations, read_conversations
 from zerotrain.data.crop import crop_and_resize
@@ -26,10 +27,12 @@ from zerotrain.data.source import Source, open_source
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, Family, load_family
 from zerotrain.model_place import open_place, refuse_revision
-from zerotrain.origins import listing, read_origins
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+EPSILON = "epsilon"
+"""What a noise scheduler predicts that does not say it."""
 
 
 def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
@@ -39,12 +42,14 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
     files are linked, so nothing is copied.
 
     Args:
-        config: The run's configuration (family, base, revision, vae, seed).
+        config: The run's configuration (family, base, revision, vae, prediction_type,
+            rescale_betas_zero_snr; of a preset also seed, data, launch and first resolution).
         dataset: Folder of the dataset, which a preset is built for; a real model needs none.
         output: Folder to publish.
 
     Raises:
-        PipelineError: the base is not there, not whole, or of another family.
+        PipelineError: the base is not there, not whole, of another family, or of a noise schedule
+            that the configuration cannot change so.
     """
     family = load_family(config.family)
     samples = _dataset(config, dataset)
@@ -138,20 +143,26 @@ def _change_schedule(config: RunConfig, folder: Path) -> None:
         changed |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     if changed:
         path = folder / "scheduler" / "scheduler_config.json"
-        known = json.loads(path.read_text())
+        found = json.loads(path.read_text()) | changed
+        if config.rescale_betas_zero_snr and found.get("prediction_type", EPSILON) == EPSILON:
+            raise PipelineError(
+                f"rescale_betas_zero_snr: the base {config.base} predicts epsilon, of which "
+                "nothing can be learned at the last timestep, where noise alone is left",
+                hint="set prediction_type: v_prediction, or remove rescale_betas_zero_snr",
+            )
         path.unlink()  # it may be a link to the base
-        write_json(path, known | changed)
+        write_json(path, found)
 
 
 def _link(config: RunConfig, family: Family, target: Path) -> str | None:
     """Link the files that the family needs into the draft; the commit, of a hub repository."""
-    origins = read_origins(config.base)
-    if len({origin.place for origin in origins}) > 1:
+    selections = read_selections(config.base)
+    if len({selection.place for selection in selections}) > 1:
         refuse_revision(config.base, config.revision)
-    names = [origin.place for origin in origins] or [config.base]
+    names = [selection.place for selection in selections] or [config.base]
     places = {name: open_place(name, config.revision) for name in names}
-    if origins:
-        listed, source = listing(origins, places, family), "base"
+    if selections:
+        listed, source = listing(selections, places, family), "base"
     else:
         (place,) = places.values()
         listed, source = {name: (place, name) for name in place.names}, place.name

@@ -15,10 +15,11 @@ def export_weights(
     """Publish a phase's weights and state, after checking them.
 
     Args:
-        config: The run's configuration (family, export, lora, frozen_parameters).
+        config: The run's configuration (family, export, lora, peft, frozen_parameters,
+            trainable_parameters).
         checkpoint: Folder of the phase's checkpoint.
         base: Folder of the base model, whose other parts complete the weights.
-        weights: Folder to publish the weights at: a pipeline that diffusers loads.
+        weights: Folder to publish the weights at, which the model's own library loads.
         state: Folder to publish the training state at.
 
     Raises:

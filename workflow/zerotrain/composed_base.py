@@ -28,7 +28,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx")
 
 
 @dataclass(frozen=True)
-class Origin:
+class Selection:
     """Files of a folder or hub repository."""
 
     place: str
@@ -38,8 +38,8 @@ class Origin:
         return f"{self.place}:{self.pattern}"
 
 
-def read_origins(base: str) -> list[Origin]:
-    """The origins that `base` names; none where it is a single folder, file, hub id or preset.
+def read_selections(base: str) -> list[Selection]:
+    """The selections that `base` names; none where it is a single folder, file, hub id or preset.
 
     Raises:
         PipelineError: some of it is no PLACE:FILES.
@@ -54,24 +54,24 @@ def read_origins(base: str) -> list[Origin]:
                 f"base: {entry.strip()!r} is no PLACE:FILES",
                 hint="name parts as Qwen/Qwen-Image:transformer/*.safetensors, with commas between",
             )
-        found.append(Origin(place, f"{pattern}*" if pattern.endswith("/") else pattern))
+        found.append(Selection(place, f"{pattern}*" if pattern.endswith("/") else pattern))
     return found
 
 
 def local_folders(base: str) -> list[Path]:
-    """The folders on this machine that `base` names, by itself or among its origins."""
-    names = [origin.place for origin in read_origins(base)] or [base]
+    """The folders on this machine that `base` names, by itself or among its selections."""
+    names = [selection.place for selection in read_selections(base)] or [base]
     return [f for f in dict.fromkeys(Path(name).expanduser() for name in names) if f.is_dir()]
 
 
 def listing(
-    origins: Sequence[Origin], places: Mapping[str, Place], family: Family
+    selections: Sequence[Selection], places: Mapping[str, Place], family: Family
 ) -> dict[str, tuple[Place, str]]:
     """The files of one model's folder, as if they lay in one place.
 
     Args:
-        origins: What `base` names.
-        places: Each place, by its name in `origins`.
+        selections: What `base` names.
+        places: Each place, by its name in `selections`.
         family: The model family.
 
     Returns:
@@ -80,42 +80,42 @@ def listing(
     Raises:
         PipelineError: a pattern matches nothing or no part, or a part has two sources.
     """
-    sources: dict[str, tuple[Origin, str]] = {}
+    sources: dict[str, tuple[Selection, str]] = {}
     found: dict[str, tuple[Place, str]] = {}
-    for origin in origins:
-        place = places[origin.place]
-        matched = [name for name in place.names if fnmatchcase(name, origin.pattern)]
+    for selection in selections:
+        place = places[selection.place]
+        matched = [name for name in place.names if fnmatchcase(name, selection.pattern)]
         if not matched:
             raise PipelineError(
-                f"base: {origin} matches no file; there is {some(_near(origin, place))}",
+                f"base: {selection} matches no file; there is {some(_near(selection, place))}",
                 hint="check the pattern: * stands for any characters",
             )
         folders = dict.fromkeys(str(PurePosixPath(name).parent) for name in matched)
         parts = {folder: part for folder in folders if (part := _part(folder, place, family))}
         if not parts:
             raise PipelineError(
-                f"base: {origin} is no part that is known",
+                f"base: {selection} is no part that is known",
                 hint=f"family {family.name} has {', '.join(family.parts)}: name files in a folder "
                 "of that name, or beside a config.json of the part's class",
             )
         for folder, part in parts.items():
-            first, there = sources.setdefault(part, (origin, folder))
-            if (first.place, there) != (origin.place, folder):
+            first, there = sources.setdefault(part, (selection, folder))
+            if (first.place, there) != (selection.place, folder):
                 raise PipelineError(
-                    f"base: the part {part} comes from {first} and from {origin}",
+                    f"base: the part {part} comes from {first} and from {selection}",
                     hint="remove one of them",
                 )
             inside = [name for name in place.names if str(PurePosixPath(name).parent) == folder]
             chosen = [n for n in inside if n in matched or not n.endswith(WEIGHTS)]
             found |= {_inside(part, name): (place, name) for name in chosen}
-    trained = sources.get(family.trained_part, (origins[0], ""))[0]
+    trained = sources.get(family.trained_part, (selections[0], ""))[0]
     for part in (*family.parts, MODEL_INDEX):
         if part in sources or part in family.classes:
             continue
         if part in family.optional_parts and not sources.keys() & {*family.optional_parts}:
             continue  # the text encoder was left away, and this is its tokenizer
         owner = sources.get(part.replace("tokenizer", "text_encoder"), (trained, ""))[0]
-        for place in (places[origin.place] for origin in (owner, trained, *origins)):
+        for place in (places[selection.place] for selection in (owner, trained, *selections)):
             if beside := [name for name in place.names if f"{name}/".startswith(f"{part}/")]:
                 found |= {name: (place, name) for name in beside}
                 break
@@ -139,7 +139,7 @@ def _inside(part: str, name: str) -> str:
     return str(PurePosixPath(part) / PurePosixPath(name).name)
 
 
-def _near(origin: Origin, place: Place) -> list[str]:
+def _near(selection: Selection, place: Place) -> list[str]:
     """What lies in the pattern's folder, or all there is."""
-    folder = str(PurePosixPath(origin.pattern).parent)
+    folder = str(PurePosixPath(selection.pattern).parent)
     return [n for n in place.names if str(PurePosixPath(n).parent) == folder] or [*place.names]

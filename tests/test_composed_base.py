@@ -14,11 +14,11 @@ from tests.families.conftest import CAPTIONS, pictures
 
 from zerotrain import artifact
 from zerotrain.base import choose_files
+from zerotrain.composed_base import Selection, listing, local_folders, read_selections
 from zerotrain.config import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.families import load_family, nano, qwen_image_nano
 from zerotrain.model_place import Place
-from zerotrain.origins import Origin, listing, local_folders, read_origins
 from zerotrain.plan.architecture import find_architecture
 from zerotrain.stages.build_base import build_base
 
@@ -159,8 +159,11 @@ def test_a_place_without_colon_is_read_as_before(tmp_path):
     """Hub ids, presets, and folders with a colon in their names."""
     (tmp_path / "a:b").mkdir()
     for base in ("nano", "owner/name", str(tmp_path / "a:b")):
-        assert read_origins(base) == []
-    assert read_origins("o/n:vae/, /a/b:x*") == [Origin("o/n", "vae/*"), Origin("/a/b", "x*")]
+        assert read_selections(base) == []
+    assert read_selections("o/n:vae/, /a/b:x*") == [
+        Selection("o/n", "vae/*"),
+        Selection("/a/b", "x*"),
+    ]
 
 
 def test_such_a_base_can_be_planned(model, tmp_path):
@@ -184,10 +187,10 @@ def test_sd3_without_t5_is_what_names_no_t5():
     weights = {part: f"{part}/model.safetensors" for part in family.classes}
     tokenizers = [f"{part}/vocab.json" for part in family.parts if part not in family.classes]
     place = Place("o/n", (*weights.values(), *tokenizers, "model_index.json"))
-    named = [Origin("o/n", name) for part, name in weights.items() if part != "text_encoder_3"]
+    named = [Selection("o/n", name) for part, name in weights.items() if part != "text_encoder_3"]
     found = choose_files(listing(named, {"o/n": place}, family), family, "base")
     assert set(place.names) - set(found) == {weights["text_encoder_3"], "tokenizer_3/vocab.json"}
-    named += [Origin("o/n", weights["text_encoder_3"])]
+    named += [Selection("o/n", weights["text_encoder_3"])]
     assert set(choose_files(listing(named, {"o/n": place}, family), family, "b")) == {*place.names}
 
 
