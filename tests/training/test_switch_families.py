@@ -10,7 +10,7 @@ import diffusers
 import pytest
 import torch
 from tests.families.conftest import pictures
-from tests.training.conftest import Training
+from tests.training.conftest import Training, trained_model
 from tests.training.matrix import deviation
 
 from zerotrain.cache import read_cache, stacked
@@ -111,7 +111,8 @@ def test_families_switch_and_export_what_their_pipelines_load(
             weights, inputs / "base", found, "fp32", lora=LORA if adapter else None
         )
         export(Checkpoint(rolling), rolling, target, state)
-        answers = _answers(family, inputs, weights, found.load_trained(weights))
+        trained = trained_model(family, inputs / "base", rolling, LORA if adapter else None)
+        answers = _answers(family, inputs, inputs / "base", trained)
         by_pipeline = _answers(family, inputs, weights, _of_pipeline(found, weights, adapter))
         print(f"{family} {preset}: outputs differ by {(answers - by_pipeline).abs().max():.1e}")
         assert torch.equal(answers, by_pipeline)
