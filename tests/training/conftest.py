@@ -6,7 +6,7 @@ import faulthandler
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -173,11 +173,15 @@ class Training:
 
 
 def trained_model(
-    family: str, base: Path, checkpoint: Path, adapter: Mapping[str, Any] | None = None
+    family: str,
+    base: Path,
+    checkpoint: Path,
+    adapter: Mapping[str, Any] | None = None,
+    frozen: Sequence[str] = (),
 ) -> Any:
     """What a checkpoint holds, without any export: the base with these very master weights."""
     source, found = Checkpoint(checkpoint), load_family(family)
-    model = choose_trained(found.load_model(base), adapter, [], seed=SEED)
+    model = choose_trained(found.load_model(base), adapter, frozen, seed=SEED)
     parameters = trained_parameters(model)
     assert set(source.names) == parameters.keys()
     for name, parameter in parameters.items():

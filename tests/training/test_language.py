@@ -24,14 +24,20 @@ from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.training import progress_folder
 
 TALKS = [tuple(m.content for m in one.messages) for one in SUMS]
-
-
+DEFAULT = [("causal_lm", "full"), ("seq2seq_lm", "lora")]
+"""What the default suite trains."""
+EMBEDDINGS = {"causal_lm": "embed_tokens", "seq2seq_lm": "^shared"}
+"""One of the names of the tied embeddings."""
+TRAINED = ("full", "lora", "frozen")
+"""All of the model, an adapter, or all but the tied embeddings."""
 CASES = [
-    pytest.param("causal_lm", False, id="causal_lm-full"),
-    pytest.param("seq2seq_lm", True, id="seq2seq_lm-lora"),
-    pytest.param("causal_lm", True, id="causal_lm-lora", marks=pytest.mark.slow),
-    pytest.param("seq2seq_lm", False, id="seq2seq_lm-full", marks=pytest.mark.slow),
-]
+    pytest.param(
+        family, what, id=f"{family}-{what}",
+        marks=() if (family, what) in DEFAULT else pytest.mark.slow,
+    )
+    for family in EMBEDDINGS
+    for what in TRAINED
+]  # fmt: skip
 
 
 def made_inputs(family: str, folder: Path, *, packing: bool = True) -> Path:
@@ -46,8 +52,8 @@ def made_inputs(family: str, folder: Path, *, packing: bool = True) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("family", "adapter"), CASES)
-def test_a_training_of_text_goes_on_over_two_switches(family, adapter, server, tmp_path):
+@pytest.mark.parametrize(("family", "what"), CASES)
+def test_a_training_of_text_goes_on_over_two_switches(family, what, server, tmp_path):
     """torch, then zero2_offload, then zero3_offload with zero3_init: the losses are those of plain
     PyTorch throughout, and the weights of each phase load with the real library."""
     inputs = made_inputs(family, tmp_path / "inputs")
@@ -58,8 +64,10 @@ def test_a_training_of_text_goes_on_over_two_switches(family, adapter, server, t
         "family": family,
         "objective": {},
         "epoch_size": rows,
-        "lora": lora if adapter else None,
+        "lora": lora if what == "lora" else None,
+        "frozen_parameters": [EMBEDDINGS[family]] if what == "frozen" else [],
     }
+    chosen = {key: changes[key] for key in ("lora", "frozen_parameters")}
     training.run("whole", "torch", 9, **changes)
     state = None
     for number, (preset, own) in enumerate(
@@ -70,17 +78,15 @@ def test_a_training_of_text_goes_on_over_two_switches(family, adapter, server, t
         folder = progress_folder.step_folder(training.progress(name), 3 * number)
         state = export_state(folder, tmp_path / f"{name}-state")
         weights = tmp_path / f"{name}-weights"
-        target = WeightsTarget(
-            weights, inputs / "base", load_family(family), "fp32", lora=changes["lora"]
-        )
+        target = WeightsTarget(weights, inputs / "base", load_family(family), "fp32", **chosen)
         export(Checkpoint(folder), folder, target, None)
         transformers.AutoTokenizer.from_pretrained(weights)
         given = batch(family, inputs / "base")
-        trained = _logits(trained_model(family, inputs / "base", folder, changes["lora"]), given)
+        trained = _logits(trained_model(family, inputs / "base", folder, *chosen.values()), given)
         assert torch.equal(_logits(_loaded(family, weights), given), trained)
         untrained = _loaded(family, inputs / "base")
         assert not torch.equal(_logits(untrained, given), trained)
-        if adapter:
+        if what == "lora":
             by_peft = peft.PeftModel.from_pretrained(untrained, weights)
             assert torch.equal(_logits(by_peft, given), trained)
     whole, parts = training.losses("whole"), training.losses("part-3")

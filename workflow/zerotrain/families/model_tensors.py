@@ -38,10 +38,11 @@ def tensor_sources(
     trained = {id(held[name]): name for name in shapes if name in held}
     # Tied weights are one parameter under several names, of which training knows one.
     found = {n: n if n in shapes else trained.get(id(tensor)) for n, tensor in held.items()}
+    left = {id(tensor) for name, tensor in held.items() if frozen(name)}
     for name in sorted(held.keys() | shapes.keys()):
         buffer = name in held and not isinstance(held[name], torch.nn.Parameter)
         source = found.get(name, name)
-        if source is None and (buffer or frozen(name)):
+        if source is None and (buffer or id(held.get(name)) in left):
             continue
         expected = tuple(held[name].shape) if name in held else "absent"
         given = tuple(shapes[source]) if source is not None and source in shapes else "absent"
