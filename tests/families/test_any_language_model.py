@@ -20,6 +20,7 @@ from zerotrain.families import ROOT, TextFamily, load_family
 from zerotrain.families.language_nano import train_tokenizer
 from zerotrain.families.lora import add_adapter, save_adapter
 from zerotrain.families.model_tensors import stored_tensors
+from zerotrain.model_sizes import model_sizes
 from zerotrain.stages.build_base import build_base
 
 LORA = {"rank": 2, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
@@ -144,6 +145,14 @@ def test_an_adapter_of_the_attention_is_applied(family, base, tmp_path):
     expected = logits(model, given, family.name)
     assert torch.equal(logits(family.load_trained(tmp_path), given, family.name), expected)
     assert not torch.equal(logits(family.load_model(base), given, family.name), expected)
+
+
+def test_an_adapter_of_every_linear_layer_is_counted_as_trained(family, base):
+    model, lora = family.load_model(base), LORA | {"target_modules": "all-linear"}
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    add_adapter(model, seed=0, **lora)
+    counted = model_sizes(shapes, lora).trained
+    assert counted == sum(tensor.numel() for tensor in trained_tensors(model).values())
 
 
 def test_answers_are_those_of_the_library(family, base):
