@@ -8,6 +8,24 @@ from typing import Any
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.families.diffusion import DiffusionFamily
+from zerotrain.families.flow_matching import FlowMatchingObjective
+
+
+class PackedFamily(DiffusionFamily):
+    """A family whose transformer takes patches of 2 x 2 as channels."""
+
+    def latent_channels(self, config: Mapping[str, Any]) -> int:
+        """A patch has four times as many."""
+        return super().latent_channels(config) // 4
+
+
+class PackedObjective(FlowMatchingObjective):
+    """Flow matching of such a transformer."""
+
+    def image_tokens(self, latents: torch.Tensor) -> int:
+        """Patches of 2 x 2 of latents [B, C, h, w]."""
+        return latents.shape[-2] * latents.shape[-1] // 4
 
 
 def pack(latents: torch.Tensor) -> torch.Tensor:

@@ -117,6 +117,14 @@ class Sd3(DiffusionFamily):
         "vae",
     )
     optional_parts = ("text_encoder_3", "tokenizer_3")
+    text_parts = (
+        "text_encoder",
+        "text_encoder_2",
+        "text_encoder_3",
+        "tokenizer",
+        "tokenizer_2",
+        "tokenizer_3",
+    )
     encoding_code = ("zerotrain.families.sd3:Sd3Encoders", "zerotrain.families.pipelines")
     trained_part = "transformer"
     classes: Mapping[str, str] = {
