@@ -10,8 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tests.families.test_language import logits
-from tests.families.texts import SUMS, batch
+from tests.families.texts import SUMS, batch, logits
 
 from zerotrain.config import EvaluateConfig, parse_config
 from zerotrain.data.conversation import Message

@@ -10,7 +10,7 @@ import peft
 import pytest
 import torch
 import transformers
-from tests.families.texts import LORA, SUMS, batch, build
+from tests.families.texts import LORA, SUMS, batch, build, logits
 
 from zerotrain.base import check_config, choose_files
 from zerotrain.config import EvaluateConfig
@@ -35,15 +35,6 @@ def name(request) -> str:
 @pytest.fixture(scope="module")
 def base(name, tmp_path_factory) -> Path:
     return build(name, tmp_path_factory.mktemp(name))
-
-
-def logits(model: torch.nn.Module, given: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-    """What the model says of a batch, in eval mode."""
-    own = {"labels": given["labels"]} if name == "seq2seq_lm" else {}
-    with torch.inference_mode():
-        return model.eval()(
-            input_ids=given["input_ids"], attention_mask=given["attention_mask"], **own
-        ).logits
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -6,8 +6,9 @@ import faulthandler
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
+from tests.training.inputs import write_image_inputs
 from tests.training.kill_point import KillPoint
 
 from zerotrain import artifact
@@ -220,6 +222,19 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_base(folder / "base", (9, 15))
     _write_cache(folder / "cache")
     return folder
+
+
+@pytest.fixture(scope="session")
+def image_inputs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives the folder of a family's nano base and cache."""
+
+    @cache
+    def make(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        write_image_inputs(family, folder)
+        return folder
+
+    return make
 
 
 def write_base(folder: Path, channels: tuple[int, int]) -> None:

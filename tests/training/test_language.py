@@ -9,21 +9,17 @@ import peft
 import pytest
 import torch
 import transformers
-from tests.cache.test_tokens import publish_dataset, run_config
-from tests.families.texts import LORA, SUMS, batch, build
+from tests.families.texts import LORA, batch
 from tests.training.conftest import Training, trained_model
+from tests.training.inputs import text_inputs
 from tests.training.matrix import export_state
 
 from zerotrain import artifact
-from zerotrain.artifact import file_sha256
-from zerotrain.base import part_digests
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.export import WeightsTarget, export
 from zerotrain.families import ROOT, load_family
-from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.training import progress_folder
 
-TALKS = [tuple(m.content for m in one.messages) for one in SUMS]
 DEFAULT = [("causal_lm", "full"), ("seq2seq_lm", "lora")]
 """What the default suite trains."""
 EMBEDDINGS = {"causal_lm": "embed_tokens", "seq2seq_lm": "^shared"}
@@ -40,23 +36,11 @@ CASES = [
 ]  # fmt: skip
 
 
-def made_inputs(family: str, folder: Path, *, packing: bool = True) -> Path:
-    """A nano model and the cache of its dataset; causal rows are packed if they may be."""
-    with artifact.publish(folder / "base", "base") as draft:
-        build(family, draft.folder)
-        draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
-        draft.content = {"family": family, "parts": part_digests(draft.known)}
-    dataset = publish_dataset(folder / "data", TALKS)
-    config = run_config(family, packing=packing and family == "causal_lm")
-    cache_latents(config, 32, dataset, folder / "base", folder / "cache")
-    return folder
-
-
 @pytest.mark.parametrize(("family", "what"), CASES)
 def test_a_training_of_text_goes_on_over_two_switches(family, what, server, tmp_path):
     """torch, then zero2_offload, then zero3_offload with zero3_init: the losses are those of plain
     PyTorch throughout, and the weights of each phase load with the real library."""
-    inputs = made_inputs(family, tmp_path / "inputs")
+    inputs = text_inputs(family, tmp_path / "inputs")
     training = Training(tmp_path, inputs, server)
     rows = artifact.read(inputs / "cache", "cache").content["epoch_size"] // 2
     lora = {"rank": 2, "alpha": 8.0, "dropout": 0.0, "target_modules": list(LORA[family])}

@@ -10,8 +10,8 @@ import pytest
 import torch
 from tests.families.texts import batch
 from tests.training.conftest import Training, trained_model
+from tests.training.inputs import text_inputs
 from tests.training.matrix import deviation
-from tests.training.test_language import made_inputs
 
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.export import WeightsTarget, export
@@ -129,7 +129,7 @@ def answers(unet: Any) -> torch.Tensor:
 )
 def test_a_trained_prompt_switches_and_is_what_peft_loads(server, tmp_path, family, name, settings):
     """Though logits have more places than the row, and P-tuning is exported as its outcome."""
-    inputs = made_inputs(family, tmp_path / "inputs", packing=False)
+    inputs = text_inputs(family, tmp_path / "inputs", packing=False)
     training = Training(tmp_path, inputs, server)
     weights, model = chain(
         training, family, {"peft_type": name, **settings}, objective={}, epoch_size=16
