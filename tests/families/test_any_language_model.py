@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from tests.families.test_language import logits
-from tests.families.texts import SUMS, batch
+from safetensors.torch import load_file
+from tests.families.texts import SUMS, batch, logits
 
-from zerotrain.config import EvaluateConfig
+from zerotrain.config import EvaluateConfig, parse_config
 from zerotrain.data.conversation import Message
+from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, TextFamily, load_family
 from zerotrain.families.language_nano import train_tokenizer
 from zerotrain.families.lora import add_adapter, save_adapter
+from zerotrain.families.model_tensors import stored_tensors
+from zerotrain.model_sizes import model_sizes
+from zerotrain.stages.build_base import build_base
 
 LORA = {"rank": 2, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
 """Of the attention's projections, whatever the class calls them."""
@@ -40,8 +45,8 @@ def config_of(kind: str, ids: dict[str, Any]) -> Any:
     )  # fmt: skip
 
 
-def build(kind: str, folder: Path) -> Path:
-    """Model and tokenizer as their library saves them."""
+def build(kind: str, folder: Path, steps: int = 30, **changes: Any) -> Path:
+    """Model and tokenizer as their library saves them, taught so many steps."""
     seq2seq = kind == "bart"
     tokenizer = train_tokenizer(SUMS, seq2seq=seq2seq)
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -49,10 +54,10 @@ def build(kind: str, folder: Path) -> Path:
     auto = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = auto.from_config(config_of(kind, ids))
+        model = auto.from_config(config_of(kind, ids | changes))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    taught(family_of(kind), model, folder, steps=30)
+    taught(family_of(kind), model, folder, steps)
     model.save_pretrained(folder)
     return folder
 
@@ -141,6 +146,14 @@ def test_an_adapter_of_the_attention_is_applied(family, base, tmp_path):
     assert not torch.equal(logits(family.load_model(base), given, family.name), expected)
 
 
+def test_an_adapter_of_every_linear_layer_is_counted_as_trained(family, base):
+    model, lora = family.load_model(base), LORA | {"target_modules": "all-linear"}
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    add_adapter(model, seed=0, **lora)
+    counted = model_sizes(shapes, lora).trained
+    assert counted == sum(tensor.numel() for tensor in trained_tensors(model).values())
+
+
 def test_answers_are_those_of_the_library(family, base):
     """Greedy, in a batch: what a user's own call of `generate` gives for each prompt alone."""
     model = getattr(transformers, family.classes[ROOT]).from_pretrained(base)
@@ -155,3 +168,66 @@ def test_answers_are_those_of_the_library(family, base):
         own = own[ids.shape[1] :] if family.name == "causal_lm" else own
         assert answer == tokenizer.decode(own, skip_special_tokens=True).strip()
     assert found[0] == "3"
+
+
+def without_head(kind: str, folder: Path, **changes: Any) -> Any:
+    """Saved as the class without a head does: no prefix in the names, and no buffer of the head.
+
+    Returns:
+        The whole model.
+    """
+    build(kind, folder, steps=0, **changes)
+    model = family_of(kind).load_model(folder)
+    body = getattr(model, model.base_model_prefix)
+    body.to(torch.bfloat16).save_pretrained(folder)
+    return model.float()
+
+
+def build_linked(kind: str, model: Path, base: Path) -> Path:
+    config = {
+        "run": "r", "family": family_of(kind).name, "base": str(model), "data": {"source": "sums"},
+        "phases": [{"name": "one", "until": 1}],
+    }  # fmt: skip
+    build_base(parse_config(config, "test"), None, base)
+    return base
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bloom", "bart"], scope="module")
+def test_a_base_without_its_head_gets_the_names_of_its_class(kind, family, tmp_path):
+    """So that a training with one frozen parameter is written; the user's folder stays."""
+    model = without_head(kind, tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    base = build_linked(kind, tmp_path / "model", tmp_path / "base")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()} == before
+    held = load_file(base / "model.safetensors")
+    assert held.keys() == stored_tensors(family.empty_model(base)).keys()
+    assert {tensor.dtype for tensor in held.values()} == {torch.bfloat16}
+    tensors = trained_tensors(model)
+    left = min(tensors)
+    del tensors[left]
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    out = Path(shutil.copytree(base, tmp_path / "weights"))
+    family.save_model(
+        base, shapes, tensors.__getitem__, torch.float32, out, frozen=lambda name: name == left
+    )
+    given = batch(family.name, base)
+    loaded = getattr(transformers, family.classes[ROOT]).from_pretrained(out)
+    assert torch.equal(logits(loaded, given, family.name), logits(model, given, family.name))
+
+
+def test_a_base_with_its_class_s_names_is_linked(kind, base, tmp_path):
+    assert (build_linked(kind, base, tmp_path / "base") / "model.safetensors").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["llama"], scope="module")
+def test_a_base_that_lacks_a_weight_is_refused(kind, tmp_path):
+    """Its library would draw the head at random."""
+    without_head(kind, tmp_path / "model", tie_word_embeddings=False)
+    with pytest.raises(PipelineError) as caught:
+        build_linked(kind, tmp_path / "model", tmp_path / "base")
+    assert str(caught.value) == (
+        f"ERROR: {tmp_path / 'model'}: no tensor lm_head.weight, which the model's config.json "
+        "asks for\n"
+        "  Hint: complete the folder, or download the model again"
+    )
+    assert not (tmp_path / "base").exists()

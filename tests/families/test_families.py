@@ -8,6 +8,7 @@ from zerotrain.config import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, load_family
 from zerotrain.plan.forward import _LOSSES
+from zerotrain.sources import code_digest
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -17,6 +18,12 @@ def test_the_table_says_what_the_module_says(name: str) -> None:
     assert (family.name, family.modality) == (name, kind.modality)
     assert family.trained_part == (kind.trained_part if kind.modality == "image" else ".")
     assert bool(getattr(family, "samplers", {})) == kind.noise_schedule
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_makes_cached_tensors_stale_is_known(name: str) -> None:
+    """A class that used another of its module would have edits that go unnoticed."""
+    assert code_digest(*load_family(name).encoding_code)
 
 
 def test_every_family_can_be_planned() -> None:

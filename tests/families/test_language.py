@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import peft
 import pytest
 import torch
 import transformers
-from tests.families.texts import LORA, SUMS, batch, build
+from tests.families.texts import LORA, SUMS, batch, build, logits
 
 from zerotrain.base import check_config, choose_files
 from zerotrain.config import EvaluateConfig
@@ -17,9 +18,12 @@ from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, load_family, model_tensors
 from zerotrain.families.lora import PEFT_ADAPTER, PEFT_CONFIG, add_adapter, save_adapter
+from zerotrain.parameter_patterns import is_frozen
 from zerotrain.tensor_file import open_tensors
+from zerotrain.trained import choose_trained, trained_parameters
 
 FAMILIES = ("causal_lm", "seq2seq_lm")
+EMBEDDINGS = {"causal_lm": "embed_tokens", "seq2seq_lm": "^shared"}
 SETTINGS = {"rank": 2, "alpha": 8.0, "dropout": 0.0}
 
 
@@ -31,15 +35,6 @@ def name(request) -> str:
 @pytest.fixture(scope="module")
 def base(name, tmp_path_factory) -> Path:
     return build(name, tmp_path_factory.mktemp(name))
-
-
-def logits(model: torch.nn.Module, given: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-    """What the model says of a batch, in eval mode."""
-    own = {"labels": given["labels"]} if name == "seq2seq_lm" else {}
-    with torch.inference_mode():
-        return model.eval()(
-            input_ids=given["input_ids"], attention_mask=given["attention_mask"], **own
-        ).logits
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -117,6 +112,26 @@ def test_written_weights_load_with_the_library(name, base, tmp_path, monkeypatch
     loaded = getattr(transformers, family.classes[ROOT]).from_pretrained(tmp_path)
     for called, parameter in loaded.named_parameters():
         assert torch.equal(parameter, tensors[called]), called
+
+
+def test_frozen_tied_embeddings_stay_those_of_the_base(name, base, tmp_path):
+    """Though the pattern names one of the tensor's names alone, all else is what was trained."""
+    family, frozen = load_family(name), [EMBEDDINGS[name]]
+    model = choose_trained(family.load_model(base), None, frozen, seed=0)
+    for parameter in trained_parameters(model).values():
+        parameter.data += 0.5
+    tensors = trained_parameters(model)
+    shapes = {n: list(p.shape) for n, p in tensors.items()}
+    out = Path(shutil.copytree(base, tmp_path / "weights"))
+    family.save_model(
+        base, shapes, tensors.__getitem__, torch.float32, out,
+        frozen=lambda name: is_frozen(name, frozen, []),
+    )  # fmt: skip
+    given = batch(name, base)
+    loaded = getattr(transformers, family.classes[ROOT]).from_pretrained(out)
+    assert torch.equal(logits(loaded, given, name), logits(model, given, name))
+    untrained = family.load_model(base).get_input_embeddings().weight
+    assert torch.equal(loaded.get_input_embeddings().weight, untrained)
 
 
 def test_an_adapter_is_one_of_peft(name, base, tmp_path):

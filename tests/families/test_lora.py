@@ -239,22 +239,40 @@ def test_an_adapter_of_half_precision_is_the_trained_one_rounded(nano, tmp_path)
     assert 0 < difference(trained, adapted(nano)) < 0.02
 
 
-def refused(base: Path, tensors: dict[str, torch.Tensor], out: Path) -> str:
+def refused(base: Path, tensors: dict[str, torch.Tensor], out: Path, **changes: object) -> str:
     """What save_adapter says of wrong tensors; it writes nothing."""
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     with pytest.raises(PipelineError) as error:
         save_adapter(
-            FAMILY, base, shapes, tensors.__getitem__, dtype=torch.float32, out=out / "out",
-            **SETTINGS,
+            FAMILY, base, shapes, tensors.__getitem__, out=out / "out",
+            **SETTINGS | {"dtype": torch.float32} | changes,
         )  # fmt: skip
     assert not (out / "out").exists()
     return error.value.what
 
 
-def test_an_adapter_that_was_not_trained_is_refused(nano, tmp_path):
+def test_an_empty_adapter_is_refused(nano, tmp_path):
     assert "the adapter is empty" in refused(nano, {}, tmp_path)
-    untouched = adapter_of(adapted(nano, trained=False))
-    assert "the adapter does nothing" in refused(nano, untouched, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_dora": True}, {"use_rslora": True}, {"init_lora_weights": "orthogonal"}],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_an_adapter_is_written_once_a_step_has_trained_it(nano, tmp_path, options, dtype):
+    """A change of 1e-6 of one factor counts; both factors of orthogonal are large before that."""
+    unet = adapted(nano, trained=False, **options)
+    untouched = adapter_of(unet)
+    said = refused(nano, untouched, tmp_path, dtype=dtype, **options)
+    first = next(name for name in untouched if ".lora_B." in name)
+    assert f"the adapter does nothing: the product of {first} and its first factor" in said
+    assert f"are zero in {dtype}" in said
+    source = torch.Generator().manual_seed(0)
+    step = 1e-6 * torch.randn(untouched[first].shape, generator=source)
+    untouched[first].data += step
+    assert saved(nano, unet, tmp_path, dtype=dtype, **options).keys() == {ADAPTER}
 
 
 def test_tensors_of_another_adapter_are_refused_by_name(nano, tmp_path):

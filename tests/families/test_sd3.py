@@ -134,8 +134,32 @@ def test_the_transformer_is_asked_as_the_pipeline_asks_it(nano_sd3):
     assert velocity.abs().max() > 0.01
 
 
-def test_images_too_large_for_the_bases_positions_are_refused(nano_sd3):
-    """In a sentence, before the transformer fails."""
+def with_patches(base: Path, folder: Path, patch: int) -> Path:
+    """A copy of the base whose transformer takes patches of this side."""
+    shutil.copytree(base, folder)
+    path = folder / "transformer" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": patch}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("patch", "resolution", "said"),
+    [
+        (1, 32, "images of 8 patches a side, and the base has positions for 4"),
+        (2, 20, "20 pixels are 5 latents wide, which patches of 2 x 2 do not cover"),
+    ],
+)
+def test_images_that_the_transformer_cannot_take_are_refused(
+    nano_sd3, tmp_path, patch, resolution, said
+):
+    """In a sentence, before a whole data set is encoded."""
+    encoders = FAMILY.load_encoders(with_patches(nano_sd3, tmp_path / "base", patch), "cpu")
+    with pytest.raises(PipelineError, match=f"^ERROR: train.resolution: {said}\n"):
+        encoders.encode_images(torch.zeros(1, 3, resolution, resolution))
+
+
+def test_cached_images_too_large_for_the_bases_positions_are_refused(nano_sd3):
+    """Another base with the same autoencoder may have encoded them."""
     noisy = torch.zeros(1, 4, 4, 8)
     with pytest.raises(PipelineError, match=r"images of 8 patches a side, .* positions for 4"):
         FAMILY.objective(nano_sd3).predict(torch.nn.Identity(), noisy, torch.ones(1), {})

@@ -48,3 +48,12 @@ def batch(name: str, base: Path) -> dict[str, torch.Tensor]:
         "attention_mask": filled([[1] * len(row.input_ids) for row in rows], 0),
         "labels": filled([row.labels for row in rows], -100),
     }
+
+
+def logits(model: torch.nn.Module, given: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """What the model says of a batch, in eval mode."""
+    own = {"labels": given["labels"]} if name == "seq2seq_lm" else {}
+    with torch.inference_mode():
+        return model.eval()(
+            input_ids=given["input_ids"], attention_mask=given["attention_mask"], **own
+        ).logits

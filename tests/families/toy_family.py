@@ -35,6 +35,8 @@ class Toy(DiffusionFamily):
         text_encoder="CLIPTextModel", unet="UNet2DConditionModel", vae="AutoencoderKL"
     )
     parts = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")
+    text_parts = ("text_encoder", "tokenizer")
+    encoding_code = ("zerotrain.families.toy", "zerotrain.families.pipelines")
 
     def load_encoders(self, base, device, max_sequence_length=None):
         return ToyEncoders(base, device)

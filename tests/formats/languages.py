@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tests.families.test_language import logits
-from tests.families.texts import LORA, batch, build
+from tests.families.texts import LORA, batch, build, logits
 from tests.stages.test_export_weights import Export
 
 from zerotrain import artifact

@@ -46,6 +46,21 @@ def test_an_adapter_alone_is_trained_of_a_model_of_20_billion_parameters():
 
 
 @pytest.mark.parametrize(
+    ("family", "base", "targets"),
+    [
+        *((family, "nano", targets) for family in FAMILIES for targets in (None, "all-linear")),
+        *((known.family, known.source.split(", ")[0], "all-linear") for known in shipped()),
+    ],
+)
+def test_a_lora_has_the_parameters_that_its_names_promise(family, base, targets):
+    """render_launch counts by the names in a file's header; training asks the model's layers."""
+    architecture = find_architecture(family, base)
+    lora = {"rank": 4, "alpha": 4.0, "dropout": 0.0, "target_modules": targets}
+    counted = model_sizes(trained_model(architecture).shapes, lora)
+    assert counted.trained == trained_model(architecture, lora).trained_parameters
+
+
+@pytest.mark.parametrize(
     ("family", "peft"),
     [
         ("sdxl", {"peft_type": "LOHA", "r": 2, "target_modules": ["to_q", "conv1"]}),

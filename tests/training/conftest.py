@@ -6,8 +6,9 @@ import faulthandler
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,27 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
+from tests.training.inputs import write_image_inputs
 from tests.training.kill_point import KillPoint
 
 from zerotrain import artifact
 from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
 from zerotrain.cache.writer import Stored, place, write_series
+from zerotrain.checkpoint import Checkpoint
 from zerotrain.config import LaunchConfig
+from zerotrain.families import load_family
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.model_sizes import read_sizes
+from zerotrain.position import MASTER
+from zerotrain.trained import choose_trained, trained_parameters
 from zerotrain.training import progress_folder, rank
 
 SAMPLES = 24
+SEED = 7
 PRESETS = Path("config/launch")
 
 
@@ -167,11 +174,28 @@ class Training:
         return {n: f["sha256"] for n, f in found.files.items() if n.endswith(".safetensors")}
 
 
+def trained_model(
+    family: str,
+    base: Path,
+    checkpoint: Path,
+    adapter: Mapping[str, Any] | None = None,
+    frozen: Sequence[str] = (),
+) -> Any:
+    """What a checkpoint holds, without any export: the base with these very master weights."""
+    source, found = Checkpoint(checkpoint), load_family(family)
+    model = choose_trained(found.load_model(base), adapter, frozen, seed=SEED)
+    parameters = trained_parameters(model)
+    assert set(source.names) == parameters.keys()
+    for name, parameter in parameters.items():
+        parameter.data = source.tensor(name, MASTER)
+    return model.eval()
+
+
 def tiny_phase(name: str, preset: str, until: int) -> ResolvedPhase:
     """A phase of one process in float32."""
     chosen = read_preset(PRESETS / f"{preset}.yaml")
     return ResolvedPhase(
-        run="tiny", phase=name, family="sdxl", seed=7, preset=preset, engine=chosen.engine,
+        run="tiny", phase=name, family="sdxl", seed=SEED, preset=preset, engine=chosen.engine,
         zero_stage=chosen.zero_stage, offload_optimizer=chosen.offload_optimizer,
         offload_param=chosen.offload_param, num_processes=1, num_cpu_threads_per_process=1,
         mixed_precision="no", start_step=0, until_step=until, epoch_size=SAMPLES,
@@ -198,6 +222,19 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_base(folder / "base", (9, 15))
     _write_cache(folder / "cache")
     return folder
+
+
+@pytest.fixture(scope="session")
+def image_inputs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives the folder of a family's nano base and cache."""
+
+    @cache
+    def make(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        write_image_inputs(family, folder)
+        return folder
+
+    return make
 
 
 def write_base(folder: Path, channels: tuple[int, int]) -> None:

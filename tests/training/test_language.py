@@ -9,48 +9,38 @@ import peft
 import pytest
 import torch
 import transformers
-from tests.cache.test_tokens import publish_dataset, run_config
-from tests.families.texts import LORA, SUMS, batch, build
-from tests.training.conftest import Training
+from tests.families.texts import LORA, batch
+from tests.training.conftest import Training, trained_model
+from tests.training.inputs import text_inputs
 from tests.training.matrix import export_state
 
 from zerotrain import artifact
-from zerotrain.artifact import file_sha256
-from zerotrain.base import part_digests
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.export import WeightsTarget, export
 from zerotrain.families import ROOT, load_family
-from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.training import progress_folder
 
-TALKS = [tuple(m.content for m in one.messages) for one in SUMS]
-
-
+DEFAULT = [("causal_lm", "full"), ("seq2seq_lm", "lora")]
+"""What the default suite trains."""
+EMBEDDINGS = {"causal_lm": "embed_tokens", "seq2seq_lm": "^shared"}
+"""One of the names of the tied embeddings."""
+TRAINED = ("full", "lora", "frozen")
+"""All of the model, an adapter, or all but the tied embeddings."""
 CASES = [
-    pytest.param("causal_lm", False, id="causal_lm-full"),
-    pytest.param("seq2seq_lm", True, id="seq2seq_lm-lora"),
-    pytest.param("causal_lm", True, id="causal_lm-lora", marks=pytest.mark.slow),
-    pytest.param("seq2seq_lm", False, id="seq2seq_lm-full", marks=pytest.mark.slow),
-]
+    pytest.param(
+        family, what, id=f"{family}-{what}",
+        marks=() if (family, what) in DEFAULT else pytest.mark.slow,
+    )
+    for family in EMBEDDINGS
+    for what in TRAINED
+]  # fmt: skip
 
 
-def made_inputs(family: str, folder: Path, *, packing: bool = True) -> Path:
-    """A nano model and the cache of its dataset; causal rows are packed if they may be."""
-    with artifact.publish(folder / "base", "base") as draft:
-        build(family, draft.folder)
-        draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
-        draft.content = {"family": family, "parts": part_digests(draft.known)}
-    dataset = publish_dataset(folder / "data", TALKS)
-    config = run_config(family, packing=packing and family == "causal_lm")
-    cache_latents(config, 32, dataset, folder / "base", folder / "cache")
-    return folder
-
-
-@pytest.mark.parametrize(("family", "adapter"), CASES)
-def test_a_training_of_text_goes_on_over_two_switches(family, adapter, server, tmp_path):
+@pytest.mark.parametrize(("family", "what"), CASES)
+def test_a_training_of_text_goes_on_over_two_switches(family, what, server, tmp_path):
     """torch, then zero2_offload, then zero3_offload with zero3_init: the losses are those of plain
     PyTorch throughout, and the weights of each phase load with the real library."""
-    inputs = made_inputs(family, tmp_path / "inputs")
+    inputs = text_inputs(family, tmp_path / "inputs")
     training = Training(tmp_path, inputs, server)
     rows = artifact.read(inputs / "cache", "cache").content["epoch_size"] // 2
     lora = {"rank": 2, "alpha": 8.0, "dropout": 0.0, "target_modules": list(LORA[family])}
@@ -58,8 +48,10 @@ def test_a_training_of_text_goes_on_over_two_switches(family, adapter, server, t
         "family": family,
         "objective": {},
         "epoch_size": rows,
-        "lora": lora if adapter else None,
+        "lora": lora if what == "lora" else None,
+        "frozen_parameters": [EMBEDDINGS[family]] if what == "frozen" else [],
     }
+    chosen = {key: changes[key] for key in ("lora", "frozen_parameters")}
     training.run("whole", "torch", 9, **changes)
     state = None
     for number, (preset, own) in enumerate(
@@ -70,31 +62,20 @@ def test_a_training_of_text_goes_on_over_two_switches(family, adapter, server, t
         folder = progress_folder.step_folder(training.progress(name), 3 * number)
         state = export_state(folder, tmp_path / f"{name}-state")
         weights = tmp_path / f"{name}-weights"
-        target = WeightsTarget(
-            weights, inputs / "base", load_family(family), "fp32", lora=changes["lora"]
-        )
+        target = WeightsTarget(weights, inputs / "base", load_family(family), "fp32", **chosen)
         export(Checkpoint(folder), folder, target, None)
-        check = _check_adapter if adapter else _check_model
-        check(family, inputs / "base", weights, Checkpoint(folder))
+        transformers.AutoTokenizer.from_pretrained(weights)
+        given = batch(family, inputs / "base")
+        trained = _logits(trained_model(family, inputs / "base", folder, *chosen.values()), given)
+        assert torch.equal(_logits(_loaded(family, weights), given), trained)
+        untrained = _loaded(family, inputs / "base")
+        assert not torch.equal(_logits(untrained, given), trained)
+        if what == "lora":
+            by_peft = peft.PeftModel.from_pretrained(untrained, weights)
+            assert torch.equal(_logits(by_peft, given), trained)
     whole, parts = training.losses("whole"), training.losses("part-3")
     assert whole[-1] < whole[0]
     assert parts == pytest.approx(whole, abs=2e-5)
-
-
-def _check_model(family: str, base: Path, weights: Path, source: Checkpoint) -> None:
-    """transformers loads the numbers that were trained, bit by bit."""
-    transformers.AutoTokenizer.from_pretrained(weights)
-    for name, parameter in _loaded(family, weights).named_parameters():
-        assert torch.equal(parameter, source.tensor(name, "master")), name
-
-
-def _check_adapter(family: str, base: Path, weights: Path, source: Checkpoint) -> None:
-    """transformers and peft give the same outputs, which are not those of the base."""
-    given = batch(family, base)
-    by_peft = peft.PeftModel.from_pretrained(_loaded(family, base), weights)
-    found = [_logits(model, given) for model in (_loaded(family, weights), by_peft)]
-    assert torch.equal(*found)
-    assert not torch.equal(found[0], _logits(_loaded(family, base), given))
 
 
 def _loaded(family: str, folder: Path) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 from tests.training.conftest import Training
-from tests.training.test_switch_families import COUNT, LORA, SIDE, made  # noqa: F401
+from tests.training.inputs import COUNT, LORA, SIDE
 
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.config import TrainConfig
@@ -51,9 +51,9 @@ class Adapters:
 
 
 @pytest.fixture
-def adapters(request, made, tmp_path, server) -> Adapters:  # noqa: F811
+def adapters(request, image_inputs, tmp_path, server) -> Adapters:
     family = getattr(request, "param", "sdxl")
-    inputs = made(family)
+    inputs = image_inputs(family)
     return Adapters(Training(tmp_path, inputs, server), inputs, family)
 
 

@@ -9,9 +9,9 @@ import peft
 import pytest
 import torch
 from tests.families.texts import batch
-from tests.training.conftest import Training
+from tests.training.conftest import Training, trained_model
+from tests.training.inputs import text_inputs
 from tests.training.matrix import deviation
-from tests.training.test_language import made_inputs
 
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.export import WeightsTarget, export
@@ -57,8 +57,14 @@ def marked(name: str, *values: Any) -> Any:
     return pytest.param(*values, id=name, marks=() if name in QUICK else pytest.mark.slow)
 
 
-def chain(training: Training, family: str, adapter: dict[str, Any], **shape: Any) -> Path:
-    """Train in three phases under three engines, as one phase would; the weights they lead to."""
+def chain(
+    training: Training, family: str, adapter: dict[str, Any], **shape: Any
+) -> tuple[Path, Any]:
+    """Train in three phases under three engines, as one phase would.
+
+    Returns:
+        The weights they lead to, and the trained model without an export.
+    """
     changes = {"family": family, "peft": adapter, "lr_scheduler_steps": 20, **shape}
     whole = training.run("whole", "torch", STEPS * len(CHAIN), **changes)
     target = WeightsTarget(
@@ -73,7 +79,7 @@ def chain(training: Training, family: str, adapter: dict[str, Any], **shape: Any
     apart = deviation(losses, whole)
     print(f"{family} {adapter['peft_type']}: largest relative deviation {apart:.1e}")
     assert apart <= 2e-6
-    return target.folder
+    return target.folder, trained_model(family, training.base, rolling, adapter)
 
 
 def test_every_method_is_tried() -> None:
@@ -85,10 +91,10 @@ def test_every_method_is_tried() -> None:
 )
 def test_a_method_of_layers_switches_and_is_what_peft_loads(training, name, settings):
     """peft's own reading answers as the trained model does, and merged as far as it merges."""
-    weights = chain(training, "sdxl", {"peft_type": name, **settings})
+    weights, model = chain(training, "sdxl", {"peft_type": name, **settings})
     family: Any = load_family("sdxl")
     base = family.load_model(training.base).eval()
-    trained = answers(family.load_trained(weights))
+    trained = answers(model)
     assert (trained - answers(base)).abs().max() > 1e-6
     loaded = peft.PeftModel.from_pretrained(base, weights / "adapter").eval()
     assert torch.equal(answers(loaded), trained)
@@ -123,15 +129,16 @@ def answers(unet: Any) -> torch.Tensor:
 )
 def test_a_trained_prompt_switches_and_is_what_peft_loads(server, tmp_path, family, name, settings):
     """Though logits have more places than the row, and P-tuning is exported as its outcome."""
-    inputs = made_inputs(family, tmp_path / "inputs", packing=False)
+    inputs = text_inputs(family, tmp_path / "inputs", packing=False)
     training = Training(tmp_path, inputs, server)
-    weights = chain(training, family, {"peft_type": name, **settings}, objective={}, epoch_size=16)
+    weights, model = chain(
+        training, family, {"peft_type": name, **settings}, objective={}, epoch_size=16
+    )
     found: Any = load_family(family)
     base = found.load_model(inputs / "base").eval()
     given = batch(family, inputs / "base")
     trained, untrained = (
-        found.objective(inputs / "base").loss(model, given).detach()
-        for model in (found.load_trained(weights), base)
+        found.objective(inputs / "base").loss(model, given).detach() for model in (model, base)
     )
     assert not torch.equal(trained, untrained)
     loaded = peft.PeftModel.from_pretrained(base, weights / "adapter").eval()

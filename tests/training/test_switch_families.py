@@ -2,72 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import pytest
 import torch
-from tests.families.conftest import pictures
-from tests.training.conftest import Training
+from tests.training.conftest import Training, trained_model
+from tests.training.inputs import COUNT, LORA, SIDE
 from tests.training.matrix import deviation
 
 from zerotrain.cache import read_cache, stacked
 from zerotrain.checkpoint import Checkpoint
-from zerotrain.config import TrainConfig, parse_config
-from zerotrain.data.dataset import read_dataset
+from zerotrain.config import TrainConfig
 from zerotrain.export import WeightsTarget, export
 from zerotrain.families import load_family
-from zerotrain.families import nano as nano_parts
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
-from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training import progress_folder
 
 FAMILIES = ("sdxl", "sd3", "flux", "qwen_image")
 CHAIN = ("torch", "zero2_offload", "zero3_offload")
 STEPS = 2
 """Of each phase of the chain."""
-SIDE, COUNT = 16, 12
-CAPTIONS = ("a red house", "boat", "a green house, a blue boat")
-LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["to_q", "to_k", "to_v"]}
 ADAPTERS = {"sdxl": True, "sd3": False, "flux": False, "qwen_image": True}
 """Whether the default suite trains an adapter of the family; the other way is slow."""
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Makes the folder of a family's base and cache, by the stages that users run."""
-    known: dict[str, Path] = {}
-
-    def make(family: str) -> Path:
-        if family in known:
-            return known[family]
-        folder = known[family] = tmp_path_factory.mktemp(family)
-        (folder / "images").mkdir()
-        for number, image in enumerate(pictures(SIDE, COUNT)):
-            image.save(folder / "images" / f"{number}.png")
-            (folder / "images" / f"{number}.txt").write_text(CAPTIONS[number % 3])
-        raw = {
-            "run": "r",
-            "family": family,
-            "base": "nano",
-            "data": {"images": str(folder / "images"), "num_workers": 0},
-            "train": {"resolution": SIDE},
-            "launch": {"num_cpu_threads_per_process": 1},
-            "phases": [{"name": "p", "until": 1}],
-        }
-        config = parse_config(raw, "test")
-        prepare_dataset(config.data, folder / "dataset")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(nano_parts, "VAE_STEPS", 3)
-            build_base(config, folder / "dataset", folder / "base")
-        cache_latents(config, SIDE, folder / "dataset", folder / "base", folder / "cache")
-        assert len(read_dataset(folder / "dataset").split("train")) == COUNT
-        return folder
-
-    return make
 
 
 def _cases() -> list[Any]:
@@ -85,11 +42,11 @@ def _cases() -> list[Any]:
 
 @pytest.mark.parametrize(("family", "adapter"), _cases())
 def test_families_switch_and_export_what_their_pipelines_load(
-    family, adapter, made, tmp_path, server
+    family, adapter, image_inputs, tmp_path, server
 ):
     """torch, ZeRO-2 offload, ZeRO-3 offload: the losses of a training without a switch within 1e-6,
     and after each of them weights that answer in the real pipeline as the trained model does."""
-    inputs = made(family)
+    inputs = image_inputs(family)
     training = Training(tmp_path, inputs, server)
     shape = {
         "family": family,
@@ -111,7 +68,8 @@ def test_families_switch_and_export_what_their_pipelines_load(
             weights, inputs / "base", found, "fp32", lora=LORA if adapter else None
         )
         export(Checkpoint(rolling), rolling, target, state)
-        answers = _answers(family, inputs, weights, found.load_trained(weights))
+        trained = trained_model(family, inputs / "base", rolling, LORA if adapter else None)
+        answers = _answers(family, inputs, inputs / "base", trained)
         by_pipeline = _answers(family, inputs, weights, _of_pipeline(found, weights, adapter))
         print(f"{family} {preset}: outputs differ by {(answers - by_pipeline).abs().max():.1e}")
         assert torch.equal(answers, by_pipeline)

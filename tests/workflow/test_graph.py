@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from tests.conftest import ROOT
 
 from zerotrain.errors import EXIT_USER_ERROR
 
@@ -224,14 +224,18 @@ def test_graph_is_clean_to_snakemakes_own_linter(project):
     assert "Congratulations" in linted.stdout
 
 
-SHIPPED = [f for f in sorted(Path("config").glob("*.yaml")) if "# Machine:" not in f.read_text()]
+SHIPPED = {
+    path.name: text
+    for path in sorted((ROOT / "config").glob("*.yaml"))
+    if "# Machine:" not in (text := path.read_text())
+}
 """But for recipes, which want a user's data: test_recipes.py."""
 
 
-@pytest.mark.parametrize("name", [path.name for path in SHIPPED])
+@pytest.mark.parametrize("name", SHIPPED)
 def test_graph_shipped_configuration_plans(project, name):
     """Every configuration that is shipped can be planned as it is, one training per phase."""
-    shipped = (Path("config") / name).read_text()
+    shipped = SHIPPED[name]
     (project.folder / "config" / name).write_text(shipped)
     planned = project.planned("train", "--configfile", f"config/{name}")
     assert planned["train_phase"] == planned["evaluate"] == shipped.count("- name:")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from tests.conftest import ROOT
 
 from zerotrain.config import RunConfig, read_config
 from zerotrain.plan.choice import RESERVE
@@ -14,7 +14,7 @@ from zerotrain.plan.planner import Place, plan
 MACHINE = re.compile(r"# Machine: (\d+) GPUs? of (\d+) GB, (\d+) GB of host memory\.\n")
 RECIPES = {
     path.stem: path
-    for path in sorted(Path("config").glob("*.yaml"))
+    for path in sorted((ROOT / "config").glob("*.yaml"))
     if "# Machine:" in path.read_text()
 }
 TEXT = {

@@ -16,8 +16,9 @@ ATTENTION = (
     *("EncDecAttention.v", "EncDecAttention.o", "query_key_value", "c_attn"),
 )
 """Projections of an attention, as the models of diffusers and transformers name them."""
-NO_LAYER = re.compile(r"(^|\.)(shared|lm_head|wte|wpe|\w*embed\w*)$")
-"""Tables of tokens and the head, whose weights look like those of linear layers."""
+NO_LAYER = re.compile(r"(^|\.)(shared|lm_head|wte|wpe|relative_attention_bias|\w*embed(?!der)\w*)$")
+"""Tables of tokens and places, and the head: their weights look like those of linear layers. An
+`embedder`, as in Flux, is one."""
 
 
 def is_target(layer: str, targets: Sequence[str]) -> bool:

@@ -23,7 +23,7 @@ def choose_trained(
     """Let the parameters that are to be trained require gradients, and no others.
 
     Args:
-        model: The denoiser, also on the meta device.
+        model: A denoiser or language model, also on the meta device.
         adapter: What RunConfig.adapter_values gives of one to add; None for none.
         frozen_parameters: Regular expressions that are searched for in names.
         seed: Decides the adapter's first weights.

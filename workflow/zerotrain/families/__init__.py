@@ -145,7 +145,8 @@ class Family(Protocol):
     def empty_model(self, base: Path) -> torch.nn.Module:
         """The trainable part without its weights: names, shapes and ties.
 
-        Parameters are on the meta device, buffers on CPU with the values that building gives.
+        Parameters are on the meta device. Buffers that no file holds have the values that building
+        gives, on CPU; of a denoiser the others are on the meta device, too.
         """
 
     def load_trained(self, weights: Path) -> torch.nn.Module:

@@ -40,21 +40,13 @@ class DiffusionFamily(ABC):
     optional_parts: tuple[str, ...] = ()
     image_parts: tuple[str, ...] = ("vae",)
     text_parts: tuple[str, ...]
-    """Text encoders and tokenizers, if the family does not say otherwise."""
     encoding_code: tuple[str, ...]
-    """The family's module, if the family does not say otherwise, and that of pipelines."""
     classes: Mapping[str, str]
     trained_part: str
     pipeline: str
     """Name of the pipeline's class in diffusers."""
     samplers: Mapping[str, str] = {}
     """Schedulers that evaluate.scheduler may name, beside the base's own, and their classes."""
-
-    def __init_subclass__(cls) -> None:
-        text = tuple(part for part in cls.parts if part.startswith(("text_encoder", "tokenizer")))
-        cls.text_parts = cls.__dict__.get("text_parts", text)
-        code = (f"zerotrain.families.{cls.name}", "zerotrain.families.pipelines")
-        cls.encoding_code = cls.__dict__.get("encoding_code", code)
 
     @abstractmethod
     def load_encoders(

@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zerotrain.families.diffusion import DiffusionFamily
-from zerotrain.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
-from zerotrain.families.patches import pack, refuse_odd, unpack
+from zerotrain.families.flow_matching import read_flow_scheduler
+from zerotrain.families.patches import (
+    PackedFamily,
+    PackedObjective,
+    pack,
+    refuse_odd,
+    unpack,
+)
 from zerotrain.families.pipelines import latents_of, load_pipeline, prompt_length
 
 if TYPE_CHECKING:
@@ -50,7 +55,7 @@ class FluxEncoders:
         }
 
 
-class FluxObjective(FlowMatchingObjective):
+class FluxObjective(PackedObjective):
     """Flow matching of a transformer that takes patches and their places.
 
     Args:
@@ -82,10 +87,6 @@ class FluxObjective(FlowMatchingObjective):
         )[0]
         return unpack(velocity, noisy.shape)
 
-    def image_tokens(self, latents: torch.Tensor) -> int:
-        """Patches of 2 x 2."""
-        return latents.shape[-2] * latents.shape[-1] // 4
-
 
 def _places(latents: torch.Tensor) -> torch.Tensor:
     """Of each patch of latents [B, C, h, w], in pack's order: 0, row and column, [h/2 * w/2, 3]."""
@@ -94,7 +95,7 @@ def _places(latents: torch.Tensor) -> torch.Tensor:
     return torch.cartesian_prod(*axes)
 
 
-class Flux(DiffusionFamily):
+class Flux(PackedFamily):
     """The family's parts and acts; see zerotrain.families.Family."""
 
     name = "flux"
@@ -107,6 +108,7 @@ class Flux(DiffusionFamily):
         "transformer",
         "vae",
     )
+    text_parts = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     encoding_code = ("zerotrain.families.flux:FluxEncoders", "zerotrain.families.pipelines")
     trained_part = "transformer"
     classes: Mapping[str, str] = {
@@ -116,11 +118,6 @@ class Flux(DiffusionFamily):
         "vae": "AutoencoderKL",
     }
     pipeline = "FluxPipeline"
-
-    def latent_channels(self, config: Mapping[str, Any]) -> int:
-        """A patch of 2 x 2 has four times as many."""
-        found: int = config["in_channels"] // 4
-        return found
 
     def load_encoders(
         self, base: Path, device: str, max_sequence_length: int | None = None

@@ -39,6 +39,8 @@ INITIAL: dict[str, bool | str] = {"default": True}
 """peft's own words."""
 LINEAR: tuple[type, ...] = (torch.nn.Linear, Conv1D)
 """Conv1D is GPT-2's name for a linear layer."""
+ROUNDING = 4 * torch.finfo(torch.float32).eps
+"""Of a product, relative to its factors' norms; those of `orthogonal` begin with 1e-7."""
 LAYERS: tuple[type, ...] = (*LINEAR, torch.nn.Conv2d)
 KINDS = {LAYERS: "linear or convolution layer", LINEAR: "linear layer"}
 """What messages call them."""
@@ -60,8 +62,8 @@ def add_adapter(
 
     The parameters that require a gradient are then the adapter's: float32, for a linear layer
     `<layer>.lora_A.default.weight` [rank, in] and `<layer>.lora_B.default.weight` [out, rank].
-    Their values follow from `seed` alone, and no global generator is disturbed; lora_B is zero, so
-    the model's output is still the base's.
+    Their values follow from `seed` alone, and no global generator is disturbed; lora_B is zero, or
+    of `orthogonal` its product with lora_A, so the model's output is still the base's.
 
     Args:
         model: The model, on CPU or meta.
@@ -149,8 +151,8 @@ def save_adapter(
         sha256 of each written file, by its name relative to `out`.
 
     Raises:
-        PipelineError: there is no tensor, nothing was trained (each lora_B is zero), or a name or
-            shape is not one of this adapter's; the message names the tensor.
+        PipelineError: there is no tensor, nothing was trained (each lora_B @ lora_A is zero), or a
+            name or shape is not one of this adapter's; the message names the tensor.
     """
     from peft import LoraConfig, get_peft_model_state_dict
 
@@ -172,12 +174,15 @@ def save_adapter(
     )
     expected = {n: list(p.shape) for n, p in model.named_parameters() if p.requires_grad}
     check_shapes(expected, shapes)
-    tensors = {name: read(name).detach().to("cpu", dtype).contiguous() for name in expected}
-    check_shapes(expected, {name: list(tensor.shape) for name, tensor in tensors.items()})
-    if not any(bool(tensor.any()) for name, tensor in tensors.items() if ".lora_B." in name):
+    trained = {name: read(name).detach().cpu() for name in expected}
+    check_shapes(expected, {name: list(tensor.shape) for name, tensor in trained.items()})
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in trained.items()}
+    seconds = [name for name in expected if ".lora_B." in name]
+    # Rounded, the factors of `orthogonal` have a product before any training.
+    if not any(bool(tensors[name].any()) and _has_product(trained, name) for name in seconds):
         raise PipelineError(
-            f"the adapter does nothing: {_first(expected, '.lora_B.')} and all its other second "
-            f"factors are zero in {dtype}",
+            f"the adapter does nothing: the product of {seconds[0]} and its first factor, and all "
+            f"others, are zero in {dtype}",
             hint="train it for a step at least, with a learning rate above 0; "
             "tiny values need export.dtype fp32 or bf16",
         )
@@ -295,5 +300,10 @@ def check_shapes(
             )
 
 
-def _first(names: Mapping[str, object], part: str) -> str:
-    return next(name for name in names if part in name)
+def _has_product(tensors: Mapping[str, torch.Tensor], second: str) -> bool:
+    """Whether a layer's two float32 factors have a product that is more than rounding."""
+    b = tensors[second].flatten(1).double()
+    a = tensors[second.replace(".lora_B.", ".lora_A.")].flatten(1).double()
+    # Squared norms. B @ A is as large as the layer; this takes matrices of rank x rank alone.
+    product = ((a @ a.T) * (b.T @ b)).sum()
+    return bool(product > ROUNDING**2 * a.square().sum() * b.square().sum())

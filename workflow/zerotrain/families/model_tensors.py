@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+import transformers
 from huggingface_hub import split_torch_state_dict_into_shards
 
 from zerotrain.artifact import write_json
 from zerotrain.errors import PipelineError
+from zerotrain.families import ROOT
 from zerotrain.tensor_file import open_tensors, write_tensor_file
+
+if TYPE_CHECKING:
+    from zerotrain.families import TextFamily
 
 MAX_SHARD_SIZE = "10GB"
 
@@ -31,10 +38,11 @@ def tensor_sources(
     trained = {id(held[name]): name for name in shapes if name in held}
     # Tied weights are one parameter under several names, of which training knows one.
     found = {n: n if n in shapes else trained.get(id(tensor)) for n, tensor in held.items()}
+    left = {id(tensor) for name, tensor in held.items() if frozen(name)}
     for name in sorted(held.keys() | shapes.keys()):
         buffer = name in held and not isinstance(held[name], torch.nn.Parameter)
         source = found.get(name, name)
-        if source is None and (buffer or frozen(name)):
+        if source is None and (buffer or id(held.get(name)) in left):
             continue
         expected = tuple(held[name].shape) if name in held else "absent"
         given = tuple(shapes[source]) if source is not None and source in shapes else "absent"
@@ -133,3 +141,37 @@ def write_model(
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         write_json(folder / f"{stem}.safetensors.index.json", index)
     return known
+
+
+def store_by_own_names(family: TextFamily, folder: Path, source: str) -> None:
+    """Write a language model's files anew unless they name its tensors as its class does.
+
+    A model that was saved without its head loads, yet its names lack the class's prefix, and
+    buffers of the head are missing.
+
+    Args:
+        family: The model's family.
+        folder: Of the model; files are replaced, never written to: they may be links.
+        source: What messages call it.
+
+    Raises:
+        PipelineError: a weight is missing, which loading would draw at random.
+    """
+    files = sorted(folder.glob("model*.safetensors*"))  # also their index
+    held = open_tensors(path for path in files if path.suffix == ".safetensors")
+    if stored_tensors(family.empty_model(folder)).keys() <= held.keys():
+        return
+    types = (held[name].get_tensor(name).dtype for name in held)
+    dtype = functools.reduce(torch.promote_types, types)
+    model, found = getattr(transformers, family.classes[ROOT]).from_pretrained(
+        folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+    )
+    parameters = dict(model.named_parameters())
+    if missing := sorted(found["missing_keys"] & parameters.keys()):
+        raise PipelineError(
+            f"{source}: no tensor {missing[0]}, which the model's config.json asks for",
+            hint="complete the folder, or download the model again",
+        )
+    for path in files:
+        path.unlink()
+    write_model(model, model.state_dict().__getitem__, dtype, folder, "model")

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.families.diffusion import DiffusionFamily
+from zerotrain.families.flow_matching import FlowMatchingObjective
+
+
+class PackedFamily(DiffusionFamily):
+    """A family whose transformer takes patches of 2 x 2 as channels."""
+
+    def latent_channels(self, config: Mapping[str, Any]) -> int:
+        """A patch has four times as many."""
+        return super().latent_channels(config) // 4
+
+
+class PackedObjective(FlowMatchingObjective):
+    """Flow matching of such a transformer."""
+
+    def image_tokens(self, latents: torch.Tensor) -> int:
+        """Patches of 2 x 2 of latents [B, C, h, w]."""
+        return latents.shape[-2] * latents.shape[-1] // 4
 
 
 def pack(latents: torch.Tensor) -> torch.Tensor:
@@ -24,17 +45,33 @@ def unpack(patches: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return latents.permute(0, 3, 1, 4, 2, 5).reshape(shape)
 
 
-def refuse_odd(latents: torch.Tensor, pixels: torch.Tensor) -> None:
-    """Refuse latents [B, C, h, w] that no patches of 2 x 2 cover.
+def refuse_odd(latents: torch.Tensor, pixels: torch.Tensor, patch: int = 2) -> None:
+    """Refuse latents [B, C, h, w] that no patches of this side cover.
 
     Raises:
         PipelineError: naming the resolution of the pixels [B, 3, H, W] and what divides it.
     """
     side, resolution = latents.shape[-1], pixels.shape[-1]
-    if side % 2:
-        multiple = 2 * (resolution // side)
+    if side % patch:
+        multiple = patch * (resolution // side)
         raise PipelineError(
-            f"resolution: {resolution} pixels are {side} latents wide, an odd number, and the "
-            "model takes patches of 2 x 2",
-            hint=f"set train.resolution to a multiple of {multiple}",
+            f"train.resolution: {resolution} pixels are {side} latents wide, which patches of "
+            f"{patch} x {patch} do not cover",
+            hint=f"set it to a multiple of {multiple}",
+        )
+
+
+def refuse_large(latents: torch.Tensor, transformer: Mapping[str, Any]) -> None:
+    """Refuse latents [B, C, h, w] for which the transformer's config.json has no positions.
+
+    Raises:
+        PipelineError: saying how far the resolution has to go down.
+    """
+    side = max(latents.shape[-2:]) // transformer["patch_size"]
+    most = transformer["pos_embed_max_size"]
+    if side > most:
+        raise PipelineError(
+            f"train.resolution: images of {side} patches a side, and the base has positions "
+            f"for {most}",
+            hint=f"lower it to at most {most / side:.0%} of what it is",
         )

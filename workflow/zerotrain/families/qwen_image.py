@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zerotrain.families.diffusion import DiffusionFamily
-from zerotrain.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
-from zerotrain.families.patches import pack, refuse_odd, unpack
+from zerotrain.families.flow_matching import read_flow_scheduler
+from zerotrain.families.patches import (
+    PackedFamily,
+    PackedObjective,
+    pack,
+    refuse_odd,
+    unpack,
+)
 from zerotrain.families.pipelines import load_pipeline, prompt_length
 
 if TYPE_CHECKING:
@@ -64,7 +69,7 @@ class QwenEncoders:
         return {"prompt_embeds": [embeds[prompt].float().cpu() for prompt in prompts]}
 
 
-class QwenObjective(FlowMatchingObjective):
+class QwenObjective(PackedObjective):
     """Flow matching of a transformer that takes patches, their grid and a text's mask."""
 
     def predict(
@@ -83,16 +88,13 @@ class QwenObjective(FlowMatchingObjective):
         )[0]
         return unpack(velocity, noisy.shape)
 
-    def image_tokens(self, latents: torch.Tensor) -> int:
-        """Patches of 2 x 2."""
-        return latents.shape[-2] * latents.shape[-1] // 4
 
-
-class QwenImage(DiffusionFamily):
+class QwenImage(PackedFamily):
     """The family's parts and acts; see zerotrain.families.Family."""
 
     name = "qwen_image"
     parts = ("scheduler", "text_encoder", "tokenizer", "transformer", "vae")
+    text_parts = ("text_encoder", "tokenizer")
     encoding_code = ("zerotrain.families.qwen_image:QwenEncoders", "zerotrain.families.pipelines")
     trained_part = "transformer"
     classes: Mapping[str, str] = {
@@ -101,11 +103,6 @@ class QwenImage(DiffusionFamily):
         "vae": "AutoencoderKLQwenImage",
     }
     pipeline = "QwenImagePipeline"
-
-    def latent_channels(self, config: Mapping[str, Any]) -> int:
-        """A patch of 2 x 2 has four times as many."""
-        found: int = config["in_channels"] // 4
-        return found
 
     def empty_model(self, base: Path) -> torch.nn.Module:
         """The transformer that config.json describes, on the meta device but for its rotary

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES
 from zerotrain.families.diffusion import DiffusionFamily
 from zerotrain.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
+from zerotrain.families.patches import refuse_large, refuse_odd
 from zerotrain.families.pipelines import latents_of, load_pipeline, prompt_length
 
 if TYPE_CHECKING:
@@ -33,14 +33,22 @@ class Sd3Encoders:
         pipeline = load_pipeline("StableDiffusion3Pipeline", base, torch.float32, transformer=None)
         self.length = prompt_length(pipeline, pipeline.tokenizer_3, max_sequence_length, 512)
         self.pipeline = pipeline.to(device)
+        self._transformer = json.loads((base / "transformer" / "config.json").read_text())
         if pipeline.text_encoder_3 is None:
             # Zeros take its place, and the pipeline asks the transformer how wide they are.
-            config = json.loads((base / "transformer" / "config.json").read_text())
-            self.pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**config))
+            config = SimpleNamespace(**self._transformer)
+            self.pipeline.transformer = SimpleNamespace(config=config)
 
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Pixels [B, 3, H, W] in [-1, 1] to scaled latents [B, C, h, w]: the posterior's mode."""
-        return latents_of(self.pipeline.vae, pixels)
+        """Pixels [B, 3, H, W] in [-1, 1] to scaled latents [B, C, h, w]: the posterior's mode.
+
+        Raises:
+            PipelineError: the transformer has no patches or positions for images of this size.
+        """
+        latents = latents_of(self.pipeline.vae, pixels)
+        refuse_odd(latents, pixels, self._transformer["patch_size"])
+        refuse_large(latents, self._transformer)
+        return latents
 
     @torch.inference_mode()
     def encode_prompts(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -67,9 +75,7 @@ class Sd3Objective(FlowMatchingObjective):
     def __init__(self, base: Path, settings: Mapping[str, Any] | None) -> None:
         scheme = FAMILIES["sd3"].weighting_scheme
         super().__init__(read_flow_scheduler(base / "scheduler"), settings, scheme)
-        config = json.loads((base / "transformer" / "config.json").read_text())
-        self._patch: int = config["patch_size"]
-        self._most: int = config["pos_embed_max_size"]
+        self._transformer = json.loads((base / "transformer" / "config.json").read_text())
 
     def predict(
         self, model: torch.nn.Module, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Batch
@@ -79,12 +85,7 @@ class Sd3Objective(FlowMatchingObjective):
         Raises:
             PipelineError: the base has no positions for latents as large.
         """
-        if (side := max(noisy.shape[-2:]) // self._patch) > self._most:
-            raise PipelineError(
-                f"train.resolution: images of {side} patches a side, and the base has positions "
-                f"for {self._most}",
-                hint=f"lower it to at most {self._most / side:.0%} of what it is",
-            )
+        refuse_large(noisy, self._transformer)
         dtype = next(model.parameters()).dtype
         velocity: torch.Tensor = model(
             hidden_states=noisy.to(dtype),
@@ -98,7 +99,8 @@ class Sd3Objective(FlowMatchingObjective):
     def image_tokens(self, latents: torch.Tensor) -> int:
         """Patches of latents [B, C, h, w]."""
         height, width = latents.shape[-2:]
-        return (height // self._patch) * (width // self._patch)
+        patch: int = self._transformer["patch_size"]
+        return (height // patch) * (width // patch)
 
 
 class Sd3(DiffusionFamily):
@@ -117,6 +119,14 @@ class Sd3(DiffusionFamily):
         "vae",
     )
     optional_parts = ("text_encoder_3", "tokenizer_3")
+    text_parts = (
+        "text_encoder",
+        "text_encoder_2",
+        "text_encoder_3",
+        "tokenizer",
+        "tokenizer_2",
+        "tokenizer_3",
+    )
     encoding_code = ("zerotrain.families.sd3:Sd3Encoders", "zerotrain.families.pipelines")
     trained_part = "transformer"
     classes: Mapping[str, str] = {

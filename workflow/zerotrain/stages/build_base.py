@@ -25,7 +25,7 @@ from zerotrain.data.crop import crop_and_resize
 from zerotrain.data.dataset import Dataset, Sample, read_dataset
 from zerotrain.data.source import Source, open_source
 from zerotrain.errors import PipelineError
-from zerotrain.families import ROOT, Family, load_family
+from zerotrain.families import ImageFamily, TextFamily, load_family
 from zerotrain.model_place import open_place, refuse_revision
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
     """Publish the base model.
 
     A preset is built from the run's seed and the dataset; of folders or hub snapshots the needed
-    files are linked, so nothing is copied.
+    files are linked, so nothing is copied but a language model under other names than its class's.
 
     Args:
         config: The run's configuration (family, base, revision, vae, prediction_type,
@@ -154,7 +154,7 @@ def _change_schedule(config: RunConfig, folder: Path) -> None:
         write_json(path, found)
 
 
-def _link(config: RunConfig, family: Family, target: Path) -> str | None:
+def _link(config: RunConfig, family: ImageFamily | TextFamily, target: Path) -> str | None:
     """Link the files that the family needs into the draft; the commit, of a hub repository."""
     selections = read_selections(config.base)
     if len({selection.place for selection in selections}) > 1:
@@ -174,8 +174,11 @@ def _link(config: RunConfig, family: Family, target: Path) -> str | None:
             link = target / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to((folder / file).resolve())
-    if family.trained_part == ROOT:
+    if family.modality == "text":
+        from zerotrain.families.model_tensors import store_by_own_names
+
         check_config(target / "config.json", family, source)
+        store_by_own_names(family, target, source)
     else:
         index: Any = check_model_index(target / MODEL_INDEX, family, source)
         (target / MODEL_INDEX).unlink()
