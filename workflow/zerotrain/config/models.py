@@ -35,7 +35,10 @@ class CacheConfig(Section):
         description="Images encoded at a time; other sizes give other last bits. Default: as many "
         "as 1024 x 1024 pixels hold, at most 32.",
     )
-    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Type of stored tensors.")
+    dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="Type of stored tensors; on a GPU also the one that text encoders compute in.",
+    )
     max_sequence_length: Whole | None = Field(
         None,
         ge=1,

@@ -226,14 +226,20 @@ class ImageFamily(Family, Protocol):
         """
 
     def load_encoders(
-        self, base: Path, device: str, max_sequence_length: int | None = None
+        self,
+        base: Path,
+        device: str,
+        max_sequence_length: int | None = None,
+        dtype: torch.dtype = ...,
     ) -> Encoders:
-        """Load VAE and text encoders, in float32, for encoding.
+        """Load VAE and text encoders for encoding.
 
         Args:
             base: Folder of the base model.
             device: Where to encode.
             max_sequence_length: Tokens of a prompt; None for the family's own number.
+            dtype: Type that text encoders compute in, float32 if none is given; the VAE computes
+                in float32.
 
         Raises:
             PipelineError: max_sequence_length is more than the family takes.

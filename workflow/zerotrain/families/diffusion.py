@@ -58,9 +58,13 @@ class DiffusionFamily(ABC):
 
     @abstractmethod
     def load_encoders(
-        self, base: Path, device: str, max_sequence_length: int | None = None
+        self,
+        base: Path,
+        device: str,
+        max_sequence_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Encoders:
-        """Load autoencoder and text encoders in float32; the denoiser stays on disk."""
+        """Load autoencoder and text encoders; the denoiser stays on disk."""
 
     @abstractmethod
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Objective:
