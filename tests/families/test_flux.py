@@ -159,6 +159,18 @@ def test_the_model_is_called_as_the_pipeline_calls_it(kind, request):
     torch.testing.assert_close(pack(predicted[0]), answer)
 
 
+def test_the_guidance_leaves_the_loss_plain(base):
+    """Evaluations compare phases; training's own settings move the timesteps."""
+    uniform, latents = torch.tensor([0.1, 0.5, 0.9]), torch.zeros(3, 4, 8, 8)
+    given = {"flux_guidance_value": 3.5}
+    plain, told, training = (
+        FAMILY.objective(base, settings).sigmas(uniform, latents)
+        for settings in (None, given, {**given, "flow_shift": 3.0})
+    )
+    assert torch.equal(told, plain)
+    assert not torch.equal(training, plain)
+
+
 def test_samples_are_the_pipelines_own(base):
     """Guided by the empty prompt, alone and in a batch; equal seeds give equal images."""
     pipeline = pipeline_of(base)

@@ -137,10 +137,11 @@ class Flux(DiffusionFamily):
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> FluxObjective:
         """The objective that the base's noise scheduler describes."""
         config = json.loads((base / self.trained_part / "config.json").read_text())
-        told = (settings or {}).get("flux_guidance_value", 1.0)
+        given = dict(settings or {})
+        told = given.pop("flux_guidance_value", 1.0)
         return FluxObjective(
             read_flow_scheduler(base / "scheduler"),
-            settings,
+            given or None,
             guidance=told if config.get("guidance_embeds") else None,
         )
 
