@@ -177,7 +177,8 @@ def test_samples_are_the_pipelines_own(base):
     guided = {"true_cfg_scale": 3.0, "negative_prompt": ""}
     own = [draw(pipeline, 7, PROMPTS[0], **guided), draw(pipeline, 8, PROMPTS[1], **guided)]
     assert sample(FAMILY, base, PROMPTS, [7, 8], guidance_scale=3.0, batch_size=1) == own
-    assert sample(FAMILY, base, PROMPTS[:1], [7], guidance_scale=1.0) == [draw(pipeline, 7)]
+    for unguided in ({"guidance_scale": 1.0}, {}):
+        assert sample(FAMILY, base, PROMPTS[:1], [7], **unguided) == [draw(pipeline, 7)]
     batch = sample(FAMILY, base, PROMPTS * 2, [7, 8, 8, 7], guidance_scale=3.0)
     assert batch[:2] == own
     assert batch[0] not in batch[1:]
@@ -187,6 +188,8 @@ def test_samples_of_a_distilled_model_are_told_the_guidance(distilled):
     own = draw(pipeline_of(distilled), 7, guidance_scale=3.0)
     assert sample(FAMILY, distilled, PROMPTS[:1], [7], guidance_scale=3.0) == [own]
     assert sample(FAMILY, distilled, PROMPTS[:1], [7], guidance_scale=1.5) != [own]
+    default = draw(pipeline_of(distilled), 7, guidance_scale=3.5)
+    assert sample(FAMILY, distilled, PROMPTS[:1], [7]) == [default]
 
 
 def test_saved_weights_load_and_keep_the_configuration(base, tmp_path):

@@ -1,10 +1,13 @@
-"""Where the parts of a pipeline lie while they encode, and in which type."""
+"""Where the parts of a pipeline lie while they encode, in which type, and how it is guided."""
 
 from __future__ import annotations
+
+import inspect
 
 import pytest
 import torch
 
+from zerotrain.config import EvaluateConfig
 from zerotrain.families import load_family
 
 PIXELS = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -51,3 +54,17 @@ def test_text_is_encoded_in_the_type_that_is_asked_for_and_images_in_float32(bas
         assert found.dtype == torch.float32
         assert not torch.equal(found, expected)
         assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_guidance_is_the_pipelines_own_where_nothing_is_said(base):
+    """5 for SDXL, 7 for SD3."""
+    family, folder, _ = base
+    pipeline = family.load_pipeline(folder, "cpu")
+    said = family.sampling_arguments(pipeline, EvaluateConfig(), None)
+    assert "guidance_scale" not in said
+    assert family.sampling_arguments(pipeline, EvaluateConfig(guidance_scale=3.0), None) == {
+        **said,
+        "guidance_scale": 3.0,
+    }
+    default = inspect.signature(type(pipeline).__call__).parameters["guidance_scale"].default
+    assert default == {"sdxl": 5.0, "sd3": 7.0}[family.name]

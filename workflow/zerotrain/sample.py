@@ -17,7 +17,7 @@ def sample(
     number: int,
     seed: int,
     steps: int,
-    guidance: float,
+    guidance: float | None,
     resolution: int | None,
     base: Path | None,
 ) -> list[Path]:
@@ -30,7 +30,7 @@ def sample(
         number: Images to make, of seed, seed + 1, and so on.
         seed: Seed of the first.
         steps: Denoising steps.
-        guidance: Scale of the guidance.
+        guidance: Scale of the guidance; default: the pipeline's own.
         resolution: Side in pixels; default: the model's own.
         base: The base model, where `weights` is a part of one.
 

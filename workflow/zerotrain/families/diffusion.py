@@ -78,7 +78,8 @@ class DiffusionFamily(ABC):
 
         A `negative_prompt` among it is that of every image.
         """
-        return {"guidance_scale": config.guidance_scale}
+        scale = config.guidance_scale
+        return {} if scale is None else {"guidance_scale": scale}
 
     def loading_arguments(self) -> dict[str, Any]:
         """What the pipeline is loaded with."""

@@ -151,10 +151,11 @@ class Flux(DiffusionFamily):
         """A distilled model is told the guidance; another is guided away from the empty prompt."""
         length = prompt_length(pipeline, pipeline.tokenizer_2, max_sequence_length, 512)
         found: dict[str, Any] = {"max_sequence_length": length}
+        scale = config.guidance_scale
         if pipeline.transformer.config.guidance_embeds:
-            found["guidance_scale"] = config.guidance_scale
-        elif config.guidance_scale > 1:
-            found |= {"true_cfg_scale": config.guidance_scale, "negative_prompt": ""}
+            found |= super().sampling_arguments(pipeline, config, max_sequence_length)
+        elif scale is not None and scale > 1:
+            found |= {"true_cfg_scale": scale, "negative_prompt": ""}
         return found
 
 

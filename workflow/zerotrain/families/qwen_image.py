@@ -137,11 +137,11 @@ class QwenImage(DiffusionFamily):
     ) -> dict[str, Any]:
         """Guided away from the empty prompt."""
         length = prompt_length(pipeline, pipeline.tokenizer, max_sequence_length, 1024)
-        found: dict[str, Any] = {
-            "max_sequence_length": length,
-            "true_cfg_scale": config.guidance_scale,
-        }
-        return found | ({"negative_prompt": ""} if config.guidance_scale > 1 else {})
+        found: dict[str, Any] = {"max_sequence_length": length}
+        scale = config.guidance_scale
+        if scale is not None:
+            found["true_cfg_scale"] = scale
+        return found if scale is not None and scale <= 1 else {**found, "negative_prompt": ""}
 
 
 FAMILY = QwenImage()
