@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -41,6 +42,40 @@ def test_every_stage_is_a_command() -> None:
         rule = (ROOT / "rules" / f"{stage}.smk").read_text()
         assert f"rule {stage}:" in rule
         assert f" {stage} " in rule.partition("shell:")[2]
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        ("cache_latents", "cache.batch_size"),
+        ("evaluate", "evaluate.batch_size"),
+        ("sample", "--resolution"),
+        ("generate", "--max-new-tokens"),
+        ("report", "a larger device"),
+    ],
+)
+def test_a_device_out_of_memory_is_a_sentence(
+    command: str, key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's figures, no traceback, and what to change; another error stays what it is."""
+    said = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+    def fail(error: RuntimeError) -> None:
+        def raise_it() -> None:
+            raise error
+
+        monkeypatch.setattr(cli, "app", raise_it)
+        cli.main()
+
+    monkeypatch.setattr(sys, "argv", ["zerotrain", "--log", "a.log", command, "x"])
+    with pytest.raises(SystemExit) as caught:
+        fail(torch.OutOfMemoryError(f"{said} Of the allocated memory 7 GiB is PyTorch's"))
+    assert caught.value.code == EXIT_USER_ERROR
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"ERROR: {command}: the device ran out of memory: {said}"
+    assert key in hint
+    with pytest.raises(RuntimeError, match="a bug"):
+        fail(RuntimeError("a bug"))
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,17 @@ def caption_key(
     parts: dict[str, str] = PARTS,
     dtype: str = "fp32",
     code: str = "c",
+    encoder_dtype: str = "fp32",
     max_sequence_length: int | None = None,
 ) -> str:
     """The key of embeddings, one thing changed."""
     return text_key(
-        caption, parts=parts, dtype=dtype, code=code, max_sequence_length=max_sequence_length
+        caption,
+        parts=parts,
+        dtype=dtype,
+        code=code,
+        encoder_dtype=encoder_dtype,
+        max_sequence_length=max_sequence_length,
     )
 
 
@@ -59,6 +65,7 @@ def test_every_cause_of_other_numbers_changes_the_key():
         caption_key(parts={"vae": "2"}),
         caption_key(dtype="bf16"),
         caption_key(code="d"),
+        caption_key(encoder_dtype="bf16"),
         caption_key(max_sequence_length=64),
     ]
     assert len(set(keys)) == len(keys)

@@ -159,13 +159,26 @@ def test_the_model_is_called_as_the_pipeline_calls_it(kind, request):
     torch.testing.assert_close(pack(predicted[0]), answer)
 
 
+def test_the_guidance_leaves_the_loss_plain(base):
+    """Evaluations compare phases; training's own settings move the timesteps."""
+    uniform, latents = torch.tensor([0.1, 0.5, 0.9]), torch.zeros(3, 4, 8, 8)
+    given = {"flux_guidance_value": 3.5}
+    plain, told, training = (
+        FAMILY.objective(base, settings).sigmas(uniform, latents)
+        for settings in (None, given, {**given, "flow_shift": 3.0})
+    )
+    assert torch.equal(told, plain)
+    assert not torch.equal(training, plain)
+
+
 def test_samples_are_the_pipelines_own(base):
     """Guided by the empty prompt, alone and in a batch; equal seeds give equal images."""
     pipeline = pipeline_of(base)
     guided = {"true_cfg_scale": 3.0, "negative_prompt": ""}
     own = [draw(pipeline, 7, PROMPTS[0], **guided), draw(pipeline, 8, PROMPTS[1], **guided)]
     assert sample(FAMILY, base, PROMPTS, [7, 8], guidance_scale=3.0, batch_size=1) == own
-    assert sample(FAMILY, base, PROMPTS[:1], [7], guidance_scale=1.0) == [draw(pipeline, 7)]
+    for unguided in ({"guidance_scale": 1.0}, {}):
+        assert sample(FAMILY, base, PROMPTS[:1], [7], **unguided) == [draw(pipeline, 7)]
     batch = sample(FAMILY, base, PROMPTS * 2, [7, 8, 8, 7], guidance_scale=3.0)
     assert batch[:2] == own
     assert batch[0] not in batch[1:]
@@ -175,6 +188,8 @@ def test_samples_of_a_distilled_model_are_told_the_guidance(distilled):
     own = draw(pipeline_of(distilled), 7, guidance_scale=3.0)
     assert sample(FAMILY, distilled, PROMPTS[:1], [7], guidance_scale=3.0) == [own]
     assert sample(FAMILY, distilled, PROMPTS[:1], [7], guidance_scale=1.5) != [own]
+    default = draw(pipeline_of(distilled), 7, guidance_scale=3.5)
+    assert sample(FAMILY, distilled, PROMPTS[:1], [7]) == [default]
 
 
 def test_saved_weights_load_and_keep_the_configuration(base, tmp_path):

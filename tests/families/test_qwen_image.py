@@ -191,6 +191,7 @@ def test_samples_are_the_pipelines_own(base):
     pipeline = pipeline_of(base)
     own = [draw(pipeline, 7, PROMPTS[0]), draw(pipeline, 8, PROMPTS[1])]
     assert sample(FAMILY, base, PROMPTS, [7, 8], guidance_scale=3.0, batch_size=1) == own
+    assert sample(FAMILY, base, PROMPTS[:1], [7]) == [draw(pipeline, 7, PROMPTS[0], 4.0)]
     unguided = draw(pipeline, 7, PROMPTS[0], 1.0)
     assert sample(FAMILY, base, PROMPTS[:1], [7], guidance_scale=1.0) == [unguided]
     batch = sample(FAMILY, base, PROMPTS * 2, [7, 8, 8, 7], guidance_scale=3.0)

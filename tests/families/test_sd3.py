@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import AutoencoderKL, SD3Transformer2DModel, StableDiffusion3Pipeline
+from PIL import Image
 from tests.families.conftest import drawn
 
+from zerotrain import artifact
 from zerotrain.base import check_model_index, choose_files
-from zerotrain.config import EvaluateConfig, TrainConfig
+from zerotrain.config import EvaluateConfig, TrainConfig, parse_config
 from zerotrain.errors import PipelineError
+from zerotrain.export import WeightsTarget
 from zerotrain.families import load_family
 from zerotrain.families.lora import add_adapter, save_adapter
 from zerotrain.families.sd3 import FAMILY
+from zerotrain.sample import sample as sample_command
 
 CAPTIONS = ["a red house", "a blue house"]
 TOKENS = 32
@@ -77,6 +81,22 @@ def test_a_length_that_is_asked_for_holds_in_encoding_and_in_sampling(nano_sd3):
     assert sample(nano_sd3, length=8) != sample(nano_sd3)
     with pytest.raises(PipelineError, match=r"max_sequence_length: 33, .* at most 32 tokens"):
         FAMILY.load_encoders(nano_sd3, "cpu", 33)
+
+
+@pytest.mark.parametrize("length", [8, None])
+def test_the_command_samples_at_the_length_that_was_trained(nano_sd3, tmp_path, length):
+    """Exported weights carry it; where training had none it is the family's own."""
+    raw = {"run": "r", "family": "sd3", "base": "nano", "data": {"images": "i"}}
+    raw |= {"phases": [{"name": "p", "until": 1}], "cache": {"max_sequence_length": length}}
+    target = WeightsTarget.of(parse_config(raw, "test"), nano_sd3, tmp_path)
+    with artifact.publish(tmp_path / "weights", "weights") as draft:
+        shutil.copytree(nano_sd3, draft.folder, dirs_exist_ok=True)
+        draft.content = target.content(step=1)
+    assert ("max_sequence_length" in draft.content) == (length is not None)
+    values = {"number": 1, "seed": 7, "steps": 2, "guidance": 3.0, "resolution": 16, "base": None}
+    (file,) = sample_command(tmp_path / "weights", "a red house", tmp_path / "png", **values)
+    expected = drawn(pipeline_of(nano_sd3), max_sequence_length=length or TOKENS)
+    assert Image.open(file).tobytes() == expected
 
 
 def test_a_base_without_t5_is_encoded_as_the_pipeline_does_it(without_t5):

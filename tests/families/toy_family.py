@@ -8,19 +8,16 @@ from zerotrain.families import nano
 from zerotrain.families.ddpm import DenoisingObjective, read_noise_schedule
 from zerotrain.families.diffusion import DiffusionFamily
 from zerotrain.families.identity import identity_autoencoder
-from zerotrain.families.pipelines import latents_of, load_pipeline, pipeline_class
+from zerotrain.families.pipelines import PipelineEncoders, latents_of, pipeline_class
 
 
-class ToyEncoders:
-    def __init__(self, base, device):
-        self.pipeline = load_pipeline(Toy.pipeline, base, torch.float32, unet=None).to(device)
-
+class ToyEncoders(PipelineEncoders):
     def encode_images(self, pixels):
-        return latents_of(self.pipeline.vae, pixels)
+        return latents_of(self.vae, pixels)
 
     @torch.inference_mode()
     def encode_prompts(self, prompts):
-        embeds, _ = self.pipeline.encode_prompt(list(prompts), self.pipeline.device, 1, False)
+        embeds, _ = self.prompt_pipeline.encode_prompt(list(prompts), None, 1, False)
         return {"prompt_embeds": embeds.cpu()}
 
 
@@ -38,8 +35,8 @@ class Toy(DiffusionFamily):
     text_parts = ("text_encoder", "tokenizer")
     encoding_code = ("zerotrain.families.toy", "zerotrain.families.pipelines")
 
-    def load_encoders(self, base, device, max_sequence_length=None):
-        return ToyEncoders(base, device)
+    def load_encoders(self, base, device, max_sequence_length=None, dtype=torch.float32):
+        return ToyEncoders(Toy.pipeline, base, device, dtype, "unet")
 
     def objective(self, base, settings=None):
         return ToyObjective(read_noise_schedule(base / "scheduler"))

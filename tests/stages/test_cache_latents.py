@@ -40,7 +40,9 @@ class FakeFamily:
         self.loads = 0
         self.scale = 1.0
 
-    def load_encoders(self, base: Path, device: str, max_sequence_length: int | None) -> FakeFamily:
+    def load_encoders(
+        self, base: Path, device: str, max_sequence_length: int | None, dtype: torch.dtype
+    ) -> FakeFamily:
         self.loads += 1
         self.max_sequence_length = max_sequence_length
         return self

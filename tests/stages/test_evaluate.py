@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from PIL import Image
@@ -13,7 +15,8 @@ from zerotrain.artifact import link_or_copy
 from zerotrain.cache import read_cache
 from zerotrain.config import RunConfig, parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.holdout_loss import holdout_loss
+from zerotrain.evaluation import images
+from zerotrain.evaluation.holdout_loss import holdout_loss, holdout_samples
 from zerotrain.families import nano as nano_parts
 from zerotrain.families.sdxl import FAMILY
 from zerotrain.position import TrainingPosition
@@ -31,13 +34,15 @@ LOG = [
 RESOURCES = {"train_seconds": 12.5, "peak_host_bytes": 3, "peak_device_bytes": 0}
 
 
-def config_of(folder: Path, **evaluation: object) -> RunConfig:
+def config_of(
+    folder: Path, train: Mapping[str, float] = MappingProxyType({}), **evaluation: object
+) -> RunConfig:
     """A run on the images in a folder."""
     raw = {
         "run": "houses",
         "base": "nano",
         "data": {"images": str(folder / "images"), "holdout": 0.5, "num_workers": 0},
-        "train": {"resolution": 16},
+        "train": {"resolution": 16, **train},
         "launch": {"num_cpu_threads_per_process": 1},
         "phases": [{"name": "only", "until": 20}],
         "evaluate": {
@@ -174,16 +179,39 @@ def test_a_judge_without_held_out_images_is_refused(run):
 
 
 def test_the_held_out_loss_sees_held_out_samples_at_fixed_noise(run):
-    """Another seed gives other noise; without held-out samples there is no loss."""
+    """Another seed gives other noise; evaluate.batch_size changes the last bits at most."""
     import torch
 
     cache = read_cache(run / "cache")
     denoiser, objective = FAMILY.load_model(run / "base"), FAMILY.objective(run / "base")
 
-    def loss(seed: int) -> float | None:
-        return holdout_loss(denoiser, objective, cache, seed, torch.device("cpu"))
+    samples = holdout_samples(cache)
+    assert {cache.entries[i].split for i in samples} == {"holdout"}
+
+    def loss(seed: int, batch_size: int = 8) -> float:
+        device = torch.device("cpu")
+        return holdout_loss(denoiser, objective, cache, samples, seed, device, batch_size)
 
     assert loss(0) == loss(0)
+    assert loss(0) == pytest.approx(loss(0, 3), rel=1e-6)
     assert loss(0) != loss(1)
-    cache.entries = tuple(entry for entry in cache.entries if entry.split == "train")
-    assert loss(0) is None
+
+
+def test_the_held_out_loss_tells_the_model_what_training_told_it(run, monkeypatch):
+    """Of the keys of the loss nothing: phases of other losses are compared."""
+    given = []
+    plain = FAMILY.objective(run / "weights")
+    monkeypatch.setattr(images, "CONDITIONS", ("noise_offset",))
+    monkeypatch.setattr(
+        type(FAMILY), "objective", lambda _, weights, settings: given.append(settings) or plain
+    )
+    config = config_of(run, {"noise_offset": 0.5, "snr_gamma": 5.0})
+    assert images._holdout_loss(config, "only", run / "cache", run / "weights", "cpu") > 0
+    assert given == [{"noise_offset": 0.5}]
+
+
+def test_without_held_out_samples_no_model_is_loaded(run, monkeypatch):
+    monkeypatch.setattr(images, "holdout_samples", lambda _: [])
+    monkeypatch.setattr(type(FAMILY), "load_trained", lambda *_: pytest.fail("it was loaded"))
+    found = images._holdout_loss(config_of(run), "only", run / "cache", run / "weights", "cpu")
+    assert found is None

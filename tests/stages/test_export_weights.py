@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from zerotrain import artifact, cli
+from zerotrain import export as export_module
 from zerotrain.artifact import write_json
 from zerotrain.checkpoint import KIND as CHECKPOINT
 from zerotrain.checkpoint import Checkpoint, Fragment, write_position, write_rank
@@ -492,6 +493,40 @@ def test_an_adapter_of_another_method_leads_back(export: Export, base: Path) -> 
     export({n: p.detach() + 0.1 for n, p in model.named_parameters() if p.requires_grad})
     with safe_open(export.weights / adapters.FOLDER / PEFT_ADAPTER, "pt") as file:
         assert file.metadata() == origin(base)
+
+
+@pytest.mark.parametrize(
+    ("section", "adapter", "file"),
+    [
+        ("lora", {"rank": 2, "alpha": 3.0, "dropout": 0.0}, ADAPTER),
+        (
+            "peft",
+            {"peft_type": "LOHA", "r": 2, "alpha": 3.0, "init_weights": False},
+            f"adapter/{PEFT_ADAPTER}",
+        ),
+    ],
+)
+def test_an_adapter_is_checked_without_the_bases_weights(
+    export: Export, base: Path, monkeypatch, section: str, adapter: dict[str, Any], file: str
+) -> None:
+    """They may be more than the host has; a damaged file is refused all the same."""
+    adapter = {**adapter, "target_modules": ["to_q", "to_v"]}
+    model = adapters.add(FAMILY.load_model(base), adapter, seed=0)
+    trained = {n: p.detach() + 1 for n, p in model.named_parameters() if p.requires_grad}
+    export.settings = {section: adapter}
+    monkeypatch.setattr(type(FAMILY), "load_model", lambda *_: pytest.fail("it was loaded"))
+    write = export_module._write_weights
+
+    def damaged(source: Any, target: Any, folder: Path, said: Any) -> dict[str, str]:
+        known = write(source, target, folder, said)
+        flip(folder / file)
+        return known
+
+    with monkeypatch.context() as patch:
+        patch.setattr(export_module, "_write_weights", damaged)
+        assert "reads back otherwise than it was written" in export.refusal(trained)
+    export(trained)
+    assert sorted(State(export.state).names) == sorted(trained)
 
 
 def test_tied_tensors_are_filled_from_the_trained_one(

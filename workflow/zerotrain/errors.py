@@ -22,3 +22,9 @@ class PipelineError(Exception):
 
     def __str__(self) -> str:
         return f"ERROR: {self.what}\n  Hint: {self.hint}"
+
+
+def device_out_of_memory(where: str, error: Exception, *, hint: str) -> PipelineError:
+    """torch's OutOfMemoryError as a sentence: its figures, without the allocator's advice."""
+    said = " ".join(str(error).split()).partition(" Of the allocated")[0]
+    return PipelineError(f"{where}: the device ran out of memory: {said}", hint=hint)

@@ -51,6 +51,8 @@ class WeightsTarget:
     """peft_type and values of the other adapter that was trained, if it was one."""
     trainable_parameters: Sequence[str] = ()
     """Regular expressions: if there are some, the others were left as the base has them."""
+    max_sequence_length: int | None = None
+    """Tokens of a prompt that it was trained with, if they are not the family's own number."""
 
     @classmethod
     def of(
@@ -66,7 +68,18 @@ class WeightsTarget:
             lora=config.lora_values(),
             peft=config.peft,
             trainable_parameters=config.trainable_parameters,
+            max_sequence_length=config.cache.max_sequence_length,
         )
+
+    def content(self, step: int) -> dict[str, Any]:
+        """What the manifest says of them; users of the model look there for the length."""
+        length = self.max_sequence_length
+        return {
+            "family": self.family.name,
+            "step": step,
+            "dtype": self.dtype,
+            **({} if length is None else {"max_sequence_length": length}),
+        }
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -134,11 +147,7 @@ def export(
                 draft.known.update(weights.family.name_ends(draft.folder))
             check = check_lora if weights.lora else check_peft if weights.peft else check_written
             check(source, weights, draft.folder)
-            draft.content = {
-                "family": weights.family.name,
-                "step": source.position.step,
-                "dtype": weights.dtype,
-            }
+            draft.content = weights.content(source.position.step)
         if state is not None:
             parents, others = lineage(origins)
             draft = drafts.enter_context(

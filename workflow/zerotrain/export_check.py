@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 
 from zerotrain.errors import PipelineError
-from zerotrain.families.model_tensors import stored_tensors
+from zerotrain.families.model_tensors import stored_tensors, without_memory
 from zerotrain.position import MASTER
 from zerotrain.state_source import Source
 from zerotrain.tensor_file import open_tensors, same_bits
@@ -69,7 +69,10 @@ class CheckedSource:
 
 
 def check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
-    """Compare the written files with the master weights, and with what the library loads."""
+    """Compare the written files with the master weights, and with what the library loads.
+
+    It maps files of the type that it is asked for, which takes no memory of its own.
+    """
     files = (folder / weights.family.trained_part).glob("*.safetensors")
     with _loading_again(weights):
         written = open_tensors(files)
@@ -97,7 +100,7 @@ def check_lora(source: Source, weights: WeightsTarget, folder: Path) -> None:
     expected = {_adapted(name): name for name in source.shapes}
     with _loading_again(weights):
         written = open_tensors([folder / file])
-        model = weights.family.load_trained(folder).state_dict()
+        model = _adapted_model(weights, folder).state_dict()
         # The library has it in float32; the file's own type tells whether it rounds to the file.
         loaded = {_adapted(name): tensor for name, tensor in model.items() if ".lora_" in name}
 
@@ -123,7 +126,7 @@ def check_peft(source: Source, weights: WeightsTarget, folder: Path) -> None:
     with _loading_again(weights):
         files = open_tensors([folder / adapters.FOLDER / PEFT_ADAPTER])
         written = {n.removeprefix(PEFT_PREFIX): files[n].get_tensor(n) for n in files}
-        loaded = adapters.tensors_of(weights.family.load_trained(folder))
+        loaded = adapters.tensors_of(_adapted_model(weights, folder))
 
         def good(name: str) -> bool:
             if name not in loaded or name not in written:
@@ -146,6 +149,16 @@ def _loading_again(weights: WeightsTarget) -> Iterator[None]:
         yield
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
         raise PipelineError(f"{weights.folder}: does not load again: {error}", hint=DISK) from error
+
+
+def _adapted_model(weights: WeightsTarget, folder: Path) -> torch.nn.Module:
+    """The trained part as its library builds it, without the base's values, and the adapter."""
+    from zerotrain.families import ROOT, adapters
+
+    model = without_memory(weights.family.empty_model(folder))
+    if weights.lora and weights.family.trained_part == ROOT:
+        return adapters.apply_peft(model, folder)
+    return adapters.apply(model, folder)
 
 
 def _adapted(name: str) -> str:

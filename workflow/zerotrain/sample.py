@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+from zerotrain.artifact import MANIFEST
 from zerotrain.config import EvaluateConfig
 from zerotrain.errors import PipelineError
 
@@ -17,7 +20,7 @@ def sample(
     number: int,
     seed: int,
     steps: int,
-    guidance: float,
+    guidance: float | None,
     resolution: int | None,
     base: Path | None,
 ) -> list[Path]:
@@ -30,7 +33,7 @@ def sample(
         number: Images to make, of seed, seed + 1, and so on.
         seed: Seed of the first.
         steps: Denoising steps.
-        guidance: Scale of the guidance.
+        guidance: Scale of the guidance; default: the pipeline's own.
         resolution: Side in pixels; default: the model's own.
         base: The base model, where `weights` is a part of one.
 
@@ -51,13 +54,26 @@ def sample(
     # One at a time: in a batch of another size the last bits are others.
     values = EvaluateConfig(num_inference_steps=steps, guidance_scale=guidance, batch_size=1)
     images = family.draw(  # type: ignore[attr-defined]
-        pipeline, [prompt] * number, seeds, values, resolution=resolution
+        pipeline,
+        [prompt] * number,
+        seeds,
+        values,
+        resolution=resolution,
+        max_sequence_length=prompt_length(weights),
     )
     output.mkdir(parents=True, exist_ok=True)
     files = [output / f"{file_name(prompt)}-{which}.png" for which in seeds]
     for file, image in zip(files, images, strict=True):
         image.save(file)
     return files
+
+
+def prompt_length(weights: Path) -> int | None:
+    """Tokens of a prompt that exported weights were trained with, as their manifest says."""
+    path = (weights if weights.is_dir() else weights.parent) / MANIFEST
+    found: Any = json.loads(path.read_text()) if path.is_file() else {}
+    length: int | None = found.get("content", {}).get("max_sequence_length")
+    return length
 
 
 def file_name(prompt: str) -> str:

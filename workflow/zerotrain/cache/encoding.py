@@ -47,6 +47,8 @@ class Encoding:
         self.family = family
         self.base = base
         self.dtype = config.cache.dtype
+        # A GPU that holds a text encoder in 16 bits may be too small for it in 32.
+        self._text_dtype = "fp32" if device_type() == "cpu" else self.dtype
         self.source = open_source(config.data)
         pixel_modules = (*self.source.pixel_modules, "zerotrain.data.crop")
         self._image_code = code_digest(*pixel_modules, *family.encoding_code)
@@ -86,6 +88,7 @@ class Encoding:
             parts=self._parts(self.family.text_parts),
             dtype=self.dtype,
             code=self._text_code,
+            encoder_dtype=self._text_dtype,
             max_sequence_length=self.config.cache.max_sequence_length,
         )
         self._captions[key] = caption
@@ -135,7 +138,10 @@ class Encoding:
             torch.backends.cudnn.deterministic = True
             torch.backends.cudnn.benchmark = False
             self._encoders = self.family.load_encoders(
-                self.base.folder, device_type(), self.config.cache.max_sequence_length
+                self.base.folder,
+                device_type(),
+                self.config.cache.max_sequence_length,
+                DTYPES[self._text_dtype],
             )
         return self._encoders
 

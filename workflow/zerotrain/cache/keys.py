@@ -36,6 +36,7 @@ def text_key(
     parts: Mapping[str, str],
     dtype: str,
     code: str,
+    encoder_dtype: str,
     max_sequence_length: int | None,
 ) -> str:
     """Key of a caption's embeddings.
@@ -45,6 +46,8 @@ def text_key(
         parts: Digests of the model's parts that encode text.
         dtype: Type of the stored tensors.
         code: Digest of the code that encodes.
+        encoder_dtype: Type that the text encoders compute in.
         max_sequence_length: As the configuration has it; None is the family's own.
     """
-    return digest(["text", FORMAT, caption_sha256, dict(parts), dtype, code, max_sequence_length])
+    what = [dict(parts), dtype, code, encoder_dtype, max_sequence_length]
+    return digest(["text", FORMAT, caption_sha256, *what])

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from zerotrain.cli import by_hand, groups, launch, plan, stages
-from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memory
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
 COMMANDS: tuple[Callable[..., None], ...] = (
@@ -38,6 +38,14 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     by_hand.doctor,
 )
 """In the order of `zerotrain --help`."""
+LESS_MEMORY = {
+    "cache_latents": "set cache.batch_size to 1, then cache.dtype to bf16; or end what else is on "
+    "the device",
+    "evaluate": "lower evaluate.batch_size, then the resolution; or end what else is on the device",
+    "sample": "lower --resolution, or end what else is on the device",
+    "generate": "lower --max-new-tokens or -n, or end what else is on the device",
+}
+"""What takes less of the device's memory, by command."""
 
 app = typer.Typer(
     help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -75,6 +83,17 @@ def main() -> None:
     """Run the command line; a user's mistake is printed without a traceback."""
     try:
         app()
-    except PipelineError as error:
+    except (PipelineError, RuntimeError) as error:
+        # torch's class by its name: most commands do not import torch.
+        if type(error).__name__ == "OutOfMemoryError":
+            error = _out_of_memory(error)
+        if not isinstance(error, PipelineError):
+            raise
         print(error, file=sys.stderr, flush=True)
         sys.exit(EXIT_USER_ERROR)
+
+
+def _out_of_memory(error: Exception) -> PipelineError:
+    known = {command.__name__ for command in COMMANDS}
+    name = next(word for word in sys.argv[1:] if word in known)
+    return device_out_of_memory(name, error, hint=LESS_MEMORY.get(name, "take a larger device"))

@@ -87,7 +87,10 @@ def sample(
     number: Annotated[int, typer.Option("-n", "--number", help="Images to make.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the first image; the next has the next.")] = 0,
     steps: Annotated[int, typer.Option(help="Denoising steps.")] = 30,
-    guidance: Annotated[float, typer.Option(help="How strongly images follow the prompt.")] = 5.0,
+    guidance: Annotated[
+        float | None,
+        typer.Option(help="How strongly images follow the prompt; default: the pipeline's own."),
+    ] = None,
     resolution: Annotated[
         int | None, typer.Option(metavar="PIXELS", help="Side; default: the model's own.")
     ] = None,

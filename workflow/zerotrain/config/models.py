@@ -35,7 +35,10 @@ class CacheConfig(Section):
         description="Images encoded at a time; other sizes give other last bits. Default: as many "
         "as 1024 x 1024 pixels hold, at most 32.",
     )
-    dtype: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="Type of stored tensors.")
+    dtype: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="Type of stored tensors; on a GPU also the one that text encoders compute in.",
+    )
     max_sequence_length: Whole | None = Field(
         None,
         ge=1,
@@ -131,8 +134,11 @@ class EvaluateConfig(Section):
     )
     images_per_prompt: Whole = Field(4, ge=1, description="Images made of each prompt.")
     num_inference_steps: Whole = Field(30, ge=1, description="Denoising steps of an image.")
-    guidance_scale: float = Field(
-        5.0, ge=0, description="How strongly images follow the prompt; 1 and less: no guidance."
+    guidance_scale: float | None = Field(
+        None,
+        ge=0,
+        description="How strongly images follow the prompt; 1 and less: no guidance. Default: the "
+        "pipeline's own (sdxl 5, sd3 7, qwen_image 4, flux 3.5 for dev and none for schnell).",
     )
     scheduler: Literal["default", "ddim", "euler"] = Field(
         "default", description="Sampler; `default` is the one the base model names."

@@ -5,6 +5,8 @@ Every phase is measured on the same numbers, so the values of two phases can be 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from zerotrain.cache import Cache, stacked
@@ -13,30 +15,33 @@ from zerotrain.training.draws import HOLDOUT_NOISE, generator
 
 TIMESTEPS = 8
 MOST_SAMPLES = 64
-BATCH = 16
+
+
+def holdout_samples(cache: Cache) -> list[int]:
+    """Places of the held-out samples in a cache, at most MOST_SAMPLES of them.
+
+    Those whose images' digests come first are taken, a random choice that stays.
+    """
+    held_out = [i for i, entry in enumerate(cache.entries) if entry.split == "holdout"]
+    return sorted(held_out, key=lambda i: (cache.entries[i].image_sha256, i))[:MOST_SAMPLES]
 
 
 def holdout_loss(
-    model: torch.nn.Module, objective: Objective, cache: Cache, seed: int, device: torch.device
-) -> float | None:
-    """Mean loss, without min-SNR weights, over held-out samples and TIMESTEPS levels of noise.
-
-    At most MOST_SAMPLES samples are taken: those whose images' digests come first, a random choice
-    that stays.
-
-    Returns:
-        The loss, or None if the dataset holds nothing out.
-    """
-    held_out = [i for i, entry in enumerate(cache.entries) if entry.split == "holdout"]
-    chosen = sorted(held_out, key=lambda i: (cache.entries[i].image_sha256, i))[:MOST_SAMPLES]
-    if not chosen:
-        return None
-    pairs = [(i, level) for level in range(TIMESTEPS) for i in chosen]
+    model: torch.nn.Module,
+    objective: Objective,
+    cache: Cache,
+    samples: Sequence[int],
+    seed: int,
+    device: torch.device,
+    batch_size: int,
+) -> float:
+    """Mean loss, without min-SNR weights, over samples and TIMESTEPS levels of noise."""
+    pairs = [(i, level) for level in range(TIMESTEPS) for i in samples]
     losses = []
     with torch.inference_mode():
-        for start in range(0, len(pairs), BATCH):
-            samples = [_sample(cache, *pair, seed) for pair in pairs[start : start + BATCH]]
-            batch = stacked(samples, device)
+        for start in range(0, len(pairs), batch_size):
+            found = [_sample(cache, *pair, seed) for pair in pairs[start : start + batch_size]]
+            batch = stacked(found, device)
             losses.append(objective.loss(model, batch).double().cpu())
     return float(torch.cat(losses).mean())
 

@@ -15,9 +15,9 @@ from zerotrain.data.dataset import Dataset, read_dataset
 from zerotrain.data.source import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.grid import draw_grid
-from zerotrain.evaluation.holdout_loss import holdout_loss
+from zerotrain.evaluation.holdout_loss import holdout_loss, holdout_samples
 from zerotrain.evaluation.measured import Measured
-from zerotrain.families import load_family
+from zerotrain.families import CONDITIONS, load_family
 from zerotrain.judge import Judge
 from zerotrain.training.draws import IMAGE_SEEDS, generator
 
@@ -58,7 +58,7 @@ def measure_images(
 
     metrics = {
         **_judge(config, phase, samples, prompts, rows),
-        "val_loss": _holdout_loss(config, cache, weights, device),
+        "val_loss": _holdout_loss(config, phase, cache, weights, device),
     }
     return Measured(metrics, prompts, "grid.png", write)
 
@@ -132,11 +132,27 @@ def _judge(
     }
 
 
-def _holdout_loss(config: RunConfig, cache: Path, weights: Path, device: str) -> float | None:
-    family = load_family(config.family)
-    denoiser = family.load_trained(weights).to(device)
+def _holdout_loss(
+    config: RunConfig, phase: str, cache: Path, weights: Path, device: str
+) -> float | None:
+    """The loss, or None if the dataset holds nothing out."""
     opened = read_cache(cache, verify=False)
     assert isinstance(opened, Cache)
+    samples = holdout_samples(opened)
+    if not samples:
+        return None
+    from zerotrain.families.placement import place_model, sampling_dtype
+
+    family = load_family(config.family)
+    assert family.modality == "image"
+    given = config.phase(phase).train.objective(config.family)
+    conditions = {key: given[key] for key in given if key in CONDITIONS}
     return holdout_loss(
-        denoiser, family.objective(weights), opened, config.seed, torch.device(device)
+        place_model(family.load_trained(weights, sampling_dtype(device)), device),
+        family.objective(weights, conditions or None),
+        opened,
+        samples,
+        config.seed,
+        torch.device(device),
+        config.evaluate.batch_size,
     )

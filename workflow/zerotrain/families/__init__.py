@@ -26,6 +26,8 @@ PRESETS = ("nano", "micro")
 """Small models of the real classes that `base` may name; `micro` has ten times the parameters."""
 DENOISING = ("snr_gamma", "noise_offset")
 FLOW_MATCHING = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "flow_shift")
+CONDITIONS = ("flux_guidance_value",)
+"""Keys of config.objective that the model is told; the others say how it is taught."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ FAMILIES: dict[str, Kind] = {
     "flux": Kind(
         "image",
         "transformer",
-        (*FLOW_MATCHING, "flux_guidance_value"),
+        (*FLOW_MATCHING, *CONDITIONS),
         pixels=True,
         text_length=True,
     ),
@@ -160,8 +162,8 @@ class Family(Protocol):
 
         Args:
             base: Folder of the base model, whose noise scheduler or config.json defines it.
-            settings: The family's keys of config.objective; None for the plain loss, which
-                evaluations compare.
+            settings: The family's keys of config.objective; without any but CONDITIONS the plain
+                loss, which evaluations compare.
         """
 
     def save_model(
@@ -208,6 +210,9 @@ class ImageFamily(Family, Protocol):
     text_parts: tuple[str, ...]
     """Parts that text embeddings depend on."""
 
+    def load_trained(self, weights: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """As Family has it, in another type if one is given."""
+
     def build_preset(
         self,
         preset: str,
@@ -237,14 +242,20 @@ class ImageFamily(Family, Protocol):
         """
 
     def load_encoders(
-        self, base: Path, device: str, max_sequence_length: int | None = None
+        self,
+        base: Path,
+        device: str,
+        max_sequence_length: int | None = None,
+        dtype: torch.dtype = ...,
     ) -> Encoders:
-        """Load VAE and text encoders, in float32, for encoding.
+        """Load VAE and text encoders for encoding.
 
         Args:
             base: Folder of the base model.
             device: Where to encode.
             max_sequence_length: Tokens of a prompt; None for the family's own number.
+            dtype: Type that text encoders compute in, float32 if none is given; the VAE computes
+                in float32.
 
         Raises:
             PipelineError: max_sequence_length is more than the family takes.

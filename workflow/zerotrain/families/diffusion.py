@@ -19,6 +19,7 @@ from zerotrain.families import adapters
 from zerotrain.families.identity import CHANNELS, identity_autoencoder
 from zerotrain.families.model_tensors import ModelTensors, tensor_sources, write_model
 from zerotrain.families.pipelines import load_pipeline
+from zerotrain.families.placement import place_pipeline, sampling_dtype
 from zerotrain.progress import progress
 
 if TYPE_CHECKING:
@@ -50,9 +51,13 @@ class DiffusionFamily(ABC):
 
     @abstractmethod
     def load_encoders(
-        self, base: Path, device: str, max_sequence_length: int | None = None
+        self,
+        base: Path,
+        device: str,
+        max_sequence_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Encoders:
-        """Load autoencoder and text encoders in float32; the denoiser stays on disk."""
+        """Load autoencoder and text encoders; the denoiser stays on disk."""
 
     @abstractmethod
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Objective:
@@ -65,7 +70,8 @@ class DiffusionFamily(ABC):
 
         A `negative_prompt` among it is that of every image.
         """
-        return {"guidance_scale": config.guidance_scale}
+        scale = config.guidance_scale
+        return {} if scale is None else {"guidance_scale": scale}
 
     def loading_arguments(self) -> dict[str, Any]:
         """What the pipeline is loaded with."""
@@ -124,9 +130,10 @@ class DiffusionFamily(ABC):
             model: torch.nn.Module = self._class().from_config(config)
         return model
 
-    def load_trained(self, weights: Path) -> torch.nn.Module:
-        """Load the denoiser of a weights folder in float32 on CPU, with the folder's adapter."""
-        model = self.load_model(weights).eval()
+    def load_trained(self, weights: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """Load the denoiser of a weights folder on CPU, with the folder's adapter; in float32 if
+        no type is given."""
+        model = self.load_model(weights, dtype).eval()
         adapters.apply(model, weights)
         return model
 
@@ -169,7 +176,7 @@ class DiffusionFamily(ABC):
         max_sequence_length: int | None = None,
     ) -> list[Image]:
         """One square image per prompt, by the pipeline of a weights folder; see `draw`."""
-        pipeline = self.load_pipeline(weights, device)
+        pipeline = place_pipeline(self.load_pipeline(weights, device), device)
         return self.draw(
             pipeline,
             prompts,
@@ -180,10 +187,12 @@ class DiffusionFamily(ABC):
         )
 
     def load_pipeline(self, folder: Path, device: str, **parts: Any) -> Any:
-        """The pipeline of a folder, with its adapter, in the type that images are made in."""
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
-        pipeline = load_pipeline(self.pipeline, folder, dtype, **self.loading_arguments(), **parts)
-        return pipeline.to(device)
+        """The pipeline of a folder, with its adapter, in the type that images are made in.
+
+        It lies in the host's memory: see placement.place_pipeline.
+        """
+        arguments = {**self.loading_arguments(), **parts}
+        return load_pipeline(self.pipeline, folder, sampling_dtype(device), **arguments)
 
     def draw(
         self,

@@ -22,31 +22,33 @@ from zerotrain.families.patches import (
     refuse_odd,
     unpack,
 )
-from zerotrain.families.pipelines import latents_of, load_pipeline, prompt_length
+from zerotrain.families.pipelines import PipelineEncoders, latents_of, prompt_length
 
 if TYPE_CHECKING:
     from zerotrain.config import EvaluateConfig
     from zerotrain.families import Batch
 
 
-class FluxEncoders:
-    """VAE and text encoders of a base model, used through the pipeline's own code."""
+class FluxEncoders(PipelineEncoders):
+    """VAE and text encoders of a base model."""
 
-    def __init__(self, base: Path, device: str, max_sequence_length: int | None) -> None:
-        pipeline = load_pipeline("FluxPipeline", base, torch.float32, transformer=None)
+    def __init__(
+        self, base: Path, device: str, max_sequence_length: int | None, dtype: torch.dtype
+    ) -> None:
+        super().__init__("FluxPipeline", base, device, dtype)
+        pipeline = self.pipeline
         self.length = prompt_length(pipeline, pipeline.tokenizer_2, max_sequence_length, 512)
-        self.pipeline = pipeline.to(device)
 
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] to scaled latents [B, C, h, w]: the posterior's mode."""
-        latents = latents_of(self.pipeline.vae, pixels)
+        latents = latents_of(self.vae, pixels)
         refuse_odd(latents, pixels)
         return latents
 
     @torch.inference_mode()
     def encode_prompts(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
         """B prompts to T5's `prompt_embeds` [B, T, D] and CLIP's `pooled_prompt_embeds` [B, P]."""
-        embeds, pooled, _ = self.pipeline.encode_prompt(
+        embeds, pooled, _ = self.prompt_pipeline.encode_prompt(
             list(prompts), max_sequence_length=self.length
         )
         return {
@@ -120,18 +122,23 @@ class Flux(PackedFamily):
     pipeline = "FluxPipeline"
 
     def load_encoders(
-        self, base: Path, device: str, max_sequence_length: int | None = None
+        self,
+        base: Path,
+        device: str,
+        max_sequence_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> FluxEncoders:
-        """Load VAE and text encoders in float32; the transformer stays on disk."""
-        return FluxEncoders(base, device, max_sequence_length)
+        """Load VAE and text encoders; the transformer stays on disk."""
+        return FluxEncoders(base, device, max_sequence_length, dtype)
 
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> FluxObjective:
         """The objective that the base's noise scheduler describes."""
         config = json.loads((base / self.trained_part / "config.json").read_text())
-        told = (settings or {}).get("flux_guidance_value", 1.0)
+        given = dict(settings or {})
+        told = given.pop("flux_guidance_value", 1.0)
         return FluxObjective(
             read_flow_scheduler(base / "scheduler"),
-            settings,
+            given or None,
             guidance=told if config.get("guidance_embeds") else None,
         )
 
@@ -141,10 +148,11 @@ class Flux(PackedFamily):
         """A distilled model is told the guidance; another is guided away from the empty prompt."""
         length = prompt_length(pipeline, pipeline.tokenizer_2, max_sequence_length, 512)
         found: dict[str, Any] = {"max_sequence_length": length}
+        scale = config.guidance_scale
         if pipeline.transformer.config.guidance_embeds:
-            found["guidance_scale"] = config.guidance_scale
-        elif config.guidance_scale > 1:
-            found |= {"true_cfg_scale": config.guidance_scale, "negative_prompt": ""}
+            found |= super().sampling_arguments(pipeline, config, max_sequence_length)
+        elif scale is not None and scale > 1:
+            found |= {"true_cfg_scale": scale, "negative_prompt": ""}
         return found
 
 

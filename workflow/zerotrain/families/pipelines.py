@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def pipeline_class(name: str) -> Any:
     return found
 
 
-def load_pipeline(name: str, folder: Path, dtype: torch.dtype, **parts: Any) -> Any:
+def load_pipeline(
+    name: str, folder: Path, dtype: torch.dtype | dict[str, torch.dtype], **parts: Any
+) -> Any:
     """Load a pipeline from safetensors alone; a part given as None stays on disk.
 
     A part that the folder's model_index.json has as null is None, which diffusers takes for some
@@ -45,6 +48,51 @@ def load_pipeline(name: str, folder: Path, dtype: torch.dtype, **parts: Any) -> 
         adapters.apply(denoiser, folder)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+class PipelineEncoders:
+    """Autoencoder and text encoders of a base model, used through the pipeline's own code.
+
+    Of the two kinds only the one at work is on the device: together they may not fit.
+
+    Args:
+        name: The pipeline's class.
+        base: Folder of the base model.
+        device: Where to encode.
+        dtype: Type that text encoders compute in; the autoencoder, which is small, in float32.
+        trained_part: What stays on disk.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base: Path,
+        device: str,
+        dtype: torch.dtype,
+        trained_part: str = "transformer",
+        **arguments: Any,
+    ) -> None:
+        types = {"default": dtype, "vae": torch.float32}
+        self.pipeline = load_pipeline(name, base, types, **{trained_part: None}, **arguments)
+        self._device = device
+
+    @property
+    def vae(self) -> Any:
+        """The autoencoder, on the device."""
+        self._put_to_work(lambda name: name == "vae")
+        return self.pipeline.vae
+
+    @property
+    def prompt_pipeline(self) -> Any:
+        """The pipeline, its text encoders on the device."""
+        self._put_to_work(lambda name: name != "vae")
+        return self.pipeline
+
+    def _put_to_work(self, works: Callable[[str], bool]) -> None:
+        # The others leave first.
+        for name, part in sorted(self.pipeline.components.items(), key=lambda item: works(item[0])):
+            if isinstance(part, torch.nn.Module):
+                part.to(self._device if works(name) else "cpu")
 
 
 @torch.inference_mode()

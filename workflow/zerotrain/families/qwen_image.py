@@ -21,7 +21,7 @@ from zerotrain.families.patches import (
     refuse_odd,
     unpack,
 )
-from zerotrain.families.pipelines import load_pipeline, prompt_length
+from zerotrain.families.pipelines import PipelineEncoders, prompt_length
 
 if TYPE_CHECKING:
     from zerotrain.config import EvaluateConfig
@@ -31,13 +31,15 @@ THETA = 10000
 """Base of the rotary frequencies (diffusers: QwenImageTransformer2DModel)."""
 
 
-class QwenEncoders:
-    """VAE and text encoder of a base model, used through the pipeline's own code."""
+class QwenEncoders(PipelineEncoders):
+    """VAE and text encoder of a base model."""
 
-    def __init__(self, base: Path, device: str, max_sequence_length: int | None) -> None:
-        pipeline = load_pipeline("QwenImagePipeline", base, torch.float32, transformer=None)
+    def __init__(
+        self, base: Path, device: str, max_sequence_length: int | None, dtype: torch.dtype
+    ) -> None:
+        super().__init__("QwenImagePipeline", base, device, dtype)
+        pipeline = self.pipeline
         self.length = prompt_length(pipeline, pipeline.tokenizer, max_sequence_length, 1024)
-        self.pipeline = pipeline.to(device)
 
     @torch.inference_mode()
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -45,7 +47,7 @@ class QwenEncoders:
 
         It is the inverse of what the pipeline does before it decodes.
         """
-        vae = self.pipeline.vae
+        vae = self.vae
         frames = pixels.to(vae.device).unsqueeze(2)
         latents: torch.Tensor = vae.encode(frames).latent_dist.mode().squeeze(2)
         refuse_odd(latents, pixels)
@@ -62,8 +64,9 @@ class QwenEncoders:
 
         Each is encoded alone, so that its numbers do not depend on the others' lengths.
         """
+        pipeline = self.prompt_pipeline
         embeds = {
-            prompt: self.pipeline.encode_prompt(prompt, max_sequence_length=self.length)[0][0]
+            prompt: pipeline.encode_prompt(prompt, max_sequence_length=self.length)[0][0]
             for prompt in dict.fromkeys(prompts)
         }
         return {"prompt_embeds": [embeds[prompt].float().cpu() for prompt in prompts]}
@@ -113,10 +116,14 @@ class QwenImage(PackedFamily):
         return model  # type: ignore[no-any-return]
 
     def load_encoders(
-        self, base: Path, device: str, max_sequence_length: int | None = None
+        self,
+        base: Path,
+        device: str,
+        max_sequence_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> QwenEncoders:
-        """Load VAE and text encoder in float32; the transformer stays on disk."""
-        return QwenEncoders(base, device, max_sequence_length)
+        """Load VAE and text encoder; the transformer stays on disk."""
+        return QwenEncoders(base, device, max_sequence_length, dtype)
 
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> QwenObjective:
         """The objective that the base's noise scheduler describes."""
@@ -127,11 +134,11 @@ class QwenImage(PackedFamily):
     ) -> dict[str, Any]:
         """Guided away from the empty prompt."""
         length = prompt_length(pipeline, pipeline.tokenizer, max_sequence_length, 1024)
-        found: dict[str, Any] = {
-            "max_sequence_length": length,
-            "true_cfg_scale": config.guidance_scale,
-        }
-        return found | ({"negative_prompt": ""} if config.guidance_scale > 1 else {})
+        found: dict[str, Any] = {"max_sequence_length": length}
+        scale = config.guidance_scale
+        if scale is not None:
+            found["true_cfg_scale"] = scale
+        return found if scale is not None and scale <= 1 else {**found, "negative_prompt": ""}
 
 
 FAMILY = QwenImage()

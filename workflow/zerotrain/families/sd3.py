@@ -19,25 +19,26 @@ from zerotrain.families import FAMILIES
 from zerotrain.families.diffusion import DiffusionFamily
 from zerotrain.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
 from zerotrain.families.patches import refuse_large, refuse_odd
-from zerotrain.families.pipelines import latents_of, load_pipeline, prompt_length
+from zerotrain.families.pipelines import PipelineEncoders, latents_of, prompt_length
 
 if TYPE_CHECKING:
     from zerotrain.config import EvaluateConfig
     from zerotrain.families import Batch
 
 
-class Sd3Encoders:
-    """VAE and text encoders of a base model, used through the pipeline's own code."""
+class Sd3Encoders(PipelineEncoders):
+    """VAE and text encoders of a base model."""
 
-    def __init__(self, base: Path, device: str, max_sequence_length: int | None) -> None:
-        pipeline = load_pipeline("StableDiffusion3Pipeline", base, torch.float32, transformer=None)
+    def __init__(
+        self, base: Path, device: str, max_sequence_length: int | None, dtype: torch.dtype
+    ) -> None:
+        super().__init__("StableDiffusion3Pipeline", base, device, dtype)
+        pipeline = self.pipeline
         self.length = prompt_length(pipeline, pipeline.tokenizer_3, max_sequence_length, 512)
-        self.pipeline = pipeline.to(device)
         self._transformer = json.loads((base / "transformer" / "config.json").read_text())
         if pipeline.text_encoder_3 is None:
             # Zeros take its place, and the pipeline asks the transformer how wide they are.
-            config = SimpleNamespace(**self._transformer)
-            self.pipeline.transformer = SimpleNamespace(config=config)
+            pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**self._transformer))
 
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] to scaled latents [B, C, h, w]: the posterior's mode.
@@ -45,7 +46,7 @@ class Sd3Encoders:
         Raises:
             PipelineError: the transformer has no patches or positions for images of this size.
         """
-        latents = latents_of(self.pipeline.vae, pixels)
+        latents = latents_of(self.vae, pixels)
         refuse_odd(latents, pixels, self._transformer["patch_size"])
         refuse_large(latents, self._transformer)
         return latents
@@ -56,7 +57,7 @@ class Sd3Encoders:
 
         T are CLIP's tokens and then those of T5, or zeros where the base has no T5.
         """
-        embeds, _, pooled, _ = self.pipeline.encode_prompt(
+        embeds, _, pooled, _ = self.prompt_pipeline.encode_prompt(
             list(prompts),
             None,
             None,
@@ -139,10 +140,14 @@ class Sd3(DiffusionFamily):
     pipeline = "StableDiffusion3Pipeline"
 
     def load_encoders(
-        self, base: Path, device: str, max_sequence_length: int | None = None
+        self,
+        base: Path,
+        device: str,
+        max_sequence_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Sd3Encoders:
-        """Load VAE and text encoders in float32; the transformer stays on disk."""
-        return Sd3Encoders(base, device, max_sequence_length)
+        """Load VAE and text encoders; the transformer stays on disk."""
+        return Sd3Encoders(base, device, max_sequence_length, dtype)
 
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Sd3Objective:
         """Flow matching along the schedule of the base's scheduler."""

@@ -14,20 +14,18 @@ import torch
 
 from zerotrain.families.ddpm import DenoisingObjective, read_noise_schedule
 from zerotrain.families.diffusion import DiffusionFamily
-from zerotrain.families.pipelines import load_pipeline
+from zerotrain.families.pipelines import PipelineEncoders
 
 if TYPE_CHECKING:
     from zerotrain.families import Batch
 
 
-class SdxlEncoders:
-    """VAE and text encoders of a base model, used through the pipeline's own code."""
+class SdxlEncoders(PipelineEncoders):
+    """VAE and text encoders of a base model."""
 
-    def __init__(self, base: Path, device: str) -> None:
-        pipeline = load_pipeline(
-            "StableDiffusionXLPipeline", base, torch.float32, unet=None, add_watermarker=False
-        )
-        self.pipeline = pipeline.to(device)
+    def __init__(self, base: Path, device: str, dtype: torch.dtype) -> None:
+        name = "StableDiffusionXLPipeline"
+        super().__init__(name, base, device, dtype, "unet", add_watermarker=False)
 
     @torch.inference_mode()
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -35,7 +33,7 @@ class SdxlEncoders:
 
         It is the inverse of what the pipeline does before it decodes.
         """
-        vae = self.pipeline.vae
+        vae = self.vae
         latents: torch.Tensor = vae.encode(pixels.to(vae.device)).latent_dist.mode()
         if vae.config.latents_mean is not None and vae.config.latents_std is not None:
             mean, std = (
@@ -55,7 +53,7 @@ class SdxlEncoders:
         the unconditional branch of classifier-free guidance.
         """
         empty = torch.tensor([prompt == "" for prompt in prompts])
-        embeds, negative, pooled, negative_pooled = self.pipeline.encode_prompt(
+        embeds, negative, pooled, negative_pooled = self.prompt_pipeline.encode_prompt(
             list(prompts), do_classifier_free_guidance=bool(empty.any())
         )
         embeds, pooled = embeds.float().cpu(), pooled.float().cpu()
@@ -118,10 +116,14 @@ class Sdxl(DiffusionFamily):
     samplers: Mapping[str, str] = {"ddim": "DDIMScheduler", "euler": "EulerDiscreteScheduler"}
 
     def load_encoders(
-        self, base: Path, device: str, max_sequence_length: int | None = None
+        self,
+        base: Path,
+        device: str,
+        max_sequence_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> SdxlEncoders:
-        """Load VAE and text encoders in float32; the U-Net stays on disk."""
-        return SdxlEncoders(base, device)
+        """Load VAE and text encoders; the U-Net stays on disk."""
+        return SdxlEncoders(base, device, dtype)
 
     def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> SdxlObjective:
         """The objective that the base's noise scheduler describes."""

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
@@ -18,6 +17,7 @@ from zerotrain.base import MODEL_INDEX
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, Family, adapters, load_family
 from zerotrain.families.lora import ADAPTER, PEFT_CONFIG
+from zerotrain.families.placement import place_pipeline, sampling_dtype
 from zerotrain.formats import kohya_reading, ldm
 
 ORIGINAL_BLOCK = re.compile(r"(model\.diffusion_model\.)?(joint|double)_blocks\.")
@@ -25,12 +25,12 @@ ORIGINAL_BLOCK = re.compile(r"(model\.diffusion_model\.)?(joint|double)_blocks\.
 
 
 def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Family, Any]:
-    """Open a pipeline of diffusers on a device, by the formats' own loaders.
+    """Open a pipeline of diffusers for a device, by the formats' own loaders.
 
     Args:
         path: A folder in diffusers' layout, an exported folder, or its safetensors file.
         base: Folder of the base model in diffusers' layout, for formats that hold but a part.
-        device: Device to put it on; float32 on a CPU, else bfloat16.
+        device: Device to draw on; see zerotrain.families.placement.
 
     Returns:
         The family and its pipeline.
@@ -44,7 +44,8 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Family, A
             raise PipelineError(
                 f"--base: {path} is a whole model already", hint="leave --base away"
             )
-        return _whole(path, device)
+        family, pipeline = _whole(path, device)
+        return family, place_pipeline(pipeline, device)
     if (path / "tokenizer_config.json").is_file():
         raise PipelineError(
             f"{path}: is a language model", hint=f"zerotrain generate {path} PROMPT asks it"
@@ -54,21 +55,25 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Family, A
     if any(name.startswith("conditioner.embedders.") for name in names):
         config = base or file.parent / ldm.CONFIG
         family = family_of(_needed(config, path))
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
         with fitting(file):
-            found: Any = ldm.load_single_file(family.pipeline, file, config, dtype)  # type: ignore[attr-defined]
+            found: Any = ldm.load_single_file(
+                family.pipeline,  # type: ignore[attr-defined]
+                file,
+                config,
+                sampling_dtype(device),
+            )
         found.set_progress_bar_config(disable=True)
-        return family, found.to(device)
+        return family, place_pipeline(found, device)
     folder = _needed(base, path)
     family, pipeline = _whole(folder, device)
     with fitting(file):
         if any(ORIGINAL_BLOCK.match(name) for name in names):
             parts = ldm.load_parts(family, file, folder, pipeline.dtype)
             for part, model in parts.items():
-                setattr(pipeline, part, model.to(device))
+                setattr(pipeline, part, model)
         else:
             _put_in(pipeline, family, file, names)
-    return family, pipeline
+    return family, place_pipeline(pipeline, device)
 
 
 def family_of(folder: Path) -> Family:

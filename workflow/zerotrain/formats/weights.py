@@ -18,6 +18,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, Family, load_family
 from zerotrain.families.adapters import FOLDER
 from zerotrain.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, PEFT_CONFIG, adapter_file
+from zerotrain.families.model_tensors import without_memory
 from zerotrain.formats.tensors import Stored, tensors_in
 
 KIND = "weights"
@@ -168,13 +169,5 @@ def file_name(name: str) -> str:
 
 
 def model_without_memory(weights: ExportedWeights) -> torch.nn.Module:
-    """The trained part as the library builds it, each weight a view of one zero.
-
-    On the meta device peft would take the adapter that it loads there, too.
-    """
-    model = weights.family.empty_model(weights.folder)
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            zero = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
-            setattr(module, name, torch.nn.Parameter(zero, requires_grad=False))
-    return model
+    """The trained part as the library builds it, each weight a view of one zero."""
+    return without_memory(weights.family.empty_model(weights.folder))

@@ -19,3 +19,17 @@ def peak_device_bytes() -> int:
     if kind not in ("cuda", "npu"):
         return 0
     return int(torch.get_device_module(kind).max_memory_reserved())
+
+
+def free_device_bytes(device: str) -> int | None:
+    """What this process may still take of a device; None where it has no memory of its own."""
+    import gc
+
+    import torch
+
+    if device not in ("cuda", "npu"):
+        return None
+    gc.collect()
+    module = torch.get_device_module(device)
+    module.empty_cache()
+    return int(module.mem_get_info()[0])

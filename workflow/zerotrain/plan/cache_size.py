@@ -35,9 +35,17 @@ def cached_bytes(architecture: Architecture, shape: Shape, dtype: str) -> tuple[
     return BYTES[dtype] * channels * side**2, BYTES[dtype] * text
 
 
-def encoder_bytes(architecture: Architecture) -> dict[str, int]:
-    """Bytes of each part that the cache stage loads, in float32; training loads none of them."""
+def encoder_bytes(architecture: Architecture, dtype: str) -> dict[str, int]:
+    """Bytes of each part that the cache stage loads; training loads none of them.
+
+    On the device are the autoencoder or the text encoders, never both (zerotrain/families/
+    pipelines.py: PipelineEncoders); the host loads all.
+
+    Args:
+        architecture: The model.
+        dtype: Type of the text encoders: the cache's, on a CPU fp32. The autoencoder has fp32.
+    """
     return {
-        name: FP32 * parameters_of(part, architecture.source)
+        name: (FP32 if name == "vae" else BYTES[dtype]) * parameters_of(part, architecture.source)
         for name, part in architecture.encoders.items()
     }

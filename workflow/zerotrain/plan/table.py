@@ -156,15 +156,15 @@ def _advice(plan: Plan) -> str:
 
 def _also(plan: Plan, width: int) -> list[str]:
     architecture = plan.traced.model.architecture
-    encoders = encoder_bytes(architecture)
+    cache = plan.config.cache
+    encoders = encoder_bytes(architecture, "fp32" if plan.place.cpu else cache.dtype)
     lines = []
     if encoders:
         each = ", ".join(f"{name} {gib(size)}" for name, size in encoders.items())
         lines.append(
-            f"The cache stage, which runs before, loads {gib(sum(encoders.values()))} in float32: "
-            f"{each}; training loads none of it."
+            f"The cache stage, which runs before, loads {gib(sum(encoders.values()))}: {each}; the "
+            "device holds the vae or the others, not both. Training loads none of it."
         )
-        cache = plan.config.cache
         shape = Shape(
             batch=1,
             resolution=plan.phase.train.resolution,

@@ -83,9 +83,9 @@ def _answers(evaluation: Artifact) -> list[Answer]:
 
 def _summary(config: RunConfig) -> list[tuple[str, str]]:
     evaluate = config.evaluate
+    scale = "default" if evaluate.guidance_scale is None else f"{evaluate.guidance_scale:g}"
     sampling = (
-        f"{evaluate.num_inference_steps} steps, guidance {evaluate.guidance_scale:g}, "
-        f"scheduler {evaluate.scheduler}"
+        f"{evaluate.num_inference_steps} steps, guidance {scale}, scheduler {evaluate.scheduler}"
     )
     return [
         ("family", config.family),

@@ -18,7 +18,12 @@ import torch
 
 from zerotrain.cache import read_cache
 from zerotrain.checkpoint import Checkpoint
-from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
+from zerotrain.errors import (
+    EXIT_UNFINISHED,
+    EXIT_USER_ERROR,
+    PipelineError,
+    device_out_of_memory,
+)
 from zerotrain.families import load_family
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
@@ -66,9 +71,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def _out_of_memory(error: torch.OutOfMemoryError, arguments: argparse.Namespace) -> PipelineError:
     phase = read_run_yaml(arguments.launch / "run.yaml")
-    said = " ".join(str(error).split()).partition(" Of the allocated")[0]
-    return PipelineError(
-        f"phase {phase.phase}: the device ran out of memory: {said}",
+    return device_out_of_memory(
+        f"phase {phase.phase}",
+        error,
         hint=f"raise gradient_accumulation_steps above {phase.gradient_accumulation_steps}, set "
         "gradient_checkpointing: true, or go on with less on the device: `zerotrain switch "
         f"{phase.run} --to zero2_offload`, then zero3_offload",
