@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from zerotrain.config import RunConfig
+from zerotrain.config.agreement import AVERAGE_KEYS
 from zerotrain.config.read import parse_config
 from zerotrain.families import FLOW_MATCHING
 from zerotrain.sources import source_files
@@ -158,6 +159,7 @@ NEEDED_WITH = {
         "phases.1.launch": None,
     },
     "cache.max_sequence_length": {"family": "sd3"},
+    **{f"train.{key}": {"train.use_ema": True} for key in AVERAGE_KEYS},
     "vae": {"family": "flux"},
     **{f"train.{key}": {"family": "sd3"} for key in FLOW_MATCHING},
     **{key: {"launch.mixed_precision": "fp16"} for key in OTHER_VALUES if ".fp16." in key},

@@ -24,10 +24,10 @@ from zerotrain.errors import PipelineError
 from zerotrain.export_check import CheckedSource, check_lora, check_peft, check_written
 from zerotrain.families import Family, load_family
 from zerotrain.parameter_patterns import is_frozen
-from zerotrain.position import MASTER, TrainingPosition
+from zerotrain.position import EMA, MASTER, TrainingPosition
 from zerotrain.state import KIND as STATE
 from zerotrain.state import State, write_state
-from zerotrain.state_source import Source
+from zerotrain.state_source import AveragedWeights, Source
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -51,6 +51,8 @@ class WeightsTarget:
     """peft_type and values of the other adapter that was trained, if it was one."""
     trainable_parameters: Sequence[str] = ()
     """Regular expressions: if there are some, the others were left as the base has them."""
+    ema: bool = True
+    """Whether the averaged weights are written where the training kept them."""
 
     @classmethod
     def of(
@@ -123,19 +125,22 @@ def export(
             base = weights.base
             origins["base"] = artifact.read(base, "base") if artifact.is_published(base) else base
             parents, others = lineage(origins)
+            averaged = weights.ema and EMA in source.slots
+            shown = AveragedWeights(source) if averaged else source
             made = {**made_by, "dtype": weights.dtype, **others}
             draft = drafts.enter_context(
                 artifact.publish(weights.folder, "weights", parents=parents, made_by=made)
             )
             draft.known.update(_link_other_parts(origins["base"], weights, draft.folder))
-            said = _header(source.position, parents.get("base"))
-            draft.known.update(_write_weights(source, weights, draft.folder, said))
+            said = _header(source.position, parents.get("base"), averaged)
+            draft.known.update(_write_weights(shown, weights, draft.folder, said))
             check = check_lora if weights.lora else check_peft if weights.peft else check_written
-            check(source, weights, draft.folder)
+            check(shown, weights, draft.folder)
             draft.content = {
                 "family": weights.family.name,
                 "step": source.position.step,
                 "dtype": weights.dtype,
+                **({"ema": True} if averaged else {}),
             }
         if state is not None:
             parents, others = lineage(origins)
@@ -188,13 +193,14 @@ def export_universal(source: Source, folder: Path, output: Path) -> None:
         draft.content = {"step": source.position.step}
 
 
-def _header(position: TrainingPosition, base: Artifact | None) -> dict[str, str]:
+def _header(position: TrainingPosition, base: Artifact | None, averaged: bool) -> dict[str, str]:
     """What the headers of weights files say of their origin; what is not known is left out."""
     said = {
         "zerotrain.run": position.run,
         "zerotrain.phase": position.phase,
         "zerotrain.step": str(position.step),
         "zerotrain.base": base.identity if base else "",
+        "zerotrain.ema": "true" if averaged else "",
     }
     return {key: value for key, value in said.items() if value}
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 FOLDERS = ("base", "imported", "report", "benchmarks", "logs")
 """Folders of a run beside those of its phases."""
+AVERAGE_KEYS = ("ema_decay", "ema_update_interval", "ema_device")
+"""Keys of `train` that need its use_ema."""
 FROM_BASE = "which launch.zero3_init has not read yet"
 
 
@@ -25,6 +27,7 @@ def check_agreement(config: RunConfig) -> None:
     _check_family(config)
     _check_data(config)
     _check_adapter(config)
+    _check_average(config)
 
 
 def _check_names(config: RunConfig) -> None:
@@ -142,3 +145,15 @@ def _check_method(method: Method, settings: dict[str, object], phase: Phase) -> 
 def _with(trait: str) -> str:
     """The families whose kind has a trait."""
     return ", ".join(name for name, kind in FAMILIES.items() if getattr(kind, trait))
+
+
+def _check_average(config: RunConfig) -> None:
+    phases = [phase.train for phase in config.phases]
+    if any(train.use_ema for train in phases):
+        return
+    for key in AVERAGE_KEYS:
+        if any(key in train.model_fields_set for train in phases):
+            raise ValueError(
+                f"{key} says how a moving average is kept, and none is: set train.use_ema: true, "
+                f"or remove {key}"
+            )
