@@ -198,6 +198,7 @@ def test_phase_inherits_and_changes_training_values() -> None:
         ({"phases": "plain"}, "phases: "),
         ({"phases": ["plain"]}, "phases.0: "),
         ({"run": "data"}, "'data' is the folder of the datasets"),
+        ({"train": {"ema_decay": 0.99}}, "ema_decay says how a moving average is kept"),
         ({"run": "../up"}, "run: "),
         ({"data": {}}, "data: source: folder needs `images`"),
         ({"data": {"source": "digits", "images": "x"}}, "digits brings its own images"),

@@ -220,3 +220,14 @@ def test_diffusers_flags_without_an_equal_are_refused(given: dict[str, Any], mes
     with pytest.raises(PipelineError) as caught:
         example("train_dreambooth_lora_flux.py", **given)
     assert message in str(caught.value)
+
+
+def test_averages_are_kept_as_simpletuner_keeps_them(tmp_path, monkeypatch):
+    """With its own defaults; without use_ema its other keys are named as left alone."""
+    monkeypatch.chdir(tmp_path)
+    kept = simpletuner(tmp_path, use_ema=True, ema_update_interval=5)
+    own = {"use_ema": True, "ema_decay": 0.995, "ema_device": "cpu", "ema_update_interval": 5}
+    assert {k: kept.values.get(f"train.{k}") for k in own} == own
+    none = simpletuner(tmp_path, ema_decay=0.9)
+    assert not any("ema" in key for key in none.values)
+    assert "without use_ema no average is kept" in str(none.notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,25 @@ def test_nothing_offloaded_takes_sixteen_bytes_a_parameter(name: str) -> None:
     """SDXL: 38.3 GiB on one device; torch's float32 comes to the same."""
     assert states(memory_parts(launch(name), sdxl(), 0), "device") == 16 * SDXL
     assert f"{16 * SDXL / GIB:.1f}" == "38.3"
+
+
+def test_an_average_takes_four_bytes_a_parameter_where_the_masters_are() -> None:
+    """Shared by the processes; on the host where the optimizer is, or where it is asked for."""
+    for chosen, expected in (
+        (launch("torch", average=True), (4 * SDXL, 0)),
+        (launch("zero2", processes=4, average=True), (SDXL, 0)),
+        (launch("zero3", average=True, average_on_host=True), (0, 4 * SDXL)),
+        (launch("zero3_offload", average=True), (0, 4 * SDXL)),
+    ):
+        parts = [p for p in memory_parts(chosen, sdxl(), 0) if p.name == "moving average"]
+        found = tuple(sum(p.bytes for p in parts if p.where == w) for w in ("device", "host"))
+        assert found == expected
+        plain, averaged = (
+            storage(replace(chosen, average=kept), sdxl(), "fp32") for kept in (False, True)
+        )
+        assert [b.bytes - a.bytes for a, b in zip(plain, averaged, strict=True)] == [
+            8 * SDXL, 4 * SDXL, 0
+        ]  # fmt: skip
 
 
 def test_offload_at_stage_2_is_the_facts_arithmetic() -> None:

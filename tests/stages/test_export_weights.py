@@ -32,7 +32,7 @@ from zerotrain.export_by_hand import refuse_strangers
 from zerotrain.families import adapters
 from zerotrain.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, add_adapter
 from zerotrain.families.sdxl import FAMILY
-from zerotrain.position import MASTER, TrainingPosition
+from zerotrain.position import EMA, MASTER, TrainingPosition
 from zerotrain.stages.export_weights import export_weights
 from zerotrain.state import State
 
@@ -89,7 +89,9 @@ def trained(base: Path) -> Trained:
 
 def moments(slot: str, tensor: torch.Tensor) -> torch.Tensor:
     """Made-up moments that differ by slot."""
-    return {MASTER: tensor, "exp_avg": 0.5 * tensor, "exp_avg_sq": tensor**2}[slot]
+    return {
+        MASTER: tensor, "exp_avg": 0.5 * tensor, "exp_avg_sq": tensor**2, EMA: 0.9 * tensor
+    }[slot]  # fmt: skip
 
 
 class Export:
@@ -100,6 +102,7 @@ class Export:
         self.weights, self.state = folder / "weights", folder / "state"
         self.moments = moments
         self.settings: dict[str, Any] = {}
+        self.slots = SLOTS
 
     def __call__(self, trained: Trained, dtype: str = "fp32") -> Trained:
         """Export these parameters, which lie in two ranks' fragments; the weights as written."""
@@ -115,14 +118,14 @@ class Export:
                 share = [self._fragment(name, trained[name], rank) for name in trained]
                 spans.append(write_rank(draft.folder, rank, share))
             shapes = {name: list(tensor.shape) for name, tensor in trained.items()}
-            write_position(draft.folder, POSITION, shapes, SLOTS, spans)
+            write_position(draft.folder, POSITION, shapes, self.slots, spans)
             (draft.folder / "records").mkdir()
             (draft.folder / "records" / "training_log.jsonl").write_text("{}\n")
 
     def _fragment(self, name: str, tensor: torch.Tensor, rank: int) -> Fragment:
         start = rank * (tensor.numel() // 2)
         part = slice(start, None if rank else tensor.numel() // 2)
-        flat = {slot: self.moments(slot, tensor).flatten()[part] for slot in SLOTS}
+        flat = {slot: self.moments(slot, tensor).flatten()[part] for slot in self.slots}
         return Fragment(name, start, flat)
 
     def config(self, dtype: str) -> RunConfig:
@@ -177,6 +180,27 @@ def test_weights_in_half_precision_are_rounded(
     assert torch.equal(state.tensor("conv_in.weight", MASTER), trained["conv_in.weight"])
     found = artifact.read(export.weights, "weights")
     assert found.content == {"family": "sdxl", "step": 12, "dtype": name}
+
+
+def test_averaged_weights_are_what_is_exported(export: Export, trained: Trained) -> None:
+    """The state holds both, and `--no-ema` writes the weights that the training goes on from."""
+    export.slots = [*SLOTS, EMA]
+    written = export(trained)
+    state = State(export.state)
+    for name, tensor in trained.items():
+        assert torch.equal(written[name], moments(EMA, tensor))
+        assert torch.equal(state.tensor(name, MASTER), tensor)
+        assert torch.equal(state.tensor(name, EMA), moments(EMA, tensor))
+    found = artifact.read(export.weights, "weights")
+    assert found.content["ema"] is True
+    other = export.weights.with_name("other")
+    base = ("--family", "sdxl", "--base", export.base)
+    by_hand(export.checkpoint, "--no-ema", *base, "--output", other)
+    plain = load_file(other / "unet" / "diffusion_pytorch_model.safetensors")
+    assert all(torch.equal(plain[name], tensor) for name, tensor in trained.items())
+    assert "ema" not in artifact.read(other, "weights").content
+    with pytest.raises(PipelineError, match="hold the averaged weights alone"):
+        by_hand(export.weights, "--no-ema", "--output", other)
 
 
 def test_state_holds_everything_that_the_checkpoint_held(export: Export, trained: Trained) -> None:

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from zerotrain.config import RunConfig
+from zerotrain.config.agreement import AVERAGE_KEYS
 from zerotrain.config.read import parse_config
 from zerotrain.families import FLOW_MATCHING
 from zerotrain.sources import source_files
@@ -80,6 +81,10 @@ OTHER_VALUES: dict[str, Any] = {
     "train.mode_scale": 0.8,
     "train.flow_shift": 3.0,
     "train.caption_dropout_probability": 0.2,
+    "train.use_ema": True,
+    "train.ema_decay": 0.99,
+    "train.ema_update_interval": 2,
+    "train.ema_device": "cpu",
     "train.save_every": 50,
     "train.keep": 3,
     "train.log_every": 1,
@@ -155,6 +160,7 @@ NEEDED_WITH = {
         "phases.1.launch": None,
     },
     "cache.max_sequence_length": {"family": "sd3"},
+    **{f"train.{key}": {"train.use_ema": True} for key in AVERAGE_KEYS},
     "vae": {"family": "flux"},
     **{f"train.{key}": {"family": "sd3"} for key in FLOW_MATCHING},
     "train.mode_scale": {"family": "sd3", "train.weighting_scheme": "mode"},

@@ -24,10 +24,10 @@ from zerotrain.errors import PipelineError
 from zerotrain.export_check import CheckedSource, check_lora, check_peft, check_written
 from zerotrain.families import ImageFamily, TextFamily, load_family
 from zerotrain.parameter_patterns import is_frozen
-from zerotrain.position import MASTER, TrainingPosition
+from zerotrain.position import EMA, MASTER, TrainingPosition
 from zerotrain.state import KIND as STATE
 from zerotrain.state import State, write_state
-from zerotrain.state_source import Source
+from zerotrain.state_source import AveragedWeights, Source
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -53,6 +53,8 @@ class WeightsTarget:
     """Regular expressions: if there are some, the others were left as the base has them."""
     max_sequence_length: int | None = None
     """Tokens of a prompt that it was trained with, if they are not the family's own number."""
+    ema: bool = True
+    """Whether the averaged weights are written where the training kept them."""
 
     @classmethod
     def of(
@@ -71,7 +73,7 @@ class WeightsTarget:
             max_sequence_length=config.cache.max_sequence_length,
         )
 
-    def content(self, step: int) -> dict[str, Any]:
+    def content(self, step: int, averaged: bool) -> dict[str, Any]:
         """What the manifest says of them; users of the model look there for the length."""
         length = self.max_sequence_length
         return {
@@ -79,6 +81,7 @@ class WeightsTarget:
             "step": step,
             "dtype": self.dtype,
             **({} if length is None else {"max_sequence_length": length}),
+            **({"ema": True} if averaged else {}),
         }
 
     @property
@@ -136,18 +139,20 @@ def export(
             base = weights.base
             origins["base"] = artifact.read(base, "base") if artifact.is_published(base) else base
             parents, others = lineage(origins)
+            averaged = weights.ema and EMA in source.slots
+            shown = AveragedWeights(source) if averaged else source
             made = {**made_by, "dtype": weights.dtype, **others}
             draft = drafts.enter_context(
                 artifact.publish(weights.folder, "weights", parents=parents, made_by=made)
             )
             draft.known.update(_link_other_parts(origins["base"], weights, draft.folder))
-            said = _header(source.position, parents.get("base"))
-            draft.known.update(_write_weights(source, weights, draft.folder, said))
+            said = _header(source.position, parents.get("base"), averaged)
+            draft.known.update(_write_weights(shown, weights, draft.folder, said))
             if weights.family.modality == "text":
                 draft.known.update(weights.family.name_ends(draft.folder))
             check = check_lora if weights.lora else check_peft if weights.peft else check_written
-            check(source, weights, draft.folder)
-            draft.content = weights.content(source.position.step)
+            check(shown, weights, draft.folder)
+            draft.content = weights.content(source.position.step, averaged)
         if state is not None:
             parents, others = lineage(origins)
             draft = drafts.enter_context(
@@ -199,13 +204,14 @@ def export_universal(source: Source, folder: Path, output: Path) -> None:
         draft.content = {"step": source.position.step}
 
 
-def _header(position: TrainingPosition, base: Artifact | None) -> dict[str, str]:
+def _header(position: TrainingPosition, base: Artifact | None, averaged: bool) -> dict[str, str]:
     """What the headers of weights files say of their origin; what is not known is left out."""
     said = {
         "zerotrain.run": position.run,
         "zerotrain.phase": position.phase,
         "zerotrain.step": str(position.step),
         "zerotrain.base": base.identity if base else "",
+        "zerotrain.ema": "true" if averaged else "",
     }
     return {key: value for key, value in said.items() if value}
 

@@ -45,6 +45,7 @@ def export_by_hand(
     to: str | None = None,
     max_shard_size: str | None = None,
     prefix: str | None = None,
+    ema: bool = True,
     trust_pickle: bool,
 ) -> None:
     """Publish what a checkpoint or a weights folder holds, in the form that `to` names.
@@ -62,6 +63,7 @@ def export_by_hand(
             folder of the model's own library.
         max_shard_size: Size above which a model's file becomes several, such as 5GB.
         prefix: What stands before each name of a single file.
+        ema: Whether the averaged weights are written where the training kept them.
         trust_pickle: Let another program's pickles run code.
 
     Raises:
@@ -85,6 +87,13 @@ def export_by_hand(
         if folder is not None:
             refuse_strangers(folder)
     if _kind(checkpoint) in ("weights", "exported"):
+        if not ema and artifact.read(checkpoint, _kind(checkpoint) or "", verify=False).content.get(
+            "ema"
+        ):
+            raise PipelineError(
+                f"{checkpoint}: exported weights, which hold the averaged weights alone",
+                hint="name the checkpoint or the state that they were made from",
+            )
         _convert_folder(checkpoint, output, state, dtype, to, max_shard_size, prefix)
         return
     run = read_config(config) if config else None
@@ -102,6 +111,7 @@ def export_by_hand(
                 hint="add --config FILE of the run, or --family sdxl --base FOLDER; a state "
                 "(--state alone) and --to universal need no base",
             )
+        weights = replace(weights, ema=ema)
         modality = weights.family.modality
         to = to or OWN_FOLDER[modality]
         refuse_format(to, checkpoint, modality, weights.adapter, max_shard_size, prefix)

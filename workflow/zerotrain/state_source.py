@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from zerotrain.checkpoint import KIND as CHECKPOINT
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.errors import PipelineError
 from zerotrain.optimizers import slot_shape
-from zerotrain.position import MASTER, TrainingPosition
+from zerotrain.position import EMA, MASTER, TrainingPosition
 from zerotrain.state import KIND as STATE
 from zerotrain.state import State
 from zerotrain.tensor_file import open_tensors
@@ -72,6 +73,20 @@ class Weights:
         stored = self._stored[name]
         found: torch.Tensor = self._files[stored].get_tensor(stored)
         return found
+
+
+class AveragedWeights:
+    """A training's averaged weights (EMA) in the place of its weights."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.position, self.shapes, self.names = source.position, source.shapes, source.names
+        self.frozen: Collection[str] = getattr(source, "frozen", ())
+        self.slots = [MASTER]
+
+    def tensor(self, name: str, slot: str) -> torch.Tensor:
+        """The full float32 average of one parameter; there is one slot, the master."""
+        return self._source.tensor(name, EMA)
 
 
 def has_slot(source: Source | Weights, name: str, slot: str) -> bool:

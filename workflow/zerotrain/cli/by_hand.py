@@ -63,6 +63,9 @@ def export(
         str | None,
         typer.Option(metavar="TEXT", help="What stands before each name, of single_file."),
     ] = None,
+    ema: Annotated[
+        bool, typer.Option(help="The averaged weights, where the training kept them.")
+    ] = True,
     trust_pickle: Annotated[
         bool, typer.Option(help="Let pickles of the checkpoint run code: only where you trust it.")
     ] = False,
@@ -72,7 +75,7 @@ def export(
 
     export_by_hand(
         checkpoint, output, state, config=config, family=family, base=base, dtype=dtype, to=to,
-        max_shard_size=max_shard_size, prefix=prefix, trust_pickle=trust_pickle,
+        max_shard_size=max_shard_size, prefix=prefix, ema=ema, trust_pickle=trust_pickle,
     )  # fmt: skip
 
 

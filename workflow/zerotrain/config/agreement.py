@@ -22,6 +22,8 @@ OF_MODALITY: dict[str, dict[str, tuple[str, ...]]] = {
 """Keys of sections that both have, which mean something to one of them."""
 OF_SCHEME = {"logit_mean": "logit_normal", "logit_std": "logit_normal", "mode_scale": "mode"}
 """Keys that one weighting_scheme reads."""
+AVERAGE_KEYS = ("ema_decay", "ema_update_interval", "ema_device")
+"""Keys of `train` that need its use_ema."""
 FROM_BASE = "which launch.zero3_init has not read yet"
 NOTHING_TO_LEARN = (
     "rescale_betas_zero_snr leaves noise alone at the last timestep, from which a model that "
@@ -40,6 +42,7 @@ def check_agreement(config: RunConfig) -> None:
     _check_meanings(config)
     _check_data(config)
     _check_adapter(config)
+    _check_average(config)
 
 
 def _check_names(config: RunConfig) -> None:
@@ -181,3 +184,15 @@ def _check_method(method: Method, settings: dict[str, object], phase: Phase) -> 
 def _with(trait: str) -> str:
     """The families whose kind has a trait."""
     return ", ".join(name for name, kind in FAMILIES.items() if getattr(kind, trait))
+
+
+def _check_average(config: RunConfig) -> None:
+    phases = [phase.train for phase in config.phases]
+    if any(train.use_ema for train in phases):
+        return
+    for key in AVERAGE_KEYS:
+        if any(key in train.model_fields_set for train in phases):
+            raise ValueError(
+                f"{key} says how a moving average is kept, and none is: set train.use_ema: true, "
+                f"or remove {key}"
+            )

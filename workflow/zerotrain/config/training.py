@@ -170,6 +170,25 @@ class TrainConfig(ObjectiveConfig):
         le=1,
         description="Share of samples trained with the empty caption (for guidance).",
     )
+    use_ema: bool = Field(
+        False,
+        description="Keep a moving average of the weights (EMA), which is what is exported and "
+        "measured; the training goes on from the weights themselves.",
+    )
+    ema_decay: float = Field(
+        0.9999,
+        gt=0,
+        lt=1,
+        description="Share of the average that an update leaves; it rises to this as step / "
+        "(9 + step).",
+    )
+    ema_update_interval: Whole = Field(1, ge=1, description="Steps between updates of the average.")
+    ema_device: Literal["accelerator", "cpu"] = Field(
+        "accelerator",
+        description="Where the average is kept: 4 bytes a trained parameter, shared by the "
+        "processes; `cpu` costs a copy of the weights at each update. Offloaded weights are "
+        "averaged where they lie.",
+    )
     save_every: Whole = Field(500, ge=1, description="Steps between rolling checkpoints.")
     keep: Whole = Field(2, ge=1, description="Rolling checkpoints kept.")
     log_every: Whole = Field(10, ge=1, description="Steps between lines of the log.")

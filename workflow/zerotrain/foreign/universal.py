@@ -81,7 +81,7 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
         for name in source.names:
             place = draft / "zero" / name
             place.mkdir(parents=True)
-            for slot in source.slots:
+            for slot in (MASTER, *ADAM_SLOTS):
                 # A view would take the whole file that it lies in along.
                 tensor = source.tensor(name, slot).clone()
                 file = "fp32" if slot == MASTER else slot

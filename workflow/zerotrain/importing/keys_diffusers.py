@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from zerotrain.importing.keys import Key, by_name, honoured, left_out, no_op, refused
-from zerotrain.importing.keys_programs import EMA, EVALUATION, HUB, OWN_LAYOUT, TRACKERS
+from zerotrain.importing.keys_programs import EVALUATION, HUB, OWN_LAYOUT, TRACKERS
 
 OPTIMIZER = "belongs to another optimizer: train.optimizer_args has its arguments"
 PRIOR = "belongs to with_prior_preservation"
@@ -111,7 +111,8 @@ DIFFUSERS = by_name(
         no_op("enable_xformers_memory_efficient_attention", "flag", "torch's attention is as lean"),
         no_op("enable_npu_flash_attention", "flag", "torch's attention is as lean"),
         left_out("allow_tf32", "flag", "torch's own setting stays", False),
-        left_out("use_ema", "flag", EMA, False),
+        honoured("use_ema", "flag", "train.use_ema", False),
+        no_op("foreach_ema", "flag", "the average's numbers are the same"),
         left_out("push_to_hub", "flag", HUB, False),
         no_op("hub_token", "text", HUB),
         no_op("hub_model_id", "text", HUB),

@@ -8,7 +8,6 @@ EVALUATION = "evaluation is a stage of its own after each phase (evaluate:)"
 TRACKERS = "tensorboard and the report are written always"
 OWN_LAYOUT = "results lie under results/<run>/<phase>"
 HUB = "exported weights are published by `zerotrain publish`"
-EMA = "an EMA of the weights comes with a later version"
 
 TRAINER = by_name(
     [
@@ -253,9 +252,10 @@ SIMPLETUNER = by_name(
         no_op("validation_num_inference_steps", "whole", EVALUATION),
         no_op("num_eval_images", "whole", EVALUATION),
         no_op("text_encoder_lr", "number", "text encoders are not trained"),
-        left_out("use_ema", "flag", EMA, False),
-        no_op("ema_device", "text", EMA),
-        no_op("ema_decay", "number", EMA),
+        honoured("use_ema", "flag", "train.use_ema", False),
+        honoured("ema_device", "text", "train.ema_device", "cpu"),
+        honoured("ema_decay", "number", "train.ema_decay", 0.995),
+        honoured("ema_update_interval", "whole", "train.ema_update_interval"),
         left_out("push_to_hub", "flag", HUB, False),
         refused("base_model_precision", "text", "weights are not quantized", "no_change"),
     ]

@@ -142,6 +142,7 @@ def _put_model(arguments: dict[str, Any], draft: Draft) -> None:
         reason = "an area in megapixels: the side of its square" if area else ""
         draft.keep("resolution", resolution, "train.resolution", side, reason)
     _put_objective(arguments, draft)
+    _put_average(arguments, draft)
     resume = arguments.get("resume_from_checkpoint")
     if resume == "latest":
         draft.ignore("resume_from_checkpoint", resume, "a run goes on from its newest by itself")
@@ -166,6 +167,17 @@ def _put_objective(arguments: dict[str, Any], draft: Draft) -> None:
         put_noise_offset(arguments, draft)
     else:
         put_flow(arguments, draft)
+
+
+def _put_average(arguments: dict[str, Any], draft: Draft) -> None:
+    """Its defaults are not ours, and without an average its keys mean nothing."""
+    for name in ("ema_decay", "ema_device", "ema_update_interval"):
+        row = SIMPLETUNER[name]
+        if not arguments.get("use_ema"):
+            if name in arguments:
+                draft.ignore(name, arguments.pop(name), "without use_ema no average is kept")
+        elif name not in arguments and row.default is not None:
+            draft.default(row.ours, row.default, "SimpleTuner's default")
 
 
 def _put_lora_targets(arguments: dict[str, Any], draft: Draft) -> None:

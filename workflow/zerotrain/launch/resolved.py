@@ -14,8 +14,10 @@ FILES = ("accelerate", "deepspeed")
 """Fields that hold a whole launch file, whose values have sources of their own."""
 MEMORY_KEYS = (
     "partition_activations", "cpu_checkpointing", "contiguous_memory_optimization", "zero3_init",
+    "ema_device",
 )  # fmt: skip
-"""What decides where activations wait and how the model is built: its numbers are the same."""
+"""What decides where activations and averages wait and how the model is built: its numbers are the
+same."""
 EXACT_KEYS = {
     *(f"zero_optimization.{key}" for key in (
         "contiguous_gradients", "overlap_comm", "reduce_bucket_size", "allgather_bucket_size",
@@ -111,6 +113,11 @@ class ResolvedPhase:
     objective: dict[str, Any] = field(default_factory=dict)
     """What the loss is: the keys of config.objective that the family has."""
     caption_dropout_probability: float | None = None
+    use_ema: bool = False
+    ema_decay: float = 0.9999
+    ema_update_interval: int = 1
+    ema_device: str = "accelerator"
+    """The moving average of the weights."""
     save_every: int
     keep: int
     log_every: int
@@ -151,6 +158,8 @@ class ResolvedPhase:
             left_out.add("lr_warmup_steps")
         if self.mixed_precision != "fp16":
             left_out.add("fp16")
+        if not self.use_ema:
+            left_out |= {"use_ema", "ema_decay", "ema_update_interval"}
         left_out.update(name for name in OF_ONE_MODALITY if getattr(self, name) is None)
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         users = {

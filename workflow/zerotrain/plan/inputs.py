@@ -131,6 +131,8 @@ class PlannedLaunch:
         exact: Whether the masters come from the model, as at the start of a run; else from a state.
         keep: Rolling checkpoints that stay.
         init: Whether ZeRO-3 partitions each parameter as it is read (launch.zero3_init).
+        average: Whether a moving average of the weights is kept.
+        average_on_host: Whether the host keeps it though the masters are on the device.
     """
 
     engine: Literal["torch", "deepspeed"]
@@ -146,6 +148,8 @@ class PlannedLaunch:
     exact: bool = True
     keep: int = 2
     init: bool = False
+    average: bool = False
+    average_on_host: bool = False
 
     @classmethod
     def of(cls, phase: ResolvedPhase, zero: Mapping[str, Any], **values: Any) -> PlannedLaunch:
@@ -160,6 +164,8 @@ class PlannedLaunch:
             accumulation=phase.gradient_accumulation_steps,
             keep=phase.keep,
             init=phase.zero3_init,
+            average=phase.use_ema,
+            average_on_host=phase.ema_device == "cpu",
             zero=zero,
             **values,
         )

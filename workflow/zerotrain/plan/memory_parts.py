@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from zerotrain.plan.host import load_parts, save_parts
-from zerotrain.plan.inputs import ParameterSizes, PlannedLaunch
+from zerotrain.plan.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.plan.memory_torch import CASTS, torch_parts
 from zerotrain.plan.memory_zero3 import zero3_parts
 from zerotrain.plan.memory_zero12 import zero12_parts
-from zerotrain.plan.parts import MemoryPart, Moment
+from zerotrain.plan.parts import TRAINING, MemoryPart, Moment
 
 
 def memory_parts(
@@ -39,12 +39,30 @@ def memory_parts(
     parts = [
         *load_parts(launch, model),
         *engine(launch, model),
+        *_average_parts(launch, model),
         MemoryPart("activations", activations, "device", passes, "a trace of the model"),
         MemoryPart("activations on the host", on_host, "host", passes, "a trace of the model"),
         *save_parts(launch, model),
     ]
     left_out = {CASTS} if casts_traced else set()
     return [part for part in parts if part.bytes and part.name not in left_out]
+
+
+def _average_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
+    """The moving average of the weights, which each process keeps of its own part."""
+    if not launch.average:
+        return []
+    # Plain PyTorch deals whole parameters out; ZeRO cuts them.
+    dealt = [sum(map(sum, (g[rank :: launch.processes] for g in model.groups)))
+             for rank in range(launch.processes)]  # fmt: skip
+    own = max(dealt) if launch.engine == "torch" else -(-model.trained_numel // launch.processes)
+    on_host = launch.average_on_host or launch.offload_optimizer != "none"
+    return [
+        MemoryPart(
+            "moving average", FP32 * own, "host" if on_host else "device", TRAINING,
+            "4 B a parameter of its part (zerotrain/training/average.py)",
+        )
+    ]  # fmt: skip
 
 
 def saves_nothing(launch: PlannedLaunch) -> str | None:

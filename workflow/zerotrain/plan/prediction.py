@@ -218,6 +218,8 @@ def predict(
         slots=len(optimizers.slots(name, train.optimizer_args)),
         cpu=cpu,
         keep=train.keep,
+        average=train.use_ema,
+        average_on_host=train.ema_device == "cpu",
     )
     found = traced.engines[engine]
     activations, on_host = {

@@ -39,10 +39,11 @@ def storage(launch: PlannedLaunch, model: ParameterSizes, dtype: str) -> list[St
         model: The model's sizes.
         dtype: Type of the exported weights: fp32, bf16 or fp16.
     """
-    state = FP32 * (1 + launch.slots) * model.trained_numel
+    slots = launch.slots + launch.average
+    state = FP32 * (1 + slots) * model.trained_numel
     # What is trained beside frozen weights may be an adapter; the whole model is the most.
     weights = DTYPE_BYTES[dtype] * model.numel
-    each = f"{FP32} B x (1 + {launch.slots}) a trained parameter"
+    each = f"{FP32} B x (1 + {slots}) a trained parameter"
     return [
         Storage(
             "rolling checkpoints", launch.keep * state, (launch.keep + 1) * state,

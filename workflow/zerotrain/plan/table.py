@@ -175,8 +175,9 @@ def _also(plan: Plan, width: int) -> list[str]:
             f"The cache takes {latents / 1e3:,.1f} kB an image and {text / 1e3:,.1f} kB a distinct "
             f"caption ({cache.dtype})."
         )
-    average = EMA_BYTES * plan.traced.model.trained_parameters
-    lines.append(f"An EMA of the weights would take {gib(average)} more, wherever it is kept.")
+    if not plan.phase.train.use_ema:
+        average = EMA_BYTES * plan.traced.model.trained_parameters
+        lines.append(f"An EMA of the weights would take {gib(average)} more, wherever it is kept.")
     return [line for text in lines for line in _wrapped(text, width)]
 
 

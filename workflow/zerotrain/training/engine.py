@@ -61,8 +61,11 @@ class Engine(Protocol):
     def load_loss_scale(self, found: dict[str, Any]) -> None:
         """Take over what loss_scale gave, in this engine or another."""
 
+    def masters(self) -> Iterator[Fragment]:
+        """This rank's part of every trained parameter: the master weights alone."""
+
     def fragments(self) -> Iterator[Fragment]:
-        """This rank's part of every trained parameter: the master weights, and `slots`."""
+        """The same, and with them `slots`."""
 
     def slots(self) -> list[str]:
         """The optimizer's tensors, by its own names; none before its first update."""

@@ -15,8 +15,9 @@ from zerotrain.checkpoint import KIND, write_position, write_rank
 from zerotrain.errors import PipelineError
 from zerotrain.families import Objective
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.position import MASTER, TrainingPosition
+from zerotrain.position import EMA, MASTER, TrainingPosition
 from zerotrain.training import ranks
+from zerotrain.training.average import WeightAverage
 from zerotrain.training.batches import Batches
 from zerotrain.training.draws import step_seed
 from zerotrain.training.engine import Engine
@@ -46,6 +47,7 @@ def train(
     log: Log,
     progress: Path,
     stop_requested: Callable[[], bool],
+    average: WeightAverage | None = None,
 ) -> bool:
     """Train to phase.until_step or until a stop is requested; either way a checkpoint is saved.
 
@@ -65,9 +67,11 @@ def train(
         norm = _update(engine, rate, beta1, phase, clock)
         clock.step += 1
         clock.samples += phase.global_batch_size
+        if average:
+            average.update(clock.step)
         log.step(clock.step, clock.samples, loss, norm, rate, beta1)
         if stopping or clock.step % phase.save_every == 0 or clock.step == phase.until_step:
-            save(engine, phase, clock, log, progress)
+            save(engine, phase, clock, log, progress, average)
         if stopping:
             break
     return clock.step >= phase.until_step
@@ -109,7 +113,14 @@ def _accumulate(
     return total / phase.gradient_accumulation_steps
 
 
-def save(engine: Engine, phase: ResolvedPhase, clock: Clock, log: Log, progress: Path) -> None:
+def save(
+    engine: Engine,
+    phase: ResolvedPhase,
+    clock: Clock,
+    log: Log,
+    progress: Path,
+    average: WeightAverage | None,
+) -> None:
     """Write the rolling checkpoint of this step, complete at once, and remove the oldest.
 
     Every process writes its own part; the first one publishes them together.
@@ -138,9 +149,10 @@ def save(engine: Engine, phase: ResolvedPhase, clock: Clock, log: Log, progress:
     with publishing as draft:
         shared = ranks.broadcast(draft.folder if draft else None)
         assert shared is not None
-        spans = ranks.gather(write_rank(shared, engine.rank, engine.fragments()))
+        spans = ranks.gather(write_rank(shared, engine.rank, (average or engine).fragments()))
         if draft:
-            write_position(draft.folder, position, engine.shapes, [MASTER, *engine.slots()], spans)
+            slots = [MASTER, *engine.slots(), *([EMA] if average else [])]
+            write_position(draft.folder, position, engine.shapes, slots, spans)
             log.write_records(draft.folder / "records")
     if engine.rank == 0:
         prune(progress, phase.keep, clock.step)

@@ -102,7 +102,7 @@ def lost(
             f"the state's fp16 loss scale {position.loss_scale['scale']:g} is of no use to "
             f"precision {phase.mixed_precision}: going back to fp16 would search it anew"
         )
-    if EMA in slots:
+    if EMA in slots and not phase.use_ema:
         losses["ema"] = "the state has averaged weights (ema), which this phase does not carry on"
     return losses
 

@@ -27,11 +27,12 @@ from zerotrain.errors import (
 from zerotrain.families import load_family
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.position import MASTER
+from zerotrain.position import EMA, MASTER
 from zerotrain.state import State
 from zerotrain.supervise import SUPERVISOR, end_with_parent
 from zerotrain.trained import choose_trained, refuse_other_parameters, trained_parameters
 from zerotrain.training import preflight, progress_folder
+from zerotrain.training.average import WeightAverage
 from zerotrain.training.batches import Batches
 from zerotrain.training.engine import Engine, open_engine
 from zerotrain.training.lock import hold_writer
@@ -129,7 +130,11 @@ def run(
             engine.load_loss_scale(position.loss_scale)
         clock = Clock(position.step, position.samples, _horizon(phase, position.lr_scheduler_steps))
         records = source.artifact.folder / "records"
-        source = None  # an open file keeps its disk space when the checkpoint is pruned
+    average = None
+    if phase.use_ema:
+        read_average = source.tensor if source is not None and EMA in source.slots else None
+        average = WeightAverage(engine, phase, read_average)
+    source = None  # an open file keeps its disk space when the checkpoint is pruned
     log: Log = NoLog()
     if engine.rank == 0:
         log = TrainingLog(progress, phase, records, clock.step, same_phase=same_phase)
@@ -152,6 +157,7 @@ def run(
         log,
         progress,
         stop,
+        average,
     )
     log.close()
     return finished

@@ -211,14 +211,22 @@ class TorchEngine:
         if self._scale:
             self._scale.load(found)
 
+    def masters(self) -> Iterator[Fragment]:
+        for flat, name in self._own_share():
+            yield Fragment(name, 0, {MASTER: flat.part(flat.weights.data, name)})
+
     def fragments(self) -> Iterator[Fragment]:
+        for flat, name in self._own_share():
+            slots = {MASTER: flat.part(flat.weights.data, name)}
+            for slot in self._slots_of(name, self.slots()):
+                slots[slot] = self._slot(flat, name, slot)
+            yield Fragment(name, 0, slots)
+
+    def _own_share(self) -> Iterator[tuple[FlatGroup, str]]:
+        """Every process holds all; each answers for its share."""
         for flat in self._flats:
-            # Every process holds all; each writes its share.
             for name in flat.names[self.rank :: self.world_size]:
-                slots = {MASTER: flat.part(flat.weights.data, name)}
-                for slot in self._slots_of(name, self.slots()):
-                    slots[slot] = self._slot(flat, name, slot)
-                yield Fragment(name, 0, slots)
+                yield flat, name
 
     def _slot(self, flat: FlatGroup, name: str, slot: str) -> torch.Tensor:
         stepped = flat.parameters[name] if self._whole else flat.weights

@@ -173,6 +173,9 @@ class ZeroEngine:
             scaler.cur_scale, scaler.cur_hysteresis = found["scale"], found["hysteresis"]
             scaler.cur_iter, scaler.last_overflow_iter = found["good_steps"], -1
 
+    def masters(self) -> Iterator[Fragment]:
+        return self._partitions.fragments([])
+
     def fragments(self) -> Iterator[Fragment]:
         return self._partitions.fragments(self.slots())
 

@@ -42,7 +42,8 @@ class GroupPartitions:
 
     def fragments(self, slots: Sequence[str]) -> Iterator[Fragment]:
         """This process's part of each parameter; those that lie elsewhere are left out."""
-        self._link_slots()
+        if slots:
+            self._link_slots()
         for name, mapping in self._mappings():
             parts = {MASTER: mapping.get_hp_fragment()}
             parts.update((slot, mapping.get_optim_state_fragment(slot)) for slot in slots)

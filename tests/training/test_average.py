@@ -1,0 +1,124 @@
+"""The moving average of the weights (EMA): that of diffusers, under every engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers.training_utils import EMAModel
+from tests.training.matrix import export_state
+
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.position import EMA, MASTER
+from zerotrain.training.average import decay
+
+STEPS, HIGHEST = 6, 0.3
+"""The rising decay reaches the highest at step 4."""
+CASES = [
+    ("torch", 1),
+    ("torch", 2),
+    ("zero1", 1),
+    ("zero2_offload", 1),
+    ("zero2_offload", 2),
+    ("zero3", 2),
+    ("zero3_offload", 1),
+]
+
+
+def checkpoint(training, name: str, step: int) -> Checkpoint:
+    return Checkpoint(training.progress(name) / f"step-{step:08d}")
+
+
+def masters(training, name: str, step: int) -> list[torch.nn.Parameter]:
+    found = checkpoint(training, name, step)
+    return [torch.nn.Parameter(found.tensor(n, MASTER)) for n in found.names]
+
+
+def of_diffusers(training, name: str, start: list[torch.nn.Parameter], steps) -> list[torch.Tensor]:
+    """What EMAModel makes of the master weights that each step has left."""
+    average = EMAModel(start, decay=HIGHEST)
+    for step in steps:
+        average.step(masters(training, name, step))
+    return average.shadow_params
+
+
+def test_average_decay_rises_as_diffusers_does():
+    """The decay of every step is EMAModel's."""
+    average = EMAModel([torch.nn.Parameter(torch.zeros(1))], decay=0.99)
+    for step in range(1, 2000):
+        assert decay(step, 0.99) == average.get_decay(step)
+
+
+@pytest.mark.parametrize(("preset", "processes"), CASES)
+def test_average_is_that_of_diffusers(training, preset, processes):
+    """Every element, whatever process holds it."""
+    training.run(
+        "a", preset, STEPS, num_processes=processes, use_ema=True, ema_decay=HIGHEST,
+        save_every=1, keep=STEPS,
+    )  # fmt: skip
+    first = masters(training, "a", 1)  # at the first step the average is what the step has left
+    expected = of_diffusers(training, "a", first, range(1, STEPS + 1))
+    found = checkpoint(training, "a", STEPS)
+    assert found.slots[-1] == EMA
+    for name, tensor in zip(found.names, expected, strict=True):
+        torch.testing.assert_close(found.tensor(name, EMA), tensor, rtol=1e-6, atol=1e-8)
+        assert not torch.equal(found.tensor(name, EMA), found.tensor(name, MASTER))
+
+
+def test_average_leaves_the_training_alone(training):
+    """The weights are those of a training without an average, and so are the losses."""
+    plain = training.run("plain", "torch", STEPS)
+    assert training.run("averaged", "torch", STEPS, use_ema=True) == plain
+    a, b = checkpoint(training, "plain", STEPS), checkpoint(training, "averaged", STEPS)
+    assert a.slots == [slot for slot in b.slots if slot != EMA]
+    assert all(torch.equal(a.tensor(n, MASTER), b.tensor(n, MASTER)) for n in a.names)
+
+
+@pytest.mark.parametrize("preset", ["torch", "zero2_offload", "zero3_offload"])
+def test_average_resumes_in_the_same_bits(training, preset):
+    """A phase in two starts ends in the files of one that was never stopped."""
+    values = {"use_ema": True, "ema_decay": HIGHEST, "lr_scheduler_steps": 2 * STEPS}
+    training.run("whole", preset, 2 * STEPS, **values)
+    training.run("halves", preset, STEPS, **values)
+    training.run("halves", preset, 2 * STEPS, **values)
+    assert training.hashes("halves", 2 * STEPS) == training.hashes("whole", 2 * STEPS)
+
+
+def test_average_crosses_every_switch(training, tmp_path):
+    """It goes on over switches of engine, stage and processes, as if there had been none: with two
+    processes within 1e-5, as the losses do."""
+    values = {"use_ema": True, "ema_decay": 0.9, "lr_scheduler_steps": 16}
+    training.run("whole", "torch", 8, **values)
+    state = None
+    for number, (preset, processes) in enumerate(
+        [("torch", 1), ("zero2_offload", 2), ("zero3_offload", 1), ("torch", 2)]
+    ):
+        name, until = f"phase{number}", 2 * number + 2
+        training.run(name, preset, until, num_processes=processes, state=state, **values)
+        folder = training.progress(name) / f"step-{until:08d}"
+        state = export_state(folder, tmp_path / f"{name}-state")
+    whole, switched = checkpoint(training, "whole", 8), checkpoint(training, "phase3", 8)
+    for name in whole.names:
+        expected = whole.tensor(name, EMA)
+        assert (switched.tensor(name, EMA) - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_average_may_begin_later(training, tmp_path):
+    """In a phase that turns it on it begins with the weights that the phase starts from."""
+    training.run("before", "torch", 3)
+    state = export_state(training.progress("before") / "step-00000003", tmp_path / "state")
+    training.run("after", "zero2_offload", 4, state=state, use_ema=True, ema_decay=0.2)
+    start, end = masters(training, "before", 3), checkpoint(training, "after", 4)
+    for name, first in zip(end.names, start, strict=True):
+        expected = 0.2 * first.detach() + 0.8 * end.tensor(name, MASTER)
+        torch.testing.assert_close(end.tensor(name, EMA), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_average_at_intervals(training):
+    """Between updates it stays."""
+    training.run("a", "torch", 5, use_ema=True, ema_update_interval=2, save_every=1, keep=5)
+    found = [checkpoint(training, "a", step) for step in (2, 3, 4, 5)]
+    name = found[0].names[0]
+    two, three, four, five = (one.tensor(name, EMA) for one in found)
+    assert torch.equal(two, three)
+    assert torch.equal(four, five)
+    assert not torch.equal(three, four)
