@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from zerotrain.config import parse_config
+from zerotrain.config.agreement import AVERAGE_KEYS
 from zerotrain.config.training import IMAGE_KEYS, TEXT_KEYS
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset
@@ -257,6 +258,7 @@ def test_numbers_do_not_follow_until() -> None:
         {"train": {"global_batch_size": 2}},
         {"train": {"snr_gamma": 5}},
         {"train": {"noise_offset": 0.05}},
+        {"train": {"use_ema": True}},
         {"train": {"lr_warmup_ratio": 0.1}},
         {"train": {"lr_warmup_steps": 2}},
         {"launch": {"mixed_precision": "bf16"}},
@@ -288,7 +290,7 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
         "log_every", "offload_path", "allow", "sources", "main_process_port", "accelerate",
         "deepspeed", "partition_activations", "cpu_checkpointing",
-        "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS,
+        "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema", *AVERAGE_KEYS,
     }  # fmt: skip
     assert "fp16" not in resolve({"name": "a", "until": 100}).numbers()
 

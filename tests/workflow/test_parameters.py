@@ -271,12 +271,16 @@ REACHES_BY_INPUTS = {
         "phases": "whether rows are packed is the parameter `packing`",
     },
     "import_checkpoint": {
+        "cache": "the length of prompts is noted beside weights, which this stage does not write",
         "export": "the type of weights, which this stage does not write",
         "family": "its module is an input",
         "phases": "the first global batch is the parameter `batch`",
     },
     "render_launch": {"run": "is part of every path"},
-    "export_weights": {"family": "its module is an input"},
+    "export_weights": {
+        "cache": "captions of another length are another cache, from which another training comes",
+        "family": "its module is an input",
+    },
     "evaluate": {
         "cache": "captions of another length are another cache, which is an input",
         "data": "images are read through the dataset's manifest, which names their hashes",

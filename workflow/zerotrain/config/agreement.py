@@ -187,11 +187,11 @@ def _with(trait: str) -> str:
 
 
 def _check_average(config: RunConfig) -> None:
-    phases = [phase.train for phase in config.phases]
-    if any(train.use_ema for train in phases):
+    if any(phase.train.use_ema for phase in config.phases):
         return
+    own = type(config.train).model_fields
     for key in AVERAGE_KEYS:
-        if any(key in train.model_fields_set for train in phases):
+        if any(getattr(phase.train, key) != own[key].default for phase in config.phases):
             raise ValueError(
                 f"{key} says how a moving average is kept, and none is: set train.use_ema: true, "
                 f"or remove {key}"

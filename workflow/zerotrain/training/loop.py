@@ -119,7 +119,7 @@ def save(
     clock: Clock,
     log: Log,
     progress: Path,
-    average: WeightAverage | None,
+    average: WeightAverage | None = None,
 ) -> None:
     """Write the rolling checkpoint of this step, complete at once, and remove the oldest.
 
