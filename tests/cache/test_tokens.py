@@ -172,7 +172,10 @@ def test_what_a_chat_template_does_not_show_is_counted_and_what_it_refuses_is_na
         cache_latents(run_config(), 32, tmp_path / "data", tmp_path / name, tmp_path / "cache")
 
     cache("forgets", turns)
-    assert "WARNING: 1 answers are not learned" in capsys.readouterr().err
+    assert (
+        "WARNING: 1 answers of the 1 examples tokenised now are not learned"
+        in capsys.readouterr().err
+    )
     with pytest.raises(PipelineError) as refused:
         cache("refuses", "{{ raise_exception('no turns today') }}")
     assert refused.value.what == (

@@ -58,7 +58,7 @@ def test_images_are_the_same_wherever_the_models_lie(name, fitting, small, reque
     sizes = [sum(t.nbytes for t in (*p.parameters(), *p.buffers())) for p in parts]
     small({"WHOLE": sum(sizes), "PARTS": max(sizes), "LAYERS": 1}[fitting.name])
     assert drawn(place_pipeline(pipeline, "cpu")) == expected
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert (f"{fitting} is there at a time" in said) == (fitting is not Placement.WHOLE)
     assert hasattr(pipeline.vae, "_hf_hook") == (fitting is Placement.PARTS)
     assert hasattr(pipeline.vae.post_quant_conv, "_diffusers_hook") == (fitting is Placement.LAYERS)

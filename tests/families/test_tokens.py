@@ -171,6 +171,18 @@ def test_what_a_template_refuses_is_said_in_its_words(chat, condition, words):
     )
 
 
+def test_a_template_that_python_cannot_compute_is_refused(chat):
+    chat.chat_template = "{{ messages[0]['content'] + 1 }}"
+    with pytest.raises(PipelineError, match="chat template takes no turns of system, user: can"):
+        causal_prompt(chat, TALK[:-1])
+
+
+def test_what_begins_an_answer_is_no_part_of_its_question(chat):
+    """Where a template lets answers follow what it does not put before them, nothing is."""
+    chat.chat_template = CHATML.replace("<|assistant|>", "<|assistant|><think>")
+    assert answer_start(chat) == ""
+
+
 def test_tokens_do_not_depend_on_the_day(chat):
     """Templates that name the date are told one that stays."""
     chat.chat_template = (

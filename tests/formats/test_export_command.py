@@ -72,7 +72,10 @@ def test_what_a_checkpoint_cannot_become_is_refused_before_it_is_read(checkpoint
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("given", [["--max-shard-size", "5GB"], ["--prefix", "pipe."]])
+@pytest.mark.parametrize(
+    "given",
+    [["--max-shard-size", "5GB"], ["--prefix", "pipe."], ["--dtype", "bf16"], ["--no-ema"]],
+)
 @pytest.mark.parametrize("written", ["state", "universal"])
 def test_a_state_has_no_options_of_files(checkpoint, tmp_path, given, written):
     to = ["--state", tmp_path / "s"]

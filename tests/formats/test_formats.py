@@ -351,6 +351,7 @@ def test_a_family_without_a_table_of_names_is_refused(whole, lora, tmp_path, mon
         ("lora", "diffusers", {"max_shard_size": "1GB"}, "--max-shard-size: the adapter is one"),
         ("whole", "diffusers", {"max_shard_size": "5gigs"}, "--max-shard-size: '5gigs' is no size"),
         ("lora", "merged", {"max_shard_size": "0GB"}, "--max-shard-size: '0GB' is no size"),
+        ("whole", "diffusers", {"max_shard_size": "0.0001KB"}, "'0.0001KB' is no size"),
         ("whole", "diffusers", {"prefix": "x."}, "--prefix: the names of diffusers are its own"),
         ("whole", "single_file", {"prefix": "pipe.dit"}, "--prefix: 'pipe.dit' ends in no dot"),
     ],

@@ -140,3 +140,4 @@ def test_a_file_that_does_not_fit_the_base_is_refused(request, base, tmp_path, o
 
 def test_a_side_that_no_model_makes_is_refused(whole):
     assert "--resolution: 33 is no multiple of 8" in run(whole, PROMPT, "--resolution", 33)
+    assert "--guidance: -1.0 is too small" in run(whole, PROMPT, "--guidance", -1)

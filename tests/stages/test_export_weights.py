@@ -32,6 +32,7 @@ from zerotrain.export_by_hand import refuse_strangers
 from zerotrain.families import adapters
 from zerotrain.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, add_adapter
 from zerotrain.families.sdxl import FAMILY
+from zerotrain.foreign import left_out_of_universal
 from zerotrain.position import EMA, MASTER, TrainingPosition
 from zerotrain.stages.export_weights import export_weights
 from zerotrain.state import State
@@ -193,6 +194,10 @@ def test_averaged_weights_are_what_is_exported(export: Export, trained: Trained)
         assert torch.equal(state.tensor(name, EMA), moments(EMA, tensor))
     found = artifact.read(export.weights, "weights")
     assert found.content["ema"] is True
+    said = CliRunner().invoke(cli.app, ["state", "diff", str(export.state), str(export.weights)])
+    assert (said.exit_code, "equal" in said.stdout) == (0, True), said.stdout
+    said_left_out = left_out_of_universal(State(export.state))
+    assert said_left_out == ["the averaged weights (ema): DeepSpeed keeps none"]
     other = export.weights.with_name("other")
     base = ("--family", "sdxl", "--base", export.base)
     by_hand(export.checkpoint, "--no-ema", *base, "--output", other)

@@ -73,7 +73,7 @@ class WeightsTarget:
             max_sequence_length=config.cache.max_sequence_length,
         )
 
-    def content(self, step: int, averaged: bool = False) -> dict[str, Any]:
+    def content(self, step: int, averaged: bool) -> dict[str, Any]:
         """What the manifest says of them; users of the model look there for the length."""
         length = self.max_sequence_length
         return {

@@ -80,16 +80,19 @@ def export_by_hand(
             hint="add --output FOLDER for the model, --state FOLDER for a training state, or both",
         )
     if output is None or to == "universal":
-        for option, given in (("--max-shard-size", max_shard_size), ("--prefix", prefix)):
+        for option, given in (
+            ("--max-shard-size", max_shard_size),
+            ("--prefix", prefix),
+            ("--dtype", dtype),
+            ("--no-ema", not ema),
+        ):
             if given:
                 raise PipelineError(f"{option}: no model is written", hint="leave it away")
     for folder in (output, state):
         if folder is not None:
             refuse_strangers(folder)
     if _kind(checkpoint) in ("weights", "exported"):
-        if not ema and artifact.read(checkpoint, _kind(checkpoint) or "", verify=False).content.get(
-            "ema"
-        ):
+        if not ema and _is_averaged(checkpoint):
             raise PipelineError(
                 f"{checkpoint}: exported weights, which hold the averaged weights alone",
                 hint="name the checkpoint or the state that they were made from",
@@ -123,7 +126,7 @@ def export_by_hand(
     for sentence in getattr(source, "lost", ()):
         print(f"left out: {sentence}", file=sys.stderr)
     if output is not None and to == "universal":
-        for sentence in left_out_of_universal(source.position):
+        for sentence in left_out_of_universal(source):
             print(f"left out: {sentence}", file=sys.stderr)
         export_universal(source, checkpoint, output)
     if weights is not None or state is not None:
@@ -226,6 +229,10 @@ def _refuse_adapter(names: list[str], checkpoint: Path) -> None:
             f"{checkpoint}: holds an adapter's parameters alone, such as {names[0]}",
             hint="add --config FILE of the run, whose `lora` says rank and alpha",
         )
+
+
+def _is_averaged(folder: Path) -> bool:
+    return bool(json.loads((folder / MANIFEST).read_text()).get("content", {}).get("ema"))
 
 
 def _choose(option: str, value: str | None, known: tuple[str, ...]) -> None:

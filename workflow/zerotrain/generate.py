@@ -62,7 +62,7 @@ def generate(
     family, model, tokenizer = open_language_model(weights, base, device_type())
     turns = [Message("system", system)] if system else []
     turns.append(Message("user", prompt))
-    length, most = len(family.prompt(tokenizer, turns, sys.maxsize)), longest_prompt(model.config)
+    length, most = len(family.prompt(tokenizer, turns, sys.maxsize)), longest_prompt(model)
     if length > most:
         raise PipelineError(
             f"the prompt has {length} tokens, and the model has positions for {most}",

@@ -184,6 +184,7 @@ def model_card(
         ("base model", origin.hub_id or ""),
         ("format", weights.content.get("to", OWN_FOLDER[family.modality])),
         ("type", weights.content["dtype"]),
+        ("weights", "averaged (EMA)" if weights.content.get("ema") else ""),
         ("run", "/".join(str(made[key]) for key in ("run", "phase") if made.get(key))),
         ("steps", str(weights.content["step"])),
         ("sha256 of the weights' manifest", weights.identity),

@@ -18,6 +18,7 @@ from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.data.source import Found, open_source
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, PRESETS, load_family
+from zerotrain.model_place import HUB_ID
 from zerotrain.plan.architecture import shipped
 from zerotrain.scalar import scalar
 
@@ -93,7 +94,7 @@ def _check_name(name: str, path: Path) -> None:
 def _family(base: str) -> str:
     """Of a known hub id, or of a folder; SDXL for a preset and for a hub id that is not known."""
     folder = Path(base).expanduser()
-    hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not base.startswith(".")
+    hub_id = HUB_ID.fullmatch(base)
     if base in PRESETS or (hub_id and not folder.exists()):
         known = {name: a.family for a in shipped() for name in a.source.split(", ")}
         if (family := known.get(base, "sdxl")) in OF_IMAGES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,13 @@ def sample(
     Raises:
         PipelineError: a number is none that can be, or the weights cannot be opened.
     """
-    for option, value, least in (("-n", number, 1), ("--steps", steps, 1), ("--seed", seed, 0)):
-        if value < least:
+    for option, value, least in (
+        ("-n", number, 1),
+        ("--steps", steps, 1),
+        ("--seed", seed, 0),
+        ("--guidance", guidance, 0),
+    ):
+        if value is not None and value < least:
             raise PipelineError(f"{option}: {value} is too small", hint=f"{least} or more")
     from zerotrain.formats.opening import open_pipeline
     from zerotrain.machine.device import device_type
@@ -53,14 +59,24 @@ def sample(
     seeds = [seed + place for place in range(number)]
     # One at a time: in a batch of another size the last bits are others.
     values = EvaluateConfig(num_inference_steps=steps, guidance_scale=guidance, batch_size=1)
-    images = family.draw(  # type: ignore[attr-defined]
-        pipeline,
-        [prompt] * number,
-        seeds,
-        values,
-        resolution=resolution,
-        max_sequence_length=prompt_length(weights),
-    )
+    length = trained_prompt_length(weights)
+    try:
+        images = family.draw(  # type: ignore[attr-defined]
+            pipeline,
+            [prompt] * number,
+            seeds,
+            values,
+            resolution=resolution,
+            max_sequence_length=length,
+        )
+    except ValueError as error:  # the pipelines check the side themselves
+        if resolution is None:
+            raise
+        raise PipelineError(
+            f"--resolution {resolution}: {error}", hint="choose another, or leave it away"
+        ) from error
+    if resolution is not None and images[0].width != resolution:
+        print(f"--resolution: made {images[0].width} pixels, the next that it can", file=sys.stderr)
     output.mkdir(parents=True, exist_ok=True)
     files = [output / f"{file_name(prompt)}-{which}.png" for which in seeds]
     for file, image in zip(files, images, strict=True):
@@ -68,11 +84,16 @@ def sample(
     return files
 
 
-def prompt_length(weights: Path) -> int | None:
+def trained_prompt_length(weights: Path) -> int | None:
     """Tokens of a prompt that exported weights were trained with, as their manifest says."""
     path = (weights if weights.is_dir() else weights.parent) / MANIFEST
-    found: Any = json.loads(path.read_text()) if path.is_file() else {}
-    length: int | None = found.get("content", {}).get("max_sequence_length")
+    try:
+        found: Any = json.loads(path.read_text()) if path.is_file() else {}
+        length: int | None = found.get("content", {}).get("max_sequence_length")
+    except (ValueError, AttributeError) as error:
+        raise PipelineError(
+            f"{path}: no manifest ({error})", hint="export the weights again, or remove it"
+        ) from error
     return length
 
 

@@ -28,7 +28,7 @@ class Difference:
 def diff(a: Source | Weights, b: Source | Weights, *, tolerance: float = 0.0) -> Difference:
     """Compare two states, or weights with one: position, then tensor by tensor and slot by slot.
 
-    Weights have neither position nor moments, and are compared with the master alone.
+    Weights have neither position nor moments: they are compared with the master, or the average.
 
     Args:
         a: The first; its values are named first.
@@ -40,7 +40,7 @@ def diff(a: Source | Weights, b: Source | Weights, *, tolerance: float = 0.0) ->
     slots = sorted({*a.slots, *b.slots}, key=lambda slot: (slot != MASTER, slot))
     names = dict.fromkeys([*a.shapes, *b.shapes])
     if a.position is None or b.position is None:
-        slots = [MASTER]
+        slots = a.slots if a.position is None else b.slots
         # Weights hold what was not trained as well, which a state does not.
         trained = [side.shapes for side in (a, b) if side.position is not None]
         names = dict.fromkeys(trained[0] if trained else names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -66,10 +65,10 @@ class Weights:
             for name, stored in self._stored.items()
         }
         self.names = list(self.shapes)
-        self.slots = [MASTER]
+        self.slots = [EMA if self.artifact.content.get("ema") else MASTER]
 
     def tensor(self, name: str, slot: str) -> torch.Tensor:
-        """The tensor of a name, in the type it was exported in; there is one slot, the master."""
+        """The tensor of a name, in the type it was exported in; there is one slot."""
         stored = self._stored[name]
         found: torch.Tensor = self._files[stored].get_tensor(stored)
         return found
@@ -81,7 +80,6 @@ class AveragedWeights:
     def __init__(self, source: Source) -> None:
         self._source = source
         self.position, self.shapes, self.names = source.position, source.shapes, source.names
-        self.frozen: Collection[str] = getattr(source, "frozen", ())
         self.slots = [MASTER]
 
     def tensor(self, name: str, slot: str) -> torch.Tensor:

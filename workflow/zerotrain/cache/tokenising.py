@@ -103,7 +103,7 @@ def cache_text(
     model = artifact.read(base, "base")
     from zerotrain.families.positions import refuse_too_long
 
-    refuse_too_long(base, max_length)
+    refuse_too_long(base, max_length, (config.peft or {}).get("num_virtual_tokens", 0))
     packing = config.phases[0].train.packing
     if packing:
         from zerotrain.families.packing import refuse_unpackable
@@ -134,8 +134,8 @@ def cache_text(
         )
     if tokenising.left_out:
         print(
-            f"WARNING: {tokenising.left_out} answers are not learned: the chat template shows them "
-            "otherwise once more turns follow",
+            f"WARNING: {tokenising.left_out} answers of the {written.encoded} examples tokenised "
+            "now are not learned: the chat template shows them otherwise once more turns follow",
             file=sys.stderr,
         )
     kept = [(key, sample) for key, sample in keyed if key in lengths]

@@ -41,7 +41,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
 LESS_MEMORY = {
     "cache_latents": "set cache.batch_size to 1, then cache.dtype to bf16; or end what else is on "
     "the device",
-    "evaluate": "lower evaluate.batch_size, then the resolution; or end what else is on the device",
+    "evaluate": "lower evaluate.batch_size, then, of images, the resolution; or end what else is "
+    "on the device",
     "sample": "lower --resolution, or end what else is on the device",
     "generate": "lower --max-new-tokens or -n, or end what else is on the device",
 }
@@ -95,5 +96,5 @@ def main() -> None:
 
 def _out_of_memory(error: Exception) -> PipelineError:
     known = {command.__name__ for command in COMMANDS}
-    name = next(word for word in sys.argv[1:] if word in known)
+    name = next((word for word in sys.argv[1:] if word in known), "zerotrain")
     return device_out_of_memory(name, error, hint=LESS_MEMORY.get(name, "take a larger device"))

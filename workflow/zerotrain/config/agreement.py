@@ -181,14 +181,10 @@ def _check_method(method: Method, settings: dict[str, object], phase: Phase) -> 
         )
 
 
-def _with(trait: str) -> str:
-    """The families whose kind has a trait."""
-    return ", ".join(name for name, kind in FAMILIES.items() if getattr(kind, trait))
-
-
 def _check_average(config: RunConfig) -> None:
     if any(phase.train.use_ema for phase in config.phases):
         return
+    # A default may stand: `zerotrain new` writes it as a comment that may be taken away.
     own = type(config.train).model_fields
     for key in AVERAGE_KEYS:
         if any(getattr(phase.train, key) != own[key].default for phase in config.phases):
@@ -196,3 +192,8 @@ def _check_average(config: RunConfig) -> None:
                 f"{key} says how a moving average is kept, and none is: set train.use_ema: true, "
                 f"or remove {key}"
             )
+
+
+def _with(trait: str) -> str:
+    """The families whose kind has a trait."""
+    return ", ".join(name for name, kind in FAMILIES.items() if getattr(kind, trait))

@@ -187,7 +187,7 @@ class TrainConfig(ObjectiveConfig):
         "accelerator",
         description="Where the average is kept: 4 bytes a trained parameter, shared by the "
         "processes; `cpu` costs a copy of the weights at each update. Offloaded weights are "
-        "averaged where they lie.",
+        "averaged where they lie, those on a disk in host memory; each update reads those.",
     )
     save_every: Whole = Field(500, ge=1, description="Steps between rolling checkpoints.")
     keep: Whole = Field(2, ge=1, description="Rolling checkpoints kept.")

@@ -75,8 +75,8 @@ def measure_text(
 def _mean_loss(
     family: TextFamily, weights: Path, rows: Sequence[Tokens], batch_size: int, device: str
 ) -> float:
-    """Cross entropy over all learned tokens, each counted once."""
-    model = family.load_trained(weights).to(device)
+    """Cross entropy over all learned tokens, each counted once, of the weights as they answer."""
+    model = family.load_for_answers(weights, device)
     objective = family.objective(weights)
     total, count = 0.0, 0
     with torch.inference_mode():

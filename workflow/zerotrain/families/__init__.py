@@ -302,6 +302,9 @@ class TextFamily(Family, Protocol):
     ) -> list[str]:
         """The likeliest answer to each prompt, token by token (greedy)."""
 
+    def load_for_answers(self, weights: Path, device: str) -> torch.nn.Module:
+        """Load a folder, with its adapter, onto a device; float32 on a CPU, else bfloat16."""
+
     def name_ends(self, folder: Path) -> dict[str, str]:
         """Complete a weights folder: what ends an answer is named for other programs, too.
 

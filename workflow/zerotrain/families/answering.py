@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from zerotrain.artifact import file_sha256, write_json
-from zerotrain.families.positions import longest_prompt, positions
+from zerotrain.families.positions import free_positions, longest_prompt
 from zerotrain.families.tokens import answer_start, end_tokens
 from zerotrain.progress import progress
 
@@ -48,8 +48,8 @@ def answer(
             model's generation config is replaced. Above it tokens are drawn from torch's
             generator, by that config's top_k, top_p and penalties.
     """
-    most = positions(model.config)
-    max_length = min(max_length, longest_prompt(model.config))
+    most = free_positions(model)
+    max_length = min(max_length, longest_prompt(model))
     tokens = [family.prompt(tokenizer, messages, max_length) for messages in prompts]
     order = sorted(range(len(tokens)), key=lambda i: (len(tokens[i]), i))
     filler = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id

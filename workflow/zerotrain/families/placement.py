@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
@@ -83,7 +84,8 @@ def _chosen(name: str, sizes: Sequence[int], free: int | None) -> Placement:
     if found is not Placement.WHOLE:
         print(
             f"{name}: {gib(sum(sizes))} of weights, and {gib(free or 0)} of the device are free: "
-            f"{found} is there at a time, the rest waits in the host's memory"
+            f"{found} is there at a time, the rest waits in the host's memory",
+            file=sys.stderr,
         )
     return found
 

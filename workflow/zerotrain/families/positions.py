@@ -20,21 +20,29 @@ def positions(config: Any) -> int:
     return getattr(text, "max_position_embeddings", None) or sys.maxsize
 
 
-def longest_prompt(config: Any) -> int:
+def free_positions(model: Any) -> int:
+    """Rows of a model's table that a trained prompt, if it has one, leaves to texts."""
+    adapter: Any = getattr(model, "active_peft_config", None)
+    prompted = adapter is not None and adapter.is_prompt_learning
+    return positions(model.config) - (adapter.num_virtual_tokens if prompted else 0)
+
+
+def longest_prompt(model: Any) -> int:
     """Tokens of a prompt that leave a position for its answer, where both are in one table."""
-    return positions(config) - (not config.is_encoder_decoder)
+    return free_positions(model) - (not model.config.is_encoder_decoder)
 
 
-def refuse_too_long(base: Path, max_length: int) -> None:
-    """Refuse rows that are longer than the base model's table.
+def refuse_too_long(base: Path, max_length: int, virtual_tokens: int = 0) -> None:
+    """Refuse rows that are longer than the base model's table, less those of a trained prompt.
 
     Raises:
         PipelineError: naming both lengths.
     """
-    most = positions(transformers.AutoConfig.from_pretrained(base))
+    most = positions(transformers.AutoConfig.from_pretrained(base)) - virtual_tokens
     if max_length > most:
+        taken = f" left by a trained prompt of {virtual_tokens}" if virtual_tokens else ""
         raise PipelineError(
-            f"train.max_length: {max_length} tokens, and {base} has {most} positions",
+            f"train.max_length: {max_length} tokens, and {base} has {most} positions{taken}",
             hint=f"set train.max_length to {most}, or choose a base that computes positions, such "
             "as Qwen2.5",
         )

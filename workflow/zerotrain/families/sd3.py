@@ -86,7 +86,7 @@ class Sd3Objective(FlowMatchingObjective):
         Raises:
             PipelineError: the base has no positions for latents as large.
         """
-        refuse_large(noisy, self._transformer)
+        refuse_large(noisy, self._transformer)  # another base may have filled the cache
         dtype = next(model.parameters()).dtype
         velocity: torch.Tensor = model(
             hidden_states=noisy.to(dtype),

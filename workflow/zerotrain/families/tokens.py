@@ -153,20 +153,20 @@ def _around_answer(tokenizer: Any) -> tuple[str, str]:
     asked = ("user", "a")
     before = _rendered(tokenizer, [asked], question=True)
     whole = _rendered(tokenizer, [asked, ("assistant", ANSWER)], question=False)
-    start, _, end = whole.removeprefix(before).partition(ANSWER)
-    return start, end
+    start, _, end = whole.partition(ANSWER)
+    return start.removeprefix(before) if start.startswith(before) else "", end
 
 
 def _rendered(tokenizer: Any, messages: Sequence[tuple[str, str]], *, question: bool) -> str:
     turns = [{"role": role, "content": content} for role, content in messages]
-    template = tokenizer.get_chat_template()
-    if "strftime_now" in template:
-        template = CLOCK + template
     try:
+        template = tokenizer.get_chat_template()
+        if "strftime_now" in template:
+            template = CLOCK + template
         rendered: str = tokenizer.apply_chat_template(
             turns, chat_template=template, tokenize=False, add_generation_prompt=question
         )
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
         raise PipelineError(
             "the tokenizer's chat template takes no turns of "
             f"{', '.join(role for role, _ in messages)}: {error}",

@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerotrain.errors import PipelineError
-from zerotrain.position import ADAM_SLOTS, MASTER, TrainingPosition
+from zerotrain.position import ADAM_SLOTS, EMA, MASTER, TrainingPosition
 
 if TYPE_CHECKING:
     from zerotrain.state_source import Source
 
 
-def left_out_of_universal(position: TrainingPosition) -> list[str]:
+def left_out_of_universal(source: Source) -> list[str]:
     """Sentences on what DeepSpeed does not take from a universal checkpoint."""
+    position = source.position
     sentences = []
     if len(position.param_groups) > 1:
         sentences.append(
@@ -36,6 +37,8 @@ def left_out_of_universal(position: TrainingPosition) -> list[str]:
         )
     if position.loss_scale is not None:
         sentences.append("the fp16 loss scale: DeepSpeed begins with its configuration's")
+    if EMA in source.slots:
+        sentences.append("the averaged weights (ema): DeepSpeed keeps none")
     return sentences
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
@@ -184,6 +185,8 @@ def fitting(file: Path) -> Iterator[None]:
     """Say in a sentence why a library cannot put a file into its base."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise  # the device is full, whatever the file is
     except (RuntimeError, ValueError, KeyError) as error:
         what = str(error).strip().rpartition("\n")[2].strip()
         raise PipelineError(

@@ -10,6 +10,7 @@ from zerotrain.formats import FORMATS, OWN_FOLDER
 
 SHARD_SIZE = re.compile(r"\d+(\.\d+)? ?[KMGT]B", re.IGNORECASE)
 """As huggingface_hub reads it."""
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def refuse_format(
@@ -85,7 +86,7 @@ def _check_shard_size(size: str, to: str, modality: str, adapter: bool) -> None:
             "--max-shard-size: the adapter is one file, and its base's stay as they are",
             hint="leave it away, or choose --to merged",
         )
-    if not SHARD_SIZE.fullmatch(size) or not float(size[:-2]):
+    if not SHARD_SIZE.fullmatch(size) or not int(float(size[:-2]) * UNITS[size[-2:].upper()]):
         raise PipelineError(
             f"--max-shard-size: {size!r} is no size", hint="give one such as 5GB or 500MB"
         )

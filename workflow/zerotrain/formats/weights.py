@@ -159,6 +159,7 @@ class ExportedWeights:
             "zerotrain.phase": made_by.get("phase"),
             "zerotrain.step": str(self.artifact.content["step"]),
             "zerotrain.base": base.get("identity"),
+            "zerotrain.ema": "true" if self.artifact.content.get("ema") else None,
         }
         return {key: value for key, value in said.items() if value}
 

@@ -116,8 +116,10 @@ def run(
         if source is not None:
             _take_weights(model, source)
     engine = open_engine(model, phase, launch, exact=exact, swap=swap)
-    if phase.zero3_init and source is None:
-        engine.load_masters(read)
+    if phase.zero3_init:
+        if source is None:
+            engine.load_masters(read)
+        del read  # it has the source's files open
     own_horizon = phase.lr_scheduler_steps
     clock = Clock(0, 0, own_horizon)
     records, same_phase = None, isinstance(source, Checkpoint)
@@ -132,8 +134,8 @@ def run(
         records = source.artifact.folder / "records"
     average = None
     if phase.use_ema:
-        read_average = source.tensor if source is not None and EMA in source.slots else None
-        average = WeightAverage(engine, phase, read_average)
+        known = source is not None and EMA in source.slots
+        average = WeightAverage(engine, phase, source.tensor if source and known else None)
     source = None  # an open file keeps its disk space when the checkpoint is pruned
     log: Log = NoLog()
     if engine.rank == 0:
