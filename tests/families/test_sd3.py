@@ -91,7 +91,7 @@ def test_the_command_samples_at_the_length_that_was_trained(nano_sd3, tmp_path, 
     target = WeightsTarget.of(parse_config(raw, "test"), nano_sd3, tmp_path)
     with artifact.publish(tmp_path / "weights", "weights") as draft:
         shutil.copytree(nano_sd3, draft.folder, dirs_exist_ok=True)
-        draft.content = target.content(step=1)
+        draft.content = target.content(step=1, averaged=False)
     assert ("max_sequence_length" in draft.content) == (length is not None)
     values = {"number": 1, "seed": 7, "steps": 2, "guidance": 3.0, "resolution": 16, "base": None}
     (file,) = sample_command(tmp_path / "weights", "a red house", tmp_path / "png", **values)

@@ -268,6 +268,7 @@ REACHES_BY_INPUTS = {
         "data": "images are read through the dataset's manifest, which names their hashes",
         "family": "its module is an input",
         "launch": "the parameter num_cpu_threads_per_process",
+        "peft": "the length of a trained prompt is the parameter `virtual_tokens`",
         "phases": "whether rows are packed is the parameter `packing`",
     },
     "import_checkpoint": {
