@@ -97,6 +97,11 @@ def test_the_command_samples_at_the_length_that_was_trained(nano_sd3, tmp_path, 
     (file,) = sample_command(tmp_path / "weights", "a red house", tmp_path / "png", **values)
     expected = drawn(pipeline_of(nano_sd3), max_sequence_length=length or TOKENS)
     assert Image.open(file).tobytes() == expected
+    for side in (24, 64):  # no multiple of a patch; more patches than there are positions
+        with pytest.raises(PipelineError, match=rf"--resolution {side}: .*\d"):
+            sample_command(
+                tmp_path / "weights", "a house", tmp_path, **{**values, "resolution": side}
+            )
 
 
 def test_a_base_without_t5_is_encoded_as_the_pipeline_does_it(without_t5):

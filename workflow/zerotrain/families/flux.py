@@ -101,16 +101,8 @@ class Flux(PackedFamily):
     """The family's parts and acts; see zerotrain.families.Family."""
 
     name = "flux"
-    parts = (
-        "scheduler",
-        "text_encoder",
-        "text_encoder_2",
-        "tokenizer",
-        "tokenizer_2",
-        "transformer",
-        "vae",
-    )
     text_parts = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
+    parts = ("scheduler", *text_parts, "transformer", "vae")
     encoding_code = ("zerotrain.families.flux:FluxEncoders", "zerotrain.families.pipelines")
     trained_part = "transformer"
     classes: Mapping[str, str] = {

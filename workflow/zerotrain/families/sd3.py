@@ -108,17 +108,6 @@ class Sd3(DiffusionFamily):
     """The family's parts and acts; see zerotrain.families.Family."""
 
     name = "sd3"
-    parts = (
-        "scheduler",
-        "text_encoder",
-        "text_encoder_2",
-        "text_encoder_3",
-        "tokenizer",
-        "tokenizer_2",
-        "tokenizer_3",
-        "transformer",
-        "vae",
-    )
     optional_parts = ("text_encoder_3", "tokenizer_3")
     text_parts = (
         "text_encoder",
@@ -128,6 +117,7 @@ class Sd3(DiffusionFamily):
         "tokenizer_2",
         "tokenizer_3",
     )
+    parts = ("scheduler", *text_parts, "transformer", "vae")
     encoding_code = ("zerotrain.families.sd3:Sd3Encoders", "zerotrain.families.pipelines")
     trained_part = "transformer"
     classes: Mapping[str, str] = {
