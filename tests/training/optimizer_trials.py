@@ -26,10 +26,11 @@ from zerotrain.model_sizes import model_sizes
 from zerotrain.position import MASTER
 from zerotrain.state import State
 from zerotrain.training import preflight
+from zerotrain.training.clock import Clock
 from zerotrain.training.engine import open_engine
 from zerotrain.training.log import NoLog
-from zerotrain.training.loop import Clock, save
 from zerotrain.training.progress_folder import step_folder
+from zerotrain.training.saving import Saving
 
 HALF, STEPS = 4, 8
 """A checkpoint is written in the middle and at the end."""
@@ -114,7 +115,7 @@ def train(job: Job, folder: Path, rank: int) -> list[float]:
         losses.append(loss.item())
         clock.step += 1
         if clock.step in (HALF, STEPS):
-            save(engine, phase, clock, NoLog(), folder / job.name)
+            Saving(engine, phase, NoLog(), folder / job.name).begin(clock, wait=True)
     if phase.engine == "deepspeed":
         engine.model.destroy()  # type: ignore[operator]
     return losses

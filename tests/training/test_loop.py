@@ -12,6 +12,7 @@ import torch
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import FP16
 from zerotrain.training import loop
+from zerotrain.training.clock import Clock
 
 
 class Engine:
@@ -39,16 +40,37 @@ class Engine:
         return self.norm
 
 
+class Saving(contextlib.nullcontext):
+    """Notes the steps that it is told to save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved: list[int] = []
+
+    def due(self, step: int) -> bool:
+        return True
+
+    def overdue(self) -> bool:
+        return False
+
+    def writing(self) -> bool:
+        return False
+
+    def settle(self, writing: bool) -> None:
+        pass
+
+    def begin(self, clock: Clock, *, wait: bool = False) -> None:
+        self.saved.append(clock.step)
+
+
 def run(
-    monkeypatch: pytest.MonkeyPatch,
     *,
     loss: float = 0.5,
     norm: float = 1.0,
     scale: float | None = None,
 ) -> list[int]:
     """Train three steps, saving each; the steps that were saved."""
-    saved: list[int] = []
-    monkeypatch.setattr(loop, "save", lambda engine, phase, clock, *rest: saved.append(clock.step))
+    saving = Saving()
     phase = SimpleNamespace(
         phase="a", until_step=3, save_every=1, global_batch_size=2, micro_batch_size=2, seed=0,
         gradient_accumulation_steps=1, learning_rate=1.0, lr_scheduler="constant",
@@ -57,29 +79,29 @@ def run(
     objective = SimpleNamespace(loss=lambda *args, **kwargs: torch.full((2,), loss))
     batches = SimpleNamespace(batch=lambda *args: None)
     log = SimpleNamespace(step=lambda *args: None)
-    clock = loop.Clock(0, 0, 3)
-    loop.train(Engine(norm, scale), objective, batches, phase, clock, log, None, lambda: False)
-    return saved
+    clock = Clock(0, 0, 3)
+    loop.train(Engine(norm, scale), objective, batches, phase, clock, log, saving, lambda: False)
+    return saving.saved
 
 
-def test_every_save_is_reached(monkeypatch):
+def test_every_save_is_reached():
     """With finite numbers each of the three steps is saved."""
-    assert run(monkeypatch) == [1, 2, 3]
+    assert run() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_spoilt_weights_are_never_saved(monkeypatch, value):
+def test_spoilt_weights_are_never_saved(value):
     """A gradient that is no finite number stops the training before the checkpoint, although the
     loss was finite; so does the loss."""
     with pytest.raises(PipelineError, match="gradients' norm of step 1 is"):
-        assert not run(monkeypatch, norm=value)
+        assert not run(norm=value)
     with pytest.raises(PipelineError, match="loss of step 1 is"):
-        assert not run(monkeypatch, loss=value)
+        assert not run(loss=value)
 
 
-def test_fp16_goes_on_after_an_overflow(monkeypatch):
+def test_fp16_goes_on_after_an_overflow():
     """An update left out lowers the scale and counts as a step; at the lowest scale there is
     nothing left to lower."""
-    assert run(monkeypatch, norm=math.inf, scale=512.0) == [1, 2, 3]
+    assert run(norm=math.inf, scale=512.0) == [1, 2, 3]
     with pytest.raises(PipelineError, match="gradients' norm of step 1 is inf"):
-        run(monkeypatch, norm=math.inf, scale=1.0)
+        run(norm=math.inf, scale=1.0)

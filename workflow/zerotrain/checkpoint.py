@@ -13,7 +13,7 @@ A switch never reads it: export_weights makes a state of it first. A resume of t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,10 +21,12 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.artifact.in_use import hold
 from zerotrain.errors import PipelineError
 from zerotrain.optimizers import slot_shape
 from zerotrain.position import MASTER, TrainingPosition, read_position
-from zerotrain.state import Shards, write_tensors
+from zerotrain.state import Shards, sharded, write_tensors
+from zerotrain.tensor_file import write_tensor_file
 
 KIND = "checkpoint"
 
@@ -40,8 +42,18 @@ class Fragment:
     a shape of their own (zerotrain.optimizers.slot_shape), which are whole."""
 
 
+def tensor_name(name: str, slot: str) -> str:
+    """What a slot of a parameter is called in a rank's files."""
+    return f"{name}|{slot}"
+
+
+def span(fragment: Fragment) -> list[int]:
+    """Start and length of a fragment in its flattened parameter."""
+    return [fragment.start, fragment.slots[MASTER].numel()]
+
+
 def write_rank(folder: Path, rank: int, fragments: Iterable[Fragment]) -> dict[str, list[int]]:
-    """Write one rank's fragments into a draft folder.
+    """Write one rank's fragments into a draft folder, each when the iterable gives it.
 
     Returns:
         Start and length of each parameter's fragment.
@@ -50,12 +62,35 @@ def write_rank(folder: Path, rank: int, fragments: Iterable[Fragment]) -> dict[s
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         for fragment in fragments:
-            spans[fragment.name] = [fragment.start, fragment.slots[MASTER].numel()]
+            spans[fragment.name] = span(fragment)
             for slot, tensor in fragment.slots.items():
-                yield f"{fragment.name}|{slot}", tensor.detach().to("cpu", torch.float32).flatten()
+                flat = tensor.detach().to("cpu", torch.float32).flatten()
+                yield tensor_name(fragment.name, slot), flat
 
-    write_tensors(folder, f"rank-{rank:05d}", tensors())
+    write_tensors(folder, _prefix(rank), tensors())
     return spans
+
+
+def write_rank_files(
+    folder: Path, rank: int, sizes: Mapping[str, int], read: Callable[[str], torch.Tensor]
+) -> dict[str, str]:
+    """Write one rank's tensors, whose sizes are known, into a draft folder.
+
+    Args:
+        folder: The draft.
+        rank: The rank.
+        sizes: Elements of each tensor, by its tensor_name.
+        read: Gives each one, flat, when its turn comes; float32 is written.
+
+    Returns:
+        The sha256 of each file, by name: what `draft.known` takes.
+    """
+    known: dict[str, str] = {}
+    for number, names in enumerate(sharded({name: [size] for name, size in sizes.items()})):
+        file = f"{_prefix(rank)}-{number:05d}.safetensors"
+        layout = {name: (torch.float32, [sizes[name]]) for name in names}
+        known[file] = write_tensor_file(folder / file, layout, read)
+    return known
 
 
 def write_position(
@@ -65,22 +100,27 @@ def write_position(
     slots: list[str],
     spans: list[dict[str, list[int]]],
 ) -> None:
-    """Write checkpoint.json; `spans` are those that write_rank gave, rank by rank."""
+    """Write checkpoint.json; `spans` are each fragment's start and length, rank by rank."""
     artifact.write_json(
         folder / "checkpoint.json",
         {
             **asdict(position),
             "parameters": shapes,
             "slots": slots,
-            "fragments": {f"rank-{rank:05d}": span for rank, span in enumerate(spans)},
+            "fragments": {_prefix(rank): own for rank, own in enumerate(spans)},
         },
     )
+
+
+def _prefix(rank: int) -> str:
+    return f"rank-{rank:05d}"
 
 
 class Checkpoint:
     """A complete checkpoint, read tensor by tensor, whatever engine wrote it."""
 
     def __init__(self, folder: Path, *, verify: bool = True) -> None:
+        self._held = hold(folder)  # a training that goes on must not remove it meanwhile
         self.artifact: Artifact = artifact.read(folder, KIND, verify=verify)
         document = json.loads(self.artifact.path("checkpoint.json").read_text())
         self.position = read_position(self.artifact, "checkpoint.json")
@@ -108,7 +148,7 @@ class Checkpoint:
             PipelineError: a part of it lies in no rank's file.
         """
         shape = torch.Size(self.shapes[name])
-        covered, key = 0, f"{name}|{slot}"
+        covered, key = 0, tensor_name(name, slot)
         held = [r for r, spans in self._spans.items() if name in spans and key in self._files[r]]
         if len(held) == 1 and self._spans[held[0]][name] == [0, shape.numel()]:
             only: torch.Tensor = self._shards.open(self._files[held[0]][key]).get_tensor(key)

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 BLOCK_BYTES = 4 * 1024**2
@@ -57,7 +58,7 @@ class DirectWriter:
             block = self._blocks[self._now]
             count = min(flat.numel(), (len(block) - self._filled) // dtype.itemsize)
             end = self._filled + count * dtype.itemsize
-            block[self._filled : end].view(dtype).copy_(flat[:count])
+            _copy(flat[:count], block[self._filled : end].view(dtype))
             self._filled, flat = end, flat[count:]
             if end == len(block):
                 self._hand_over()
@@ -101,6 +102,15 @@ def _open(path: Path) -> int:
         if error.errno != errno.EINVAL:
             raise
         return os.open(path, flags, 0o666)
+
+
+def _copy(source: torch.Tensor, into: torch.Tensor) -> None:
+    """Copy and convert. What needs no converting is copied by this thread alone: torch would start
+    a second team of threads beside the one that computes."""
+    if source.device.type == "cpu" and source.dtype == into.dtype != torch.bfloat16:
+        numpy.copyto(into.numpy(), source.numpy())
+    else:
+        into.copy_(source)
 
 
 def _write(handle: int, data: memoryview, place: int) -> None:

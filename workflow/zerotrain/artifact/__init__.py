@@ -10,7 +10,8 @@ The *identity* of a folder is a digest of its kind, content and files: two folde
 can stand for each other, whoever made them. Files under ``records/`` (logs, timings) are listed and
 checked but are no part of the identity.
 
-`manifest` reads, `publication` writes, `leftovers` mends what a killed writer left.
+`manifest` reads, `publication` writes, `leftovers` mends what a killed writer left, and `in_use`
+keeps what is read from being removed.
 """
 
 from zerotrain.artifact.leftovers import mend
@@ -24,12 +25,13 @@ from zerotrain.artifact.manifest import (
     read,
     write_json,
 )
-from zerotrain.artifact.publication import link_or_copy, publish, publish_manifest
+from zerotrain.artifact.publication import Draft, link_or_copy, publish, publish_manifest
 
 __all__ = [
     "MANIFEST",
     "RECORDS",
     "Artifact",
+    "Draft",
     "digest",
     "file_sha256",
     "is_published",

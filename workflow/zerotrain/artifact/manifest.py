@@ -111,7 +111,7 @@ def read(folder: Path, kind: str, *, verify: bool = True) -> Artifact:
         )
     try:
         found = json.loads(path.read_text())
-    except ValueError as error:
+    except ValueError as error:  # UnicodeDecodeError is one
         raise PipelineError(f"{path}: not JSON ({error})", hint=f"remove {folder}") from error
     found = found if isinstance(found, dict) else {}
     if found.get("format") != FORMAT or found.get("kind") != kind:
@@ -119,6 +119,10 @@ def read(folder: Path, kind: str, *, verify: bool = True) -> Artifact:
             f"{path}: kind {found.get('kind')!r}, format {found.get('format')!r}; "
             f"expected kind {kind!r}, format {FORMAT}",
             hint="give the folder of the right stage, or rebuild it with this version",
+        )
+    if missing := {"content", "files", "parents", "made_by"} - found.keys():
+        raise PipelineError(
+            f"{path}: {', '.join(sorted(missing))} missing", hint=f"remove {folder}"
         )
     artifact = Artifact(
         folder, kind, found["content"], found["files"], found["parents"], found["made_by"]

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 
-from zerotrain.config.section import Section, Whole
+from zerotrain.config.section import Memory, Section, Whole
 
 Device = Literal["none", "cpu", "nvme"]
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-
-
-def _bytes(value: Any) -> Any:
-    """A size such as "24 GiB", "24GB" or a number of bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?|)b?\s*", str(value), re.IGNORECASE)
-    if isinstance(value, bool) or not match:
-        raise ValueError('must be a size such as "24 GiB"')
-    return int(float(match[1]) * UNITS[match[2].lower()])
-
-
-Memory = Annotated[
-    int,
-    BeforeValidator(_bytes),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 1},
-                {"type": "string", "pattern": r"^\s*[0-9.]+\s*([kKmMgG]i?)?[bB]?\s*$"},
-            ]
-        }
-    ),
-]
-"""Bytes; "24 GiB" is taken as 24 * 2**30."""
 
 
 class Fp16Config(Section):

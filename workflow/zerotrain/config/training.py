@@ -5,14 +5,23 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from zerotrain import optimizers
 from zerotrain.config.lr_scheduler import SchedulerName, read_arguments, refuse_contradictions
 from zerotrain.config.objective import ObjectiveConfig
-from zerotrain.config.section import Section, Whole
+from zerotrain.config.section import Memory, Section, Whole
 from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.optimizer_arguments import read_optimizer_args
+from zerotrain.save_interval import read_interval
 
 
 def _pattern(value: str) -> str:
@@ -31,6 +40,20 @@ def _optimizer(value: str) -> str:
         )
     return value
 
+
+SaveInterval = Annotated[
+    int | str,
+    BeforeValidator(read_interval),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "string", "pattern": r"^\s*[0-9.e+]+\s*[A-Za-z]*\.?\s*$"},
+            ]
+        }
+    ),
+]
+"""A number of steps, or a time as zerotrain.save_interval keeps it."""
 
 Pattern = Annotated[str, AfterValidator(_pattern)]
 """A regular expression that is searched for in parameter names."""
@@ -189,8 +212,20 @@ class TrainConfig(ObjectiveConfig):
         "processes; `cpu` costs a copy of the weights at each update. Offloaded weights are "
         "averaged where they lie, those on a disk in host memory; each update reads those.",
     )
-    save_every: Whole = Field(500, ge=1, description="Steps between rolling checkpoints.")
-    keep: Whole = Field(2, ge=1, description="Rolling checkpoints kept.")
+    save_every: SaveInterval = Field(
+        500, description='Steps between rolling checkpoints, or a time: "30 min", "2 h".'
+    )
+    keep: Whole = Field(2, ge=1, description="Rolling checkpoints kept, besides the best one.")
+    keep_every: Whole | None = Field(
+        None,
+        ge=1,
+        description="Every step that this divides is saved, too, and stays for good.",
+    )
+    disk_low_threshold: Memory | None = Field(
+        None,
+        description='Stop with a checkpoint when the disk has less free, such as "10 GiB"; '
+        "default: stop only when a checkpoint no longer fits.",
+    )
     log_every: Whole = Field(10, ge=1, description="Steps between lines of the log.")
 
     @field_validator("lr_scheduler_args", mode="before")

@@ -88,6 +88,7 @@ def resolve_phase(
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
     sources["epoch_size"] = ("derived", EPOCH_OF_TEXT if config.is_text else EPOCH_OF_IMAGES)
+    _refuse_late_save(train, name, config.phases[-1].name, spans)
     train = with_own_keys(train, sources)
     threads = launch.num_cpu_threads_per_process
     if threads is None:
@@ -172,6 +173,8 @@ def resolve_phase(
         ema_device=train.ema_device,
         save_every=train.save_every,
         keep=train.keep,
+        keep_every=train.keep_every,
+        disk_low_threshold=train.disk_low_threshold,
         log_every=train.log_every,
         allow=list(phase.allow),
         sources=sources,
@@ -206,6 +209,19 @@ def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) 
         chosen[key] = value
         sources[key] = ("user", "optimizer_args")
     return chosen
+
+
+def _refuse_late_save(
+    train: TrainConfig, name: str, last: str, spans: dict[str, tuple[int, int]]
+) -> None:
+    """Refuse an interval of the user's that no step of the run reaches."""
+    each, end = train.save_every, spans[last][1]
+    if "save_every" in train.model_fields_set and isinstance(each, int) and each > end:
+        raise PipelineError(
+            f"phase {name}: save_every {each}, but the run ends at step {end} (until of {last}): "
+            "nothing would be saved before the end",
+            hint=f"give at most {end}, or a time such as `save_every: 30 min`",
+        )
 
 
 def _given(value: float | None, default: float) -> float:

@@ -118,8 +118,12 @@ class ResolvedPhase:
     ema_update_interval: int = 1
     ema_device: str = "accelerator"
     """The moving average of the weights."""
-    save_every: int
+    save_every: int | str
+    """Steps, or a time as zerotrain.save_interval has it: "30 min"."""
     keep: int
+    keep_every: int | None = None
+    disk_low_threshold: int | None = None
+    """Bytes; None is no threshold."""
     log_every: int
     allow: list[str] = field(default_factory=list)
     """What the switch into this phase may lose."""
@@ -151,8 +155,8 @@ class ResolvedPhase:
         """
         left_out = {
             "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
-            "log_every", "offload_path", "allow", "sources", "main_process_port", "accelerate",
-            "deepspeed", *MEMORY_KEYS,
+            "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
+            "main_process_port", "accelerate", "deepspeed", *MEMORY_KEYS,
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:
             left_out.add("lr_warmup_steps")

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
 from zerotrain.config import RunConfig, parse_config, read_config
-from zerotrain.config.launch import Memory
+from zerotrain.config.section import Memory
 from zerotrain.errors import PipelineError
 from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.plan.fit import search

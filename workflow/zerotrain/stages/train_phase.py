@@ -21,10 +21,11 @@ from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine.detect import detect
-from zerotrain.model_sizes import TRAINED
+from zerotrain.model_sizes import TRAINED, read_sizes
 from zerotrain.sources import source_digest
 from zerotrain.supervise import supervise
 from zerotrain.training import (
+    checkpoint_room,
     lock,
     machine_check,
     nvme_check,
@@ -88,8 +89,10 @@ def train_phase(
             print(line, file=sys.stderr, flush=True)
         for leftover in (progress_folder.STOP, progress_folder.EXIT):
             (progress / leftover).unlink(missing_ok=True)
+        resume = progress_folder.newest_whole(progress, phase.until_step)
         if progress_folder.newest_step(progress, phase.until_step) != phase.until_step:
-            code = _launch(phase, launch, base, cache, start, progress)
+            _check_room(phase, parents["base"], progress)
+            code = _launch(phase, launch, base, cache, start, resume, progress)
             if code != 0:
                 return code
         _publish(progress, phase, parents, output)
@@ -121,6 +124,7 @@ def _launch(
     base: Path,
     cache: Path,
     start: Path | None,
+    resume: Path | None,
     progress: Path,
 ) -> int:
     _check_machine(phase, launch, base)
@@ -134,7 +138,7 @@ def _launch(
         *("--launch", str(launch), "--base", str(base), "--cache", str(cache)),
         *("--progress", str(progress)),
     ]
-    if resume := progress_folder.newest_whole(progress, phase.until_step):
+    if resume is not None:
         command += ["--resume", str(resume)]
     elif start is not None:
         command += ["--start", str(start)]
@@ -188,6 +192,17 @@ def _launch(
             flush=True,
         )
     return code
+
+
+def _check_room(phase: ResolvedPhase, base: Artifact, progress: Path) -> None:
+    """Checkpoints that the disk cannot hold are refused before an hour is spent on them."""
+    if phase.peft is not None:
+        return  # counting what peft adds takes torch and seconds, and such adapters are small
+    sizes = read_sizes(
+        base, phase.family, phase.lora, phase.frozen_parameters, phase.trainable_parameters
+    )
+    for line in checkpoint_room.check_room(progress, phase, sizes):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _check_machine(phase: ResolvedPhase, launch: Path, base: Path) -> None:

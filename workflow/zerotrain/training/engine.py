@@ -19,6 +19,9 @@ from zerotrain.state import ReadTensor
 from zerotrain.training.gradient_checkpointing import enable_gradient_checkpointing
 from zerotrain.training.param_groups import ParamGroup
 
+STEADY = ("cpu", "cuda")
+"""Devices whose tensors a second thread may copy while the first computes."""
+
 
 class Engine(Protocol):
     """A model with its optimizer, ready to train."""
@@ -31,6 +34,9 @@ class Engine(Protocol):
     shapes: dict[str, list[int]]
     """The trained parameters, in the order of the model."""
     groups: list[ParamGroup]
+    steady: bool
+    """Whether what `fragments` gives lies still until the next `step` or load, so that a thread may
+    read it meanwhile."""
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
         """Around forward and backward of one micro batch; the step's last exchanges gradients."""

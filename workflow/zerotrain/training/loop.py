@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from zerotrain import artifact
-from zerotrain.checkpoint import KIND, write_position, write_rank
 from zerotrain.errors import PipelineError
 from zerotrain.families import Objective
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.position import EMA, MASTER, TrainingPosition
 from zerotrain.training import ranks
 from zerotrain.training.average import WeightAverage
 from zerotrain.training.batches import Batches
+from zerotrain.training.clock import Clock
 from zerotrain.training.draws import step_seed
 from zerotrain.training.engine import Engine
 from zerotrain.training.log import Log
 from zerotrain.training.loss_scale import exhausted
-from zerotrain.training.optimizer import describe_group
-from zerotrain.training.progress_folder import prune, step_folder
+from zerotrain.training.saving import Saving
 from zerotrain.training.schedule import learning_rate, momentum
-
-
-@dataclass
-class Clock:
-    """Where the training stands and what its schedule is."""
-
-    step: int
-    samples: int
-    horizon: int
-    """lr_scheduler_steps."""
 
 
 def train(
@@ -45,7 +29,7 @@ def train(
     phase: ResolvedPhase,
     clock: Clock,
     log: Log,
-    progress: Path,
+    saving: Saving,
     stop_requested: Callable[[], bool],
     average: WeightAverage | None = None,
 ) -> bool:
@@ -55,25 +39,29 @@ def train(
         Whether the phase is finished.
 
     Raises:
-        PipelineError: the loss or a gradient is not a finite number; the newest checkpoint is from
-            before.
+        PipelineError: the loss or a gradient is not a finite number, the newest checkpoint being
+            from before; or a checkpoint could not be written.
     """
-    while clock.step < phase.until_step:
-        rate = learning_rate(phase, clock.step, clock.horizon)
-        beta1 = momentum(phase, clock.step, clock.horizon)
-        own_loss = _accumulate(engine, objective, batches, phase, clock)
-        loss, stopping = ranks.settle(own_loss, stop_requested(), engine.device)
-        _refuse_infinite("loss", loss, phase, clock)
-        norm = _update(engine, rate, beta1, phase, clock)
-        clock.step += 1
-        clock.samples += phase.global_batch_size
-        if average:
-            average.update(clock.step)
-        log.step(clock.step, clock.samples, loss, norm, rate, beta1)
-        if stopping or clock.step % phase.save_every == 0 or clock.step == phase.until_step:
-            save(engine, phase, clock, log, progress, average)
-        if stopping:
-            break
+    with saving:
+        while clock.step < phase.until_step:
+            rate = learning_rate(phase, clock.step, clock.horizon)
+            beta1 = momentum(phase, clock.step, clock.horizon)
+            own_loss = _accumulate(engine, objective, batches, phase, clock)
+            flags = stop_requested(), saving.overdue(), saving.writing()
+            loss, (stopping, overdue, writing) = ranks.settle(own_loss, flags, engine.device)
+            saving.settle(writing)
+            _refuse_infinite("loss", loss, phase, clock)
+            norm = _update(engine, rate, beta1, phase, clock)
+            clock.step += 1
+            clock.samples += phase.global_batch_size
+            if average:
+                average.update(clock.step)
+            log.step(clock.step, clock.samples, loss, norm, rate, beta1)
+            last = stopping or clock.step == phase.until_step
+            if last or overdue or saving.due(clock.step):
+                saving.begin(clock, wait=last)
+            if stopping:
+                break
     return clock.step >= phase.until_step
 
 
@@ -111,48 +99,3 @@ def _accumulate(
             engine.backward(loss)
         total += loss.item()
     return total / phase.gradient_accumulation_steps
-
-
-def save(
-    engine: Engine,
-    phase: ResolvedPhase,
-    clock: Clock,
-    log: Log,
-    progress: Path,
-    average: WeightAverage | None = None,
-) -> None:
-    """Write the rolling checkpoint of this step, complete at once, and remove the oldest.
-
-    Every process writes its own part; the first one publishes them together.
-    """
-    rate = learning_rate(phase, clock.step, clock.horizon)
-    beta1 = momentum(phase, clock.step, clock.horizon)
-    position = TrainingPosition(
-        run=phase.run,
-        phase=phase.phase,
-        step=clock.step,
-        samples=clock.samples,
-        optimizer=phase.optimizer,
-        optimizer_step=engine.optimizer_step(),
-        param_groups=[
-            describe_group(phase, group, rate, beta1, scalars)
-            for group, scalars in zip(engine.groups, engine.scalars(), strict=True)
-        ],
-        lr_scheduler=phase.lr_scheduler,
-        lr_scheduler_steps=clock.horizon,
-        rng={"scheme": "counter", "seed": phase.seed},
-        engine=engine.describe(),
-        loss_scale=engine.loss_scale(),
-    )
-    folder = step_folder(progress, clock.step)
-    publishing = artifact.publish(folder, KIND) if engine.rank == 0 else nullcontext()
-    with publishing as draft:
-        shared = ranks.broadcast(draft.folder if draft else None)
-        assert shared is not None
-        spans = ranks.gather(write_rank(shared, engine.rank, (average or engine).fragments()))
-        if draft:
-            slots = [MASTER, *engine.slots(), *([EMA] if average else [])]
-            write_position(draft.folder, position, engine.shapes, slots, spans)
-            log.write_records(draft.folder / "records")
-    if engine.rank == 0:
-        prune(progress, phase.keep, clock.step)

@@ -2,6 +2,8 @@
 
 step-00000300/     a rolling checkpoint, complete once it is there (zerotrain.checkpoint)
 fingerprint.json   what its numbers depend on; on a difference the folder is set aside
+damaged-step-*/    one that was found damaged, when an older one was whole
+best.json          {"step": ..., "metric": ..., "value": ...}: the step that validated best
 stop               touch it, and training writes a checkpoint and stops
 exit.json          how the last process ended: {"code": 85, "reason": "..."}
 lock, lock.*       who writes (zerotrain.training.lock)
@@ -19,6 +21,7 @@ from typing import Any
 
 from zerotrain import artifact
 from zerotrain.artifact import digest, write_json
+from zerotrain.artifact.in_use import remove
 from zerotrain.errors import PipelineError
 
 FINGERPRINT = "fingerprint.json"
@@ -27,6 +30,7 @@ EXIT = "exit.json"
 LOG = "training_log.jsonl"
 RESOURCES = "resources.json"
 PENDING = "pending.json"
+BEST = "best.json"
 
 
 def step_folder(progress: Path, step: int) -> Path:
@@ -51,30 +55,93 @@ def newest_step(progress: Path, until: int) -> int | None:
 def newest_whole(progress: Path, until: int) -> Path | None:
     """The newest checkpoint that is not beyond `until` and whole to the last byte.
 
-    A damaged one is passed over, and said.
+    A damaged one is passed over and set aside, and this is said.
+
+    Raises:
+        PipelineError: there are some, and none is whole; they stay as they are.
     """
-    for step in reversed(saved_steps(progress)):
-        if step <= until:
-            folder = step_folder(progress, step)
-            try:
-                artifact.read(folder, "checkpoint")
-            except PipelineError as error:
-                print(f"{error.what}; the checkpoint before it is taken", file=sys.stderr)
-            else:
-                return folder
+    damaged: dict[Path, str] = {}
+    for step in reversed([step for step in saved_steps(progress) if step <= until]):
+        folder = step_folder(progress, step)
+        try:
+            artifact.read(folder, "checkpoint")
+        except PipelineError as error:
+            damaged[folder] = error.what
+        except OSError as error:
+            damaged[folder] = f"{folder}: cannot be read: {error.strerror or error}"
+        else:
+            for other, what in damaged.items():
+                aside = _set_aside(other)
+                print(f"{what}; the checkpoint before it is taken{aside}", file=sys.stderr)
+            return folder
+    if damaged:
+        raise PipelineError(
+            f"{progress}: no checkpoint is whole: {'; '.join(damaged.values())}",
+            hint="restore one of them from a copy, or check the disk; to train the phase from its "
+            f"start instead, move {progress} away",
+        )
     return None
 
 
-def prune(progress: Path, keep: int, upto: int) -> None:
-    """Remove all but the newest `keep` rolling checkpoints of the steps up to `upto`.
+def _set_aside(folder: Path) -> str:
+    """Take a damaged checkpoint out of the row, so that it counts among none that are kept."""
+    aside = folder.with_name(f"damaged-{folder.name}")
+    try:
+        if aside.exists():
+            shutil.rmtree(aside)
+        folder.rename(aside)
+    except OSError:
+        return ""
+    return f" and this one set aside as {aside.name}"
+
+
+def prune(progress: Path, keep: int, upto: int, keep_every: int | None = None) -> None:
+    """Remove rolling checkpoints of the steps up to `upto`, but for these:
+
+    the newest `keep`, every step that `keep_every` divides, the best, and those that somebody
+    reads. Where the newest does not look whole, none is removed.
 
     Later ones, left from a time when `until` was higher, stay: they are whole and will serve again.
     """
-    for step in [step for step in saved_steps(progress) if step <= upto][:-keep]:
-        folder = step_folder(progress, step)
-        # Without its manifest it counts no more, wherever the removal may be cut short.
-        (folder / artifact.MANIFEST).unlink()
-        shutil.rmtree(folder)
+    steps = [step for step in saved_steps(progress) if step <= upto]
+    if not steps or not _looks_whole(step_folder(progress, steps[-1])):
+        return
+    stay = {*steps[-keep:], best_step(progress)}
+    for step in steps:
+        if step not in stay and not (keep_every and step % keep_every == 0):
+            remove(step_folder(progress, step))
+
+
+def drop_oldest(progress: Path, before: int) -> int | None:
+    """Remove the oldest rolling checkpoint that is neither the newest nor the best nor read.
+
+    Returns:
+        Its step; None where nothing may go.
+    """
+    steps = [step for step in saved_steps(progress) if step < before]
+    if not steps or not _looks_whole(step_folder(progress, steps[-1])):
+        return None
+    for step in steps[:-1]:
+        if step != best_step(progress) and remove(step_folder(progress, step)):
+            return step
+    return None
+
+
+def best_step(progress: Path) -> int | None:
+    """The step whose weights a validation found best so far."""
+    try:
+        return int(json.loads((progress / BEST).read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _looks_whole(folder: Path) -> bool:
+    """Whether each file is there in its size; reading them all would take as long as writing."""
+    try:
+        found = artifact.read(folder, "checkpoint", verify=False)
+        return all(found.path(n).stat().st_size == f["bytes"] for n, f in found.files.items())
+    except (OSError, PipelineError):
+        return False
 
 
 def settle(progress: Path, fingerprint: Mapping[str, Any]) -> str | None:

@@ -34,10 +34,13 @@ from zerotrain.trained import choose_trained, refuse_other_parameters, trained_p
 from zerotrain.training import preflight, progress_folder
 from zerotrain.training.average import WeightAverage
 from zerotrain.training.batches import Batches
+from zerotrain.training.checkpoint_room import DiskWatch
+from zerotrain.training.clock import Clock
 from zerotrain.training.engine import Engine, open_engine
 from zerotrain.training.lock import hold_writer
 from zerotrain.training.log import Log, NoLog, TrainingLog
-from zerotrain.training.loop import Clock, train
+from zerotrain.training.loop import train
+from zerotrain.training.saving import Saving
 from zerotrain.training.schedule import follows_horizon
 
 
@@ -150,6 +153,9 @@ def run(
         f"{phase.until_step}, global batch {phase.global_batch_size}"
     )
     stop = _StopRequest(progress)
+    low = None
+    if engine.rank == 0 and phase.disk_low_threshold:
+        low = DiskWatch(progress, phase.disk_low_threshold, log.say)
     finished = train(
         engine,
         family.objective(base, phase.objective),
@@ -157,8 +163,8 @@ def run(
         phase,
         clock,
         log,
-        progress,
-        stop,
+        Saving(engine, phase, log, progress, average),
+        lambda: stop() or bool(low and low()),
         average,
     )
     log.close()

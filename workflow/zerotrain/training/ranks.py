@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -28,11 +29,11 @@ def gather(value: T) -> list[T]:
     return found  # type: ignore[return-value]
 
 
-def settle(loss: float, stop: bool, device: torch.device) -> tuple[float, bool]:
-    """The mean of the processes' losses, and whether any of them was asked to stop."""
+def settle(loss: float, flags: Sequence[bool], device: torch.device) -> tuple[float, list[bool]]:
+    """The mean of the processes' losses, and of each flag whether any of them has raised it."""
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
-        return loss, stop
-    both = torch.tensor([loss, float(stop)], dtype=torch.float64, device=device)
+        return loss, list(flags)
+    both = torch.tensor([loss, *map(float, flags)], dtype=torch.float64, device=device)
     distributed.all_reduce(both)
-    total, stops = both.tolist()
-    return total / distributed.get_world_size(), stops > 0
+    total, *raised = both.tolist()
+    return total / distributed.get_world_size(), [count > 0 for count in raised]

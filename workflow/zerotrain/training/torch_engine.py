@@ -20,7 +20,7 @@ from zerotrain.machine.device import device_type
 from zerotrain.position import MASTER
 from zerotrain.state import ReadTensor
 from zerotrain.trained import trained_parameters
-from zerotrain.training.engine import describe_phase
+from zerotrain.training.engine import STEADY, describe_phase
 from zerotrain.training.loss_scale import LossScale
 from zerotrain.training.optimizer import (
     counters,
@@ -91,6 +91,7 @@ class TorchEngine:
         self.device: torch.device = accelerator.device
         self.rank: int = accelerator.process_index
         self.world_size: int = accelerator.num_processes
+        self.steady = self.device.type in STEADY
         self._phase = phase
         if phase.mixed_precision in AUTOCAST:
             cast = torch.autocast(self.device.type, AUTOCAST[phase.mixed_precision])

@@ -26,7 +26,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.device import device_type
 from zerotrain.state import ReadTensor
 from zerotrain.trained import trained_parameters
-from zerotrain.training.engine import describe_phase
+from zerotrain.training.engine import STEADY, describe_phase
 from zerotrain.training.loss_scale import LossScale, fitted
 from zerotrain.training.optimizer import (
     counters,
@@ -102,6 +102,9 @@ class ZeroEngine:
         self.device = torch.device(self._engine.device)
         self.rank: int = deepspeed.comm.get_rank()
         self.world_size: int = deepspeed.comm.get_world_size()
+        # What is swapped to a disk passes through buffers that the next sub-group takes.
+        swapped = "nvme" in (phase.offload_optimizer, phase.offload_param)
+        self.steady = self.device.type in STEADY and not swapped
         self.model: torch.nn.Module = self._engine
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:

@@ -1,0 +1,175 @@
+"""The disk that checkpoints need: forecast before the start, made before each save, watched."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from zerotrain import optimizers
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.disk import size
+from zerotrain.model_sizes import ModelSizes
+from zerotrain.position import EMA, MASTER
+from zerotrain.training.progress_folder import drop_oldest, newest_step, saved_steps
+
+FP32 = 4
+SECONDS_BETWEEN_LOOKS = 10.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
+REASONS = {
+    errno.EROFS: "mount it for writing, or give --directory a place that can be written",
+    errno.EACCES: "give this user the right to write there",
+    errno.EPERM: "give this user the right to write there",
+    errno.EIO: "the disk or its connection fails: look at `dmesg`",
+}
+
+
+def checkpoint_bytes(
+    shapes: Mapping[str, Sequence[int]], slots: Iterable[str], optimizer: str
+) -> int:
+    """Bytes of a checkpoint of these parameters with these slots, `master` among them."""
+    own = (
+        optimizers.slot_shape(optimizer, slot, list(shape))
+        for slot in slots
+        for shape in shapes.values()
+    )
+    return FP32 * sum(math.prod(shape) for shape in own if shape is not None)
+
+
+def forecast(phase: ResolvedPhase, sizes: ModelSizes) -> int:
+    """Bytes of a checkpoint of a phase, from the number of its trained parameters.
+
+    Each counts as an element of a large matrix, which is what nearly all of them are.
+    """
+    matrix = [1024, 1024]
+    slots = [
+        *(MASTER, *optimizers.slots(phase.optimizer, phase.optimizer_args)),
+        *([EMA] if phase.use_ema else []),
+    ]
+    share = checkpoint_bytes({"": matrix}, slots, phase.optimizer) / math.prod(matrix)
+    return math.ceil(share * sizes.trained)
+
+
+def check_room(progress: Path, phase: ResolvedPhase, sizes: ModelSizes) -> list[str]:
+    """Compare what a phase will save with the disk, before the start.
+
+    Returns:
+        A sentence where the disk holds the next checkpoints, but not all that are to be kept.
+
+    Raises:
+        PipelineError: it does not hold one beside the one before it.
+    """
+    each = forecast(phase, sizes)
+    free = shutil.disk_usage(progress).free
+    there = len(saved_steps(progress))
+    begun = newest_step(progress, phase.until_step) or phase.start_step
+    to_come = _saves(phase, begun)
+    least = each * max(1, min(2, to_come + there) - there)
+    figures = (
+        f"phase {phase.phase}: a checkpoint takes {size(each)} (float32 weights and the "
+        f"optimizer's tensors of {sizes.trained} trained parameters), and {progress} has "
+        f"{size(free)} free"
+    )
+    if free < least:
+        raise PipelineError(
+            f"{figures}; {size(least)} are needed, since the one before stays until the new one "
+            "is whole",
+            hint="free some, train in a folder on a larger disk, or train an adapter (lora)",
+        )
+    most = min(there + to_come, phase.keep + _kept_for_good(phase, begun) + 1) - there
+    if free < each * most:
+        return [
+            f"{figures}; all that are to be kept need {size(each * most)}: lower keep or "
+            "keep_every, or free some before it is full"
+        ]
+    return []
+
+
+def make_room(progress: Path, step: int, needed: int) -> list[str]:
+    """Before a save: remove the oldest checkpoints but one, where the new one would not fit else.
+
+    Returns:
+        A sentence for each that was removed.
+
+    Raises:
+        PipelineError: it does not fit; nothing of it has been written.
+    """
+    said = []
+    while shutil.disk_usage(progress).free < needed:
+        dropped = drop_oldest(progress, step)
+        if dropped is None:
+            free = shutil.disk_usage(progress).free
+            raise PipelineError(
+                f"{progress}: {size(free)} free, and the checkpoint of step {step} takes "
+                f"{size(needed)}: training stops before half of it is written",
+                hint=f"free some; the same command goes on {_from(progress, step)}",
+            )
+        said.append(
+            f"{progress}: the disk has no room for one more checkpoint; that of step {dropped} "
+            "is removed before its time"
+        )
+    return said
+
+
+def not_written(progress: Path, step: int, error: OSError) -> PipelineError:
+    """What the system said of a checkpoint, as a sentence."""
+    goes_on = f"the same command goes on {_from(progress, step)}"
+    if error.errno in FULL:
+        return PipelineError(
+            f"{progress}: the disk is full: the checkpoint of step {step} was not written",
+            hint=f"free some, or lower keep; {goes_on}",
+        )
+    what = os.strerror(error.errno) if error.errno else str(error)
+    return PipelineError(
+        f"{progress}: the checkpoint of step {step} cannot be written: {what}",
+        hint=f"{REASONS.get(error.errno or 0, 'look at the disk')}; {goes_on}",
+    )
+
+
+class DiskWatch:
+    """True once the disk of a folder has less free than a threshold, which is said once."""
+
+    def __init__(self, progress: Path, threshold: int, say: Callable[[str], None]) -> None:
+        self._progress = progress
+        self._threshold = threshold
+        self._say = say
+        self._next = 0.0
+        self._low = False
+
+    def __call__(self) -> bool:
+        """Look every ten seconds; a network's disk takes its time to answer."""
+        if self._low or time.monotonic() < self._next:
+            return self._low
+        self._next = time.monotonic() + SECONDS_BETWEEN_LOOKS
+        free = shutil.disk_usage(self._progress).free
+        if free < self._threshold:
+            self._low = True
+            self._say(
+                f"{self._progress}: {size(free)} free, less than disk_low_threshold "
+                f"{size(self._threshold)}: training stops after this step with a checkpoint; free "
+                "some, and the same command goes on"
+            )
+        return self._low
+
+
+def _saves(phase: ResolvedPhase, begun: int) -> int:
+    """Checkpoints that are still to be written; with a clock in minutes there may be any number."""
+    if not isinstance(phase.save_every, int):
+        return phase.until_step - begun
+    first, last = begun // phase.save_every, (phase.until_step - 1) // phase.save_every
+    return max(1, last - first + 1)
+
+
+def _kept_for_good(phase: ResolvedPhase, begun: int) -> int:
+    each = phase.keep_every
+    return phase.until_step // each - begun // each if each else 0
+
+
+def _from(progress: Path, step: int) -> str:
+    newest = newest_step(progress, step)
+    return f"from step {newest}" if newest else "from the phase's start"
