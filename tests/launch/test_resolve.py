@@ -239,7 +239,15 @@ def test_numbers_do_not_follow_until() -> None:
     train = {"lr_warmup_ratio": 0.1, "lr_scheduler": "cosine"}
     before = resolve({"name": "a", "until": 100}, train=train)
     after = resolve(
-        {"name": "b", "until": 200, "save_every": 7, "keep": 1, "log_every": 3},
+        {
+            "name": "b",
+            "until": 200,
+            "save_every": 7,
+            "keep": 1,
+            "log_every": 3,
+            "keep_every": 50,
+            "disk_low_threshold": "1 GiB",
+        },
         {"name": "c", "until": 400},
         name="b",
         train=train,
@@ -248,6 +256,20 @@ def test_numbers_do_not_follow_until() -> None:
     assert after.lr_scheduler_steps != before.lr_scheduler_steps
     assert after.lr_warmup_steps != before.lr_warmup_steps
     assert after.numbers() == before.numbers()
+
+
+def test_an_interval_that_no_step_reaches_is_refused() -> None:
+    """The value and the key are named, and the last step; a time, the default, and the last step
+    itself are not refused."""
+    with pytest.raises(PipelineError) as caught:
+        resolve({"name": "a", "until": 100}, train={"save_every": 101})
+    assert "phase a: save_every 101, but the run ends at step 100 (until of a)" in str(caught.value)
+    assert "give at most 100" in caught.value.hint
+    later = {"name": "b", "until": 300}
+    assert resolve({"name": "a", "until": 100}, later, train={"save_every": 101}).save_every == 101
+    assert resolve({"name": "a", "until": 100}, train={"save_every": 100}).save_every == 100
+    assert resolve({"name": "a", "until": 1}, train={"save_every": "2 h"}).save_every == "120 min"
+    assert resolve({"name": "a", "until": 1}).save_every == 500
 
 
 @pytest.mark.parametrize(
@@ -288,8 +310,8 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
     names = {item.name for item in fields(ResolvedPhase)}
     assert names - set(found.numbers()) == {
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
-        "log_every", "offload_path", "allow", "sources", "main_process_port", "accelerate",
-        "deepspeed", "partition_activations", "cpu_checkpointing",
+        "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
+        "main_process_port", "accelerate", "deepspeed", "partition_activations", "cpu_checkpointing",
         "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema", *AVERAGE_KEYS,
     }  # fmt: skip
     assert "fp16" not in resolve({"name": "a", "until": 100}).numbers()

@@ -87,6 +87,8 @@ OTHER_VALUES: dict[str, Any] = {
     "train.ema_device": "cpu",
     "train.save_every": 50,
     "train.keep": 3,
+    "train.keep_every": 100,
+    "train.disk_low_threshold": "1 GiB",
     "train.log_every": 1,
     "launch.preset": "zero2_offload",
     "launch.num_processes": 2,
