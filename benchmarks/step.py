@@ -3,8 +3,8 @@
     python benchmarks/step.py                    # from the project's root, in its environment
     python benchmarks/step.py --cases torch:small zero2:small --rounds 40
 
-Every case runs in one process on one core with one thread. What is trained by zerotrain.training.rank
-as users have it (log, TensorBoard, schedule, draws by counter, clipping) takes turns, some steps
+Every case runs in one process on one core with one thread. What zerotrain.training.rank trains, as
+users have it (log, TensorBoard, schedule, draws by counter, clipping), takes turns, some steps
 each, with
 
 - `bare`: PyTorch, the same model, cached latents in memory, clipping, fused AdamW;
@@ -14,7 +14,7 @@ each, with
 
 A ratio is of one round's times, so that what else the machine does falls on both; given are the
 medians, and the interval that holds the true one with 95 %. `start` is the time from exec to the
-first step's end, less that of a process which imports the libraries and makes the same step's model.
+end of the first step of a tiny model, less that of a process which imports the libraries and ends.
 The last line is JSON.
 """
 
@@ -151,7 +151,6 @@ def bare(inputs: Path, launch: Path) -> Iterator[None]:
 
 def example(inputs: Path, launch: Path) -> Iterator[None]:
     """What diffusers' example does at each step, without its validation and averages."""
-    import torch
     from accelerate import Accelerator
     from diffusers.optimization import get_scheduler
     from torch.utils.data import DataLoader
@@ -163,9 +162,7 @@ def example(inputs: Path, launch: Path) -> Iterator[None]:
     loader = DataLoader(rows, batch_size=BATCH, shuffle=True)
     optimizer = fused_adamw(loop.unet.parameters())
     schedule = get_scheduler("constant", optimizer=optimizer, num_warmup_steps=0)
-    unet, optimizer, loader, schedule = accelerator.prepare(
-        loop.unet, optimizer, loader, schedule
-    )
+    unet, optimizer, loader, schedule = accelerator.prepare(loop.unet, optimizer, loader, schedule)
     bar = tqdm(desc="Steps", file=open(os.devnull, "w"))  # noqa: SIM115
     train_loss = 0.0
     while True:
@@ -184,9 +181,7 @@ def example(inputs: Path, launch: Path) -> Iterator[None]:
                 bar.update(1)
                 accelerator.log({"train_loss": train_loss})
                 train_loss = 0.0
-            bar.set_postfix(
-                step_loss=loss.detach().item(), lr=schedule.get_last_lr()[0]
-            )
+            bar.set_postfix(step_loss=loss.detach().item(), lr=schedule.get_last_lr()[0])
             yield
 
 
