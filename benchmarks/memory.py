@@ -27,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ MOMENTS = {
 """What is told apart here, and the planner's moments in it."""
 
 
-def make_inputs(folder: Path, channels: list[int]) -> None:
+def make_inputs(folder: Path, channels: Sequence[int], samples: int = SAMPLES) -> None:
     """Publish a base model of these channels and a cache of random latents."""
     import torch
     from diffusers import DDPMScheduler, UNet2DConditionModel
@@ -83,8 +84,8 @@ def make_inputs(folder: Path, channels: list[int]) -> None:
         unet.save_pretrained(draft.folder / "unet")
         DDPMScheduler().save_pretrained(draft.folder / "scheduler")
         draft.content = {"parts": {"unet": "made by a benchmark"}}
-    keys = [artifact.digest(number) for number in range(SAMPLES)]
-    captions = [artifact.digest(["caption", number]) for number in range(SAMPLES + 1)]
+    keys = [artifact.digest(number) for number in range(samples)]
+    captions = [artifact.digest(["caption", number]) for number in range(samples + 1)]
     latents = ({LATENTS: torch.randn(4, SIDE, SIDE)} for _ in keys)
     texts = (
         {

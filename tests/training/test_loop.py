@@ -77,7 +77,7 @@ def run(
         warmup_steps=lambda horizon: 0, fp16=FP16,
     )  # fmt: skip
     objective = SimpleNamespace(loss=lambda *args, **kwargs: torch.full((2,), loss))
-    batches = SimpleNamespace(batch=lambda *args: None)
+    batches = SimpleNamespace(batch=lambda *args: None, prepare=lambda *args: None)
     log = SimpleNamespace(step=lambda *args: None)
     clock = Clock(0, 0, 3)
     loop.train(Engine(norm, scale), objective, batches, phase, clock, log, saving, lambda: False)

@@ -34,6 +34,8 @@ FILLERS = {"input_ids": 0, "labels": -100, "attention_mask": 0, "position_ids": 
 """What rows of tokens are filled up with. A token that is masked, or that comes after all that is
 learned, may be any; position 0 begins an example of its own, which nothing sees."""
 SIZES = ("original_size", "crop_top_left", "target_size")
+HELD = 2**14
+"""Keys whose tensors are not looked up again. A view takes some hundred bytes, its pages none."""
 
 
 class Shards:
@@ -42,9 +44,18 @@ class Shards:
     def __init__(self, found: Artifact) -> None:
         self._artifact = found
         self._open: dict[str, Any] = {}
+        self._held: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
 
     def tensors(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
-        """The tensors of a key, as they are stored."""
+        """The tensors of a key, as they are stored: views of the mapped file."""
+        held = self._held.get((name, key))
+        if held is None:
+            if len(self._held) == HELD:
+                self._held.clear()
+            held = self._held[name, key] = self._read(name, series, key)
+        return held
+
+    def _read(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
         file = shard_file(name, shard_number(key, series.count), series.count)
         shard = self._open.get(file)
         if shard is None:

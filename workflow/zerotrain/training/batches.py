@@ -12,6 +12,8 @@ from zerotrain.families import Batch
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.draws import draw_place, draw_sample
 
+HOST = torch.device("cpu")
+
 
 class Batches:
     """The training samples of a cache, drawn by position.
@@ -24,13 +26,25 @@ class Batches:
         self._phase = phase
         entries: Sequence[Entry | Row] = cache.entries
         self._train = [i for i, entry in enumerate(entries) if entry.split == "train"]
+        self._prepared: tuple[range, Batch] | None = None
 
     def batch(self, first: int, size: int, device: torch.device) -> Batch:
         """Samples number `first` to `first + size` of the run, on the device."""
+        self.prepare(first, size)
+        assert self._prepared
+        (_, batch), self._prepared = self._prepared, None
+        return {name: _placed(tensor, device) for name, tensor in batch.items()}
+
+    def prepare(self, first: int, size: int) -> None:
+        """Read and draw these samples in the host's memory, unless it has been done."""
         positions = range(first, first + size)
+        if self._prepared is None or self._prepared[0] != positions:
+            self._prepared = positions, stacked([self._sample(p) for p in positions], HOST)
+
+    def _sample(self, position: int) -> dict[str, torch.Tensor]:
         if isinstance(self._cache, TokenCache):
-            return stacked([self._row(self._cache, position) for position in positions], device)
-        return stacked([self._image(self._cache, position) for position in positions], device)
+            return self._row(self._cache, position)
+        return self._image(self._cache, position)
 
     def _row(self, cache: TokenCache, position: int) -> dict[str, torch.Tensor]:
         _, place = draw_place(self._phase.seed, position, self._phase.epoch_size)
@@ -55,3 +69,11 @@ class Batches:
     @cached_property
     def _shape(self) -> tuple[int, ...]:
         return tuple(self._cache.sample(self._train[0])["latents"].shape)
+
+
+def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host's tensor on the device. A copy out of pinned memory does not wait for what a GPU
+    computes."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

@@ -16,6 +16,7 @@ from zerotrain.training.batches import Batches
 from zerotrain.training.clock import Clock
 from zerotrain.training.draws import step_seed
 from zerotrain.training.engine import Engine
+from zerotrain.training.generators import seed_generators
 from zerotrain.training.log import Log
 from zerotrain.training.loss_scale import exhausted
 from zerotrain.training.saving import Saving
@@ -89,13 +90,18 @@ def _accumulate(
     engine: Engine, objective: Objective, batches: Batches, phase: ResolvedPhase, clock: Clock
 ) -> float:
     """Gradients of this process's share of a global batch; its mean loss."""
-    torch.manual_seed(step_seed(phase.seed, clock.step, engine.rank))
-    micro, total = phase.micro_batch_size, 0.0
+    seed_generators(step_seed(phase.seed, clock.step, engine.rank), engine.device)
+    micro, losses = phase.micro_batch_size, []
+    first = clock.samples + engine.rank * micro
     for part in range(phase.gradient_accumulation_steps):
-        first = clock.samples + (part * engine.world_size + engine.rank) * micro
         batch = batches.batch(first, micro, engine.device)
         with engine.micro_batch(last=part == phase.gradient_accumulation_steps - 1):
             loss = objective.loss(engine.model, batch).mean()
             engine.backward(loss)
-        total += loss.item()
+        losses.append(loss.detach())
+        first += engine.world_size * micro
+        batches.prepare(first, micro)  # a device still computes meanwhile
+    total = 0.0
+    for value in torch.stack(losses).tolist():
+        total += value
     return total / phase.gradient_accumulation_steps

@@ -56,6 +56,8 @@ class FlatGroup:
             part.copy_(parameter.data.flatten())
             parameter.data = part.view_as(parameter)
             parameter.grad = self.part(self.weights.grad, name).view_as(parameter)
+        self.gradients = [self.part(self.weights.grad, name) for name in parameters]
+        """The gradient of each parameter, flat."""
 
     @property
     def names(self) -> list[str]:
@@ -72,10 +74,6 @@ class FlatGroup:
         """The flat gradient of all."""
         assert self.weights.grad is not None
         return self.weights.grad
-
-    def gradients(self) -> Iterator[torch.Tensor]:
-        """The gradient of each parameter, flat."""
-        return (self.part(self.gradient, name) for name in self._spans)
 
 
 class TorchEngine:
@@ -148,8 +146,8 @@ class TorchEngine:
         for flat in self._flats:
             # MPS has no float64.
             precise = torch.float32 if self.device.type == "mps" else torch.float64
-            each = [torch.linalg.vector_norm(g, dtype=precise) for g in flat.gradients()]
-            norms.append(torch.stack(each).square().sum().float().sqrt())
+            each = torch.stack(torch._foreach_norm(flat.gradients, 2, dtype=precise))
+            norms.append(each.square().sum().float().sqrt())
         norm = torch.linalg.vector_norm(torch.stack(norms))
         if self._phase.max_grad_norm:
             excess = torch.clamp((norm + 1e-6) / self._phase.max_grad_norm, min=1.0)
