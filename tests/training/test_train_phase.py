@@ -206,8 +206,14 @@ def test_resume_after_the_training_process_was_killed(phase):
     ranks[0].kill()
     code, said = command.end(running)
     assert code == 1
-    assert "ended without a word" in said
-    assert "most often for memory" in said
+    step = progress_folder.saved_steps(command.progress)[-1]
+    assert (
+        f"ERROR: phase starved: rank 0 was killed by SIGKILL; newest checkpoint: step {step}\n"
+        in (said)
+    )
+    assert "or the system for memory, which `dmesg` then says" in said
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1
+    assert "Traceback" not in said
     command.wait_for_silence()
     assert progress_folder.saved_steps(command.progress)
     assert not command.checkpoint.exists()
