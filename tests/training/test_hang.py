@@ -62,6 +62,8 @@ def test_a_stopped_process_of_two_is_named(training: Any, started: Any, preset: 
     """The wait of the other ends at launch.ddp_timeout, under either engine; it says which rank
     did not come, that it was stopped, and where; and it ends it."""
     first, second = started("stopped", preset, 2, ddp_timeout=5)
+    while not all(one.step for one in beats(training.progress("stopped"))):
+        time.sleep(0.1)
     os.kill(second.pid, signal.SIGSTOP)
     begun = time.monotonic()
     for process in (first, second):

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine.device import device_type
 from zerotrain.supervise import SUPERVISOR
@@ -35,8 +36,10 @@ def failed(error: Exception, launch: Path, progress: Path) -> int:
     failure = failures.recognise(error)
     if failure is None:
         raise error
-    phase = read_run_yaml(launch / "run.yaml").phase
-    found = failures.sentence(failure, phase, str(error))
+    phase = read_run_yaml(launch / "run.yaml")
+    found = failures.sentence(failure, phase.phase, str(error))
+    if failure.kind == failures.DEVICE_MEMORY:
+        found = PipelineError(found.what, hint=_less_on_the_device(phase))
     if failure.kind == failures.LOST:
         if supervised:
             # The launcher knows which process died, and of what; its own end is no news.
@@ -55,6 +58,15 @@ def failed(error: Exception, launch: Path, progress: Path) -> int:
     if of_others:
         os._exit(failure.code)  # what is under way with the others would be waited for again
     return failure.code
+
+
+def _less_on_the_device(phase: ResolvedPhase) -> str:
+    """What can be said without a plan."""
+    return (
+        f"raise gradient_accumulation_steps above {phase.gradient_accumulation_steps}, set "
+        "gradient_checkpointing: true, or go on with less on the device: `zerotrain switch "
+        f"{phase.run} --to zero2_offload`, then zero3_offload"
+    )
 
 
 def _device_memory() -> dict[str, int]:

@@ -119,7 +119,7 @@ KNOWN = (
         "with CUDA_VISIBLE_DEVICES or another node: " + GOES_ON,
         r"uncorrectable ECC error|GPU has fallen off the bus|device is lost|Xid \(|"
         r"CUDA error: unspecified launch failure|CUDA error: unknown error|"
-        r"uncorrectable NVLink error|hardware error|launch timed out and was terminated",
+        r"launch timed out and was terminated",
         code=EXIT_FAULT,
     ),
     Failure(

@@ -212,7 +212,8 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _ours(frame: FrameType) -> bool:
-    return PACKAGE in frame.f_code.co_filename
+    file = frame.f_code.co_filename
+    return PACKAGE in file and file != __file__
 
 
 def _place(frame: FrameType) -> str:
