@@ -10,9 +10,15 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
+from tests.training.test_failures import start
+from tests.training.test_preflight import phase as any_phase
 
+from zerotrain.errors import EXIT_USER_ERROR
 from zerotrain.machine.host import oom_kills
-from zerotrain.training import ending
+from zerotrain.stages import train_phase
+from zerotrain.supervise import SUPERVISOR
+from zerotrain.training import ending, rank
 from zerotrain.training.ending import Casualties, read_left
 from zerotrain.training.progress_folder import ENDED
 
@@ -141,3 +147,31 @@ def test_the_launcher_keeps_how_a_process_ended(
     file = tmp_path / ENDED
     assert (json.loads(file.read_text()) if file.exists() else None) == ended
     assert (tmp_path / "stop").exists() == (what == "stop")
+
+
+def test_the_stage_answers_an_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launched process leaves its figures and says nothing itself; the stage, which asks the
+    planner, says it once, with what was saved, and returns the code."""
+    monkeypatch.setenv(SUPERVISOR, "1")
+    monkeypatch.setattr(rank, "end_with_parent", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "progress").mkdir()
+    full = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated"
+    )
+    start(tmp_path / "progress", monkeypatch, full)
+    assert capsys.readouterr().err == ""
+    left = read_left(tmp_path / "progress")
+    assert left is not None
+    assert left.kind == "device_memory"
+    code = train_phase._answer(any_phase(), tmp_path, tmp_path / "progress", 1, Casualties(), [])
+    assert code == EXIT_USER_ERROR
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "ERROR: phase plain: the device ran out of memory: CUDA out of memory. Tried to allocate "
+        "2.00 GiB.; no checkpoint was saved yet\n  Hint: "
+    )
+    assert "what would fit is not known: no file in config has the run cats" in said
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1

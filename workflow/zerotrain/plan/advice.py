@@ -59,7 +59,8 @@ def after_out_of_memory(
     on_host = f", {gib(own.host)} of host memory" if own.host else ""
     facts = (
         *facts,
-        f"planned for {phase.preset}: {gib(own.device)} of the device{on_host}",
+        f"planned for {phase.preset}: {gib(own.device)} of "
+        f"{'memory' if own.launch.cpu else 'the device'}{on_host}",
     )
     found = None if kind == HOST_MEMORY else _lower(made, own)
     if found is None:

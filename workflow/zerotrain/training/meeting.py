@@ -85,8 +85,6 @@ def meet(phase: ResolvedPhase) -> None:
 
 
 def _first_node(nodes: str) -> str:
-    """The first host of Slurm's list: gpu[03-07,12],big1 gives gpu03."""
-    match = re.match(r"([^\[,]+)(?:\[(\w+))?([^,\[\]]*)", nodes)
-    if not match:
-        return ""
-    return match[1] + match[2] if match[2] else match[1]
+    """The first host of Slurm's list: gpu[03-07,12]-ib,big1 gives gpu03-ib."""
+    match = re.match(r"([^\[,]*)(?:\[(\w+)[^\]]*\])?([^,]*)", nodes)
+    return "".join(part or "" for part in match.groups()) if match else ""
