@@ -20,7 +20,7 @@ import pytest
 from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR
 from zerotrain.stages.train_phase import allocator, fingerprint
-from zerotrain.training import lock, progress_folder
+from zerotrain.training import lock, progress_folder, pulse
 
 STEPS = 300
 KILLED = 128 + signal.SIGKILL
@@ -206,12 +206,85 @@ def test_resume_after_the_training_process_was_killed(phase):
     ranks[0].kill()
     code, said = command.end(running)
     assert code == 1
-    assert "ended without a word" in said
-    assert "most often for memory" in said
+    step = progress_folder.saved_steps(command.progress)[-1]
+    assert (
+        f"ERROR: phase starved: rank 0 was killed by SIGKILL; newest checkpoint: step {step}\n"
+        in (said)
+    )
+    assert "or the system for memory, which `dmesg` then says" in said
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1
+    assert "Traceback" not in said
     command.wait_for_silence()
     assert progress_folder.saved_steps(command.progress)
     assert not command.checkpoint.exists()
     assert lock.holder_of(command.progress) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["torch", "zero2"])
+def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
+    """The others do not wait for it: the command ends in seconds, names the rank and its signal in
+    one sentence, without the launcher's traceback; the next start goes on to the same weights."""
+    until = 60
+    command = phase(f"{preset}-widow", preset, until, num_processes=2, save_every=3)
+    running = command.start()
+    command.wait_for_step(5)
+    victim = next(one for one in pulse.beats(command.progress) if one.rank == 1)
+    os.kill(victim.pid, signal.SIGKILL)
+    begun = time.monotonic()
+    code, said = command.end(running)
+    assert time.monotonic() - begun < 30
+    assert code == 1, said
+    assert f"ERROR: phase {preset}-widow: rank 1 was killed by SIGKILL; newest checkpoint: " in said
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1, said
+    assert "Traceback" not in said, said
+    command.wait_for_silence()
+    code, said = command.run()
+    assert code == 0, said
+    training.run("alone", preset, until, num_processes=2, save_every=3)
+    assert command.hashes() == training.hashes("alone", until)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["torch", "zero2"])
+def test_resume_after_one_process_of_two_hung(phase, preset):
+    """Its wait is timed out with its rank, pid and place, and neither it nor the launcher stays."""
+    command = phase(f"{preset}-hung", preset, num_processes=2, save_every=3, ddp_timeout=10)
+    running = command.start()
+    command.wait_for_step(5)
+    victim = next(one for one in pulse.beats(command.progress) if one.rank == 1)
+    os.kill(victim.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    code, said = command.end(running)
+    assert time.monotonic() - begun < 60
+    assert code == 1, said
+    assert f"rank 1 (pid {victim.pid} on {socket.gethostname()}) was stopped by a signal" in said
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1, said
+    assert "Traceback" not in said, said
+    command.wait_for_silence()
+    assert progress_folder.saved_steps(command.progress)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["launcher", "rank 1", "launcher and ranks"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_resume_after_a_signal_to_a_part(phase, whom, number):
+    """Whoever of the processes gets the signal, and however many of them: one checkpoint at the
+    next step, exit code 85, and no process is left."""
+    command = phase("parts", num_processes=2)
+    running = command.start()
+    command.wait_for_step(3)
+    ranks = {one.rank: one.pid for one in pulse.beats(command.progress)}
+    launcher = psutil.Process(ranks[0]).ppid()
+    for pid in {"launcher": [launcher], "rank 1": [ranks[1]],
+                "launcher and ranks": [launcher, *ranks.values()]}[whom]:  # fmt: skip
+        os.kill(pid, number)
+    code, said = command.end(running)
+    assert code == EXIT_UNFINISHED, said
+    assert "unfinished: stopped on request; a checkpoint was written at step" in said
+    assert "Traceback" not in said
+    command.wait_for_silence()
+    assert len(progress_folder.saved_steps(command.progress)) == 1
 
 
 def test_resume_after_two_signals(phase):

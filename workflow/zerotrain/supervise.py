@@ -18,7 +18,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
@@ -37,6 +37,7 @@ def supervise(
     log: Path | None,
     environment: Mapping[str, str] | None = None,
     on_signal: Callable[[int], None] | None = None,
+    last_lines: MutableSequence[str] | None = None,
 ) -> int:
     """Run a command to its end.
 
@@ -46,6 +47,7 @@ def supervise(
         environment: Its environment; default: ours.
         on_signal: Called at the first signal instead of handing it on to the process group; the
             second signal ends the group at once.
+        last_lines: Takes the output's lines as they come; a deque keeps the last.
 
     Returns:
         The command's exit code; 128 + n where signal n ended it.
@@ -79,7 +81,7 @@ def supervise(
             os.close(writing)
         stack.callback(_signal_group, child.pid, signal.SIGKILL)
         signals.started(child.pid)
-        copier = threading.Thread(target=_copy, args=(reading, sink), daemon=True)
+        copier = threading.Thread(target=_copy, args=(reading, sink, last_lines), daemon=True)
         copier.start()
         code = child.wait()
         # Whatever the command left running keeps its output open: end it, then read to the end.
@@ -118,7 +120,7 @@ def _output_channel() -> tuple[int, int]:
     return reading, writing
 
 
-def _copy(reading: int, log: BinaryIO | None) -> None:
+def _copy(reading: int, log: BinaryIO | None, lines: MutableSequence[str] | None) -> None:
     line = b""
     while True:
         try:
@@ -131,11 +133,15 @@ def _copy(reading: int, log: BinaryIO | None) -> None:
         # A terminal that is gone must not stop the command by an output that nobody takes away.
         with contextlib.suppress(OSError):
             os.write(sys.stderr.fileno(), data)
-        if log is not None:
+        if log is not None or lines is not None:
             *whole, line = (line + data).split(b"\n")
-            for item in whole:
-                log.write(_last_state(item) + b"\n")
-            log.flush()
+            for item in map(_last_state, whole):
+                if log is not None:
+                    log.write(item + b"\n")
+                if lines is not None:
+                    lines.append(item.decode(errors="replace"))
+            if log is not None:
+                log.flush()
             # A bar is one line for hours: what has been drawn over is not kept.
             line = line[max(0, line.rfind(b"\r", 0, -1)) :]
     if log is not None and line:

@@ -86,6 +86,12 @@ class LaunchConfig(Section):
         le=65535,
         description="Port on which the processes meet; default: one that is free at the start.",
     )
+    ddp_timeout: Whole = Field(
+        1800,
+        ge=1,
+        description="Seconds that a process waits for the others, and that a training may stand "
+        "still, before it is ended with a sentence that names the process and the place.",
+    )
     device_memory: Memory | None = Field(
         None,
         description='Memory of a GPU that `auto` plans for, such as "24 GiB"; default: that of '

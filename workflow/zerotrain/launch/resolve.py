@@ -133,6 +133,7 @@ def resolve_phase(
         num_processes=launch.num_processes,
         num_cpu_threads_per_process=threads,
         main_process_port=launch.main_process_port,
+        ddp_timeout=launch.ddp_timeout,
         mixed_precision=launch.mixed_precision,
         fp16=launch.fp16.model_dump(),
         start_step=start,

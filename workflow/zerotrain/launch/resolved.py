@@ -63,6 +63,8 @@ class ResolvedPhase:
     num_cpu_threads_per_process: int
     main_process_port: int | None = None
     """Port on which the processes meet; None: one that is free at the start."""
+    ddp_timeout: int = 1800
+    """Seconds that a process waits for the others, and that nothing may move."""
     mixed_precision: Literal["no", "bf16", "fp16"]
     fp16: dict[str, Any] = field(default_factory=FP16.copy)
     """The loss scale of precision fp16; the keys of FP16."""
@@ -156,7 +158,7 @@ class ResolvedPhase:
         left_out = {
             "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
             "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
-            "main_process_port", "accelerate", "deepspeed", *MEMORY_KEYS,
+            "main_process_port", "ddp_timeout", "accelerate", "deepspeed", *MEMORY_KEYS,
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:
             left_out.add("lr_warmup_steps")

@@ -67,6 +67,23 @@ def detect_host(root: Path = Path("/")) -> Host:
     )
 
 
+def oom_kills(root: Path = Path("/")) -> tuple[int, int]:
+    """Processes that the kernel has killed for memory so far: in our control group, and in all.
+
+    Args:
+        root: Where /proc and /sys lie.
+    """
+    files = [group / "memory.events" for group in _groups(root, "")]
+    files += [group / "memory.oom_control" for group in _groups(root, "memory")]
+    own = next((text for file in files if (text := _text(file))), "")
+    return _counter(own, "oom_kill"), _counter(_text(root / "proc/vmstat"), "oom_kill")
+
+
+def _counter(text: str, name: str) -> int:
+    found = [line.split()[1] for line in text.splitlines() if line.split()[:1] == [name]]
+    return int(found[0]) if found else 0
+
+
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and use of memory of each control group above us, versions 2 and 1.
 

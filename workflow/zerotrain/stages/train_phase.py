@@ -8,33 +8,40 @@ launchers lose.
 from __future__ import annotations
 
 import contextlib
-import json
+import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from zerotrain import artifact, compiled_ops
 from zerotrain.artifact import Artifact
 from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine.detect import detect
 from zerotrain.model_sizes import TRAINED, read_sizes
-from zerotrain.sources import source_digest
 from zerotrain.supervise import supervise
 from zerotrain.training import (
     checkpoint_room,
+    ending,
+    failures,
     lock,
     machine_check,
     nvme_check,
-    preflight,
     progress_folder,
+    pulse,
     swap_folder,
 )
+from zerotrain.training.start import RANK, fingerprint, prepare, read_inputs
+from zerotrain.training.watch import Watch
 
-RANK = "zerotrain.training.rank"
+__all__ = ["allocator", "fingerprint", "train_phase"]
+
+LAUNCHER = "zerotrain.training.launcher"
+ADVICE = "zerotrain.plan.advice"
+LAST_LINES = 200
+"""Of what the processes said, kept for the failures that are known by their words alone."""
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**18)}
 """glibc takes tensors of 256 KiB and more from the system, and gives them back when they are freed
 (mallopt(3)). By default it raises the limit with what is freed, up to 32 MiB, and keeps what is
@@ -70,25 +77,11 @@ def train_phase(
         PipelineError: an input is not whole, another process trains here, or the machine cannot
             do what the phase asks.
     """
-    parents = {
-        "launch": artifact.read(launch, "launch"),
-        "base": artifact.read(base, "base"),
-        "cache": artifact.read(cache, "cache"),
-    }
-    if start is not None:
-        parents["start"] = artifact.read(start, "state")
-    phase = read_run_yaml(parents["launch"].path("run.yaml"))
+    inputs = read_inputs(launch, base, cache, start)
+    phase, parents = inputs.phase, inputs.parents
     held = lock.take(progress)
     try:
-        own = fingerprint(phase, parents)
-        preflight.check_progress(progress, own, phase)
-        said = preflight.check_start(parents["start"], phase) if start is not None else []
-        if aside := progress_folder.settle(progress, own):
-            said.append(aside)
-        for line in said:
-            print(line, file=sys.stderr, flush=True)
-        for leftover in (progress_folder.STOP, progress_folder.EXIT):
-            (progress / leftover).unlink(missing_ok=True)
+        prepare(inputs, progress)
         resume = progress_folder.newest_whole(progress, phase.until_step)
         if progress_folder.newest_step(progress, phase.until_step) != phase.until_step:
             _check_room(phase, parents["base"], progress)
@@ -99,17 +92,6 @@ def train_phase(
         return 0
     finally:
         held.release()
-
-
-def fingerprint(phase: ResolvedPhase, parents: dict[str, Artifact]) -> dict[str, Any]:
-    """What the numbers of a phase depend on, whatever it is called and wherever it ends."""
-    return {
-        **phase.numbers(),
-        "base": artifact.digest(parents["base"].content["parts"]),
-        "cache": parents["cache"].identity,
-        "start": parents["start"].identity if "start" in parents else None,
-        "code": source_digest(RANK, f"zerotrain.families.{phase.family}"),
-    }
 
 
 def allocator(base: Artifact) -> dict[str, str]:
@@ -131,7 +113,7 @@ def _launch(
     if phase.engine == "deepspeed":
         compiled_ops.build()  # set-up has done it, unless this is another processor
     command = [
-        *(sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"),
+        *(sys.executable, "-m", LAUNCHER, str(progress)),
         *("--config_file", str(launch / "accelerate.yaml")),
         *("--main_process_port", str(machine_check.main_process_port(phase, launch))),
         *("--module", RANK),
@@ -154,7 +136,10 @@ def _launch(
             )
 
     threads = str(phase.num_cpu_threads_per_process)
-    with _swap_folder(phase, launch, base) as swapping:
+    last_lines: deque[str] = deque(maxlen=LAST_LINES)
+    casualties = ending.Casualties()
+    watch = Watch(progress, phase.phase, phase.ddp_timeout)
+    with _swap_folder(phase, launch, base) as swapping, watch:
         code = supervise(
             [*command, *swapping],
             log=None,
@@ -167,31 +152,50 @@ def _launch(
                 "TOKENIZERS_PARALLELISM": "false",
             },
             on_signal=ask_to_stop,
+            last_lines=last_lines,
         )
-    left = progress / progress_folder.EXIT
-    if left.is_file():
-        ending = json.loads(left.read_text())
-        if ending["code"] == EXIT_UNFINISHED:
-            print(
-                f"{phase.phase}: unfinished: {ending['reason']} at step "
-                f"{progress_folder.newest_step(progress, phase.until_step)} of "
-                f"{phase.until_step}; run the same command to go on",
-                file=sys.stderr,
-                flush=True,
-            )
-        return int(ending["code"])
-    if code:
-        print(
-            f"ERROR: phase {phase.phase}: its training process ended without a word to us (the "
-            f"launcher's code is {code}); newest checkpoint: step "
-            f"{progress_folder.newest_step(progress, phase.until_step) or 'none'}\n"
-            "  Hint: without a traceback above, the system has killed it, most often for memory: "
-            "see `dmesg`, lower global_batch_size or set gradient_accumulation_steps; "
-            "the same command goes on from that checkpoint",
-            file=sys.stderr,
-            flush=True,
-        )
-    return code
+    pulse.end_all(progress)  # a stopped process does not see that it is alone
+    return _answer(phase, base, progress, code, casualties, last_lines)
+
+
+def _answer(
+    phase: ResolvedPhase,
+    base: Path,
+    progress: Path,
+    code: int,
+    casualties: ending.Casualties,
+    last_lines: Sequence[str],
+) -> int:
+    """Say how the training ended, where it has not done so itself; its exit code."""
+    left = ending.read_left(progress)
+    if left and left.code == EXIT_UNFINISHED:
+        said = ending.unfinished(phase.phase, progress, phase.until_step, left.reason)
+        print(said, file=sys.stderr, flush=True)
+    elif left and left.kind in failures.MEMORY:
+        print(_out_of_memory(phase, base, progress, left), file=sys.stderr, flush=True)
+    elif left and left.hint:
+        print(PipelineError(left.reason, hint=left.hint), file=sys.stderr, flush=True)
+    elif not left and code > 128 and (progress / progress_folder.STOP).exists():
+        step = progress_folder.newest_step(progress, phase.until_step) or "none"
+        print(f"{phase.phase}: ended at once; newest checkpoint: step {step}", file=sys.stderr)
+    elif not left and code:
+        until = phase.until_step
+        error = casualties.explain(phase.phase, progress, until, code, last_lines)
+        print(error, file=sys.stderr, flush=True)
+    return left.code if left else code
+
+
+def _out_of_memory(
+    phase: ResolvedPhase, base: Path, progress: Path, left: ending.Left
+) -> PipelineError:
+    """What the planner says of a phase that ran out of memory: the preset that fits."""
+    # By name, as families are: a plan decides nothing that is trained.
+    advice = importlib.import_module(ADVICE)
+    step = progress_folder.newest_step(progress, phase.until_step)
+    found = advice.after_out_of_memory(phase, base, step, left.measured, left.kind)
+    newest = f"newest checkpoint: step {step}" if step else "no checkpoint was saved yet"
+    what = "; ".join([left.reason, *found.facts, newest])
+    return PipelineError(what, hint=found.what_to_do or left.hint)
 
 
 def _check_room(phase: ResolvedPhase, base: Artifact, progress: Path) -> None:

@@ -6,6 +6,8 @@ damaged-step-*/    one that was found damaged, when an older one was whole
 best.json          {"step": ..., "metric": ..., "value": ...}: the step that validated best
 stop               touch it, and training writes a checkpoint and stops
 exit.json          how the last process ended: {"code": 85, "reason": "..."}
+ended.json         exit codes of processes that did not end with 0, by rank; -9: signal 9
+ranks/             what each process is doing (zerotrain.training.pulse)
 lock, lock.*       who writes (zerotrain.training.lock)
 training_log.jsonl, tensorboard/
 """
@@ -27,6 +29,7 @@ from zerotrain.errors import PipelineError
 FINGERPRINT = "fingerprint.json"
 STOP = "stop"
 EXIT = "exit.json"
+ENDED = "ended.json"
 LOG = "training_log.jsonl"
 RESOURCES = "resources.json"
 PENDING = "pending.json"

@@ -1,29 +1,22 @@
-"""One training process, as `accelerate launch` starts it: python -m zerotrain.training.rank.
+"""One training process, as our launcher starts it: python -m zerotrain.training.rank.
 
-It is the other half of the train_phase stage, which launches it and answers for its ending.
+It is the other half of the train_phase stage, which launches it and answers for its ending. Started
+by torchrun or srun instead, it does the stage's part, too (zerotrain.training.by_hand).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import signal
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import FrameType
 
 import torch
 
 from zerotrain.cache import read_cache
 from zerotrain.checkpoint import Checkpoint
-from zerotrain.errors import (
-    EXIT_UNFINISHED,
-    EXIT_USER_ERROR,
-    PipelineError,
-    device_out_of_memory,
-)
+from zerotrain.errors import EXIT_UNFINISHED
 from zerotrain.families import load_family
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
@@ -31,21 +24,34 @@ from zerotrain.position import EMA, MASTER
 from zerotrain.state import State
 from zerotrain.supervise import SUPERVISOR, end_with_parent
 from zerotrain.trained import choose_trained, refuse_other_parameters, trained_parameters
-from zerotrain.training import preflight, progress_folder
+from zerotrain.training import ending, preflight, progress_folder
 from zerotrain.training.average import WeightAverage
 from zerotrain.training.batches import Batches
 from zerotrain.training.checkpoint_room import DiskWatch
 from zerotrain.training.clock import Clock
 from zerotrain.training.engine import Engine, open_engine
+from zerotrain.training.failed import failed
 from zerotrain.training.lock import hold_writer
 from zerotrain.training.log import Log, NoLog, TrainingLog
 from zerotrain.training.loop import train
+from zerotrain.training.meeting import meet
+from zerotrain.training.pulse import Pulse
 from zerotrain.training.saving import Saving
 from zerotrain.training.schedule import follows_horizon
+from zerotrain.training.stop_request import StopRequest
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Train a phase, from its newest checkpoint if it has one; leave exit.json."""
+def main(argv: list[str] | None = None) -> int:
+    """Train a phase, from the checkpoint that is named if one is; leave exit.json.
+
+    Returns:
+        How it ended: 0, 85 where it is unfinished, 2 or 1 where it failed.
+    """
+    return train_rank(read_arguments(argv))
+
+
+def read_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="zerotrain.training.rank", description=__doc__)
     parser.add_argument("--launch", type=Path, required=True, help="folder of the launch files")
     parser.add_argument("--base", type=Path, required=True, help="folder of the base model")
@@ -54,34 +60,30 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--resume", type=Path, help="checkpoint of this phase, instead")
     parser.add_argument("--progress", type=Path, required=True, help="folder of the progress")
     parser.add_argument("--swap", type=Path, help="folder for what is swapped to a disk")
-    arguments = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def train_rank(arguments: argparse.Namespace) -> int:
+    """What main does, of arguments that have been read."""
     end_with_parent()
-    first = os.environ.get("RANK", "0") == "0"
-    writing = hold_writer(arguments.progress) if first else nullcontext()
-    try:
-        with writing:
-            if first:  # what an orphan of an earlier start may have left after this one began
-                (arguments.progress / progress_folder.EXIT).unlink(missing_ok=True)
-            finished = run(**vars(arguments))
-    except (PipelineError, torch.OutOfMemoryError) as caught:
-        error = caught if isinstance(caught, PipelineError) else _out_of_memory(caught, arguments)
-        if _leave(arguments.progress, EXIT_USER_ERROR, error.what):
-            print(error, file=sys.stderr, flush=True)
-        _end_the_others()
-        return
-    if not finished and first:
-        _leave(arguments.progress, EXIT_UNFINISHED, "stopped on request; a checkpoint was written")
-
-
-def _out_of_memory(error: torch.OutOfMemoryError, arguments: argparse.Namespace) -> PipelineError:
-    phase = read_run_yaml(arguments.launch / "run.yaml")
-    return device_out_of_memory(
-        f"phase {phase.phase}",
-        error,
-        hint=f"raise gradient_accumulation_steps above {phase.gradient_accumulation_steps}, set "
-        "gradient_checkpointing: true, or go on with less on the device: `zerotrain switch "
-        f"{phase.run} --to zero2_offload`, then zero3_offload",
-    )
+    progress: Path = arguments.progress
+    number = int(os.environ.get("RANK", "0"))
+    with ExitStack() as stack:
+        try:
+            if number == 0:
+                stack.enter_context(hold_writer(progress))
+                # what an orphan of an earlier start may have left after this one began
+                (progress / progress_folder.EXIT).unlink(missing_ok=True)
+            pulse = stack.enter_context(closing(Pulse(progress, number)))
+            finished = run(**vars(arguments), pulse=pulse)
+        except Exception as error:
+            return failed(error, arguments.launch, progress)
+    if finished:
+        return 0
+    if number == 0:
+        said = "stopped on request; a checkpoint was written"
+        ending.leave(progress, EXIT_UNFINISHED, said)
+    return EXIT_UNFINISHED
 
 
 def run(
@@ -92,9 +94,12 @@ def run(
     start: Path | None = None,
     resume: Path | None = None,
     swap: Path | None = None,
+    pulse: Pulse | None = None,
 ) -> bool:
     """Train; whether the phase was finished. The stage has verified the folders it names."""
+    stop = StopRequest(progress)
     phase = read_run_yaml(launch / "run.yaml")
+    meet(phase)
     family = load_family(phase.family)
     source: Checkpoint | State | None = None
     if resume is not None:
@@ -152,10 +157,11 @@ def run(
         f"{phase.phase}: {phase.preset} on {_devices(engine)}, steps {clock.step} to "
         f"{phase.until_step}, global batch {phase.global_batch_size}"
     )
-    stop = _StopRequest(progress)
     low = None
     if engine.rank == 0 and phase.disk_low_threshold:
         low = DiskWatch(progress, phase.disk_low_threshold, log.say)
+    if pulse:
+        pulse.clock = clock
     finished = train(
         engine,
         family.objective(base, phase.objective),
@@ -194,41 +200,10 @@ def _horizon(phase: ResolvedPhase, kept: int) -> int:
     return own if phase.sources["lr_scheduler_steps"][0] == "user" or kept == 0 else kept
 
 
-class _StopRequest:
-    """True once somebody has touched progress/stop or sent a signal."""
-
-    def __init__(self, progress: Path) -> None:
-        self._file = progress / progress_folder.STOP
-        self._signalled = False
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True
-
-    def __call__(self) -> bool:
-        return self._signalled or self._file.exists()
-
-
-def _leave(progress: Path, code: int, reason: str) -> bool:
-    """Leave the exit code to the stage: a launcher would lose it and print a traceback.
-
-    Returns:
-        Whether this process is the first one to say how the training ended.
-    """
-    try:
-        with (progress / progress_folder.EXIT).open("x") as stream:
-            json.dump({"code": code, "reason": reason}, stream)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _end_the_others() -> None:
-    """Other processes wait for this one, and end with the launcher; it would print a traceback."""
-    if os.environ.get("WORLD_SIZE", "1") != "1" and SUPERVISOR in os.environ:
-        os.kill(os.getppid(), signal.SIGKILL)
-
-
 if __name__ == "__main__":
-    main()
+    if SUPERVISOR in os.environ:
+        main()  # a launcher would print a traceback for a code; the stage returns what is left
+    else:
+        from zerotrain.training.by_hand import by_hand
+
+        sys.exit(by_hand(read_arguments(), train_rank))

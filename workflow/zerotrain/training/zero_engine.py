@@ -12,6 +12,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,12 @@ from zerotrain.training.zero_swap import point_to, read_gradients_through_aligne
 warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
 
-def init_distributed() -> None:
-    """Let the processes meet, once."""
+def init_distributed(timeout: timedelta | None = None) -> None:
+    """Let the processes meet, once; no wait for another lasts longer than the time-out."""
     on_cpu = device_type() == "cpu"
     backend = "gloo" if on_cpu else get_accelerator().communication_backend_name()
-    deepspeed.init_distributed(dist_backend=backend, verbose=False)
+    waits = {} if timeout is None else {"timeout": timeout}
+    deepspeed.init_distributed(dist_backend=backend, verbose=False, **waits)
 
 
 class ZeroEngine:

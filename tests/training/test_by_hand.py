@@ -1,0 +1,225 @@
+"""Training processes that torchrun or srun started: the same locks, codes and numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.training.test_hang import wait_for_step
+from tests.training.test_preflight import phase as any_phase
+
+from zerotrain import artifact
+from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
+from zerotrain.machine.ports import free_port
+from zerotrain.stages.train_phase import train_phase
+from zerotrain.supervise import SUPERVISOR
+from zerotrain.training import lock, progress_folder, rank
+from zerotrain.training.by_hand import by_hand
+from zerotrain.training.meeting import adopt_slurm, meet
+
+STEPS = 40
+SRUN = {
+    "SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[03-07,12],big1",
+}  # fmt: skip
+
+
+def test_what_srun_says_is_what_torch_reads() -> None:
+    """Each process derives the same meeting place, from the job and the step."""
+    found = dict(SRUN)
+    adopt_slurm(found)
+    added = {key: value for key, value in found.items() if key not in SRUN}
+    port = added.pop("MASTER_PORT")
+    assert added == {
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu03",
+    }  # fmt: skip
+    assert 10000 <= int(port) < 30000
+    other = SRUN | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    adopt_slurm(other)
+    assert (other["MASTER_ADDR"], other["MASTER_PORT"]) == ("gpu03", port)
+    next_step = SRUN | {"SLURM_STEP_ID": "1"}
+    adopt_slurm(next_step)
+    assert next_step["MASTER_PORT"] != port
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("gpu[03-07]", "gpu03"),
+        ("a[1,4]b,c", "a1b"),
+        ("", "127.0.0.1"),
+    ],
+)
+def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+    """As Slurm writes it."""
+    found = SRUN | {"SLURM_STEP_NODELIST": nodes}
+    adopt_slurm(found)
+    assert found["MASTER_ADDR"] == first
+
+
+def test_who_says_it_already_is_left_alone() -> None:
+    """torchrun under srun, an address of the user's, and a script of sbatch without srun."""
+    under = SRUN | {"RANK": "1", "WORLD_SIZE": "2"}
+    adopt_slurm(under)
+    assert "MASTER_ADDR" not in under
+    addressed = SRUN | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5"}
+    adopt_slurm(addressed)
+    assert (addressed["MASTER_ADDR"], addressed["MASTER_PORT"]) == ("10.0.0.1", "5")
+    script = {"SLURM_JOB_ID": "71", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    before = dict(script)
+    adopt_slurm(script)
+    assert script == before
+    shown = SRUN | {"CUDA_VISIBLE_DEVICES": "1"}
+    adopt_slurm(shown)
+    assert shown["LOCAL_RANK"] == "0"
+
+
+def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch is divided among as many as the phase has."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(PipelineError, match="num_processes is 2, and 3 were started"):
+        meet(replace(any_phase(), num_processes=2))
+
+
+def _process(number: int, environment: dict[str, str], words: list[str], output: Path) -> None:
+    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    os.environ.pop(SUPERVISOR, None)
+    os.environ.update(environment, SLURM_PROCID=str(number), SLURM_LOCALID=str(number))
+    sys.exit(by_hand(rank.read_arguments(words), rank.train_rank))
+
+
+class Srun:
+    """Two processes of a phase, with the environment that srun gives them."""
+
+    def __init__(self, training: Any, server: Any) -> None:
+        self.training = training
+        self.processes: list[Any] = []
+        self._server = server
+
+    def words(self, name: str) -> list[str]:
+        """The command line."""
+        folder = self.training.folder / name
+        return [
+            *("--launch", str(folder / "launch"), "--base", str(self.training.base)),
+            *("--cache", str(self.training.cache), "--progress", str(folder / "progress")),
+        ]
+
+    def start(self, name: str, count: int = 2) -> list[Any]:
+        """Start them."""
+        environment = {
+            "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(count),
+            "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": str(free_port()),
+        }  # fmt: skip
+        started = [
+            self._server.Process(
+                target=_process,
+                args=(number, environment, self.words(name), self.training.output),
+            )
+            for number in range(count)
+        ]
+        for process in started:
+            process.start()
+        self.processes += started
+        return started
+
+    def codes(self, started: list[Any]) -> list[int | None]:
+        """Wait for their ends."""
+        for process in started:
+            process.join(90)
+        return [process.exitcode for process in started]
+
+
+@pytest.fixture
+def srun(training: Any, server: Any) -> Iterator[Srun]:
+    """Starts processes as srun would."""
+    made = Srun(training, server)
+    yield made
+    for process in made.processes:
+        if process.is_alive():
+            process.kill()
+        process.join(10)
+
+
+def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
+    """A signal to one of two ends both with 85 and one checkpoint, a second start meanwhile is
+    refused with the holder's name, and the next one goes on to the weights of an undisturbed run;
+    the stage publishes them without training."""
+    training.phase("main", "torch", STEPS, num_processes=2)
+    progress = training.progress("main")
+    running = srun.start("main")
+    wait_for_step(training, "main", 3, *running)
+    assert srun.codes(srun.start("main")) == [EXIT_USER_ERROR] * 2
+    said = training.output.read_text()
+    assert said.count("a training is running here already: pid") == 1
+    os.kill(running[1].pid, signal.SIGTERM)
+    assert srun.codes(running) == [EXIT_UNFINISHED] * 2, training.output.read_text()
+    (step,) = progress_folder.saved_steps(progress)
+    assert 3 <= step < STEPS
+    assert lock.holder_of(progress) is None
+    said = training.output.read_text()
+    assert f"main: unfinished: stopped on request; a checkpoint was written at step {step}" in said
+    assert srun.codes(srun.start("main")) == [0, 0], training.output.read_text()
+    assert f"main: trained to step {STEPS}; the rule train_phase publishes it" in (
+        training.output.read_text()
+    )
+    training.run("whole", "torch", STEPS, num_processes=2)
+    assert training.hashes("main", STEPS) == training.hashes("whole", STEPS)
+    before = (progress / progress_folder.LOG).read_bytes()
+    output = training.folder / "main" / "checkpoint"
+    launch = training.folder / "main" / "launch"
+    assert train_phase(launch, training.base, training.cache, None, progress, output) == 0
+    assert artifact.is_published(output)
+    assert (progress / progress_folder.LOG).read_bytes() == before
+
+
+def test_a_mistake_ends_all_processes_with_its_code(training: Any, srun: Srun) -> None:
+    """One sentence, no traceback, and nobody waits for the others."""
+    training.phase("main", "torch", STEPS, num_processes=2, learning_rate=1e30, lr_warmup_steps=0)
+    victim = training.folder / "main/launch/accelerate.yaml"
+    victim.write_text(victim.read_text() + "# changed\n")
+    assert srun.codes(srun.start("main")) == [EXIT_USER_ERROR] * 2
+    said = training.output.read_text()
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1
+    assert str(victim) in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["torch", "zero2"])
+def test_resume_under_torchrun(training: Any, srun: Srun, preset: str) -> None:
+    """The documented command, for real: a signal to torchrun leaves a checkpoint, the next start
+    ends in the weights of an undisturbed run."""
+    training.phase("main", preset, STEPS, num_processes=2)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
+        *("--master-port", str(free_port()), "-m", "zerotrain.training.rank"),
+        *srun.words("main"),
+    ]
+    with training.output.open("ab") as output:
+        running = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            wait_for_step(training, "main", 3)
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(90) != 0
+        finally:
+            running.kill()
+        deadline = time.monotonic() + 20
+        while lock.holder_of(training.progress("main")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        (step,) = progress_folder.saved_steps(training.progress("main"))
+        assert 3 <= step < STEPS
+        assert subprocess.run(command, stdout=output, stderr=output, check=False).returncode == 0
+    training.run("whole", preset, STEPS, num_processes=2)
+    assert training.hashes("main", STEPS) == training.hashes("whole", STEPS)

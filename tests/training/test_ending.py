@@ -1,0 +1,177 @@
+"""What the stage says of a training whose processes left no word, and what they leave for it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from tests.training.test_failures import start
+from tests.training.test_preflight import phase as any_phase
+
+from zerotrain.errors import EXIT_USER_ERROR
+from zerotrain.machine.host import oom_kills
+from zerotrain.stages import train_phase
+from zerotrain.supervise import SUPERVISOR
+from zerotrain.training import ending, rank
+from zerotrain.training.ending import Casualties, read_left
+from zerotrain.training.progress_folder import ENDED
+
+KILL = -signal.SIGKILL
+
+
+def explain(progress: Path, ended: dict[int, int], *lines: str) -> str:
+    """What is said of processes that ended so."""
+    (progress / ENDED).write_text(json.dumps(ended))
+    error = Casualties().explain("main", progress, 10, 1, lines)
+    assert error.hint
+    return error.what
+
+
+def test_the_process_that_died_first_is_named(tmp_path: Path) -> None:
+    """Not those that lost it, and not those that the launcher has ended."""
+    newest = "no checkpoint was saved yet"
+    assert explain(tmp_path, {0: 1, 1: KILL}) == (
+        f"phase main: rank 1 was killed by SIGKILL; {newest}"
+    )
+    assert explain(tmp_path, {0: -signal.SIGTERM, 2: -signal.SIGSEGV}) == (
+        f"phase main: rank 2 was killed by SIGSEGV: a compiled library has failed; {newest}"
+    )
+    assert explain(tmp_path, {0: -signal.SIGBUS}) == (
+        f"phase main: rank 0 was killed by SIGBUS: what it had mapped is gone; {newest}"
+    )
+    assert explain(tmp_path, {1: 1}) == (
+        "phase main: its training process ended without a word to us (exit code 1 of rank 1); "
+        f"{newest}"
+    )
+
+
+def test_words_of_a_library_that_ended_its_process_count(tmp_path: Path) -> None:
+    """NCCL aborts without an exception: what it wrote tells more than the signal."""
+    line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
+    lost = "Connection closed by peer [::1]:4"
+    said = explain(tmp_path, {0: -signal.SIGABRT, 1: 1}, "step 3", lost, line)
+    assert said.startswith(
+        "phase main: a process did not come to where the others wait for it: [Rank 0] Watchdog"
+    )
+    assert explain(tmp_path, {1: KILL}, lost).startswith("phase main: rank 1 was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("kills", "said"),
+    [
+        ((1, 1), "SIGKILL: the memory of its control group (a container's or a job's) is used up"),
+        ((0, 1), "SIGKILL: the machine's memory is used up"),
+        ((0, 0), "SIGKILL; no checkpoint"),
+    ],
+)
+def test_a_kill_for_memory_is_told_from_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, int], said: str
+) -> None:
+    """The kernel counts whom it has killed for memory; what it counted before does not matter."""
+    (tmp_path / ENDED).write_text(json.dumps({0: KILL}))
+    monkeypatch.setattr(ending, "oom_kills", lambda: (3, 5))
+    before = Casualties()
+    monkeypatch.setattr(ending, "oom_kills", lambda: (3 + kills[0], 5 + kills[1]))
+    assert f"rank 0 was killed by {said}" in before.explain("main", tmp_path, 10, 1, []).what
+
+
+def test_the_kernels_counts(tmp_path: Path) -> None:
+    """Of our control group, of either version, and of the machine."""
+    assert oom_kills(tmp_path) == (0, 0)
+    for name, text in {
+        "proc/self/cgroup": "0::/job\n",
+        "proc/vmstat": "pgfault 3\noom_kill 7\n",
+        "sys/fs/cgroup/job/memory.events": "oom 4\noom_kill 2\noom_group_kill 0\n",
+        "sys/fs/cgroup/memory.events": "oom_kill 6\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert oom_kills(tmp_path) == (2, 7)
+    (tmp_path / "proc/self/cgroup").write_text("4:memory:/old\n")
+    old = tmp_path / "sys/fs/cgroup/memory/old"
+    old.mkdir(parents=True)
+    (old / "memory.oom_control").write_text("under_oom 0\noom_kill 5\n")
+    (tmp_path / "sys/fs/cgroup/memory.events").unlink()
+    assert oom_kills(tmp_path) == (5, 7)
+
+
+def test_the_first_word_counts(tmp_path: Path) -> None:
+    """All processes find a mistake; one of them says it."""
+    assert ending.leave(tmp_path, 2, "first", hint="so", measured={"total": 1})
+    assert not ending.leave(tmp_path, 1, "second")
+    left = read_left(tmp_path)
+    assert left is not None
+    assert (left.code, left.reason, left.hint, left.measured) == (2, "first", "so", {"total": 1})
+    ending.clear(tmp_path)
+    assert read_left(tmp_path) is None
+
+
+SCRIPT = """
+import os, pathlib, signal, sys, time
+progress, what = pathlib.Path(sys.argv[1]), sys.argv[2]
+if what == "code":
+    sys.exit(7)
+if what == "die":
+    os.kill(os.getpid(), signal.SIGSEGV)
+os.kill(os.getppid(), signal.SIGTERM)
+deadline = time.monotonic() + 20
+while not (progress / "stop").exists() and time.monotonic() < deadline:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "ended"), [("die", {"0": -11}), ("code", {"0": 7}), ("stop", None)]
+)
+def test_the_launcher_keeps_how_a_process_ended(
+    tmp_path: Path, what: str, ended: dict[str, int] | None
+) -> None:
+    """The signal or the code, without a traceback of the launcher's; a signal to the launcher is a
+    request to stop, and no end of it."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    command = [
+        *(sys.executable, "-m", "zerotrain.training.launcher", str(tmp_path)),
+        *("--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"),
+        *("--dynamo_backend", "no", str(script), str(tmp_path), what),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == (1 if ended else 0), done.stderr
+    assert "Traceback" not in done.stderr
+    file = tmp_path / ENDED
+    assert (json.loads(file.read_text()) if file.exists() else None) == ended
+    assert (tmp_path / "stop").exists() == (what == "stop")
+
+
+def test_the_stage_answers_an_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A launched process leaves its figures and says nothing itself; the stage, which asks the
+    planner, says it once, with what was saved, and returns the code."""
+    monkeypatch.setenv(SUPERVISOR, "1")
+    monkeypatch.setattr(rank, "end_with_parent", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "progress").mkdir()
+    full = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated"
+    )
+    start(tmp_path / "progress", monkeypatch, full)
+    assert capsys.readouterr().err == ""
+    left = read_left(tmp_path / "progress")
+    assert left is not None
+    assert left.kind == "device_memory"
+    code = train_phase._answer(any_phase(), tmp_path, tmp_path / "progress", 1, Casualties(), [])
+    assert code == EXIT_USER_ERROR
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "ERROR: phase plain: the device ran out of memory: CUDA out of memory. Tried to allocate "
+        "2.00 GiB.; no checkpoint was saved yet\n  Hint: "
+    )
+    assert "what would fit is not known: no file in config has the run cats" in said
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1

@@ -1,0 +1,184 @@
+"""A process that dies or hangs is named, with its place, in bounded time; nobody waits for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from zerotrain.training import ending, progress_folder, pulse
+from zerotrain.training.failures import EXIT_FAULT
+from zerotrain.training.pulse import Beat, Pulse, beats, behind
+from zerotrain.training.watch import Watch
+
+LONG = 5000
+"""Steps that no test waits for."""
+
+
+def wait_for_step(training: Any, name: str, step: int, *processes: Any) -> None:
+    """Wait until training has logged a step."""
+    log = training.progress(name) / progress_folder.LOG
+    deadline = time.monotonic() + 90
+    while not (log.is_file() and log.read_text().count("\n") >= step):
+        assert time.monotonic() < deadline
+        assert all(one.exitcode is None for one in processes), training.output.read_text()
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def started(training: Any) -> Iterator[Any]:
+    """Starts the processes of a phase, and ends what a failed test leaves."""
+    running: list[Any] = []
+
+    def start(name: str, preset: str = "torch", processes: int = 1, **changes: Any) -> Any:
+        training.phase(name, preset, LONG, num_processes=processes, **changes)
+        running.extend(training.start_ranks(name, processes))
+        wait_for_step(training, name, 3, *running)
+        return running
+
+    yield start
+    for process in running:
+        if process.is_alive():
+            process.kill()
+        process.join(10)
+
+
+PRESETS = ["torch", pytest.param("zero2", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_stopped_process_of_two_is_named(training: Any, started: Any, preset: str) -> None:
+    """The wait of the other ends at launch.ddp_timeout, under either engine; it says which rank
+    did not come, that it was stopped, and where; and it ends it."""
+    first, second = started("stopped", preset, 2, ddp_timeout=5)
+    while not all(one.step for one in beats(training.progress("stopped"))):
+        time.sleep(0.1)
+    os.kill(second.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    for process in (first, second):
+        process.join(60)
+    assert first.exitcode is not None
+    assert time.monotonic() - begun < 40
+    assert second.exitcode == -signal.SIGKILL
+    left = ending.read_left(training.progress("stopped"))
+    assert left is not None
+    assert left.code == EXIT_FAULT
+    said = training.output.read_text()
+    assert "ERROR: phase stopped: a process did not come to where the others wait for it" in said
+    assert re.search(
+        rf"; rank 1 \(pid {second.pid} on \S+\) was stopped by a signal, last seen \d+ s ago in "
+        r"\w+/\w+\.py:\d+ \(\w+\) of step \d+\n",
+        said,
+    ), said
+    assert "launch.ddp_timeout" in said
+
+
+def test_a_killed_process_of_two_is_named(training: Any, started: Any) -> None:
+    """The other hears of it at once."""
+    first, second = started("killed", "torch", 2)
+    second.kill()
+    first.join(30)
+    assert first.exitcode is not None
+    said = training.output.read_text()
+    assert "ERROR: phase killed: the connection to another process is lost" in said
+    assert re.search(rf"; rank 1 \(pid {second.pid} on \S+\) has ended; it was in ", said), said
+    assert "Traceback" not in said
+
+
+def test_a_single_process_that_hangs_is_found_from_outside(training: Any, started: Any) -> None:
+    """It can tell nobody itself: the watch names the place and ends it."""
+    (process,) = started("alone")
+    progress = training.progress("alone")
+    with Watch(progress, "alone", 3.0):
+        time.sleep(5)
+        assert process.is_alive()  # one that moves is left alone
+        os.kill(process.pid, signal.SIGSTOP)
+        process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    left = ending.read_left(progress)
+    assert left is not None
+    assert left.code == EXIT_FAULT
+    assert re.match(r"phase alone: nothing has moved for \d+ s: rank 0 \(pid ", left.reason)
+    assert "was stopped by a signal, last seen" in left.reason
+    assert "launch.ddp_timeout" in left.hint
+
+
+def test_a_hang_inside_the_process_is_found(tmp_path: Path) -> None:
+    """A main thread that waits in one place counts as still although its process beats."""
+    told = Pulse(tmp_path, 0)
+    told.clock = SimpleNamespace(step=6)  # type: ignore[assignment]
+    try:
+        threading.Event().wait(3.5)
+        (beat,) = beats(tmp_path)
+    finally:
+        told.close()
+    assert beat.step == 7
+    assert beat.still >= 1.5
+    assert not beat.waits
+    assert beats(tmp_path) == []
+
+
+def test_a_busy_process_is_not_still(tmp_path: Path) -> None:
+    """Whatever runs through Python moves: a save, a compilation, a long first step."""
+    told = Pulse(tmp_path, 0)
+    seen = []
+    try:
+        for _ in range(4):
+            time.sleep(0.6)
+            json.dumps(list(range(10)))
+            time.sleep(0.6)
+            seen.extend(one.still for one in beats(tmp_path))
+    finally:
+        told.close()
+    assert max(seen) <= 2.5
+
+
+def beat(rank: int, *, step: int | None = 4, waits: bool = False, ago: float = 0.0) -> Beat:
+    """What a process of this very pid may have said."""
+    own = psutil.Process()
+    host = os.uname().nodename
+    return Beat(rank, host, own.pid, own.create_time(), step, "x", waits, 9.0, 1000.0 - ago)
+
+
+def test_who_is_behind() -> None:
+    """A silent one before one at an earlier step, before one that does not wait, before all."""
+    waiting, other = beat(0, waits=True), beat(1, waits=True)
+    assert behind([waiting, beat(1, ago=30)], 1000.0)[0].rank == 1
+    assert [one.rank for one in behind([beat(0, step=5), other], 1000.0)] == [1]
+    assert [one.rank for one in behind([waiting, beat(1)], 1000.0)] == [1]
+    assert [one.rank for one in behind([waiting, other], 1000.0)] == [0, 1]
+    gone = replace(waiting, pid=2**22 - 3)
+    assert behind([other, gone], 1000.0) == [gone]
+
+
+def test_a_process_says_what_it_waits_for() -> None:
+    """In words of people."""
+    assert (
+        beat(0, waits=True)
+        .describe(1000.0)
+        .endswith("waits for the others in x of step 4, for 9 s")
+    )
+    assert "does not move in x before the first step" in beat(1, step=None).describe(1000.0)
+    assert "does not answer, last seen 30 s ago in x" in beat(1, ago=30).describe(1000.0)
+
+
+def test_only_processes_of_this_training_are_ended(tmp_path: Path) -> None:
+    """Not a later one that has got the pid of one that ended."""
+    told = Pulse(tmp_path, 0)
+    told.close()
+    (tmp_path / pulse.RANKS / "00000.json").write_text(
+        json.dumps(asdict(replace(beat(0), pid=os.getppid(), started=1.0)))
+    )
+    pulse.end_all(tmp_path)
+    assert psutil.pid_exists(os.getppid())

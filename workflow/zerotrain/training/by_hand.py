@@ -1,0 +1,124 @@
+"""A training that torchrun, srun or nobody launched: its processes do the stage's part as well.
+
+torchrun --nproc_per_node 2 -m zerotrain.training.rank --launch ... --base ... --cache ...
+    --progress ...
+srun -n 2 python -m zerotrain.training.rank ...
+
+The first process holds the lock, looks at the progress and chooses the checkpoint; each returns the
+exit code itself. `train_phase` publishes afterwards what was trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from zerotrain import compiled_ops
+from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.training import ending, lock, ranks, swap_folder
+from zerotrain.training.meeting import adopt_single, adopt_slurm, meet
+from zerotrain.training.progress_folder import newest_step, newest_whole
+from zerotrain.training.start import prepare, read_inputs
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """What the first process tells the others."""
+
+    finished: bool = False
+    resume: Path | None = None
+    what: str = ""
+    """Of a mistake."""
+    hint: str = ""
+
+
+def by_hand(arguments: argparse.Namespace, train: Callable[[argparse.Namespace], int]) -> int:
+    """Prepare a phase, train it, and say how it ended.
+
+    Args:
+        arguments: Those of a training process; --resume is chosen here where it is not given.
+        train: Trains with such arguments, and returns the exit code.
+
+    Returns:
+        The process's exit code: 0, 85 where the phase is unfinished, 2 or 1 where it failed.
+    """
+    adopt_slurm(os.environ)
+    adopt_single(os.environ)
+    first = os.environ["RANK"] == "0"
+    with ExitStack() as held:
+        try:
+            phase = read_run_yaml(arguments.launch / "run.yaml")
+            _take_over(phase)
+            meet(phase)
+            begun = ranks.broadcast(_begin(arguments, held) if first else None)
+            assert begun is not None
+            if begun.what:
+                raise PipelineError(begun.what, hint=begun.hint)
+        except PipelineError as error:
+            if first:
+                print(error, file=sys.stderr, flush=True)
+            return EXIT_USER_ERROR
+        if begun.finished:
+            code = 0
+        else:
+            arguments.resume = begun.resume
+            arguments.start = None if begun.resume else arguments.start
+            code = train(arguments)
+        if first:
+            _tell(code, phase, arguments.progress)
+    return code
+
+
+def _take_over(phase: ResolvedPhase) -> None:
+    """What the stage gives the processes that it launches.
+
+    Raises:
+        PipelineError: the phase swaps to a disk, whose folder the stage makes and clears.
+    """
+    if swap_folder.swaps(phase):
+        raise PipelineError(
+            f"phase {phase.phase}: preset {phase.preset} swaps to a disk, and its processes were "
+            "not started by train_phase, which makes the folder",
+            hint="start it by `zerotrain train_phase` or Snakemake",
+        )
+    os.environ.update(compiled_ops.environment())
+    threads = phase.num_cpu_threads_per_process
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)))
+    torch.set_num_threads(threads)  # it has been imported, and with its own number
+
+
+def _begin(arguments: argparse.Namespace, held: ExitStack) -> _Begun:
+    """The first process's part, whose mistakes the others are to hear of."""
+    progress: Path = arguments.progress
+    try:
+        held.callback(lock.take(progress).release)
+        inputs = read_inputs(arguments.launch, arguments.base, arguments.cache, arguments.start)
+        prepare(inputs, progress)
+    except PipelineError as error:
+        return _Begun(what=error.what, hint=error.hint)
+    until = inputs.phase.until_step
+    resume = arguments.resume or newest_whole(progress, until)
+    return _Begun(finished=newest_step(progress, until) == until, resume=resume)
+
+
+def _tell(code: int, phase: ResolvedPhase, progress: Path) -> None:
+    left = ending.read_left(progress)
+    if code == EXIT_UNFINISHED and left:
+        said = ending.unfinished(phase.phase, progress, phase.until_step, left.reason)
+    elif code == 0:
+        said = (
+            f"{phase.phase}: trained to step {phase.until_step}; the rule train_phase publishes it "
+            "without training anything"
+        )
+    else:
+        return
+    print(said, file=sys.stderr, flush=True)
