@@ -239,7 +239,14 @@ def test_numbers_do_not_follow_until() -> None:
     train = {"lr_warmup_ratio": 0.1, "lr_scheduler": "cosine"}
     before = resolve({"name": "a", "until": 100}, train=train)
     after = resolve(
-        {"name": "b", "until": 200, "save_every": 7, "keep": 1, "log_every": 3},
+        {
+            "name": "b",
+            "until": 200,
+            "save_every": 7,
+            "keep": 1,
+            "log_every": 3,
+            "nan_action": "skip",
+        },
         {"name": "c", "until": 400},
         name="b",
         train=train,
@@ -261,6 +268,9 @@ def test_numbers_do_not_follow_until() -> None:
         {"train": {"use_ema": True}},
         {"train": {"lr_warmup_ratio": 0.1}},
         {"train": {"lr_warmup_steps": 2}},
+        {"train": {"no_decay_norm_bias": True}},
+        {"launch": {"allow_tf32": True}},
+        {"launch": {"dynamo_backend": "INDUCTOR"}},
         {"launch": {"mixed_precision": "bf16"}},
         {"launch": {"num_cpu_threads_per_process": 99}},
         {"preset": OFFLOAD},
@@ -291,6 +301,8 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
         "log_every", "offload_path", "allow", "sources", "main_process_port", "accelerate",
         "deepspeed", "partition_activations", "cpu_checkpointing",
         "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema", *AVERAGE_KEYS,
+        "find_unused_parameters", "allow_tf32", "dynamo_backend", "dynamo_mode",
+        "no_decay_norm_bias", "nan_action",
     }  # fmt: skip
     assert "fp16" not in resolve({"name": "a", "until": 100}).numbers()
 

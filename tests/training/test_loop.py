@@ -12,6 +12,7 @@ import torch
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import FP16
 from zerotrain.training import loop
+from zerotrain.training.not_finite import poisoned
 
 
 class Engine:
@@ -45,19 +46,22 @@ def run(
     loss: float = 0.5,
     norm: float = 1.0,
     scale: float | None = None,
+    nan_action: str = "stop",
+    steps: int = 3,
+    said: list[str] | None = None,
 ) -> list[int]:
     """Train three steps, saving each; the steps that were saved."""
     saved: list[int] = []
     monkeypatch.setattr(loop, "save", lambda engine, phase, clock, *rest: saved.append(clock.step))
     phase = SimpleNamespace(
-        phase="a", until_step=3, save_every=1, global_batch_size=2, micro_batch_size=2, seed=0,
+        phase="a", until_step=steps, save_every=1, global_batch_size=2, micro_batch_size=2, seed=0,
         gradient_accumulation_steps=1, learning_rate=1.0, lr_scheduler="constant",
-        warmup_steps=lambda horizon: 0, fp16=FP16,
+        warmup_steps=lambda horizon: 0, fp16=FP16, nan_action=nan_action,
     )  # fmt: skip
     objective = SimpleNamespace(loss=lambda *args, **kwargs: torch.full((2,), loss))
-    batches = SimpleNamespace(batch=lambda *args: None)
-    log = SimpleNamespace(step=lambda *args: None)
-    clock = loop.Clock(0, 0, 3)
+    batches = SimpleNamespace(batch=lambda *args: None, name=lambda number: f"{number}.png")
+    log = SimpleNamespace(step=lambda *args: None, say=[].append if said is None else said.append)
+    clock = loop.Clock(0, 0, steps)
     loop.train(Engine(norm, scale), objective, batches, phase, clock, log, None, lambda: False)
     return saved
 
@@ -81,5 +85,40 @@ def test_fp16_goes_on_after_an_overflow(monkeypatch):
     """An update left out lowers the scale and counts as a step; at the lowest scale there is
     nothing left to lower."""
     assert run(monkeypatch, norm=math.inf, scale=512.0) == [1, 2, 3]
+    assert run(monkeypatch, norm=math.inf, scale=512.0, steps=30) == list(range(1, 31))
     with pytest.raises(PipelineError, match="gradients' norm of step 1 is inf"):
         run(monkeypatch, norm=math.inf, scale=1.0)
+
+
+def test_nan_action_skip_goes_on_and_names_the_samples(monkeypatch):
+    """Whether the loss or a gradient is no finite number; each time the step's samples are said."""
+    for spoilt in ({"loss": math.nan}, {"norm": math.inf}):
+        said: list[str] = []
+        assert run(monkeypatch, **spoilt, nan_action="skip", said=said) == [1, 2, 3]
+        assert len(said) == 3
+        assert "of step 2 is" in said[1]
+        assert "2.png, 3.png" in said[1]
+        assert said[1].endswith("this update is left out (nan_action: skip)")
+
+
+def test_nan_action_skip_does_not_go_on_for_ever(monkeypatch):
+    """Ten updates left out one after the other are borne, an eleventh is not."""
+    assert len(run(monkeypatch, loss=math.nan, nan_action="skip", steps=10)) == 10
+    with pytest.raises(PipelineError, match=r"loss of step 11 is nan.*the 10 updates before it"):
+        run(monkeypatch, loss=math.nan, nan_action="skip", steps=11)
+
+
+def test_a_poisoned_loss_is_the_loss():
+    """Bit for bit where it is finite, with its gradients; else every gradient is NaN, also where
+    the loss's own would be finite."""
+    weights = torch.randn(50, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    loss = (weights**3).mean()
+    (own,) = torch.autograd.grad(loss, weights, retain_graph=True)
+    (found,) = torch.autograd.grad(poisoned(loss), weights)
+    assert torch.equal(poisoned(loss), loss)
+    assert torch.equal(found, own)
+    infinite = weights.sum() + math.inf
+    (own,) = torch.autograd.grad(infinite, weights, retain_graph=True)
+    (found,) = torch.autograd.grad(poisoned(infinite), weights)
+    assert torch.isfinite(own).all()
+    assert torch.isnan(found).all()

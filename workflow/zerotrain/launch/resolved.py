@@ -35,6 +35,12 @@ EXACT_KEYS = {
 OF_ONE_MODALITY = ("resolution", "caption_dropout_probability", "max_length", "packing")
 """Keys that images or text alone have; training must not depend on the configuration's modules."""
 
+OFF = {
+    "allow_tf32": False, "dynamo_backend": "no", "no_decay_norm_bias": False,
+}  # fmt: skip
+"""Keys that are no part of the numbers where they are off: what was trained before there were any
+goes on."""
+
 FP16 = {
     "loss_scale": 0.0,
     "initial_scale_power": 16,
@@ -66,6 +72,11 @@ class ResolvedPhase:
     mixed_precision: Literal["no", "bf16", "fp16"]
     fp16: dict[str, Any] = field(default_factory=FP16.copy)
     """The loss scale of precision fp16; the keys of FP16."""
+    allow_tf32: bool = False
+    dynamo_backend: str = "no"
+    dynamo_mode: str = "default"
+    """How torch.compile compiles the model; `no`: not at all."""
+    find_unused_parameters: bool = False
     start_step: int
     """The global step at which the phase before ends; 0 for the first."""
     until_step: int
@@ -109,7 +120,11 @@ class ResolvedPhase:
     """None where the optimizer is none of Adam's family."""
     adam_weight_decay: float
     """Weight decay of any optimizer, decoupled or not as it has it."""
+    no_decay_norm_bias: bool = False
+    """Whether vectors are spared weight decay: biases and the weights of norms."""
     max_grad_norm: float
+    nan_action: str = "stop"
+    """What follows a loss or a gradient that is not a finite number: stop or skip."""
     objective: dict[str, Any] = field(default_factory=dict)
     """What the loss is: the keys of config.objective that the family has."""
     caption_dropout_probability: float | None = None
@@ -145,14 +160,15 @@ class ResolvedPhase:
         """The values that the trained numbers depend on: what a fingerprint of progress holds.
 
         Not `until_step`, nor the horizon of the schedule (a user who changes it means the steps
-        from there on) and a warm-up that is a share of it, nor names, logging and saving, nor what
+        from there on) and a warm-up that is a share of it, nor what follows a loss that is no
+        number (a user who changes it means the next one), nor names, logging and saving, nor what
         only decides where tensors lie and how they travel. Of DeepSpeed's and accelerate's keys,
         those that the user has set.
         """
         left_out = {
             "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
             "log_every", "offload_path", "allow", "sources", "main_process_port", "accelerate",
-            "deepspeed", *MEMORY_KEYS,
+            "deepspeed", "find_unused_parameters", "nan_action", *MEMORY_KEYS,
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:
             left_out.add("lr_warmup_steps")
@@ -160,6 +176,9 @@ class ResolvedPhase:
             left_out.add("fp16")
         if not self.use_ema:
             left_out |= {"use_ema", "ema_decay", "ema_update_interval"}
+        left_out.update(key for key, value in OFF.items() if getattr(self, key) == value)
+        if self.dynamo_backend == "no":
+            left_out.add("dynamo_mode")
         left_out.update(name for name in OF_ONE_MODALITY if getattr(self, name) is None)
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         users = {

@@ -12,7 +12,6 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.checkpoint import KIND, write_position, write_rank
-from zerotrain.errors import PipelineError
 from zerotrain.families import Objective
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.position import EMA, MASTER, TrainingPosition
@@ -23,6 +22,7 @@ from zerotrain.training.draws import step_seed
 from zerotrain.training.engine import Engine
 from zerotrain.training.log import Log
 from zerotrain.training.loss_scale import exhausted
+from zerotrain.training.not_finite import LeftOut, Losses, poisoned
 from zerotrain.training.optimizer import describe_group
 from zerotrain.training.progress_folder import prune, step_folder
 from zerotrain.training.schedule import learning_rate, momentum
@@ -55,16 +55,24 @@ def train(
         Whether the phase is finished.
 
     Raises:
-        PipelineError: the loss or a gradient is not a finite number; the newest checkpoint is from
-            before.
+        PipelineError: the loss or a gradient is not a finite number, and such updates are not to
+            be left out; the newest checkpoint is from before.
     """
+    left_out = LeftOut(phase, batches, log)
     while clock.step < phase.until_step:
         rate = learning_rate(phase, clock.step, clock.horizon)
         beta1 = momentum(phase, clock.step, clock.horizon)
-        own_loss = _accumulate(engine, objective, batches, phase, clock)
+        own_loss, losses = _accumulate(engine, objective, batches, phase, clock)
         loss, stopping = ranks.settle(own_loss, stop_requested(), engine.device)
-        _refuse_infinite("loss", loss, phase, clock)
-        norm = _update(engine, rate, beta1, phase, clock)
+        finite = math.isfinite(loss)
+        if not finite:
+            left_out.refuse_or_note("loss", loss, clock.step + 1, losses)
+        scale = engine.loss_scale()
+        norm = engine.step(rate, beta1)
+        if finite and math.isfinite(norm):
+            left_out.good()
+        elif finite and (scale is None or exhausted(scale, phase.fp16)):
+            left_out.refuse_or_note("gradients' norm", norm, clock.step + 1, losses)
         clock.step += 1
         clock.samples += phase.global_batch_size
         if average:
@@ -77,40 +85,23 @@ def train(
     return clock.step >= phase.until_step
 
 
-def _update(
-    engine: Engine, rate: float, beta1: float | None, phase: ResolvedPhase, clock: Clock
-) -> float:
-    """One optimizer step; the gradients' norm, infinite where fp16 left the update out."""
-    scale = engine.loss_scale()
-    norm = engine.step(rate, beta1)
-    if scale is None or exhausted(scale, phase.fp16):
-        _refuse_infinite("gradients' norm", norm, phase, clock)
-    return norm
-
-
-def _refuse_infinite(what: str, value: float, phase: ResolvedPhase, clock: Clock) -> None:
-    if not math.isfinite(value):
-        raise PipelineError(
-            f"phase {phase.phase}: the {what} of step {clock.step + 1} is {value}",
-            hint="lower learning_rate, or set max_grad_norm; "
-            "training goes on from the newest checkpoint before it",
-        )
-
-
 def _accumulate(
     engine: Engine, objective: Objective, batches: Batches, phase: ResolvedPhase, clock: Clock
-) -> float:
-    """Gradients of this process's share of a global batch; its mean loss."""
+) -> tuple[float, Losses]:
+    """Gradients of this process's share of a global batch; its mean loss, and every sample's."""
     torch.manual_seed(step_seed(phase.seed, clock.step, engine.rank))
     micro, total = phase.micro_batch_size, 0.0
+    losses: Losses = []
     for part in range(phase.gradient_accumulation_steps):
         first = clock.samples + (part * engine.world_size + engine.rank) * micro
         batch = batches.batch(first, micro, engine.device)
         with engine.micro_batch(last=part == phase.gradient_accumulation_steps - 1):
-            loss = objective.loss(engine.model, batch).mean()
-            engine.backward(loss)
+            each = objective.loss(engine.model, batch)
+            loss = each.mean()
+            engine.backward(poisoned(loss))
+        losses.append((first, each.detach()))
         total += loss.item()
-    return total / phase.gradient_accumulation_steps
+    return total / phase.gradient_accumulation_steps, losses
 
 
 def save(

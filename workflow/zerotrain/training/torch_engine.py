@@ -128,7 +128,7 @@ class TorchEngine:
             for flat in self._flats:
                 flat.gradient.mul_(1.0 / self._scale.scale)
         norm = self._clip()
-        overflow = self._scale is not None and not math.isfinite(norm)
+        overflow = not math.isfinite(norm)
         if self._scale:
             self._scale.update(overflow)
         for optimizer in self._optimizers:

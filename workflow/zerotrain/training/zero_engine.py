@@ -120,7 +120,9 @@ class ZeroEngine:
             _forget_bias_history(base)
         self._engine.step()
         if self._zero.overflow:
-            return float("inf")  # DeepSpeed leaves such an update out without a word
+            # DeepSpeed leaves an update without a finite norm out, and says no word, at every
+            # stage and precision; for bf16 at stages 1 and 2 because of bf16.check_grad_overflow.
+            return float("inf")
         self._updates += 1
         return float(self._engine.get_global_grad_norm() or 0.0)
 
