@@ -158,7 +158,10 @@ def resolve_phase(
             {
                 "parameters": group.parameters,
                 "learning_rate": _given(group.learning_rate, train.learning_rate),
-                "adam_weight_decay": _given(group.adam_weight_decay, chosen["adam_weight_decay"]),
+                "adam_weight_decay": _given(
+                    group.adam_weight_decay,
+                    None if train.no_decay_norm_bias else chosen["adam_weight_decay"],
+                ),
             }
             for group in train.param_groups
         ],
@@ -214,7 +217,7 @@ def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) 
     return chosen
 
 
-def _given(value: float | None, default: float) -> float:
+def _given(value: float | None, default: float | None) -> float | None:
     return default if value is None else value
 
 

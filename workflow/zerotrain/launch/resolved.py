@@ -105,7 +105,8 @@ class ResolvedPhase:
     optimizer_args: dict[str, Any] = field(default_factory=dict)
     """What its class takes beyond the values here."""
     param_groups: list[dict[str, Any]] = field(default_factory=list)
-    """parameters, learning_rate and adam_weight_decay of groups with values of their own."""
+    """parameters, learning_rate and adam_weight_decay of groups with values of their own; a decay
+    of None is the phase's, and none of vectors."""
     learning_rate: float
     lr_scheduler: str
     lr_scheduler_args: dict[str, Any] = field(default_factory=dict)

@@ -98,7 +98,7 @@ class TorchEngine:
         model.to(self.device)
         trained = trained_parameters(model)
         self.shapes = {name: list(p.shape) for name, p in trained.items()}
-        self.groups = param_groups(phase, list(trained))
+        self.groups = param_groups(phase, self.shapes)
         self._flats = [FlatGroup({n: trained[n] for n in g.names}) for g in self.groups]
         self.model = model
         if self.world_size > 1:

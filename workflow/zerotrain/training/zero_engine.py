@@ -69,7 +69,7 @@ class ZeroEngine:
         trained = trained_parameters(model)
         # A parameter that is partitioned already is empty, and remembers its shape.
         self.shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in trained.items()}
-        self.groups = param_groups(phase, list(trained))
+        self.groups = param_groups(phase, self.shapes)
         self._updates = 0
         # Plain Adam is DeepSpeed's to step: it swaps that one's state to a disk, too.
         direct = optimizers.plain_adam(phase.optimizer, phase.optimizer_args)
