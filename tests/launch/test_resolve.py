@@ -247,6 +247,7 @@ def test_numbers_do_not_follow_until() -> None:
             "log_every": 3,
             "keep_every": 50,
             "disk_low_threshold": "1 GiB",
+            "nan_action": "skip",
         },
         {"name": "c", "until": 400},
         name="b",
@@ -283,6 +284,9 @@ def test_an_interval_that_no_step_reaches_is_refused() -> None:
         {"train": {"use_ema": True}},
         {"train": {"lr_warmup_ratio": 0.1}},
         {"train": {"lr_warmup_steps": 2}},
+        {"train": {"no_decay_norm_bias": True}},
+        {"launch": {"allow_tf32": True}},
+        {"launch": {"dynamo_backend": "INDUCTOR"}},
         {"launch": {"mixed_precision": "bf16"}},
         {"launch": {"num_cpu_threads_per_process": 99}},
         {"preset": OFFLOAD},
@@ -311,8 +315,11 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
     assert names - set(found.numbers()) == {
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
         "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
-        "main_process_port", "accelerate", "deepspeed", "partition_activations", "cpu_checkpointing",
+        "main_process_port", "ddp_timeout", "accelerate", "deepspeed", "partition_activations",
+        "cpu_checkpointing",
         "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema", *AVERAGE_KEYS,
+        "find_unused_parameters", "allow_tf32", "dynamo_backend", "dynamo_mode",
+        "no_decay_norm_bias", "nan_action",
     }  # fmt: skip
     assert "fp16" not in resolve({"name": "a", "until": 100}).numbers()
 

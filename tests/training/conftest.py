@@ -220,7 +220,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base model and a cache, small enough to train a step in some ten milliseconds."""
     folder = tmp_path_factory.mktemp("inputs")
     write_base(folder / "base", (9, 15))
-    _write_cache(folder / "cache")
+    write_cache(folder / "cache")
     return folder
 
 
@@ -254,14 +254,19 @@ def write_base(folder: Path, channels: tuple[int, int]) -> None:
         draft.content = {"parts": {"unet": "made by hand"}}
 
 
-def _write_cache(folder: Path) -> None:
+def write_cache(folder: Path, spoilt: Sequence[int] = ()) -> None:
+    """Publish a cache of random latents; those of the spoilt samples are NaN."""
+
     def key(number: int) -> str:
         return artifact.digest(number)
+
+    nan = {key(number) for number in spoilt}
 
     def latents(keys: Any) -> Iterator[dict[str, torch.Tensor]]:
         for name in keys:
             source = torch.Generator().manual_seed(int(name[:8], 16))
-            yield {LATENTS: torch.randn(4, 8, 8, generator=source)}
+            latents = torch.randn(4, 8, 8, generator=source)
+            yield {LATENTS: torch.full_like(latents, torch.nan) if name in nan else latents}
 
     def text(keys: Any) -> Iterator[dict[str, torch.Tensor]]:
         for name in keys:

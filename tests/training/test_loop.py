@@ -13,6 +13,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import FP16
 from zerotrain.training import loop
 from zerotrain.training.clock import Clock
+from zerotrain.training.not_finite import poisoned
 
 
 class Engine:
@@ -59,6 +60,9 @@ class Saving(contextlib.nullcontext):
     def settle(self, writing: bool) -> None:
         pass
 
+    def finish(self) -> None:
+        pass
+
     def begin(self, clock: Clock, *, wait: bool = False) -> None:
         self.saved.append(clock.step)
 
@@ -68,18 +72,23 @@ def run(
     loss: float = 0.5,
     norm: float = 1.0,
     scale: float | None = None,
+    nan_action: str = "stop",
+    steps: int = 3,
+    said: list[str] | None = None,
 ) -> list[int]:
     """Train three steps, saving each; the steps that were saved."""
     saving = Saving()
     phase = SimpleNamespace(
-        phase="a", until_step=3, save_every=1, global_batch_size=2, micro_batch_size=2, seed=0,
+        phase="a", until_step=steps, save_every=1, global_batch_size=2, micro_batch_size=2, seed=0,
         gradient_accumulation_steps=1, learning_rate=1.0, lr_scheduler="constant",
-        warmup_steps=lambda horizon: 0, fp16=FP16,
+        warmup_steps=lambda horizon: 0, fp16=FP16, nan_action=nan_action,
     )  # fmt: skip
     objective = SimpleNamespace(loss=lambda *args, **kwargs: torch.full((2,), loss))
-    batches = SimpleNamespace(batch=lambda *args: None, prepare=lambda *args: None)
-    log = SimpleNamespace(step=lambda *args: None)
-    clock = Clock(0, 0, 3)
+    batches = SimpleNamespace(
+        batch=lambda *args: None, prepare=lambda *args: None, name=lambda number: f"{number}.png"
+    )
+    log = SimpleNamespace(step=lambda *args: None, say=[].append if said is None else said.append)
+    clock = Clock(0, 0, steps)
     loop.train(Engine(norm, scale), objective, batches, phase, clock, log, saving, lambda: False)
     return saving.saved
 
@@ -103,5 +112,40 @@ def test_fp16_goes_on_after_an_overflow():
     """An update left out lowers the scale and counts as a step; at the lowest scale there is
     nothing left to lower."""
     assert run(norm=math.inf, scale=512.0) == [1, 2, 3]
+    assert run(norm=math.inf, scale=512.0, steps=30) == list(range(1, 31))
     with pytest.raises(PipelineError, match="gradients' norm of step 1 is inf"):
         run(norm=math.inf, scale=1.0)
+
+
+def test_nan_action_skip_goes_on_and_names_the_samples():
+    """Whether the loss or a gradient is no finite number; each time the step's samples are said."""
+    for spoilt in ({"loss": math.nan}, {"norm": math.inf}):
+        said: list[str] = []
+        assert run(**spoilt, nan_action="skip", said=said) == [1, 2, 3]
+        assert len(said) == 3
+        assert "of step 2 is" in said[1]
+        assert "2.png, 3.png" in said[1]
+        assert said[1].endswith("this update is left out (nan_action: skip)")
+
+
+def test_nan_action_skip_does_not_go_on_for_ever():
+    """Ten updates left out one after the other are borne, an eleventh is not."""
+    assert len(run(loss=math.nan, nan_action="skip", steps=10)) == 10
+    with pytest.raises(PipelineError, match=r"loss of step 11 is nan.*the 10 updates before it"):
+        run(loss=math.nan, nan_action="skip", steps=11)
+
+
+def test_a_poisoned_loss_is_the_loss():
+    """Bit for bit where it is finite, with its gradients; else every gradient is NaN, also where
+    the loss's own would be finite."""
+    weights = torch.randn(50, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    loss = (weights**3).mean()
+    (own,) = torch.autograd.grad(loss, weights, retain_graph=True)
+    (found,) = torch.autograd.grad(poisoned(loss), weights)
+    assert torch.equal(poisoned(loss), loss)
+    assert torch.equal(found, own)
+    infinite = weights.sum() + math.inf
+    (own,) = torch.autograd.grad(infinite, weights, retain_graph=True)
+    (found,) = torch.autograd.grad(poisoned(infinite), weights)
+    assert torch.isfinite(own).all()
+    assert torch.isnan(found).all()

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 FILLERS = {"input_ids": 0, "labels": -100, "attention_mask": 0, "position_ids": 0}
 """What rows of tokens are filled up with. A token that is masked, or that comes after all that is
 learned, may be any; position 0 begins an example of its own, which nothing sees."""
+ON_HOST = ("uniform",)
+"""float64, which not every device has: what is made of it goes to the device."""
 SIZES = ("original_size", "crop_top_left", "target_size")
 HELD = 2**14
 """Keys whose tensors are not looked up again. A view takes some hundred bytes, its pages none."""
@@ -143,7 +145,7 @@ def read_cache(folder: Path, *, verify: bool = True) -> Cache | TokenCache:
 
 
 def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) -> Batch:
-    """A batch of samples on a device.
+    """A batch of samples on a device, but for ON_HOST.
 
     Rows of tokens are filled up to the longest. Where other tensors of one name differ in length,
     zeros fill them up, and `<name>_mask`, bool [B, T], is true where they are their own.
@@ -152,7 +154,9 @@ def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) ->
     for name in samples[0]:
         tensors = [sample[name] for sample in samples]
         if len({tensor.shape for tensor in tensors}) == 1:
-            batch[name] = torch.stack(tensors).to(device)
+            batch[name] = torch.stack(tensors)
+            if name not in ON_HOST:
+                batch[name] = batch[name].to(device)
             continue
         filler = FILLERS.get(name, 0)
         batch[name] = pad_sequence(tensors, batch_first=True, padding_value=filler).to(device)

@@ -11,6 +11,18 @@ from zerotrain.config.section import Memory, Section, Whole
 Device = Literal["none", "cpu", "nvme"]
 
 
+def _lower(value: Any) -> Any:
+    """accelerate writes its backends in capitals; `no` is a boolean to YAML 1.1 readers."""
+    if value is False:
+        return "no"
+    return value.lower() if isinstance(value, str) else value
+
+
+Backend = Annotated[
+    Literal["no", "inductor", "eager", "aot_eager", "cudagraphs"], BeforeValidator(_lower)
+]
+
+
 class Fp16Config(Section):
     """fp16's loss scale: the same rule under every engine. Only with mixed_precision fp16."""
 
@@ -42,6 +54,24 @@ class LaunchConfig(Section):
     )
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="Type of forward and backward passes; `no` is fp32."
+    )
+    allow_tf32: bool = Field(
+        False,
+        description="Multiply float32 matrices in TF32 on GPUs that have it: faster, and with 10 "
+        "bits of mantissa. Without effect elsewhere.",
+    )
+    dynamo_backend: Backend = Field(
+        "no",
+        description="torch.compile the model with this backend; `no` leaves it as it is. "
+        "accelerate's key.",
+    )
+    dynamo_mode: Literal[
+        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+    ] = Field("default", description="torch.compile's mode, of the backend inductor alone.")
+    find_unused_parameters: bool = Field(
+        False,
+        description="Go on where trained parameters get no gradient, under several processes of "
+        "plain PyTorch, too: DDP's key of that name, which costs time at every step.",
     )
     num_cpu_threads_per_process: Whole | None = Field(
         None,
@@ -113,6 +143,15 @@ class LaunchConfig(Section):
         if isinstance(value, dict) and value.get("mixed_precision") is False:
             return {**value, "mixed_precision": "no"}
         return value
+
+    @model_validator(mode="after")
+    def _mode_with_its_backend(self) -> LaunchConfig:
+        if self.dynamo_mode != "default" and self.dynamo_backend != "inductor":
+            raise ValueError(
+                f"dynamo_mode {self.dynamo_mode} and dynamo_backend {self.dynamo_backend}: only "
+                "inductor has modes"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fp16_with_its_precision(self) -> LaunchConfig:

@@ -186,7 +186,18 @@ class TrainConfig(ObjectiveConfig):
         ge=0,
         description="Weight decay of any optimizer; the default is AdamW's, others have their own.",
     )
+    no_decay_norm_bias: bool = Field(
+        False,
+        description="No weight decay of biases and of the weights of normalisation layers: of all "
+        "parameters with fewer than two dimensions. HF's Trainer has it so, diffusers' scripts "
+        "do not. A group of param_groups keeps the decay that it names.",
+    )
     max_grad_norm: float = Field(1.0, ge=0, description="Gradient clipping by norm; 0 is none.")
+    nan_action: Literal["stop", "skip"] = Field(
+        "stop",
+        description="Where the loss or a gradient is not a finite number: `stop`, or `skip` that "
+        "update. Either names the samples of the step.",
+    )
     caption_dropout_probability: float = Field(
         0.1,
         ge=0,

@@ -35,8 +35,9 @@ def draw_curve(log: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(8, 3.6), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    steps = [line["step"] for line in log]
-    losses = [line["loss"] for line in log]
+    taken = [line for line in log if line["loss"] is not None]  # else every update was left out
+    steps = [line["step"] for line in taken]
+    losses = [line["loss"] for line in taken]
     axes.plot(steps, losses, color="#9db4d0", linewidth=1, label="logged")
     axes.plot(steps, running_mean(losses), color=COLOUR, linewidth=2, label="running mean")
     mark_phases([axes], log)

@@ -88,7 +88,7 @@ class DenoisingObjective(ABC):
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Loss of each sample, float32 [B], averaged over channels and pixels."""
         latents, noise = batch["latents"], batch["noise"]
-        timesteps = self.timesteps(batch["uniform"])
+        timesteps = self.timesteps(batch["uniform"]).to(latents.device)
         alphas_cumprod = self.schedule.alphas_cumprod.to(latents.device)[timesteps]
         alpha = alphas_cumprod.sqrt().view(-1, 1, 1, 1)
         sigma = (1 - alphas_cumprod).sqrt().view(-1, 1, 1, 1)

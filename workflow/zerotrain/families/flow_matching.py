@@ -91,7 +91,7 @@ class FlowMatchingObjective(ABC):
         elif self._scheme == "mode":
             place = 1 - place - self._mode_scale * (torch.cos(math.pi * place / 2) ** 2 - 1 + place)
         step = (place * self._steps).long().clamp(0, self._steps - 1)
-        return self._shifted(1 - step / self._steps, latents).float()
+        return self._shifted(1 - step / self._steps, latents).float().to(latents.device)
 
     def _shifted(self, sigmas: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         config, shift = self._scheduler.config, self._shift

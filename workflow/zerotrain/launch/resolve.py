@@ -136,6 +136,10 @@ def resolve_phase(
         ddp_timeout=launch.ddp_timeout,
         mixed_precision=launch.mixed_precision,
         fp16=launch.fp16.model_dump(),
+        allow_tf32=launch.allow_tf32,
+        dynamo_backend=launch.dynamo_backend,
+        dynamo_mode=launch.dynamo_mode,
+        find_unused_parameters=launch.find_unused_parameters,
         start_step=start,
         until_step=until,
         epoch_size=epoch_size,
@@ -156,7 +160,10 @@ def resolve_phase(
             {
                 "parameters": group.parameters,
                 "learning_rate": _given(group.learning_rate, train.learning_rate),
-                "adam_weight_decay": _given(group.adam_weight_decay, chosen["adam_weight_decay"]),
+                "adam_weight_decay": _given(
+                    group.adam_weight_decay,
+                    None if train.no_decay_norm_bias else chosen["adam_weight_decay"],
+                ),
             }
             for group in train.param_groups
         ],
@@ -166,7 +173,9 @@ def resolve_phase(
         lr_warmup_steps=warmup,
         lr_warmup_ratio=train.lr_warmup_ratio,
         lr_scheduler_steps=horizon,
+        no_decay_norm_bias=train.no_decay_norm_bias,
         max_grad_norm=train.max_grad_norm,
+        nan_action=train.nan_action,
         objective=objective,
         use_ema=train.use_ema,
         ema_decay=train.ema_decay,
@@ -225,7 +234,7 @@ def _refuse_late_save(
         )
 
 
-def _given(value: float | None, default: float) -> float:
+def _given(value: float | None, default: float | None) -> float | None:
     return default if value is None else value
 
 

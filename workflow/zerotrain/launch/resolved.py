@@ -35,6 +35,12 @@ EXACT_KEYS = {
 OF_ONE_MODALITY = ("resolution", "caption_dropout_probability", "max_length", "packing")
 """Keys that images or text alone have; training must not depend on the configuration's modules."""
 
+OFF = {
+    "allow_tf32": False, "dynamo_backend": "no", "no_decay_norm_bias": False,
+}  # fmt: skip
+"""Keys that are no part of the numbers where they are off: what was trained before there were any
+goes on."""
+
 FP16 = {
     "loss_scale": 0.0,
     "initial_scale_power": 16,
@@ -68,6 +74,11 @@ class ResolvedPhase:
     mixed_precision: Literal["no", "bf16", "fp16"]
     fp16: dict[str, Any] = field(default_factory=FP16.copy)
     """The loss scale of precision fp16; the keys of FP16."""
+    allow_tf32: bool = False
+    dynamo_backend: str = "no"
+    dynamo_mode: str = "default"
+    """How torch.compile compiles the model; `no`: not at all."""
+    find_unused_parameters: bool = False
     start_step: int
     """The global step at which the phase before ends; 0 for the first."""
     until_step: int
@@ -96,7 +107,8 @@ class ResolvedPhase:
     optimizer_args: dict[str, Any] = field(default_factory=dict)
     """What its class takes beyond the values here."""
     param_groups: list[dict[str, Any]] = field(default_factory=list)
-    """parameters, learning_rate and adam_weight_decay of groups with values of their own."""
+    """parameters, learning_rate and adam_weight_decay of groups with values of their own; a decay
+    of None is the phase's, and none of vectors."""
     learning_rate: float
     lr_scheduler: str
     lr_scheduler_args: dict[str, Any] = field(default_factory=dict)
@@ -111,7 +123,11 @@ class ResolvedPhase:
     """None where the optimizer is none of Adam's family."""
     adam_weight_decay: float
     """Weight decay of any optimizer, decoupled or not as it has it."""
+    no_decay_norm_bias: bool = False
+    """Whether vectors are spared weight decay: biases and the weights of norms."""
     max_grad_norm: float
+    nan_action: str = "stop"
+    """What follows a loss or a gradient that is not a finite number: stop or skip."""
     objective: dict[str, Any] = field(default_factory=dict)
     """What the loss is: the keys of config.objective that the family has."""
     caption_dropout_probability: float | None = None
@@ -151,14 +167,16 @@ class ResolvedPhase:
         """The values that the trained numbers depend on: what a fingerprint of progress holds.
 
         Not `until_step`, nor the horizon of the schedule (a user who changes it means the steps
-        from there on) and a warm-up that is a share of it, nor names, logging and saving, nor what
+        from there on) and a warm-up that is a share of it, nor what follows a loss that is no
+        number (a user who changes it means the next one), nor names, logging and saving, nor what
         only decides where tensors lie and how they travel. Of DeepSpeed's and accelerate's keys,
         those that the user has set.
         """
         left_out = {
             "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
             "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
-            "main_process_port", "ddp_timeout", "accelerate", "deepspeed", *MEMORY_KEYS,
+            "main_process_port", "ddp_timeout", "accelerate", "deepspeed",
+            "find_unused_parameters", "nan_action", *MEMORY_KEYS,
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:
             left_out.add("lr_warmup_steps")
@@ -166,6 +184,9 @@ class ResolvedPhase:
             left_out.add("fp16")
         if not self.use_ema:
             left_out |= {"use_ema", "ema_decay", "ema_update_interval"}
+        left_out.update(key for key, value in OFF.items() if getattr(self, key) == value)
+        if self.dynamo_backend == "no":
+            left_out.add("dynamo_mode")
         left_out.update(name for name in OF_ONE_MODALITY if getattr(self, name) is None)
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         users = {

@@ -104,7 +104,8 @@ def _mean_loss(log: list[dict[str, Any]]) -> float | None:
     end = [
         line for line in log if line["phase"] == phase and line["step"] > last - (last - first) / 10
     ]
-    return float(sum(line["loss"] for line in end) / len(end))
+    losses = [line["loss"] for line in end if line["loss"] is not None]
+    return float(sum(losses) / len(losses)) if losses else None
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

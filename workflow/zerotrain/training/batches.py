@@ -46,6 +46,13 @@ class Batches:
             return self._row(self._cache, position)
         return self._image(self._cache, position)
 
+    def name(self, position: int) -> str:
+        """What a user knows a sample of the run by: its file, or its row in the cache."""
+        _, place = draw_place(self._phase.seed, position, self._phase.epoch_size)
+        number = self._train[place % len(self._train)]
+        entry = self._cache.entries[number]
+        return entry.file if isinstance(entry, Entry) else f"row {number} of the cache"
+
     def _row(self, cache: TokenCache, position: int) -> dict[str, torch.Tensor]:
         _, place = draw_place(self._phase.seed, position, self._phase.epoch_size)
         return cache.sample(self._train[place % len(self._train)])

@@ -49,8 +49,8 @@ class Engine(Protocol):
 
         `beta1` replaces the optimizer's first beta, or its momentum, for this step; None leaves it.
 
-        Where it is not finite, fp16 has left the update out and lowered its loss scale; at other
-        precisions the weights are spoilt or the update was left out: never save them.
+        Where it is not finite, the update was left out: masters, moments and their count are as
+        they were, the gradients cleared; fp16 has lowered its loss scale.
         """
 
     def load_masters(self, read: ReadTensor) -> None:

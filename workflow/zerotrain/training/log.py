@@ -32,7 +32,7 @@ class Log(Protocol):
         lr: float,
         beta1: float | None = None,
     ) -> None:
-        """Note one finished step; grad_norm is infinite where fp16 left the update out,
+        """Note one finished step; grad_norm is infinite where the update was left out,
         and beta1 is None where the schedule does not move it."""
 
     def write_records(self, folder: Path) -> None:
@@ -74,8 +74,9 @@ class TrainingLog:
 
     A line of training_log.jsonl is {"phase", "step", "samples", "loss", "learning_rate",
     "grad_norm", "seconds"}: loss and grad_norm are means over the steps since the line before,
-    seconds is the training time of the phase up to here. fp16 adds "skipped": how many of these
-    steps left the update out, because a gradient overflowed; they are no part of grad_norm. A
+    seconds is the training time of the phase up to here. "skipped" is how many of these steps left
+    the update out, because a gradient of fp16 overflowed or a loss was no finite number
+    (nan_action): they are no part of what was not finite. A
     schedule that moves Adam's first beta adds "beta1".
     """
 
@@ -135,21 +136,22 @@ class TrainingLog:
         self._show(step, loss, lr)
 
     def _write(self, step: int, samples: int, lr: float, beta1: float | None) -> None:
-        losses, norms = zip(*self._waiting, strict=True)
-        taken = [norm for norm in norms if math.isfinite(norm)]
+        losses = [loss for loss, _ in self._waiting if math.isfinite(loss)]
+        norms = [norm for _, norm in self._waiting if math.isfinite(norm)]
+        skipped = len(self._waiting) - len(norms)
         line: dict[str, Any] = {
             "phase": self._phase.phase,
             "step": step,
             "samples": samples,
-            "loss": sum(losses) / len(losses),
-            "grad_norm": sum(taken) / len(taken) if taken else None,
+            "loss": sum(losses) / len(losses) if losses else None,
+            "grad_norm": sum(norms) / len(norms) if norms else None,
             "learning_rate": lr,
             "seconds": round(self.seconds, 3),
         }
         if beta1 is not None:
             line["beta1"] = beta1
-        if len(taken) < len(norms):
-            line["skipped"] = len(norms) - len(taken)
+        if skipped:
+            line["skipped"] = skipped
         self._waiting = []
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()

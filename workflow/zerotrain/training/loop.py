@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from zerotrain.errors import PipelineError
 from zerotrain.families import Objective
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training import ranks
@@ -19,6 +18,7 @@ from zerotrain.training.engine import Engine
 from zerotrain.training.generators import seed_generators
 from zerotrain.training.log import Log
 from zerotrain.training.loss_scale import exhausted
+from zerotrain.training.not_finite import LeftOut, Losses, poisoned
 from zerotrain.training.saving import Saving
 from zerotrain.training.schedule import learning_rate, momentum
 
@@ -40,19 +40,30 @@ def train(
         Whether the phase is finished.
 
     Raises:
-        PipelineError: the loss or a gradient is not a finite number, the newest checkpoint being
-            from before; or a checkpoint could not be written.
+        PipelineError: the loss or a gradient is not a finite number, and such updates are not to
+            be left out, the newest checkpoint being from before; or a checkpoint could not be
+            written.
     """
+    left_out = LeftOut(phase, batches, log)
     with saving:
         while clock.step < phase.until_step:
             rate = learning_rate(phase, clock.step, clock.horizon)
             beta1 = momentum(phase, clock.step, clock.horizon)
-            own_loss = _accumulate(engine, objective, batches, phase, clock)
+            own_loss, losses = _accumulate(engine, objective, batches, phase, clock)
             flags = stop_requested(), saving.overdue(), saving.writing()
             loss, (stopping, overdue, writing) = ranks.settle(own_loss, flags, engine.device)
             saving.settle(writing)
-            _refuse_infinite("loss", loss, phase, clock)
-            norm = _update(engine, rate, beta1, phase, clock)
+            finite = math.isfinite(loss)
+            if not finite:
+                saving.finish()  # what is under way is from before
+                left_out.refuse_or_note("loss", loss, clock.step + 1, losses)
+            scale = engine.loss_scale()
+            norm = engine.step(rate, beta1)
+            if finite and math.isfinite(norm):
+                left_out.good()
+            elif finite and (scale is None or exhausted(scale, phase.fp16)):
+                saving.finish()
+                left_out.refuse_or_note("gradients' norm", norm, clock.step + 1, losses)
             clock.step += 1
             clock.samples += phase.global_batch_size
             if average:
@@ -66,42 +77,25 @@ def train(
     return clock.step >= phase.until_step
 
 
-def _update(
-    engine: Engine, rate: float, beta1: float | None, phase: ResolvedPhase, clock: Clock
-) -> float:
-    """One optimizer step; the gradients' norm, infinite where fp16 left the update out."""
-    scale = engine.loss_scale()
-    norm = engine.step(rate, beta1)
-    if scale is None or exhausted(scale, phase.fp16):
-        _refuse_infinite("gradients' norm", norm, phase, clock)
-    return norm
-
-
-def _refuse_infinite(what: str, value: float, phase: ResolvedPhase, clock: Clock) -> None:
-    if not math.isfinite(value):
-        raise PipelineError(
-            f"phase {phase.phase}: the {what} of step {clock.step + 1} is {value}",
-            hint="lower learning_rate, or set max_grad_norm; "
-            "training goes on from the newest checkpoint before it",
-        )
-
-
 def _accumulate(
     engine: Engine, objective: Objective, batches: Batches, phase: ResolvedPhase, clock: Clock
-) -> float:
-    """Gradients of this process's share of a global batch; its mean loss."""
+) -> tuple[float, Losses]:
+    """Gradients of this process's share of a global batch; its mean loss, and every sample's."""
     seed_generators(step_seed(phase.seed, clock.step, engine.rank), engine.device)
-    micro, losses = phase.micro_batch_size, []
+    micro, means = phase.micro_batch_size, []
+    losses: Losses = []
     first = clock.samples + engine.rank * micro
     for part in range(phase.gradient_accumulation_steps):
         batch = batches.batch(first, micro, engine.device)
         with engine.micro_batch(last=part == phase.gradient_accumulation_steps - 1):
-            loss = objective.loss(engine.model, batch).mean()
-            engine.backward(loss)
-        losses.append(loss.detach())
+            each = objective.loss(engine.model, batch)
+            loss = each.mean()
+            engine.backward(poisoned(loss))
+        losses.append((first, each.detach()))
+        means.append(loss.detach())
         first += engine.world_size * micro
         batches.prepare(first, micro)  # a device still computes meanwhile
     total = 0.0
-    for value in torch.stack(losses).tolist():
+    for value in torch.stack(means).tolist():
         total += value
-    return total / phase.gradient_accumulation_steps
+    return total / phase.gradient_accumulation_steps, losses

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zerotrain.launch.resolved import ResolvedPhase
@@ -26,23 +26,34 @@ class ParamGroup:
         return learning_rate * (self.learning_rate / phase.learning_rate)
 
 
-def param_groups(phase: ResolvedPhase, names: Sequence[str]) -> list[ParamGroup]:
+def param_groups(phase: ResolvedPhase, shapes: Mapping[str, Sequence[int]]) -> list[ParamGroup]:
     """Sort the trained parameters into groups: those with values of their own, then the rest.
 
     Args:
         phase: The resolved phase.
-        names: The trained parameters, in the order of the model.
+        shapes: The trained parameters, in the order of the model; under ZeRO-3 the whole shapes.
 
     Raises:
         PipelineError: a pattern fits no trained parameter.
     """
-    left = list(names)
+    left = names = list(shapes)
     groups: list[ParamGroup] = []
+
+    def add(inside: list[str], rate: float, decay: float | None) -> None:
+        if decay is not None:
+            groups.append(ParamGroup(inside, rate, decay))
+            return
+        matrices = [name for name in inside if len(shapes[name]) > 1]
+        groups.append(ParamGroup(matrices, rate, phase.adam_weight_decay))
+        vectors = [name for name in inside if len(shapes[name]) <= 1]
+        groups.append(ParamGroup(vectors, rate, 0.0))
+
     for group in phase.param_groups:
         for pattern in group["parameters"]:
             refuse_idle("param_groups", pattern, names)
         inside = [n for n in left if any(re.search(p, n) for p in group["parameters"])]
         left = [name for name in left if name not in set(inside)]
-        groups.append(ParamGroup(inside, group["learning_rate"], group["adam_weight_decay"]))
-    groups.append(ParamGroup(left, phase.learning_rate, phase.adam_weight_decay))
+        add(inside, group["learning_rate"], group["adam_weight_decay"])
+    spared = phase.no_decay_norm_bias
+    add(left, phase.learning_rate, None if spared else phase.adam_weight_decay)
     return [group for group in groups if group.names]

@@ -97,7 +97,7 @@ class TorchEngine:
         model.to(self.device)
         trained = trained_parameters(model)
         self.shapes = {name: list(p.shape) for name, p in trained.items()}
-        self.groups = param_groups(phase, list(trained))
+        self.groups = param_groups(phase, self.shapes)
         self._flats = [FlatGroup({n: trained[n] for n in g.names}) for g in self.groups]
         self.model = model
         if self.world_size > 1:
@@ -127,7 +127,7 @@ class TorchEngine:
             for flat in self._flats:
                 flat.gradient.mul_(1.0 / self._scale.scale)
         norm = self._clip()
-        overflow = self._scale is not None and not math.isfinite(norm)
+        overflow = not math.isfinite(norm)
         if self._scale:
             self._scale.update(overflow)
         for optimizer in self._optimizers:

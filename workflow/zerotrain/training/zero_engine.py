@@ -71,7 +71,7 @@ class ZeroEngine:
         trained = trained_parameters(model)
         # A parameter that is partitioned already is empty, and remembers its shape.
         self.shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in trained.items()}
-        self.groups = param_groups(phase, list(trained))
+        self.groups = param_groups(phase, self.shapes)
         self._updates = 0
         # Plain Adam is DeepSpeed's to step: it swaps that one's state to a disk, too.
         direct = optimizers.plain_adam(phase.optimizer, phase.optimizer_args)
@@ -125,7 +125,9 @@ class ZeroEngine:
             _forget_bias_history(base)
         self._engine.step()
         if self._zero.overflow:
-            return float("inf")  # DeepSpeed leaves such an update out without a word
+            # DeepSpeed leaves an update without a finite norm out, and says no word, at every
+            # stage and precision; for bf16 at stages 1 and 2 because of bf16.check_grad_overflow.
+            return float("inf")
         self._updates += 1
         return float(self._engine.get_global_grad_norm() or 0.0)
 
