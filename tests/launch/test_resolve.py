@@ -239,7 +239,14 @@ def test_numbers_do_not_follow_until() -> None:
     train = {"lr_warmup_ratio": 0.1, "lr_scheduler": "cosine"}
     before = resolve({"name": "a", "until": 100}, train=train)
     after = resolve(
-        {"name": "b", "until": 200, "save_every": 7, "keep": 1, "log_every": 3},
+        {
+            "name": "b",
+            "until": 200,
+            "save_every": 7,
+            "keep": 1,
+            "log_every": 3,
+            "report_to": "none",
+        },
         {"name": "c", "until": 400},
         name="b",
         train=train,
@@ -291,6 +298,7 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
         "log_every", "offload_path", "allow", "sources", "main_process_port", "accelerate",
         "deepspeed", "partition_activations", "cpu_checkpointing",
         "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema", *AVERAGE_KEYS,
+        "report_to", "tracker_project_name", "tracker_run_name",
     }  # fmt: skip
     assert "fp16" not in resolve({"name": "a", "until": 100}).numbers()
 

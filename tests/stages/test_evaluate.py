@@ -92,7 +92,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_state(draft.folder, position, {}, [], lambda name, slot: pytest.fail("no tensors"))
         (draft.folder / "records").mkdir()
         log = "".join(json.dumps(line) + "\n" for line in LOG)
-        (draft.folder / "records" / "training_log.jsonl").write_text(log)
+        (draft.folder / "records" / "metrics.jsonl").write_text(log)
         (draft.folder / "records" / "resources.json").write_text(json.dumps(RESOURCES))
     return folder
 

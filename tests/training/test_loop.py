@@ -12,6 +12,7 @@ import torch
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import FP16
 from zerotrain.training import loop
+from zerotrain.training.log import NoLog
 
 
 class Engine:
@@ -56,7 +57,7 @@ def run(
     )  # fmt: skip
     objective = SimpleNamespace(loss=lambda *args, **kwargs: torch.full((2,), loss))
     batches = SimpleNamespace(batch=lambda *args: None)
-    log = SimpleNamespace(step=lambda *args: None)
+    log = NoLog()
     clock = loop.Clock(0, 0, 3)
     loop.train(Engine(norm, scale), objective, batches, phase, clock, log, None, lambda: False)
     return saved

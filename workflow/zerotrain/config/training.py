@@ -13,6 +13,7 @@ from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.config.section import Section, Whole
 from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.optimizer_arguments import read_optimizer_args
+from zerotrain.tracker_names import read_names
 
 
 def _pattern(value: str) -> str:
@@ -192,6 +193,25 @@ class TrainConfig(ObjectiveConfig):
     save_every: Whole = Field(500, ge=1, description="Steps between rolling checkpoints.")
     keep: Whole = Field(2, ge=1, description="Rolling checkpoints kept.")
     log_every: Whole = Field(10, ge=1, description="Steps between lines of the log.")
+    report_to: list[str] = Field(
+        ["tensorboard"],
+        description="Trackers beside metrics.jsonl: `tensorboard`, `wandb`, `mlflow`, `swanlab`, "
+        "`comet_ml`, `aim`, `clearml`, `dvclive`, `trackio`, a list of them, `all` that are "
+        "installed, or `none`. See [monitoring.md](monitoring.md).",
+    )
+    tracker_project_name: str | None = Field(
+        None, min_length=1, description="Project of the trackers; default: `zerotrain`."
+    )
+    tracker_run_name: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the phase's run in the trackers; default: RUN-PHASE.",
+    )
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _trackers(cls, value: Any) -> Any:
+        return read_names(value) if isinstance(value, str | list) else value
 
     @field_validator("lr_scheduler_args", mode="before")
     @classmethod

@@ -65,7 +65,7 @@ def evaluate(
     }
     trained = State(state)
     parents["state"] = trained.artifact
-    log = read_log(trained.artifact.path(f"{RECORDS}training_log.jsonl"))
+    log = read_log(trained.artifact.path(f"{RECORDS}metrics.jsonl"))
     made = (
         measure_text(config, phase, dataset, weights, device)
         if config.is_text

@@ -24,6 +24,7 @@ from zerotrain.machine.detect import detect
 from zerotrain.model_sizes import TRAINED
 from zerotrain.sources import source_digest
 from zerotrain.supervise import supervise
+from zerotrain.tracker_names import check_installed
 from zerotrain.training import (
     lock,
     machine_check,
@@ -192,6 +193,7 @@ def _launch(
 
 def _check_machine(phase: ResolvedPhase, launch: Path, base: Path) -> None:
     """What the machine cannot do is refused before a device or an hour is spent on it."""
+    check_installed(phase.report_to)
     machine = detect()
     said = machine_check.check(phase, machine)
     if "cpu" in (phase.offload_optimizer, phase.offload_param):

@@ -15,6 +15,7 @@ from zerotrain.checkpoint import KIND, write_position, write_rank
 from zerotrain.errors import PipelineError
 from zerotrain.families import Objective
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.memory_watch import MemoryWatch
 from zerotrain.position import EMA, MASTER, TrainingPosition
 from zerotrain.training import ranks
 from zerotrain.training.average import WeightAverage
@@ -58,10 +59,12 @@ def train(
         PipelineError: the loss or a gradient is not a finite number; the newest checkpoint is from
             before.
     """
+    memory = MemoryWatch()
     while clock.step < phase.until_step:
+        log.lap("other")
         rate = learning_rate(phase, clock.step, clock.horizon)
         beta1 = momentum(phase, clock.step, clock.horizon)
-        own_loss = _accumulate(engine, objective, batches, phase, clock)
+        own_loss = _accumulate(engine, objective, batches, phase, clock, log)
         loss, stopping = ranks.settle(own_loss, stop_requested(), engine.device)
         _refuse_infinite("loss", loss, phase, clock)
         norm = _update(engine, rate, beta1, phase, clock)
@@ -69,9 +72,13 @@ def train(
         clock.samples += phase.global_batch_size
         if average:
             average.update(clock.step)
+        log.lap("optimizer")
         log.step(clock.step, clock.samples, loss, norm, rate, beta1)
         if stopping or clock.step % phase.save_every == 0 or clock.step == phase.until_step:
+            log.lap("other")
+            log.memory(ranks.gather(memory.use()), memory.peaks())
             save(engine, phase, clock, log, progress, average)
+            log.lap("save")
         if stopping:
             break
     return clock.step >= phase.until_step
@@ -98,7 +105,12 @@ def _refuse_infinite(what: str, value: float, phase: ResolvedPhase, clock: Clock
 
 
 def _accumulate(
-    engine: Engine, objective: Objective, batches: Batches, phase: ResolvedPhase, clock: Clock
+    engine: Engine,
+    objective: Objective,
+    batches: Batches,
+    phase: ResolvedPhase,
+    clock: Clock,
+    log: Log,
 ) -> float:
     """Gradients of this process's share of a global batch; its mean loss."""
     torch.manual_seed(step_seed(phase.seed, clock.step, engine.rank))
@@ -106,10 +118,13 @@ def _accumulate(
     for part in range(phase.gradient_accumulation_steps):
         first = clock.samples + (part * engine.world_size + engine.rank) * micro
         batch = batches.batch(first, micro, engine.device)
+        log.lap("data")
         with engine.micro_batch(last=part == phase.gradient_accumulation_steps - 1):
             loss = objective.loss(engine.model, batch).mean()
+            log.lap("forward")
             engine.backward(loss)
         total += loss.item()
+        log.lap("backward")
     return total / phase.gradient_accumulation_steps
 
 

@@ -5,7 +5,8 @@ fingerprint.json   what its numbers depend on; on a difference the folder is set
 stop               touch it, and training writes a checkpoint and stops
 exit.json          how the last process ended: {"code": 85, "reason": "..."}
 lock, lock.*       who writes (zerotrain.training.lock)
-training_log.jsonl, tensorboard/
+metrics.jsonl      the log of the run so far (zerotrain.training.log)
+tensorboard/       and tracker-<name>.json, which run of another tracker this phase is
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from zerotrain.errors import PipelineError
 FINGERPRINT = "fingerprint.json"
 STOP = "stop"
 EXIT = "exit.json"
-LOG = "training_log.jsonl"
+LOG = "metrics.jsonl"
 RESOURCES = "resources.json"
 PENDING = "pending.json"
 

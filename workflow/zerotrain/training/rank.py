@@ -139,7 +139,15 @@ def run(
     source = None  # an open file keeps its disk space when the checkpoint is pruned
     log: Log = NoLog()
     if engine.rank == 0:
-        log = TrainingLog(progress, phase, records, clock.step, same_phase=same_phase)
+        log = TrainingLog(
+            progress,
+            phase,
+            records,
+            clock.step,
+            clock.samples,
+            engine.device,
+            same_phase=same_phase,
+        )
     if clock.horizon != own_horizon and follows_horizon(phase):
         log.say(
             f"{phase.phase}: the learning rate keeps its horizon of {clock.horizon} steps although "
