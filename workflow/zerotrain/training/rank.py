@@ -34,11 +34,12 @@ from zerotrain.trained import choose_trained, refuse_other_parameters, trained_p
 from zerotrain.training import preflight, progress_folder
 from zerotrain.training.average import WeightAverage
 from zerotrain.training.batches import Batches
-from zerotrain.training.engine import Engine, open_engine
+from zerotrain.training.engine import open_engine
 from zerotrain.training.lock import hold_writer
 from zerotrain.training.log import Log, NoLog, TrainingLog
 from zerotrain.training.loop import Clock, train
 from zerotrain.training.schedule import follows_horizon
+from zerotrain.training.start_lines import start_lines
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -153,28 +154,24 @@ def run(
             f"{phase.phase}: the learning rate keeps its horizon of {clock.horizon} steps although "
             f"the last phase now ends at {own_horizon}; set train.lr_scheduler_steps to change it"
         )
-    log.say(
-        f"{phase.phase}: {phase.preset} on {_devices(engine)}, steps {clock.step} to "
-        f"{phase.until_step}, global batch {phase.global_batch_size}"
-    )
+    if engine.rank == 0:
+        for line in start_lines(model, engine, phase, clock.step, progress):
+            log.say(f"{phase.phase}: {line}")
     stop = _StopRequest(progress)
-    finished = train(
-        engine,
-        family.objective(base, phase.objective),
-        Batches(read_cache(cache, verify=False), phase),
-        phase,
-        clock,
-        log,
-        progress,
-        stop,
-        average,
-    )
-    log.close()
-    return finished
-
-
-def _devices(engine: Engine) -> str:
-    return str(engine.device) if engine.world_size == 1 else f"{engine.world_size} processes"
+    try:
+        return train(
+            engine,
+            family.objective(base, phase.objective),
+            Batches(read_cache(cache, verify=False), phase),
+            phase,
+            clock,
+            log,
+            progress,
+            stop,
+            average,
+        )
+    finally:
+        log.close()
 
 
 def _take_weights(model: object, source: Checkpoint | State) -> None:
