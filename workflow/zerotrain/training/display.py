@@ -41,7 +41,7 @@ class Display:
     def step(self, step: int, loss: float, lr: float) -> None:
         """Show one finished step."""
         now = time.monotonic()
-        if step == self._first + 1 and step < self._until:
+        if step == self._first + 1:
             self._counted, self._began = step, now
         rate = (step - self._counted) / max(now - self._began, 1e-9)
         self._estimate(step, rate, now)
