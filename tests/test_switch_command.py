@@ -549,7 +549,7 @@ def test_a_killed_training_goes_on_under_deepspeed(
     assert "rule train_phase" in printed
     assert "results/digits/plain/progress " not in printed
     last = folder / "results/digits/plain-zero2_offload"
-    log = (last / "state/records/training_log.jsonl").read_text().splitlines()
+    log = (last / "state/records/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in log] == list(range(1, end + 1))
     assert artifact.read(last / "weights", "weights").content["step"] == end
     assert "Nothing to be done" in call(*command, "weights")

@@ -248,6 +248,7 @@ def test_numbers_do_not_follow_until() -> None:
             "keep_every": 50,
             "disk_low_threshold": "1 GiB",
             "nan_action": "skip",
+            "report_to": "none",
         },
         {"name": "c", "until": 400},
         name="b",
@@ -320,6 +321,7 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
         "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema", *AVERAGE_KEYS,
         "find_unused_parameters", "allow_tf32", "dynamo_backend", "dynamo_mode",
         "no_decay_norm_bias", "nan_action",
+        "report_to", "tracker_project_name", "tracker_run_name",
     }  # fmt: skip
     assert "fp16" not in resolve({"name": "a", "until": 100}).numbers()
 

@@ -121,7 +121,7 @@ class Export:
             shapes = {name: list(tensor.shape) for name, tensor in trained.items()}
             write_position(draft.folder, POSITION, shapes, self.slots, spans)
             (draft.folder / "records").mkdir()
-            (draft.folder / "records" / "training_log.jsonl").write_text("{}\n")
+            (draft.folder / "records" / "metrics.jsonl").write_text("{}\n")
 
     def _fragment(self, name: str, tensor: torch.Tensor, rank: int) -> Fragment:
         start = rank * (tensor.numel() // 2)
@@ -218,7 +218,7 @@ def test_state_holds_everything_that_the_checkpoint_held(export: Export, trained
     for name, tensor in trained.items():
         for slot in SLOTS:
             assert torch.equal(state.tensor(name, slot), moments(slot, tensor))
-    assert state.artifact.path("records/training_log.jsonl").read_text() == "{}\n"
+    assert state.artifact.path("records/metrics.jsonl").read_text() == "{}\n"
 
 
 def test_other_parts_are_linked(export: Export, trained: Trained, base: Path) -> None:

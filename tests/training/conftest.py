@@ -146,7 +146,7 @@ class Training:
         for process in started:
             process.join(120)
         assert [p.exitcode for p in started] == [0] * processes, self.output.read_text()
-        assert (self.progress(name) / "training_log.jsonl").exists(), self.output.read_text()
+        assert (self.progress(name) / "metrics.jsonl").exists(), self.output.read_text()
         return self.losses(name)
 
     def run(self, name: str, preset: str, until: int, **changes: Any) -> list[float]:
@@ -161,7 +161,7 @@ class Training:
 
     def log(self, name: str) -> list[dict[str, Any]]:
         """The training log of the run so far."""
-        lines = (self.progress(name) / "training_log.jsonl").read_text().splitlines()
+        lines = (self.progress(name) / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
     def losses(self, name: str) -> list[float]:

@@ -13,6 +13,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import FP16
 from zerotrain.training import loop
 from zerotrain.training.clock import Clock
+from zerotrain.training.log import NoLog
 from zerotrain.training.not_finite import poisoned
 
 
@@ -67,6 +68,13 @@ class Saving(contextlib.nullcontext):
         self.saved.append(clock.step)
 
 
+class Log(NoLog):
+    """Notes what is said."""
+
+    def __init__(self, said: list[str]) -> None:
+        self.say = said.append  # type: ignore[method-assign]
+
+
 def run(
     *,
     loss: float = 0.5,
@@ -87,7 +95,7 @@ def run(
     batches = SimpleNamespace(
         batch=lambda *args: None, prepare=lambda *args: None, name=lambda number: f"{number}.png"
     )
-    log = SimpleNamespace(step=lambda *args: None, say=[].append if said is None else said.append)
+    log = Log([] if said is None else said)
     clock = Clock(0, 0, steps)
     loop.train(Engine(norm, scale), objective, batches, phase, clock, log, saving, lambda: False)
     return saving.saved

@@ -108,10 +108,10 @@ def test_equal_fingerprint_keeps_everything(progress: Path) -> None:
     """A second start goes on where the first stopped."""
     assert settle(progress, FIRST) is None
     save(progress, 100)
-    (progress / "training_log.jsonl").write_text("log")
+    (progress / "metrics.jsonl").write_text("log")
     assert settle(progress, dict(FIRST)) is None
     assert saved_steps(progress) == [100]
-    assert (progress / "training_log.jsonl").read_text() == "log"
+    assert (progress / "metrics.jsonl").read_text() == "log"
     assert not aside(progress)
 
 
@@ -119,7 +119,7 @@ def test_other_fingerprint_sets_everything_aside(progress: Path) -> None:
     """The keys that differ are named, and the command that takes it back; nothing is removed."""
     settle(progress, FIRST)
     save(progress, 100, text="first")
-    (progress / "training_log.jsonl").write_text("log")
+    (progress / "metrics.jsonl").write_text("log")
     (progress / "tensorboard").mkdir()
     held = take(progress)
     said = settle(progress, {**OTHER, "snr_gamma": 5.0})
@@ -134,7 +134,7 @@ def test_other_fingerprint_sets_everything_aside(progress: Path) -> None:
         "fingerprint.json",
         "step-00000100",
         "tensorboard",
-        "training_log.jsonl",
+        "metrics.jsonl",
     }
     kept = artifact.read(step_folder(stale, 100), "checkpoint")
     assert kept.path("rank-00000-00000.safetensors").read_text() == "first 100"
@@ -196,7 +196,7 @@ def test_accept_into_an_empty_progress(progress: Path) -> None:
     settle(progress, FIRST)
     save(progress, 100)
     settle(progress, OTHER)
-    (progress / "training_log.jsonl").write_text("one line")
+    (progress / "metrics.jsonl").write_text("one line")
     said = accept(progress.parent)
     assert said.endswith("goes on from step 100")
     assert aside(progress) == []

@@ -53,10 +53,23 @@ LABELS = {
     "step": "steps",
     "samples": "samples seen",
     "train_seconds": "training time",
+    "data_seconds": "of it: samples",
+    "forward_seconds": "of it: forward",
+    "backward_seconds": "of it: backward",
+    "optimizer_seconds": "of it: optimizer",
+    "validation_seconds": "of it: validation",
+    "save_seconds": "of it: checkpoints",
+    "other_seconds": "of it: the rest",
     "peak_host_bytes": "peak host memory",
     "peak_device_bytes": "peak GPU memory",
+    "train_host_total_peak_bytes": "host memory of the training, all processes",
+    "train_device_total_peak_bytes": "GPU memory of the training, its tensors",
+    "eval_host_total_peak_bytes": "host memory of the evaluation",
+    "eval_device_total_peak_bytes": "GPU memory of the evaluation, its tensors",
 }
 """What the page calls the metrics it knows, in its order; others follow under their own names."""
+PARTS_OF_A_PEAK = ("_begin_bytes", "_end_minus_begin_bytes", "_peak_minus_begin_bytes")
+"""Ends of names that metrics.json alone has: the page shows the peak of each work."""
 
 
 @dataclass(frozen=True)
@@ -113,9 +126,14 @@ def shown(name: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
+def _worth_a_row(name: str, value: Any) -> bool:
+    return not name.endswith(PARTS_OF_A_PEAK) and not (name.endswith("_seconds") and not value)
+
+
 def _compared(phases: Sequence[PhaseFacts]) -> str:
     """Metrics, a column for each phase."""
-    found = dict.fromkeys(name for phase in phases for name in phase.metrics)
+    metrics = [item for phase in phases for item in phase.metrics.items()]
+    found = dict.fromkeys(name for name, value in metrics if _worth_a_row(name, value))
     names = [*(name for name in LABELS if name in found), *sorted(found.keys() - LABELS.keys())]
     rows = [
         [

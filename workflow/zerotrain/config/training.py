@@ -22,6 +22,7 @@ from zerotrain.config.section import Memory, Section, Whole
 from zerotrain.families import LANGUAGE_MODELS
 from zerotrain.optimizer_arguments import read_optimizer_args
 from zerotrain.save_interval import read_interval
+from zerotrain.tracker_names import read_names
 
 
 def _pattern(value: str) -> str:
@@ -238,6 +239,25 @@ class TrainConfig(ObjectiveConfig):
         "default: stop only when a checkpoint no longer fits.",
     )
     log_every: Whole = Field(10, ge=1, description="Steps between lines of the log.")
+    report_to: list[str] = Field(
+        ["tensorboard"],
+        description="Trackers beside metrics.jsonl: `tensorboard`, `wandb`, `mlflow`, `swanlab`, "
+        "`comet_ml`, `aim`, `clearml`, `dvclive`, `trackio`, a list of them, `all` that are "
+        "installed, or `none`. See [monitoring.md](monitoring.md).",
+    )
+    tracker_project_name: str | None = Field(
+        None, min_length=1, description="Project of the trackers; default: `zerotrain`."
+    )
+    tracker_run_name: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the phase's run in the trackers; default: RUN-PHASE.",
+    )
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _trackers(cls, value: Any) -> Any:
+        return read_names(value) if isinstance(value, str | list) else value
 
     @field_validator("lr_scheduler_args", mode="before")
     @classmethod

@@ -18,6 +18,7 @@ MEMORY_KEYS = (
 )  # fmt: skip
 """What decides where activations and averages wait and how the model is built: its numbers are the
 same."""
+TRACKER_KEYS = ("report_to", "tracker_project_name", "tracker_run_name")
 EXACT_KEYS = {
     *(f"zero_optimization.{key}" for key in (
         "contiguous_gradients", "overlap_comm", "reduce_bucket_size", "allgather_bucket_size",
@@ -143,6 +144,10 @@ class ResolvedPhase:
     disk_low_threshold: int | None = None
     """Bytes; None is no threshold."""
     log_every: int
+    report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
+    """Names of zerotrain.tracker_names, or `all`; none where it is empty."""
+    tracker_project_name: str | None = None
+    tracker_run_name: str | None = None
     allow: list[str] = field(default_factory=list)
     """What the switch into this phase may lose."""
     accelerate: dict[str, Any] = field(default_factory=dict)
@@ -176,7 +181,7 @@ class ResolvedPhase:
             "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
             "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
             "main_process_port", "ddp_timeout", "accelerate", "deepspeed",
-            "find_unused_parameters", "nan_action", *MEMORY_KEYS,
+            "find_unused_parameters", "nan_action", *MEMORY_KEYS, *TRACKER_KEYS,
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:
             left_out.add("lr_warmup_steps")

@@ -21,6 +21,7 @@ from zerotrain.evaluation.learning_rate_curve import draw_learning_rate
 from zerotrain.evaluation.loss_curve import draw_curve, phase_spans, read_log, write_csv
 from zerotrain.evaluation.text import measure_text
 from zerotrain.machine.device import device_type
+from zerotrain.machine.memory_watch import MemoryWatch, memory_lines, memory_metrics
 from zerotrain.state import State
 
 KIND = "evaluation"
@@ -65,19 +66,22 @@ def evaluate(
     }
     trained = State(state)
     parents["state"] = trained.artifact
-    log = read_log(trained.artifact.path(f"{RECORDS}training_log.jsonl"))
+    log = read_log(trained.artifact.path(f"{RECORDS}metrics.jsonl"))
+    memory = MemoryWatch()
     made = (
         measure_text(config, phase, dataset, weights, device)
         if config.is_text
         else measure_images(config, phase, dataset, cache, weights, device)
     )
-    found = {
+    uses = memory.use()
+    measured = {
         **made.metrics,
         "train_loss": _mean_loss(log),
         "step": trained.position.step,
         "samples": trained.position.samples,
-        **json.loads(trained.artifact.path(f"{RECORDS}resources.json").read_text()),
     }
+    used = json.loads(trained.artifact.path(f"{RECORDS}resources.json").read_text())
+    found = {**measured, **used, **memory_metrics(uses, "eval")}
     with artifact.publish(output, KIND, parents=parents) as draft:
         made.write(draft.folder)
         write_csv(log, draft.folder / "loss.csv")
@@ -89,10 +93,12 @@ def evaluate(
             "evaluate": config.evaluate.model_dump(mode="json"),
         }
     _write(metrics, {key: value for key, value in found.items() if value is not None})
+    for line in memory_lines(uses, "evaluation"):
+        print(f"{phase}: {line}")
+    shown = ", ".join(f"{key} {value:.4g}" for key, value in measured.items() if value is not None)
     print(
-        f"{phase}: "
-        + ", ".join(f"{key} {value:.4g}" for key, value in found.items() if value is not None)
-        + f"\n  made     {output / made.shown}\n  metrics  {metrics}\n  weights  {weights}"
+        f"{phase}: {shown}, train_seconds {used['train_seconds']:.4g}"
+        f"\n  made     {output / made.shown}\n  metrics  {metrics}\n  weights  {weights}"
     )
 
 

@@ -22,6 +22,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.detect import detect
 from zerotrain.model_sizes import TRAINED, read_sizes
 from zerotrain.supervise import supervise
+from zerotrain.tracker_names import check_installed
 from zerotrain.training import (
     checkpoint_room,
     ending,
@@ -211,6 +212,7 @@ def _check_room(phase: ResolvedPhase, base: Artifact, progress: Path) -> None:
 
 def _check_machine(phase: ResolvedPhase, launch: Path, base: Path) -> None:
     """What the machine cannot do is refused before a device or an hour is spent on it."""
+    check_installed(phase.report_to)
     machine = detect()
     said = machine_check.check(phase, machine)
     if "cpu" in (phase.offload_optimizer, phase.offload_param):

@@ -1,27 +1,38 @@
-"""What training tells: a bar or plain lines, training_log.jsonl, and TensorBoard files."""
+"""What training tells: progress on the screen, metrics.jsonl, trackers, and what it has used."""
 
 from __future__ import annotations
 
 import json
 import math
-import resource
-import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
+import torch
 
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.machine.device import peak_device_bytes
+from zerotrain.machine.memory_watch import (
+    MemoryUse,
+    memory_lines,
+    memory_metrics,
+    over_processes,
+)
+from zerotrain.training.display import Display, clock
+from zerotrain.training.means import Means
 from zerotrain.training.progress_folder import LOG, PENDING, RESOURCES
+from zerotrain.training.step_time import PARTS, StepTime
+from zerotrain.training.trackers import open_trackers
 
-SECONDS_BETWEEN_LINES = 10.0
+LARGEST_EXPONENT = 700.0
+"""exp of more is no number that a file could hold."""
 
 
 class Log(Protocol):
     """What the loop tells."""
+
+    def lap(self, part: str) -> None:
+        """The time since the last call belongs to this part of a step: one of step_time.PARTS."""
 
     def step(
         self,
@@ -35,6 +46,15 @@ class Log(Protocol):
         """Note one finished step; grad_norm is infinite where the update was left out,
         and beta1 is None where the schedule does not move it."""
 
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
+        """Note what a validation has found at a step, by flat names such as val_loss."""
+
+    def memory(self, uses: Sequence[Mapping[str, MemoryUse]], peaks: tuple[int, int]) -> None:
+        """Note the memory that each process has used so far in this start, before it is saved.
+
+        `peaks` are those of this process's life: resident host memory, reserved device memory.
+        """
+
     def write_records(self, folder: Path) -> None:
         """Copy the log and the resources used so far into a draft's records."""
 
@@ -42,11 +62,14 @@ class Log(Protocol):
         """A line for the person who watches."""
 
     def close(self) -> None:
-        """Finish the bar and the files."""
+        """Say what the training has used; finish the bar, the files and the trackers."""
 
 
 class NoLog:
     """Of the processes of one training the first one tells; the others are silent."""
+
+    def lap(self, part: str) -> None:
+        pass
 
     def step(
         self,
@@ -57,6 +80,12 @@ class NoLog:
         lr: float,
         beta1: float | None = None,
     ) -> None:
+        pass
+
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def memory(self, uses: Sequence[Mapping[str, MemoryUse]], peaks: tuple[int, int]) -> None:
         pass
 
     def write_records(self, folder: Path) -> None:
@@ -72,12 +101,16 @@ class NoLog:
 class TrainingLog:
     """The log of one phase, which goes on from the log of the run so far.
 
-    A line of training_log.jsonl is {"phase", "step", "samples", "loss", "learning_rate",
-    "grad_norm", "seconds"}: loss and grad_norm are means over the steps since the line before,
-    seconds is the training time of the phase up to here. "skipped" is how many of these steps left
-    the update out, because a gradient of fp16 overflowed or a loss was no finite number
-    (nan_action): they are no part of what was not finite. A
-    schedule that moves Adam's first beta adds "beta1".
+    A line of metrics.jsonl is {"phase", "step", "samples", "epoch", "loss", "grad_norm",
+    "learning_rate", "seconds", "samples_per_second", "seconds_data", ...}: loss and grad_norm are
+    means over the steps since the line before, seconds is the training time of the phase up to
+    here, seconds_data and its like what a step of these spent on each part. "skipped" is how
+    many of these steps left the update out, because a gradient of fp16 overflowed or a number was
+    not finite (nan_action); what was not finite is no part of a mean. A schedule that moves Adam's
+    first beta adds "beta1".
+
+    At the end of an epoch a text family has a line {"phase", "step", "epoch", "train_epoch_loss",
+    "train_perplexity"}; what a validation finds has one with the names that it gives.
     """
 
     def __init__(
@@ -86,6 +119,8 @@ class TrainingLog:
         phase: ResolvedPhase,
         records: Path | None,
         step: int,
+        samples: int,
+        device: torch.device,
         *,
         same_phase: bool,
     ) -> None:
@@ -95,30 +130,37 @@ class TrainingLog:
         """
         self._phase = phase
         self._progress = progress
-        before = _read(records / LOG) if records and (records / LOG).is_file() else []
-        self._used_before = {"train_seconds": 0.0, "peak_host_bytes": 0, "peak_device_bytes": 0}
-        if records and same_phase:
-            self._used_before = json.loads((records / RESOURCES).read_text())
-        (progress / LOG).write_text("".join(json.dumps(line) + "\n" for line in before))
+        before = (records / LOG).read_bytes() if records and (records / LOG).is_file() else b""
+        (progress / LOG).write_bytes(before)
         self._stream = (progress / LOG).open("a")
-        self._board = SummaryWriter(str(progress / "tensorboard"), purge_step=step + 1)
-        self._began = time.monotonic()
-        self._last_line = 0.0
-        self._first_step = step
-        self._waiting: list[tuple[float, float]] = []
-        if records and same_phase and (records / PENDING).is_file():
+        self._used: dict[str, Any] = {
+            "train_seconds": 0.0,
+            "peak_host_bytes": 0,
+            "peak_device_bytes": 0,
+        }
+        if records and same_phase:
+            self._used = json.loads((records / RESOURCES).read_text())
+        self._seconds_before = self._used["train_seconds"]
+        self._means = Means(samples, phase.epoch_size)
+        if records and (records / PENDING).is_file():
             pending = json.loads((records / PENDING).read_text())
-            self._waiting = [(loss, norm) for loss, norm in pending]
-        self._bar = (
-            tqdm(initial=step, total=phase.until_step, desc=phase.phase, unit="it", smoothing=0.1)
-            if sys.stderr.isatty()
-            else None
-        )
+            self._means.load(pending, same_phase=same_phase)
+        self._display = Display(phase.phase, step, phase.until_step)
+        self._trackers = open_trackers(phase, progress, step, self.say)
+        self._uses: Mapping[str, MemoryUse] = {}
+        self._began = self._line_began = time.monotonic()
+        self._first_step = self._line_step = self._last_step = step
+        self._time = StepTime(device)
+        self._spent, self._line_spent = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+
+    def lap(self, part: str) -> None:
+        """The time since the last call belongs to this part of a step."""
+        self._time.lap(part)
 
     @property
     def seconds(self) -> float:
         """Training time of the phase so far, without the time between starts."""
-        return self._used_before["train_seconds"] + time.monotonic() - self._began
+        return float(self._seconds_before + time.monotonic() - self._began)
 
     def step(
         self,
@@ -130,83 +172,117 @@ class TrainingLog:
         beta1: float | None = None,
     ) -> None:
         """Note one finished step."""
-        self._waiting.append((loss, grad_norm))
+        self._last_step = step
+        self._means.add(loss, grad_norm)
         if step % self._phase.log_every == 0 or step == self._phase.until_step:
-            self._write(step, samples, lr, beta1)
-        self._show(step, loss, lr)
+            self._write_line(step, samples, lr, beta1)
+        ended = self._means.epoch_loss(samples, self._phase.global_batch_size)
+        if ended is not None and self._phase.max_length is not None:
+            self._write_epoch(step, *ended)
+        self._display.step(step, loss, lr)
 
-    def _write(self, step: int, samples: int, lr: float, beta1: float | None) -> None:
-        losses = [loss for loss, _ in self._waiting if math.isfinite(loss)]
-        norms = [norm for _, norm in self._waiting if math.isfinite(norm)]
-        skipped = len(self._waiting) - len(norms)
-        line: dict[str, Any] = {
-            "phase": self._phase.phase,
-            "step": step,
-            "samples": samples,
-            "loss": sum(losses) / len(losses) if losses else None,
-            "grad_norm": sum(norms) / len(norms) if norms else None,
+    def _write_line(self, step: int, samples: int, lr: float, beta1: float | None) -> None:
+        self._take_times()
+        now, steps = time.monotonic(), step - self._line_step
+        values = {
+            **self._means.take(),
             "learning_rate": lr,
+            **({} if beta1 is None else {"beta1": beta1}),
+            "samples_per_second": round(
+                steps * self._phase.global_batch_size / max(now - self._line_began, 1e-9), 3
+            ),
+            **{
+                f"seconds_{part}": round(spent / steps, 6)
+                for part, spent in self._line_spent.items()
+                if spent
+            },
+        }
+        self._line_began, self._line_step = now, step
+        self._line_spent = dict.fromkeys(PARTS, 0.0)
+        places = {
+            "samples": samples,
+            "epoch": round(samples / self._phase.epoch_size, 4),
             "seconds": round(self.seconds, 3),
         }
-        if beta1 is not None:
-            line["beta1"] = beta1
-        if skipped:
-            line["skipped"] = skipped
-        self._waiting = []
+        self._write(step, {**places, **values})
+        self._track(step, {f"train/{key}": value for key, value in values.items()})
+
+    def _write_epoch(self, step: int, epoch: int, loss: float) -> None:
+        perplexity = math.exp(loss) if loss < LARGEST_EXPONENT else None
+        self._write(
+            step, {"epoch": epoch, "train_epoch_loss": loss, "train_perplexity": perplexity}
+        )
+        self._track(step, {"train/epoch_loss": loss, "train/perplexity": perplexity})
+        if perplexity is not None:
+            self.say(
+                f"{self._phase.phase}: epoch {epoch}: train_epoch_loss {loss:.4f}, "
+                f"train_perplexity {perplexity:.4f}"
+            )
+
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
+        """Note what a validation has found."""
+        self._write(step, values)
+        self._track(step, values)
+
+    def _write(self, step: int, values: Mapping[str, Any]) -> None:
+        line = {"phase": self._phase.phase, "step": step, **values}
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()
-        for key in ("loss", "grad_norm", "learning_rate", "beta1"):
-            if line.get(key) is not None:
-                self._board.add_scalar(f"train/{key}", line[key], step)
 
-    def _show(self, step: int, loss: float, lr: float) -> None:
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.4f}, lr {lr:.2e}", refresh=False)
-            self._bar.update(1)
-            return
-        now = time.monotonic()
-        until = self._phase.until_step
-        if now - self._last_line < SECONDS_BETWEEN_LINES and step < until:
-            return
-        self._last_line = now
-        rate = (step - self._first_step) / (now - self._began)
-        left = int((until - step) / rate)
-        self.say(
-            f"{self._phase.phase}: step {step} of {until}, loss {loss:.4f}, lr {lr:.2e}, "
-            f"{rate:.2f} it/s, {left // 60}:{left % 60:02d} left"
-        )
+    def _track(self, step: int, values: Mapping[str, float | None]) -> None:
+        known = {key: value for key, value in values.items() if value is not None}
+        for tracker in self._trackers:
+            tracker.log(known, step)
+
+    def _take_times(self) -> None:
+        for part, seconds in self._time.take().items():
+            self._spent[part] += seconds
+            self._line_spent[part] += seconds
+
+    def memory(self, uses: Sequence[Mapping[str, MemoryUse]], peaks: tuple[int, int]) -> None:
+        """Note the memory used so far."""
+        self._uses = over_processes(uses)
+        for key, peak in zip(("peak_host_bytes", "peak_device_bytes"), peaks, strict=True):
+            self._used[key] = max(self._used[key], peak)
 
     def say(self, text: str) -> None:
         """A line for the person who watches."""
-        if self._bar is not None:
-            self._bar.write(text, file=sys.stderr)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        self._display.say(text)
 
     def write_records(self, folder: Path) -> None:
         """Copy the log and the resources used so far into a draft's records."""
-        self._stream.flush()
-        self._board.flush()
+        self._take_times()
+        for tracker in self._trackers:
+            tracker.flush()
         folder.mkdir()
         (folder / LOG).write_bytes((self._progress / LOG).read_bytes())
-        # Linux gives kilobytes.
-        host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         resources = {
+            **self._used,
             "train_seconds": round(self.seconds, 3),
-            "peak_host_bytes": max(host, self._used_before["peak_host_bytes"]),
-            "peak_device_bytes": max(peak_device_bytes(), self._used_before["peak_device_bytes"]),
+            **{
+                f"{part}_seconds": round(self._used.get(f"{part}_seconds", 0.0) + spent, 3)
+                for part, spent in self._spent.items()
+            },
+            **(memory_metrics(self._uses, "train") if self._uses else {}),
         }
         (folder / RESOURCES).write_text(json.dumps(resources) + "\n")
-        # The steps since the last line, which the next one is the mean of.
-        (folder / PENDING).write_text(json.dumps(self._waiting) + "\n")
+        (folder / PENDING).write_text(json.dumps(self._means.state()) + "\n")
 
     def close(self) -> None:
-        """Finish the bar and the files."""
-        if self._bar is not None:
-            self._bar.close()
+        """Say what the training has used; finish the bar, the files and the trackers."""
+        self._take_times()
+        self._display.close()
+        for line in self._summary():
+            self.say(f"{self._phase.phase}: {line}")
         self._stream.close()
-        self._board.close()
+        for tracker in self._trackers:
+            tracker.close()
 
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    def _summary(self) -> list[str]:
+        steps, whole = self._last_step - self._first_step, sum(self._spent.values())
+        if not steps or not whole:
+            return []
+        shares = sorted(self._spent.items(), key=lambda item: -item[1])
+        split = ", ".join(f"{part} {share / whole:.0%}" for part, share in shares if share)
+        took = f"{steps} steps in {clock(time.monotonic() - self._began)}: {split}"
+        return [took, *(memory_lines(self._uses, "training") if self._uses else [])]

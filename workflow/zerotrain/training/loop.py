@@ -9,6 +9,7 @@ import torch
 
 from zerotrain.families import Objective
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.memory_watch import MemoryWatch
 from zerotrain.training import ranks
 from zerotrain.training.average import WeightAverage
 from zerotrain.training.batches import Batches
@@ -45,14 +46,18 @@ def train(
             written.
     """
     left_out = LeftOut(phase, batches, log)
+    memory = MemoryWatch()
     with saving:
         while clock.step < phase.until_step:
+            log.lap("other")
             rate = learning_rate(phase, clock.step, clock.horizon)
             beta1 = momentum(phase, clock.step, clock.horizon)
-            own_loss, losses = _accumulate(engine, objective, batches, phase, clock)
+            own_loss, losses = _accumulate(engine, objective, batches, phase, clock, log)
             flags = stop_requested(), saving.overdue(), saving.writing()
             loss, (stopping, overdue, writing) = ranks.settle(own_loss, flags, engine.device)
+            log.lap("backward")
             saving.settle(writing)
+            log.lap("save")
             finite = math.isfinite(loss)
             if not finite:
                 saving.finish()  # what is under way is from before
@@ -68,17 +73,26 @@ def train(
             clock.samples += phase.global_batch_size
             if average:
                 average.update(clock.step)
+            log.lap("optimizer")
             log.step(clock.step, clock.samples, loss, norm, rate, beta1)
             last = stopping or clock.step == phase.until_step
             if last or overdue or saving.due(clock.step):
+                log.lap("other")
+                log.memory(ranks.gather(memory.use()), memory.peaks())
                 saving.begin(clock, wait=last)
+                log.lap("save")
             if stopping:
                 break
     return clock.step >= phase.until_step
 
 
 def _accumulate(
-    engine: Engine, objective: Objective, batches: Batches, phase: ResolvedPhase, clock: Clock
+    engine: Engine,
+    objective: Objective,
+    batches: Batches,
+    phase: ResolvedPhase,
+    clock: Clock,
+    log: Log,
 ) -> tuple[float, Losses]:
     """Gradients of this process's share of a global batch; its mean loss, and every sample's."""
     seed_generators(step_seed(phase.seed, clock.step, engine.rank), engine.device)
@@ -87,14 +101,17 @@ def _accumulate(
     first = clock.samples + engine.rank * micro
     for part in range(phase.gradient_accumulation_steps):
         batch = batches.batch(first, micro, engine.device)
+        log.lap("data")
         with engine.micro_batch(last=part == phase.gradient_accumulation_steps - 1):
             each = objective.loss(engine.model, batch)
             loss = each.mean()
+            log.lap("forward")
             engine.backward(poisoned(loss))
         losses.append((first, each.detach()))
         means.append(loss.detach())
         first += engine.world_size * micro
         batches.prepare(first, micro)  # a device still computes meanwhile
+        log.lap("backward")
     total = 0.0
     for value in torch.stack(means).tolist():
         total += value

@@ -9,7 +9,8 @@ exit.json          how the last process ended: {"code": 85, "reason": "..."}
 ended.json         exit codes of processes that did not end with 0, by rank; -9: signal 9
 ranks/             what each process is doing (zerotrain.training.pulse)
 lock, lock.*       who writes (zerotrain.training.lock)
-training_log.jsonl, tensorboard/
+metrics.jsonl      the log of the run so far (zerotrain.training.log)
+tensorboard/       and tracker-<name>.json, which run of another tracker this phase is
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FINGERPRINT = "fingerprint.json"
 STOP = "stop"
 EXIT = "exit.json"
 ENDED = "ended.json"
-LOG = "training_log.jsonl"
+LOG = "metrics.jsonl"
 RESOURCES = "resources.json"
 PENDING = "pending.json"
 BEST = "best.json"

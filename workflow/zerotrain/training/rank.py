@@ -29,7 +29,7 @@ from zerotrain.training.average import WeightAverage
 from zerotrain.training.batches import Batches
 from zerotrain.training.checkpoint_room import DiskWatch
 from zerotrain.training.clock import Clock
-from zerotrain.training.engine import Engine, open_engine
+from zerotrain.training.engine import open_engine
 from zerotrain.training.failed import failed
 from zerotrain.training.lock import hold_writer
 from zerotrain.training.log import Log, NoLog, TrainingLog
@@ -38,6 +38,7 @@ from zerotrain.training.meeting import meet
 from zerotrain.training.pulse import Pulse
 from zerotrain.training.saving import Saving
 from zerotrain.training.schedule import follows_horizon
+from zerotrain.training.start_lines import start_lines
 from zerotrain.training.stop_request import StopRequest
 
 
@@ -147,38 +148,42 @@ def run(
     source = None  # an open file keeps its disk space when the checkpoint is pruned
     log: Log = NoLog()
     if engine.rank == 0:
-        log = TrainingLog(progress, phase, records, clock.step, same_phase=same_phase)
+        log = TrainingLog(
+            progress,
+            phase,
+            records,
+            clock.step,
+            clock.samples,
+            engine.device,
+            same_phase=same_phase,
+        )
     if clock.horizon != own_horizon and follows_horizon(phase):
         log.say(
             f"{phase.phase}: the learning rate keeps its horizon of {clock.horizon} steps although "
             f"the last phase now ends at {own_horizon}; set train.lr_scheduler_steps to change it"
         )
-    log.say(
-        f"{phase.phase}: {phase.preset} on {_devices(engine)}, steps {clock.step} to "
-        f"{phase.until_step}, global batch {phase.global_batch_size}"
-    )
+    if engine.rank == 0:
+        for line in start_lines(model, engine, phase, clock.step, progress):
+            log.say(f"{phase.phase}: {line}")
     low = None
     if engine.rank == 0 and phase.disk_low_threshold:
         low = DiskWatch(progress, phase.disk_low_threshold, log.say)
     if pulse:
         pulse.clock = clock
-    finished = train(
-        engine,
-        family.objective(base, phase.objective),
-        Batches(read_cache(cache, verify=False), phase),
-        phase,
-        clock,
-        log,
-        Saving(engine, phase, log, progress, average),
-        lambda: stop() or bool(low and low()),
-        average,
-    )
-    log.close()
-    return finished
-
-
-def _devices(engine: Engine) -> str:
-    return str(engine.device) if engine.world_size == 1 else f"{engine.world_size} processes"
+    try:
+        return train(
+            engine,
+            family.objective(base, phase.objective),
+            Batches(read_cache(cache, verify=False), phase),
+            phase,
+            clock,
+            log,
+            Saving(engine, phase, log, progress, average),
+            lambda: stop() or bool(low and low()),
+            average,
+        )
+    finally:
+        log.close()
 
 
 def _take_weights(model: object, source: Checkpoint | State) -> None:

@@ -1,0 +1,156 @@
+"""metrics.jsonl: what a training writes of its steps, its epochs and what was measured between."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.training.conftest import tiny_phase
+
+from zerotrain.evaluation.loss_curve import read_log
+from zerotrain.machine.memory_watch import MemoryUse
+from zerotrain.training.log import TrainingLog
+
+MEMORY = [{"device": MemoryUse(0, 0, 0), "host": MemoryUse(10, 12, 20)}]
+
+
+def opened(
+    progress: Path, step: int = 0, records: Path | None = None, **changes: Any
+) -> TrainingLog:
+    """The log of a phase of 4 samples a step, 24 an epoch, that ends at step 14."""
+    values: dict[str, Any] = {"report_to": [], "max_length": 8, "resolution": None, "log_every": 4}
+    phase = replace(tiny_phase("a", "torch", 14), **{**values, **changes})
+    progress.mkdir(exist_ok=True)
+    return TrainingLog(
+        progress, phase, records, step, 4 * step, torch.device("cpu"), same_phase=True
+    )
+
+
+def steps(log: TrainingLog, first: int, last: int) -> None:
+    """Steps with losses 1 / step, in all their parts."""
+    for step in range(first, last + 1):
+        for part in ("data", "forward", "backward", "optimizer"):
+            log.lap(part)
+        log.step(step, 4 * step, 1 / step, 2.0, 1e-3)
+
+
+def lines(progress: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (progress / "metrics.jsonl").read_text().splitlines()]
+
+
+def values(progress: Path) -> list[dict[str, Any]]:
+    """The lines without the times."""
+    return [
+        {key: value for key, value in line.items() if "second" not in key}
+        for line in lines(progress)
+    ]
+
+
+def test_a_line_has_the_mean_of_its_steps_and_the_time_of_each_part(tmp_path) -> None:
+    """Every log_every steps and at the end of the phase."""
+    log = opened(tmp_path)
+    steps(log, 1, 14)
+    found = [line for line in lines(tmp_path) if "loss" in line]
+    assert [line["step"] for line in found] == [4, 8, 12, 14]
+    assert found[1]["loss"] == sum(1 / step for step in range(5, 9)) / 4
+    assert (found[1]["samples"], found[1]["epoch"]) == (32, round(32 / 24, 4))
+    assert found[1].keys() == {
+        *("phase", "step", "samples", "epoch", "loss", "grad_norm", "learning_rate"),
+        *("seconds", "samples_per_second"),
+        *(f"seconds_{part}" for part in ("data", "forward", "backward", "optimizer")),
+    }
+    parts = [value for key, value in found[1].items() if key.startswith("seconds_")]
+    rate = found[1]["samples_per_second"]
+    assert 0 < sum(parts) <= 4 / rate * 1.01 + 1e-4
+
+
+def test_text_has_the_perplexity_of_each_epoch(tmp_path, capsys) -> None:
+    """exp of the mean loss over the epoch's steps, in a line of its own and on the screen."""
+    log = opened(tmp_path)
+    steps(log, 1, 14)
+    epochs = [line for line in lines(tmp_path) if "train_perplexity" in line]
+    assert [(line["step"], line["epoch"]) for line in epochs] == [(6, 1), (12, 2)]
+    mean = sum(1 / step for step in range(7, 13)) / 6
+    assert epochs[1]["train_perplexity"] == pytest.approx(math.exp(mean), rel=1e-15)
+    assert epochs[1]["train_epoch_loss"] == pytest.approx(mean, rel=1e-15)
+    assert f"a: epoch 2: train_epoch_loss {mean:.4f}, train_perplexity" in capsys.readouterr().err
+
+
+def test_images_have_no_perplexity(tmp_path) -> None:
+    """It would be a number without a meaning."""
+    log = opened(tmp_path, max_length=None, resolution=64)
+    steps(log, 1, 14)
+    assert all("loss" in line for line in lines(tmp_path))
+
+
+def test_a_loss_too_large_for_a_perplexity_is_no_number(tmp_path) -> None:
+    """The file stays JSON."""
+    log = opened(tmp_path)
+    for step in range(1, 7):
+        log.step(step, 4 * step, 1e4, 1.0, 1e-3)
+    assert lines(tmp_path)[-1]["train_perplexity"] is None
+
+
+@pytest.mark.parametrize("cut", [3, 6, 9])
+def test_a_log_goes_on_from_a_checkpoints_records(tmp_path, cut) -> None:
+    """Lines, means and epochs of a training that was killed three steps after a checkpoint are
+    those of an undisturbed one."""
+    steps(opened(tmp_path / "whole"), 1, 14)
+    killed = tmp_path / "killed"
+    first = opened(killed)
+    steps(first, 1, cut)
+    first.memory(MEMORY, (20, 0))
+    first.write_records(tmp_path / "records")
+    steps(first, cut + 1, cut + 3)
+    steps(opened(killed, cut, tmp_path / "records"), cut + 1, 14)
+    assert values(killed) == values(tmp_path / "whole")
+
+
+def test_what_a_validation_finds_is_a_line_that_curves_leave_out(tmp_path) -> None:
+    """It is in the log with its own names; a reader of the loss does not meet it."""
+    log = opened(tmp_path)
+    steps(log, 1, 4)
+    log.measured(4, {"val_loss": 0.5, "val_perplexity": 1.6})
+    expected = {"phase": "a", "step": 4, "val_loss": 0.5, "val_perplexity": 1.6}
+    assert lines(tmp_path)[-1] == expected
+    assert [line["step"] for line in read_log(tmp_path / "metrics.jsonl")] == [4]
+
+
+def test_records_have_what_all_starts_used_of_time_and_this_one_of_memory(tmp_path) -> None:
+    """Times and the process's peaks go on over the starts of a phase."""
+    first = opened(tmp_path / "progress")
+    steps(first, 1, 4)
+    first.lap("save")
+    first.memory(MEMORY, (500, 7))
+    first.write_records(tmp_path / "first")
+    before = json.loads((tmp_path / "first" / "resources.json").read_text())
+    assert (before["train_host_begin_bytes"], before["train_host_total_peak_bytes"]) == (10, 20)
+    before |= {"train_seconds": 1000.0, "backward_seconds": 900.0}
+    (tmp_path / "first" / "resources.json").write_text(json.dumps(before))
+    second = opened(tmp_path / "progress", 4, tmp_path / "first")
+    steps(second, 5, 6)
+    second.memory([{"device": MemoryUse(0, 0, 0), "host": MemoryUse(11, 11, 11)}], (30, 9))
+    second.write_records(tmp_path / "second")
+    after = json.loads((tmp_path / "second" / "resources.json").read_text())
+    assert (after["peak_host_bytes"], after["peak_device_bytes"]) == (500, 9)
+    assert after["train_host_total_peak_bytes"] == 11
+    assert 1000 <= after["train_seconds"] < 1100
+    assert 900 <= after["backward_seconds"] < 1000
+
+
+def test_the_end_says_where_the_time_went_and_what_memory_it_took(tmp_path, capsys) -> None:
+    """A sentence each; a phase without a step has none."""
+    log = opened(tmp_path)
+    steps(log, 1, 14)
+    log.memory(MEMORY, (20, 0))
+    log.close()
+    said = capsys.readouterr().err
+    assert "a: 14 steps in 0:00: " in said
+    assert "a: host memory of training: " in said
+    opened(tmp_path).close()
+    assert "steps in" not in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""What a training says it will do is what it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.training.conftest import tiny_phase
+
+from zerotrain import optimizers
+from zerotrain.position import EMA, MASTER
+from zerotrain.training.checkpoint_room import checkpoint_bytes
+from zerotrain.training.start_lines import counted, start_lines
+
+
+def lines(tmp_path: Path, model: torch.nn.Module, **changes: Any) -> list[str]:
+    """The lines of an engine that trains what requires a gradient."""
+    phase = replace(tiny_phase("a", "torch", 100), **changes)
+    shapes = {n: list(p.shape) for n, p in model.named_parameters() if p.requires_grad}
+    engine: Any = SimpleNamespace(
+        shapes=shapes, world_size=phase.num_processes, device=torch.device("cpu")
+    )
+    return start_lines(model, engine, phase, 10, tmp_path)
+
+
+def test_the_lines_say_what_is_trained_on_what_and_what_is_saved(tmp_path) -> None:
+    """All of a model: parameters, samples, epochs, disk, and where the curves are."""
+    said = lines(tmp_path, torch.nn.Linear(1023, 1000))
+    assert said[:3] == [
+        "torch on cpu, steps 10 to 100, global batch 4",
+        "trains all 1.02 M parameters",
+        "360 samples: 15 epochs of 24",
+    ]
+    # 1,024,000 weights and two moments of 4 bytes; three checkpoints while the third is written
+    assert said[3].startswith("saves 11.7 MiB every 100 steps and keeps 2: up to 35.2 MiB of the ")
+    assert said[4] == (
+        f"curves: {tmp_path}/metrics.jsonl, `tensorboard --logdir {tmp_path}/tensorboard`; "
+        "time left: after the first steps"
+    )
+
+
+def test_an_adapter_is_named_as_a_share_of_all(tmp_path) -> None:
+    """And a batch by what it is made of, processes by their number."""
+    model = torch.nn.Sequential(torch.nn.Linear(999, 1000), torch.nn.Linear(1000, 10, bias=False))
+    model[0].requires_grad_(False)
+    said = lines(
+        tmp_path, model, num_processes=2, gradient_accumulation_steps=2, micro_batch_size=1
+    )
+    assert said[0] == (
+        "torch on 2 processes, steps 10 to 100, global batch 4 (1 x 2 accumulated x 2 processes)"
+    )
+    assert said[1] == "trains 10 k of 1.01 M parameters (0.99%)"
+
+
+def test_what_auto_has_planned_is_repeated(tmp_path) -> None:
+    """The planner's own words, and no line where nobody has planned."""
+    sources: Any = {"preset": ("derived", "needs 20.5 GiB of 24.0 GiB")}
+    model = torch.nn.Linear(4, 4)
+    assert "memory: needs 20.5 GiB of 24.0 GiB" in lines(tmp_path, model, sources=sources)
+    assert not any(line.startswith("memory") for line in lines(tmp_path, model))
+
+
+def test_trackers_elsewhere_are_named(tmp_path) -> None:
+    """After the files that are here."""
+    said = lines(tmp_path, torch.nn.Linear(4, 4), report_to=["wandb", "mlflow"])
+    assert said[-1] == (
+        f"curves: {tmp_path}/metrics.jsonl, wandb, mlflow; time left: after the first steps"
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_the_size_of_a_checkpoint_is_known_before_it_is_written(training, optimizer) -> None:
+    """Its tensors to the byte, without the headers and records beside them."""
+    averaged = {"use_ema": True} if optimizer == "adamw" else {}
+    changes: Any = {"optimizer": optimizer, **averaged}
+    if optimizer == "adafactor":
+        changes |= {"adam_beta1": None, "adam_beta2": None, "adam_epsilon": None}
+    phase = training.phase("a", "torch", 2, **changes)
+    training.train("a")
+    files = (training.progress("a") / "step-00000002").glob("*.safetensors")
+    written = sum(tensor.nbytes for path in files for tensor in load_file(path).values())
+    model = training_model(training)
+    slots = [MASTER, *optimizers.slots(phase.optimizer, {}), *([EMA] if averaged else [])]
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    assert checkpoint_bytes(shapes, slots, phase.optimizer) == written
+
+
+def training_model(training: Any) -> torch.nn.Module:
+    """The U-Net that the training trains."""
+    from zerotrain.families import load_family
+
+    return load_family("sdxl").load_model(training.base)
+
+
+def test_counts_as_people_read_them() -> None:
+    """Three digits and a letter."""
+    assert [counted(n) for n in (999, 1500, 23_200_000, 2_567_463_684)] == [
+        "999", "1.5 k", "23.2 M", "2.57 B",
+    ]  # fmt: skip

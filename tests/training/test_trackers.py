@@ -1,0 +1,202 @@
+"""Trackers get every point once, and whatever happens to them the training goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from accelerate import tracking
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tests.training.conftest import tiny_phase
+
+from zerotrain.tracker_names import MODULES, TENSORBOARD, installed
+from zerotrain.training import trackers
+from zerotrain.training.trackers import hyperparameters, open_trackers
+
+
+class FakeWandb(ModuleType):
+    """wandb's calls as accelerate makes them, noted."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.runs: list[dict[str, Any]] = []
+        self.points: list[tuple[int, dict[str, float]]] = []
+        self.configured: list[dict[str, Any]] = []
+        self.finished = 0
+        self.log: Callable[..., None] = lambda values, step: self.points.append((step, values))
+        self.config = SimpleNamespace(
+            update=lambda values, allow_val_change: self.configured.append(values)
+        )
+
+    def init(
+        self, *, project: str, name: str, group: str, dir: str, id: str, resume: str
+    ) -> SimpleNamespace:
+        self.runs.append({"project": project, "name": name, "group": group, "id": id})
+        assert resume == "allow"
+        return SimpleNamespace(log=lambda values, step: self.log(values, step), finish=self._finish)
+
+    def _finish(self) -> None:
+        self.finished += 1
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    found = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", found)
+    return found
+
+
+def phase(*names: str, **changes: Any) -> Any:
+    return replace(tiny_phase("a", "torch", 20), report_to=list(names), **changes)
+
+
+def report(progress: Path, first: int, last: int, *names: str, **changes: Any) -> list[str]:
+    """Steps first to last of a training; what the trackers had to say."""
+    said: list[str] = []
+    opened = open_trackers(phase(*names, **changes), progress, first - 1, said.append)
+    for step in range(first, last + 1):
+        for tracker in opened:
+            tracker.log({"train/loss": 1 / step}, step)
+    for tracker in opened:
+        tracker.close()
+    return said
+
+
+def test_a_training_that_goes_on_goes_on_in_its_run(tmp_path, wandb) -> None:
+    """Steps that are made again after a crash are not sent again; the run, its name and project
+    stay, and its hyperparameters are told once."""
+    assert report(tmp_path, 1, 5, "wandb") == []
+    assert report(tmp_path, 4, 8, "wandb") == []
+    assert wandb.points == [(step, {"train/loss": 1 / step}) for step in range(1, 9)]
+    first, second = wandb.runs
+    assert first == second
+    assert (first["project"], first["name"], first["group"]) == ("zerotrain", "tiny-a", "tiny")
+    assert len(wandb.configured) == 1
+    assert wandb.configured[0]["learning_rate"] == 1e-3
+    assert wandb.configured[0]["report_to"] == '["wandb"]'
+    assert wandb.finished == 2
+
+
+def test_a_run_has_the_users_names(tmp_path, wandb) -> None:
+    """tracker_project_name and tracker_run_name."""
+    report(tmp_path, 1, 1, "wandb", tracker_project_name="cats", tracker_run_name="first")
+    assert (wandb.runs[0]["project"], wandb.runs[0]["name"]) == ("cats", "first")
+
+
+def test_a_tracker_that_fails_is_said_once_and_takes_later_points(tmp_path, wandb) -> None:
+    """A network that is away for some steps costs those points of that tracker alone."""
+
+    def log(values: dict[str, float], step: int) -> None:
+        if step in (2, 3):
+            raise ConnectionError("no route to host\nand more")
+        wandb.points.append((step, values))
+
+    wandb.log = log
+    said = report(tmp_path, 1, 5, "wandb", TENSORBOARD)
+    assert [step for step, _ in wandb.points] == [1, 4, 5]
+    [sentence] = said
+    assert sentence == (
+        "a: tracker wandb has failed at step 2: ConnectionError: no route to host; training goes "
+        "on, and metrics.jsonl has everything"
+    )
+    assert [step for step, _ in board(tmp_path, "train/loss")] == [1, 2, 3, 4, 5]
+
+
+def test_a_tracker_that_cannot_be_started_is_said_once(tmp_path, wandb, monkeypatch) -> None:
+    """Without an account, say: a sentence, no point, no error."""
+
+    def init(**_: Any) -> None:
+        raise RuntimeError("api_key not configured")
+
+    monkeypatch.setattr(wandb, "init", init)
+    [sentence] = report(tmp_path, 1, 5, "wandb")
+    assert "tracker wandb could not be started: RuntimeError: api_key not configured" in sentence
+
+
+def test_a_tracker_that_hangs_holds_nothing_up(tmp_path, wandb, monkeypatch) -> None:
+    """Neither a step nor, for longer than it is granted, the end; what it has no room for is left
+    out and said."""
+    monkeypatch.setattr(trackers, "SECONDS_TO_FINISH", 0.05)
+    monkeypatch.setattr(trackers, "MOST_WAITING", 3)
+    release = threading.Event()
+    wandb.log = lambda values, step: release.wait(20)
+    said = report(tmp_path, 1, 20, "wandb")
+    release.set()
+    assert ["is too slow" in said[0], "has not finished within" in said[1]] == [True, True]
+    assert len(said) == 2
+
+
+def board(progress: Path, name: str) -> list[tuple[int, float]]:
+    """Steps and values of a curve as TensorBoard shows them."""
+    found = EventAccumulator(str(progress / TENSORBOARD))
+    found.Reload()
+    return [(event.step, event.value) for event in found.Scalars(name)]
+
+
+def test_tensorboard_shows_each_step_once_after_a_crash(tmp_path) -> None:
+    """What a killed process wrote beyond the checkpoint is purged."""
+    report(tmp_path, 1, 5, TENSORBOARD)
+    report(tmp_path, 4, 8, TENSORBOARD)
+    assert [step for step, _ in board(tmp_path, "train/loss")] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("name", sorted(MODULES.keys() - {TENSORBOARD}))
+@pytest.mark.parametrize("run", [None, "1234"])
+def test_every_tracker_is_accelerates_own(tmp_path, name, run) -> None:
+    """Its class takes what we give it, for a run that begins and one that goes on."""
+    opened, _ = trackers._OPEN[name](phase(name), tmp_path, run)
+    assert isinstance(opened, tracking.LOGGER_TYPE_TO_CLASS[name])
+
+
+def test_hyperparameters_are_plain_values() -> None:
+    """Every tracker takes them: no list or mapping is among them."""
+    found = dict(hyperparameters(phase("wandb")))
+    assert found["objective"] == '{"snr_gamma": 5.0}'
+    assert all(isinstance(value, bool | int | float | str | None) for value in found.values())
+
+
+REAL = """
+import json, sys
+from pathlib import Path
+from tests.training.test_trackers import report
+print(json.dumps(report(Path(sys.argv[1]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[2])))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "swanlab"])
+def test_real_trackers_work_offline(tmp_path, name) -> None:
+    """The libraries themselves, where they are installed, without a network: a run begins, goes on
+    as the same run, and nothing has to be said."""
+    if not installed(name):
+        pytest.skip(f"{name} is not installed")
+    environment = {
+        **os.environ,
+        "WANDB_MODE": "offline",
+        "SWANLAB_MODE": "offline",
+        "MLFLOW_TRACKING_URI": f"file://{tmp_path / 'mlruns'}",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }
+    runs = []
+    for first, last in ((1, 5), (4, 8)):
+        command = [sys.executable, "-c", REAL, str(tmp_path), name, str(first), str(last)]
+        made = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=100, check=True
+        )
+        assert "[]" in made.stdout.splitlines(), made.stdout
+        runs.append(json.loads((tmp_path / f"tracker-{name}.json").read_text()))
+    assert runs[0]["run"] == runs[1]["run"]
+    assert [run["step"] for run in runs] == [5, 8]
+    if name == "mlflow":
+        [curve] = tmp_path.glob("mlruns/*/*/metrics/train/loss")
+        steps = [int(line.split()[2]) for line in curve.read_text().splitlines()]
+        assert steps == list(range(1, 9))

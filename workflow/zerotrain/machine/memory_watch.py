@@ -1,0 +1,137 @@
+"""What a piece of work needs of the memory of the device and of the host: before, after, at most.
+
+Of the device it is what tensors take (allocated): what the allocator has reserved beside is in
+`peak_device_bytes`. Of the host it is resident memory, which has mapped files in it that the system
+may take back; its peak is the kernel's own count, so nothing has to look on meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from zerotrain.machine.device import device_type, peak_device_bytes
+from zerotrain.machine.host import gib
+
+STATUS = Path("/proc/self/status")
+RESET = Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+"""proc(5): the peak of resident memory begins again from what is resident now."""
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes of one kind of memory around a piece of work."""
+
+    begin: int
+    end: int
+    peak: int
+
+    def metrics(self, prefix: str) -> dict[str, int]:
+        """The four numbers under the names that metrics.json has for them."""
+        return {
+            f"{prefix}_begin_bytes": self.begin,
+            f"{prefix}_end_minus_begin_bytes": self.end - self.begin,
+            f"{prefix}_peak_minus_begin_bytes": self.peak - self.begin,
+            f"{prefix}_total_peak_bytes": self.peak,
+        }
+
+
+class MemoryWatch:
+    """Looks at this process's memory from now on."""
+
+    def __init__(self) -> None:
+        self._host_before, self._device_before = peak_host_bytes(), peak_device_bytes()
+        with contextlib.suppress(OSError):  # then the peak is that of the process's whole life
+            RESET.write_text(RESET_PEAK)
+        kind = device_type()
+        self._device = None
+        if kind in ("cuda", "npu"):
+            import torch
+
+            self._device = torch.get_device_module(kind)
+            self._device.reset_peak_memory_stats()
+        self._begin = self._now()
+
+    def use(self) -> dict[str, MemoryUse]:
+        """Of `device` and `host`, up to now."""
+        end = self._now()
+        peaks = {
+            "device": int(self._device.max_memory_allocated()) if self._device else 0,
+            "host": peak_host_bytes(),
+        }
+        return {
+            kind: MemoryUse(begin, end[kind], max(begin, end[kind], peaks[kind]))
+            for kind, begin in self._begin.items()
+        }
+
+    def peaks(self) -> tuple[int, int]:
+        """Most resident bytes of the host and reserved ones of the device in the process's life."""
+        return (
+            max(self._host_before, peak_host_bytes()),
+            max(self._device_before, peak_device_bytes()),
+        )
+
+    def _now(self) -> dict[str, int]:
+        return {
+            "device": int(self._device.memory_allocated()) if self._device else 0,
+            "host": int(psutil.Process().memory_info().rss),
+        }
+
+
+def peak_host_bytes() -> int:
+    """The most memory of this process that was resident at once."""
+    if STATUS.is_file():
+        for line in STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    # Linux gives kilobytes; what a process was before it became this program counts, too.
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else found * 1024
+
+
+def over_processes(uses: Sequence[Mapping[str, MemoryUse]]) -> dict[str, MemoryUse]:
+    """One use for several processes: of the device that of the fullest one, of the host the sum.
+
+    The processes need not peak at one moment, and what they share is resident in each: the sum is
+    an upper bound.
+    """
+    host = [use["host"] for use in uses]
+    return {
+        "device": max((use["device"] for use in uses), key=lambda use: use.peak),
+        "host": MemoryUse(
+            sum(use.begin for use in host),
+            sum(use.end for use in host),
+            sum(use.peak for use in host),
+        ),
+    }
+
+
+def memory_metrics(uses: Mapping[str, MemoryUse], work: str) -> dict[str, int]:
+    """All numbers by their names in metrics.json: `train_host_begin_bytes` and so on."""
+    return {
+        name: value
+        for kind in ("device", "host")
+        for name, value in uses[kind].metrics(f"{work}_{kind}").items()
+    }
+
+
+def memory_lines(uses: Mapping[str, MemoryUse], what: str) -> Iterator[str]:
+    """A line for each kind of memory that the work has used."""
+    for kind in ("device", "host"):
+        use = uses[kind]
+        if use.peak:
+            yield (
+                f"{kind} memory of {what}: {gib(use.begin)} before, {_change(use.end - use.begin)} "
+                f"at the end, {_change(use.peak - use.begin)} at its peak, {gib(use.peak)} in all"
+            )
+
+
+def _change(count: int) -> str:
+    return f"{'-' if count < 0 else '+'}{gib(abs(count))}"
