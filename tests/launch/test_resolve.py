@@ -311,8 +311,9 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
     assert names - set(found.numbers()) == {
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
         "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
-        "main_process_port", "accelerate", "deepspeed", "partition_activations", "cpu_checkpointing",
-        "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema", *AVERAGE_KEYS,
+        "main_process_port", "accelerate", "deepspeed", "partition_activations",
+        "cpu_checkpointing", "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS,
+        "use_ema", *AVERAGE_KEYS,
     }  # fmt: skip
     assert "fp16" not in resolve({"name": "a", "until": 100}).numbers()
 

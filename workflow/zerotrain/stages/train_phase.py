@@ -78,6 +78,7 @@ def train_phase(
     if start is not None:
         parents["start"] = artifact.read(start, "state")
     phase = read_run_yaml(parents["launch"].path("run.yaml"))
+    checkpoint_room.check_writable(progress)
     held = lock.take(progress)
     try:
         own = fingerprint(phase, parents)
