@@ -32,6 +32,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from zerotrain import compiled_ops
+
 CASES = ("torch", "zero2_offload", "zero3")
 
 
@@ -192,7 +194,13 @@ def main() -> None:
     for number, case in enumerate(arguments.cases):
         done = subprocess.run(
             [sys.executable, __file__, *sys.argv[1:], "--only", case],
-            env={**os.environ, **threads, **alone, "MASTER_PORT": str(29700 + number)},
+            env={
+                **os.environ,
+                **compiled_ops.environment(),
+                **threads,
+                **alone,
+                "MASTER_PORT": str(29700 + number),
+            },
             stdout=subprocess.PIPE,
             text=True,
             check=True,

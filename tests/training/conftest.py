@@ -6,6 +6,7 @@ import faulthandler
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -34,6 +35,7 @@ from zerotrain.model_sizes import read_sizes
 from zerotrain.position import MASTER
 from zerotrain.trained import choose_trained, trained_parameters
 from zerotrain.training import progress_folder, rank
+from zerotrain.training.rank_writer import RankWriter
 
 SAMPLES = 24
 SEED = 7
@@ -148,6 +150,12 @@ class Training:
         assert [p.exitcode for p in started] == [0] * processes, self.output.read_text()
         assert (self.progress(name) / "metrics.jsonl").exists(), self.output.read_text()
         return self.losses(name)
+
+    def train_unfinished(self, name: str) -> None:
+        """Train a phase of one process whose training ends by itself before its end."""
+        process = self.start(name)
+        process.join(120)
+        assert process.exitcode == 0, self.output.read_text()
 
     def run(self, name: str, preset: str, until: int, **changes: Any) -> list[float]:
         """Write a phase's launch files and train it."""
@@ -295,6 +303,21 @@ def write_cache(folder: Path, spoilt: Sequence[int] = ()) -> None:
             draft.known |= place(one, draft.folder)
         index = Index(64, "fp32", 1, entries, key(99), written[0].series, written[1].series)
         write_index(draft.folder, index)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+    """Lets the writing thread take one tensor each time that it is released."""
+    semaphore = threading.Semaphore(0)
+    take = RankWriter._take
+
+    def waiting(self: RankWriter, name: str) -> torch.Tensor:
+        assert semaphore.acquire(timeout=20)
+        return take(self, name)
+
+    monkeypatch.setattr(RankWriter, "_take", waiting)
+    yield semaphore
+    semaphore.release(100)
 
 
 @pytest.fixture

@@ -80,6 +80,7 @@ def train_phase(
     """
     inputs = read_inputs(launch, base, cache, start)
     phase, parents = inputs.phase, inputs.parents
+    checkpoint_room.check_writable(progress)
     held = lock.take(progress)
     try:
         prepare(inputs, progress)

@@ -24,7 +24,7 @@ from zerotrain import compiled_ops
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.training import ending, lock, ranks, swap_folder
+from zerotrain.training import checkpoint_room, ending, lock, ranks, swap_folder
 from zerotrain.training.meeting import adopt_single, adopt_slurm, meet
 from zerotrain.training.progress_folder import newest_step, newest_whole
 from zerotrain.training.start import prepare, read_inputs
@@ -100,6 +100,7 @@ def _begin(arguments: argparse.Namespace, held: ExitStack) -> _Begun:
     """The first process's part, whose mistakes the others are to hear of."""
     progress: Path = arguments.progress
     try:
+        checkpoint_room.check_writable(progress)
         held.callback(lock.take(progress).release)
         inputs = read_inputs(arguments.launch, arguments.base, arguments.cache, arguments.start)
         prepare(inputs, progress)

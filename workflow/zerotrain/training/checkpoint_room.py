@@ -13,7 +13,7 @@ from pathlib import Path
 from zerotrain import optimizers
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.machine.disk import size
+from zerotrain.machine.disk import size, write_trouble
 from zerotrain.model_sizes import ModelSizes
 from zerotrain.position import EMA, MASTER
 from zerotrain.training.progress_folder import drop_oldest, newest_step, saved_steps
@@ -22,7 +22,7 @@ FP32 = 4
 SECONDS_BETWEEN_LOOKS = 10.0
 FULL = (errno.ENOSPC, errno.EDQUOT)
 REASONS = {
-    errno.EROFS: "mount it for writing, or give --directory a place that can be written",
+    errno.EROFS: "mount it for writing, or work in a folder of another disk",
     errno.EACCES: "give this user the right to write there",
     errno.EPERM: "give this user the right to write there",
     errno.EIO: "the disk or its connection fails: look at `dmesg`",
@@ -53,6 +53,24 @@ def forecast(phase: ResolvedPhase, sizes: ModelSizes) -> int:
     ]
     share = checkpoint_bytes({"": matrix}, slots, phase.optimizer) / math.prod(matrix)
     return math.ceil(share * sizes.trained)
+
+
+def check_writable(progress: Path) -> None:
+    """Make the folder, and refuse one that cannot be written.
+
+    Raises:
+        PipelineError: saying why.
+    """
+    try:
+        progress.mkdir(parents=True, exist_ok=True)
+        trouble, number = write_trouble(progress), 0
+    except OSError as error:
+        trouble, number = error.strerror or str(error), error.errno or 0
+    if trouble:
+        raise PipelineError(
+            f"{progress}: checkpoints cannot be written here: {trouble}",
+            hint=REASONS.get(number, "free some, mount it for writing, or see whose it is"),
+        )
 
 
 def check_room(progress: Path, phase: ResolvedPhase, sizes: ModelSizes) -> list[str]:

@@ -1,0 +1,300 @@
+"""Disks that are full, read-only or damaged: a sentence each, nothing lost, and it goes on after.
+
+The disks are small ones in memory, mounted for the test; a machine that does not let us mount them
+skips these tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.training.saving_trials import Engine, made, values
+
+from zerotrain import artifact
+from zerotrain.errors import PipelineError
+from zerotrain.stages.train_phase import train_phase
+from zerotrain.training import checkpoint_room, saving
+from zerotrain.training.clock import Clock
+from zerotrain.training.progress_folder import newest_whole, saved_steps, step_folder
+
+Mount = Callable[[Path, str], None]
+TENSORS = "rank-00000-00000.safetensors"
+
+
+def call(*words: str) -> bool:
+    """Whether a command of the system's succeeds."""
+    return subprocess.run(words, capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """Mounts a disk of given options at a folder, or changes those of one that is mounted."""
+    mounted: list[Path] = []
+
+    def make(folder: Path, options: str) -> None:
+        if folder in mounted:
+            assert call("mount", "-o", f"remount,{options}", str(folder))
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if not call("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)):
+            pytest.skip("a disk cannot be mounted here")
+        mounted.append(folder)
+
+    yield make
+    for folder in mounted:
+        call("umount", "-l", str(folder))
+
+
+def ending(training, name: str) -> dict[str, object]:
+    """What a training has left about its end."""
+    found: dict[str, object] = json.loads((training.progress(name) / "exit.json").read_text())
+    return found
+
+
+def state_bytes(training, name: str, step: int) -> int:
+    """Bytes of a checkpoint's files on the disk."""
+    folder = step_folder(training.progress(name), step)
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_full_disk_stops_before_half_a_checkpoint(training, mount: Mount) -> None:
+    """With room for one checkpoint and a half, the second is not begun: one sentence, code 2, and
+    the first is whole. With more room the same command ends in the bits of an undisturbed run."""
+    whole = training.run("plain", "torch", 4)
+    each = state_bytes(training, "plain", 4)
+    training.phase("full", "torch", 4, save_every=2)
+    mount(training.progress("full"), f"size={each * 3 // 2}")
+    training.train_unfinished("full")
+    assert saved_steps(training.progress("full")) == [2]
+    artifact.read(step_folder(training.progress("full"), 2), "checkpoint")
+    left = ending(training, "full")
+    assert left["code"] == 2
+    assert "training stops before half of it is written" in str(left["reason"])
+    assert list(training.progress("full").glob(".step-*")) == []
+    mount(training.progress("full"), f"size={each * 4}")
+    (training.progress("full") / "exit.json").unlink()
+    assert training.train("full") == whole
+    assert training.hashes("full", 4) == training.hashes("plain", 4)
+
+
+def test_a_smaller_disk_keeps_fewer(training, mount: Mount) -> None:
+    """Where one checkpoint more would not fit, the oldest goes before its time, and it is said."""
+    whole = training.run("plain", "torch", 5)
+    each = state_bytes(training, "plain", 5)
+    training.phase("small", "torch", 5, save_every=1, keep=4)
+    mount(training.progress("small"), f"size={each * 7 // 2}")
+    assert training.train("small") == whole
+    assert saved_steps(training.progress("small"))[-1] == 5
+    assert len(saved_steps(training.progress("small"))) in (2, 3)
+    assert "removed before its time" in training.output.read_text()
+
+
+def fill(path: Path) -> None:
+    """Write into a file until the disk is full."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(b"x" * 4096)
+
+
+def test_a_disk_that_fills_while_a_checkpoint_is_written(
+    tmp_path: Path,
+    mount: Mount,
+    gate,
+) -> None:
+    """Another program takes the last bytes: the loop is told in one sentence, what was there stays,
+    and nothing is left of the half-written one."""
+    progress = tmp_path / "disk"
+    mount(progress, "size=256k")
+    engine = Engine()
+    with made(engine, progress) as saved:
+        gate.release(3)
+        saved.begin(Clock(1, 4, 100), wait=True)
+        saved.begin(Clock(2, 8, 100))
+        fill(progress / "other")
+        gate.release(3)
+        with pytest.raises(PipelineError) as caught:
+            saved.finish()
+        assert "the disk is full: the checkpoint of step 2 was not written" in str(caught.value)
+        assert "goes on from step 1" in caught.value.hint
+        assert saved_steps(progress) == [1]
+        assert list(progress.glob(".step-*")) == []
+        (progress / "other").unlink()
+        engine.step()
+        gate.release(3)
+        saved.begin(Clock(3, 12, 100), wait=True)
+    assert values(progress, 1)["a"] == 0.0
+    assert values(progress, 3)["a"] == 1.0
+
+
+def test_a_disk_without_room_for_the_log(tmp_path: Path, mount: Mount, monkeypatch) -> None:
+    """A disk that is full when the save begins, whatever its figures say: the same sentence."""
+    progress = tmp_path / "disk"
+    mount(progress, "size=64k,nr_inodes=2")
+    monkeypatch.setattr(saving, "make_room", lambda *_: [])
+    with made(Engine(), progress) as saved, pytest.raises(PipelineError) as caught:
+        saved.begin(Clock(1, 4, 100))
+    assert "the disk is full: the checkpoint of step 1 was not written" in str(caught.value)
+    assert "goes on from the phase's start" in caught.value.hint
+
+
+def test_a_disk_that_turns_read_only(tmp_path: Path, mount: Mount) -> None:
+    """As Linux does after an error of the disk: the next save says so, and the last one serves."""
+    progress = tmp_path / "disk"
+    mount(progress, "size=1m")
+    with made(Engine(), progress) as saved:
+        saved.begin(Clock(1, 4, 100), wait=True)
+        mount(progress, "ro")
+        with pytest.raises(PipelineError) as caught:
+            saved.begin(Clock(2, 8, 100))
+        assert "the checkpoint of step 2 cannot be written: Read-only file system" in str(
+            caught.value
+        )
+    assert newest_whole(progress, 100) == step_folder(progress, 1)
+
+
+def test_a_read_only_folder_is_refused_before_the_start(training, mount: Mount) -> None:
+    """No process is launched for a phase that could save nothing."""
+    training.phase("a", "torch", 4)
+    folder = training.folder / "a"
+    mount(training.progress("a"), "size=1m")
+    mount(training.progress("a"), "ro")
+    with pytest.raises(PipelineError) as caught:
+        train_phase(
+            folder / "launch", training.base, training.cache, None, training.progress("a"),
+            folder / "checkpoint",
+        )  # fmt: skip
+    assert "checkpoints cannot be written here: Read-only file system" in str(caught.value)
+
+
+def test_a_failing_disk_is_named(tmp_path: Path, monkeypatch) -> None:
+    """An error of the writing thread's that is neither of these has the system's words."""
+
+    def failing(*_: object) -> dict[str, str]:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr("zerotrain.training.rank_writer.write_rank_files", failing)
+    with made(Engine(), tmp_path / "p") as saved, pytest.raises(PipelineError) as caught:
+        saved.begin(Clock(1, 4, 100), wait=True)
+    assert "the checkpoint of step 1 cannot be written: Input/output error" in str(caught.value)
+    assert "`dmesg`" in caught.value.hint
+    assert list((tmp_path / "p").iterdir()) == []
+
+
+def cut_off(folder: Path) -> None:
+    path = folder / TENSORS
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def turn_a_bit(folder: Path) -> None:
+    found = bytearray((folder / TENSORS).read_bytes())
+    found[-1] ^= 1
+    (folder / TENSORS).write_bytes(found)
+
+
+def lose_a_file(folder: Path) -> None:
+    (folder / TENSORS).unlink()
+
+
+def cut_off_the_manifest(folder: Path) -> None:
+    path = folder / "manifest.json"
+    path.write_text(path.read_text()[:50])
+
+
+def empty_the_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("")
+
+
+def lose_an_entry(folder: Path) -> None:
+    path = folder / "manifest.json"
+    found = json.loads(path.read_text())
+    del found["files"]
+    path.write_text(json.dumps(found))
+
+
+DAMAGES = [
+    cut_off,
+    turn_a_bit,
+    lose_a_file,
+    cut_off_the_manifest,
+    empty_the_manifest,
+    lose_an_entry,
+]
+
+
+def saved_twice(folder: Path) -> Path:
+    """A progress folder with checkpoints of the steps 1 and 2."""
+    with made(Engine(), folder) as saved:
+        for step in (1, 2):
+            saved.begin(Clock(step, step, 100), wait=True)
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage, capsys) -> None:
+    """Whatever is damaged: the one before is taken, with a sentence, and the damaged one is set
+    aside, so that it is never counted among those that are kept, nor removed."""
+    progress = saved_twice(tmp_path / "p")
+    damage(step_folder(progress, 2))
+    assert newest_whole(progress, 100) == step_folder(progress, 1)
+    said = capsys.readouterr().err
+    assert str(step_folder(progress, 2)) in said
+    assert "the checkpoint before it is taken and this one set aside as damaged-step-" in said
+    assert saved_steps(progress) == [1]
+    assert (progress / "damaged-step-00000002").is_dir()
+
+
+def test_a_disk_that_cannot_read_a_checkpoint(tmp_path: Path, monkeypatch, capsys) -> None:
+    """An error of the disk is no traceback; the one before is taken."""
+    progress = saved_twice(tmp_path / "p")
+    plain = artifact.manifest.file_sha256
+
+    def failing(path: Path) -> str:
+        if path == step_folder(progress, 2) / TENSORS:
+            raise OSError(errno.EIO, "Input/output error")
+        return plain(path)
+
+    monkeypatch.setattr(artifact.manifest, "file_sha256", failing)
+    assert newest_whole(progress, 100) == step_folder(progress, 1)
+    assert "cannot be read: Input/output error" in capsys.readouterr().err
+
+
+def test_a_phase_whose_checkpoints_are_all_damaged_is_not_begun_anew(training) -> None:
+    """It is refused as often as it is started, each damage is named, and nothing is touched."""
+    training.run("a", "torch", 4, save_every=2)
+    progress = training.progress("a")
+    for step in (2, 4):
+        cut_off(step_folder(progress, step))
+    for _ in range(2):
+        with pytest.raises(PipelineError) as caught:
+            newest_whole(progress, 4)
+        assert "no checkpoint is whole" in str(caught.value)
+        for step in (2, 4):
+            assert str(step_folder(progress, step) / TENSORS) in str(caught.value)
+        assert f"move {progress} away" in caught.value.hint
+    assert saved_steps(progress) == [2, 4]
+
+
+def test_a_full_disk_is_refused_before_the_start(training, mount: Mount) -> None:
+    """The stage compares the forecast with the disk, and no process is launched."""
+    training.phase("a", "torch", 4, save_every=1)
+    folder = training.folder / "a"
+    mount(training.progress("a"), "size=16k")
+    with pytest.raises(PipelineError, match="the one before stays until the new one is whole"):
+        train_phase(
+            folder / "launch", training.base, training.cache, None, training.progress("a"),
+            folder / "checkpoint",
+        )  # fmt: skip
+
+
+def test_the_sentences_of_a_disk(tmp_path: Path) -> None:
+    """A quota is a full disk; what has no number has its own words."""
+    full = checkpoint_room.not_written(tmp_path, 7, OSError(errno.EDQUOT, "Quota exceeded"))
+    assert full.what == f"{tmp_path}: the disk is full: the checkpoint of step 7 was not written"
+    other = checkpoint_room.not_written(tmp_path, 7, OSError("odd"))
+    assert other.what.endswith("the checkpoint of step 7 cannot be written: odd")

@@ -1,0 +1,304 @@
+"""A checkpoint is written beside the next step, and holds the step at which it began."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.training.saving_trials import SIZE, Engine, Log, made, phase, values
+
+from zerotrain import artifact
+from zerotrain.artifact.in_use import hold
+from zerotrain.checkpoint import Checkpoint, Fragment
+from zerotrain.errors import PipelineError
+from zerotrain.model_sizes import ModelSizes
+from zerotrain.position import EMA, MASTER
+from zerotrain.training import checkpoint_room, progress_folder, rank_writer, saving
+from zerotrain.training.clock import Clock
+from zerotrain.training.progress_folder import prune, saved_steps, step_folder
+from zerotrain.training.saving import Saving
+
+
+def test_a_step_beside_the_writing_is_not_in_the_checkpoint(tmp_path: Path, gate) -> None:
+    """The tensors are changed while none is written yet; the checkpoint has them as they were, and
+    is not there before it is whole."""
+    engine = Engine()
+    engine.step()
+    log = Log()
+    with made(engine, tmp_path / "p", log) as saved:
+        saved.begin(Clock(1, 4, 100))
+        assert saved.writing()
+        log.said.append("later")
+        saved.settle(writing=True)
+        engine.step()
+        assert saved_steps(tmp_path / "p") == []
+        gate.release(3)
+        saved.finish()
+        assert not saved.writing()
+    assert values(tmp_path / "p", 1) == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert json.loads((tmp_path / "p/step-00000001/records/said.json").read_text()) == []
+    assert Checkpoint(step_folder(tmp_path / "p", 1)).position.optimizer_step == 1
+
+
+def test_no_more_than_a_shard_is_copied(tmp_path: Path, gate, monkeypatch) -> None:
+    """Of three tensors that are not written yet, one fits into the allowance and is copied; the
+    loop waits for the others, and the copies never take more."""
+    allowance = SIZE * 4 + 100
+    monkeypatch.setattr(saving, "SHARD_BYTES", allowance)
+    held = []
+    plain = rank_writer._bytes
+
+    def counted(tensors: Any) -> int:
+        held.append(plain(tensors))
+        return held[-1]
+
+    monkeypatch.setattr(rank_writer, "_bytes", counted)
+    engine = Engine()
+    with made(engine, tmp_path / "p") as saved:
+        saved.begin(Clock(1, 4, 100))
+        settled = threading.Thread(target=saved.settle, args=(True,))
+        settled.start()
+        gate.release(1)
+        settled.join(0.3)
+        assert settled.is_alive()  # two tensors are lent out, and there is room for one copy
+        gate.release(1)
+        # The second is read from where it lies, so that it must be done before the loop goes on.
+        settled.join(0.3)
+        gate.release(1)
+        settled.join(20)
+        assert not settled.is_alive()
+        engine.step()
+    assert max(held) <= allowance
+    assert values(tmp_path / "p", 1) == {"a": 0.0, "b": 0.0, "c": 0.0}
+
+
+def test_an_engine_whose_buffers_are_reused_is_waited_for(tmp_path: Path) -> None:
+    """Each tensor lies in the memory of the one before: all is written before begin returns."""
+
+    class Swapping(Engine):
+        steady = False
+
+        def fragments(self) -> Iterator[Fragment]:
+            buffer = torch.empty(SIZE)
+            for number, name in enumerate(self.held):
+                yield Fragment(name, 0, {MASTER: buffer.fill_(number)})
+
+    with made(Swapping(), tmp_path / "p") as saved:
+        saved.begin(Clock(1, 4, 100))
+        assert not saved.writing()
+        assert values(tmp_path / "p", 1) == {"a": 0.0, "b": 1.0, "c": 2.0}
+
+
+def test_the_known_hashes_are_those_of_the_files(tmp_path: Path) -> None:
+    """They are computed on the way to the disk, and reading the checkpoint finds them right."""
+    with made(Engine(), tmp_path / "p") as saved:
+        saved.begin(Clock(1, 4, 100), wait=True)
+    found = artifact.read(step_folder(tmp_path / "p", 1), "checkpoint")
+    name = "rank-00000-00000.safetensors"
+    assert artifact.file_sha256(found.path(name)) == found.files[name]["sha256"]
+
+
+def test_an_error_of_the_loop_loses_no_checkpoint_that_has_begun(tmp_path: Path, gate) -> None:
+    """What is on its way when a step fails is brought to its end."""
+
+    def fail(saved: Saving) -> None:
+        with saved:
+            saved.begin(Clock(1, 4, 100))
+            gate.release(3)
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fail(made(Engine(), tmp_path / "p"))
+    assert saved_steps(tmp_path / "p") == [1]
+
+
+def test_due_by_steps_and_for_good(tmp_path: Path) -> None:
+    """Both intervals count from the start of the run."""
+    saved = made(Engine(), tmp_path, save_every=20, keep_every=50)
+    assert [step for step in range(1, 101) if saved.due(step)] == [20, 40, 50, 60, 80, 100]
+    assert not saved.overdue()
+
+
+def test_due_by_the_clock_of_the_first_process(tmp_path: Path, monkeypatch) -> None:
+    """Minutes count from the last save; other processes' clocks say nothing."""
+    now = [1000.0]
+    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    saved = made(Engine(), tmp_path, save_every="2 min")
+    other = Engine()
+    other.rank = 1
+    beside = made(other, tmp_path, save_every="2 min")
+    now[0] += 119
+    assert not saved.overdue()
+    now[0] += 1
+    assert saved.overdue()
+    assert not beside.overdue()
+    assert not any(saved.due(step) for step in range(1, 101))
+    saved.begin(Clock(1, 4, 100), wait=True)
+    assert not saved.overdue()
+
+
+def test_resume_from_a_save_by_the_clock(training) -> None:
+    """Every step is overdue: the newest is kept, and the numbers are those of no such saves."""
+    whole = training.run("plain", "torch", 6)
+    assert training.run("timed", "torch", 6, save_every="1e-06 min") == whole
+    assert training.hashes("timed", 6) == training.hashes("plain", 6)
+    assert progress_folder.saved_steps(training.progress("timed")) == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("zero2_offload", {}),
+        pytest.param("zero3", {}, marks=pytest.mark.slow),
+        pytest.param("zero2", {"num_processes": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_save_at_every_step_changes_nothing(training, preset, changes) -> None:
+    """With an average and a save beside each step, weights and losses are those of a run that saves
+    at its end alone; and every checkpoint is that of its own step."""
+    changes = {"use_ema": True, "ema_decay": 0.9, **changes}
+    whole = training.run("plain", preset, 6, **changes)
+    assert training.run("often", preset, 6, save_every=1, keep=6, **changes) == whole
+    assert training.hashes("often", 6) == training.hashes("plain", 6)
+    training.run("short", preset, 3, **changes)
+    assert training.hashes("often", 3) == training.hashes("short", 3)
+
+
+def save(progress: Path, *steps: int, size: int = 10) -> None:
+    """Publish rolling checkpoints."""
+    for step in steps:
+        with artifact.publish(step_folder(progress, step), "checkpoint") as draft:
+            (draft.folder / "rank-00000-00000.safetensors").write_bytes(b"x" * size)
+
+
+def test_prune_keeps_what_serves_later(tmp_path: Path) -> None:
+    """Beside the newest: every step that keep_every divides, and the one that validated best."""
+    save(tmp_path, 10, 20, 30, 40, 50, 60)
+    (tmp_path / "best.json").write_text('{"step": 30, "metric": "val_loss", "value": 1.0}')
+    prune(tmp_path, 1, 60, keep_every=20)
+    assert saved_steps(tmp_path) == [20, 30, 40, 60]
+    (tmp_path / "best.json").write_text("half a li")
+    prune(tmp_path, 1, 60)
+    assert saved_steps(tmp_path) == [60]
+
+
+def test_prune_leaves_a_checkpoint_that_is_read(training) -> None:
+    """An export by hand of a rolling checkpoint finds its files to the end; then it goes."""
+    training.run("a", "torch", 3, save_every=1, keep=3)
+    progress = training.progress("a")
+    reading = Checkpoint(step_folder(progress, 1))
+    prune(progress, 1, 3)
+    assert saved_steps(progress) == [1, 3]
+    assert all(reading.tensor(name, MASTER).numel() for name in reading.names)
+    del reading
+    prune(progress, 1, 3)
+    assert saved_steps(progress) == [3]
+
+
+def test_two_readers_hold_one_folder(tmp_path: Path) -> None:
+    """Readers do not wait for each other, and what is not there is nothing to hold."""
+    save(tmp_path, 1, 2)
+    first, second = (hold(step_folder(tmp_path, 1)) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    first.close()
+    prune(tmp_path, 1, 2)
+    assert saved_steps(tmp_path) == [1, 2]
+    second.close()
+    prune(tmp_path, 1, 2)
+    assert saved_steps(tmp_path) == [2]
+    assert hold(step_folder(tmp_path, 1)) is None
+
+
+def test_prune_removes_nothing_for_a_newest_that_is_not_whole(tmp_path: Path) -> None:
+    """The last good one stays where a file of the newest was cut off."""
+    save(tmp_path, 1, 2)
+    (step_folder(tmp_path, 2) / "rank-00000-00000.safetensors").write_bytes(b"x")
+    prune(tmp_path, 1, 2)
+    assert saved_steps(tmp_path) == [1, 2]
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A disk of 100 bytes that holds the checkpoints' files."""
+    total = SimpleNamespace(bytes=100)
+
+    def usage(folder: Path) -> Any:
+        used = sum(path.stat().st_size for path in folder.glob("step-*/rank-*"))
+        return SimpleNamespace(free=total.bytes - used)
+
+    monkeypatch.setattr(checkpoint_room.shutil, "disk_usage", usage)
+    return total
+
+
+def test_room_is_made_for_the_next_checkpoint(tmp_path: Path, disk) -> None:
+    """The oldest goes before its time, and is named; the newest and the best never do. Where they
+    alone do not leave enough, nothing is written and the sentence has the figures."""
+    save(tmp_path, 1, 2, 3, 4, size=25)
+    (tmp_path / "best.json").write_text('{"step": 2}')
+    assert len(checkpoint_room.make_room(tmp_path, 5, 50)) == 2
+    assert saved_steps(tmp_path) == [2, 4]
+    assert checkpoint_room.make_room(tmp_path, 5, 50) == []
+    with pytest.raises(PipelineError) as caught:
+        checkpoint_room.make_room(tmp_path, 5, 51)
+    assert saved_steps(tmp_path) == [2, 4]
+    assert "0.0 MB free, and the checkpoint of step 5 takes 0.0 MB" in str(caught.value)
+    assert "goes on from step 4" in caught.value.hint
+
+
+def test_the_disk_is_compared_before_the_start(tmp_path: Path, disk) -> None:
+    """Two of a checkpoint's size must fit, the one before and the new one; where not all of those
+    that are to be kept do, it is said. What is there already needs no more room."""
+    sizes = ModelSizes(2, 2, 1, "", 1, 1)  # of 2 trained parameters: 24 bytes with Adam's moments
+    adam = phase(optimizer="adamw", save_every=10, keep=3)
+    assert checkpoint_room.forecast(adam, sizes) == 24
+    assert checkpoint_room.forecast(replace(adam, use_ema=True), sizes) == 32
+    assert checkpoint_room.check_room(tmp_path, adam, sizes) == []
+    disk.bytes = 95
+    [said] = checkpoint_room.check_room(tmp_path, adam, sizes)
+    assert "all that are to be kept need 0.0 MB" in said
+    assert checkpoint_room.check_room(tmp_path, replace(adam, keep=2), sizes) == []
+    assert checkpoint_room.check_room(tmp_path, replace(adam, keep=2, keep_every=50), sizes)
+    disk.bytes = 48
+    assert checkpoint_room.check_room(tmp_path, adam, sizes)
+    disk.bytes = 47
+    with pytest.raises(PipelineError, match="since the one before stays until"):
+        checkpoint_room.check_room(tmp_path, adam, sizes)
+    once = replace(adam, save_every=100)
+    assert checkpoint_room.check_room(tmp_path, once, sizes) == []
+    save(tmp_path, 10, size=23)
+    assert checkpoint_room.check_room(tmp_path, adam, sizes)
+
+
+def test_what_is_forecast_is_what_is_written(training) -> None:
+    """The figure before the start and that before each save, against the files."""
+    training.run("a", "torch", 1, use_ema=True)
+    folder = step_folder(training.progress("a"), 1)
+    found = Checkpoint(folder)
+    tensors = sum(found.tensor(name, slot).nbytes for name in found.names for slot in found.slots)
+    assert EMA in found.slots
+    exact = checkpoint_room.checkpoint_bytes(found.shapes, found.slots, "adamw")
+    assert exact == tensors
+    trained = sum(torch.Size(shape).numel() for shape in found.shapes.values())
+    sizes = ModelSizes(trained, trained, 1, "", 1, 1)
+    assert checkpoint_room.forecast(phase(optimizer="adamw", use_ema=True), sizes) == exact
+
+
+def test_a_low_disk_stops_the_training_with_a_checkpoint(training, monkeypatch) -> None:
+    """It ends as one that was asked to stop, after one step, and says why; with room it goes on."""
+    whole = training.run("plain", "torch", 6)
+    training.phase("low", "torch", 6, disk_low_threshold=2**60)
+    training.train_unfinished("low")
+    assert saved_steps(training.progress("low")) == [1]
+    left = json.loads((training.progress("low") / "exit.json").read_text())
+    assert left["code"] == 85
+    assert "less than disk_low_threshold" in training.output.read_text()
+    training.phase("low", "torch", 6, disk_low_threshold=1)
+    assert training.train("low") == whole
