@@ -141,6 +141,10 @@ class Checkpoint:
         """The trained parameters, in the order of the model."""
         return list(self.shapes)
 
+    def holds(self, name: str, slot: str) -> bool:
+        """Whether a parameter has a slot: Muon and Adafactor keep some of some alone."""
+        return any(f"{name}|{slot}" in files for files in self._files.values())
+
     def tensor(self, name: str, slot: str) -> torch.Tensor:
         """The full float32 tensor of one parameter in one slot, put together from its fragments.
 

@@ -55,6 +55,7 @@ for command in COMMANDS:
     app.command(command.__name__)(command)
 app.add_typer(groups.progress_app, name="progress")
 app.add_typer(groups.state_app, name="state")
+app.add_typer(groups.verify_app, name="verify")
 app.add_typer(launch.launch_app, name="launch")
 app.add_typer(groups.dvc_app, name="dvc")
 

@@ -1,4 +1,4 @@
-"""Commands of two words: those of progress, of state and of dvc."""
+"""Commands of two words: those of progress, of state, of verify and of dvc."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli.options import folder_of
+from zerotrain.cli.options import ConfigFile, folder_of
 from zerotrain.errors import PipelineError
 
 progress_app = typer.Typer(help="The rolling checkpoints of a phase.", no_args_is_help=True)
 state_app = typer.Typer(help="Training states: look at one, compare two.", no_args_is_help=True)
+verify_app = typer.Typer(help="Prove on a run of yours what is promised.", no_args_is_help=True)
 dvc_app = typer.Typer(help="The DVC side of the graph.")
 
 
@@ -74,6 +75,29 @@ def diff(
     found = diff(first, second, tolerance=tolerance)
     print("\n".join(found.lines))
     raise typer.Exit(0 if found.equal else 1)
+
+
+@verify_app.callback()
+def _verify() -> None:
+    """Keep the name of a single command a word of its own."""
+
+
+@verify_app.command()
+def resume(
+    config: ConfigFile,
+    phase: Annotated[
+        str | None, typer.Option(metavar="PHASE", help="Name of the phase; default: the first.")
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(min=2, metavar="N", help="Steps before the checkpoint, and after it.")
+    ] = 10,
+) -> None:
+    """Train 2N steps, and N + kill -9 + N: are all bits equal? Exit code 1: they are not."""
+    from zerotrain.verify_resume import verify_resume
+
+    verdict = verify_resume(config, phase, steps)
+    print("\n".join(verdict.lines))
+    raise typer.Exit(0 if verdict.equal else 1)
 
 
 @dvc_app.command()
