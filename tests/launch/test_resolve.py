@@ -288,8 +288,8 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
     names = {item.name for item in fields(ResolvedPhase)}
     assert names - set(found.numbers()) == {
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
-        "log_every", "offload_path", "allow", "sources", "main_process_port", "accelerate",
-        "deepspeed", "partition_activations", "cpu_checkpointing",
+        "log_every", "offload_path", "allow", "sources", "main_process_port", "ddp_timeout",
+        "accelerate", "deepspeed", "partition_activations", "cpu_checkpointing",
         "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema", *AVERAGE_KEYS,
     }  # fmt: skip
     assert "fp16" not in resolve({"name": "a", "until": 100}).numbers()
