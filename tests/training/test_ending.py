@@ -156,12 +156,9 @@ def test_the_stage_answers_an_out_of_memory(
     planner, says it once, with what was saved, and returns the code."""
     monkeypatch.setenv(SUPERVISOR, "1")
     monkeypatch.setattr(rank, "end_with_parent", lambda: None)
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "progress").mkdir()
-    full = torch.OutOfMemoryError(
-        "CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated"
-    )
-    start(tmp_path / "progress", monkeypatch, full)
+    words = "CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated"
+    start(tmp_path / "progress", monkeypatch, torch.OutOfMemoryError(words))
     assert capsys.readouterr().err == ""
     left = read_left(tmp_path / "progress")
     assert left is not None

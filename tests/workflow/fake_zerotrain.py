@@ -1,7 +1,8 @@
 """Stands in for the zerotrain command: it makes a stage's outputs from its arguments and inputs.
 
 Equal arguments and inputs give equal bytes, different ones different bytes. Each call is noted in
-calls.txt. FAIL names a stage that ends with an error before it has written anything.
+calls.txt. FAIL names a stage that ends with an error before it has written anything, STOP one that
+is stopped on request, with a checkpoint in its progress.
 """
 
 import hashlib
@@ -41,6 +42,12 @@ def main():
         log.write(f"{stage} {sys.argv}\n")
     if os.environ.get("FAIL") == stage:
         sys.exit(f"{stage}: failed on request")
+    if os.environ.get("STOP") == stage:
+        saved = Path(options["progress"]) / "step-00000100"
+        saved.mkdir(parents=True)
+        (saved / "manifest.json").write_text("{}")
+        print("plain: unfinished: stopped on request at step 100 of 300", file=sys.stderr)
+        sys.exit(85)
     written = {name: Path(options[name]) for name in OUTPUTS.get(stage, ("output",))}
     read = [Path(value) for name, value in options.items() if name not in written]
     read += [Path(folder) / "metrics.json" for folder in folders]

@@ -333,3 +333,21 @@ def test_graph_works_without_an_activated_environment(project):
     assert done.returncode == 0, done.stdout
     assert '"kind": "dataset"' in (project.folder / "results/data/tiny/manifest.json").read_text()
     assert project.calls() == []
+
+
+def test_graph_stopped_training_is_unfinished(project):
+    """Exit code 85 is a job that failed: its sentence is shown without a traceback, nothing is
+    published, what was saved stays, and the same command goes on from there."""
+    done = project.snakemake("--cores", "2", "train", STOP="train_phase")
+    assert done.returncode == 1
+    said = "plain: unfinished: stopped on request at step 100 of 300"
+    assert said in done.stdout
+    assert "exit code 85" in done.stdout or "returned non-zero exit status 85" in done.stdout
+    assert "Traceback" not in done.stdout
+    phase = project.folder / "results/tiny/plain"
+    assert (phase / "progress/step-00000100/manifest.json").is_file()
+    assert not (phase / "checkpoint/manifest.json").exists()
+    assert "export_weights" not in project.calls()
+    project.build("train")
+    assert project.calls().count("train_phase") == 2
+    assert (phase / "progress/step-00000100/manifest.json").is_file()

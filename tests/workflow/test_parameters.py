@@ -116,6 +116,7 @@ OTHER_VALUES: dict[str, Any] = {
     "launch.fp16.min_loss_scale": 2,
     "launch.zero3_init": True,
     "launch.main_process_port": 29501,
+    "launch.ddp_timeout": 600,
     "launch.device_memory": "24 GiB",
     "launch.deepspeed": {"communication_data_type": "fp32"},
     "launch.accelerate": {"debug": True},
