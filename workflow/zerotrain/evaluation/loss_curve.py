@@ -15,8 +15,9 @@ SMOOTHING = 0.6
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of training_log.jsonl."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The lines of training_log.jsonl that tell of steps; others tell of validations."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
 
 
 def write_csv(log: list[dict[str, Any]], path: Path) -> None:

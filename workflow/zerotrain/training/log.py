@@ -7,6 +7,7 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +36,9 @@ class Log(Protocol):
         """Note one finished step; grad_norm is infinite where fp16 left the update out,
         and beta1 is None where the schedule does not move it."""
 
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
+        """Note what a validation has found, by flat names such as `val_loss`."""
+
     def write_records(self, folder: Path) -> None:
         """Copy the log and the resources used so far into a draft's records."""
 
@@ -57,6 +61,9 @@ class NoLog:
         lr: float,
         beta1: float | None = None,
     ) -> None:
+        pass
+
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
         pass
 
     def write_records(self, folder: Path) -> None:
@@ -133,6 +140,16 @@ class TrainingLog:
         if step % self._phase.log_every == 0 or step == self._phase.until_step:
             self._write(step, samples, lr, beta1)
         self._show(step, loss, lr)
+
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
+        """Note what a validation has found: a line {"phase", "step", **values}."""
+        if not values:
+            return
+        line = {"phase": self._phase.phase, "step": step, **values}
+        self._stream.write(json.dumps(line) + "\n")
+        self._stream.flush()
+        for key, value in values.items():
+            self._board.add_scalar(f"validation/{key}", value, step)
 
     def _write(self, step: int, samples: int, lr: float, beta1: float | None) -> None:
         losses, norms = zip(*self._waiting, strict=True)

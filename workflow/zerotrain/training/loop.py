@@ -26,6 +26,7 @@ from zerotrain.training.loss_scale import exhausted
 from zerotrain.training.optimizer import describe_group
 from zerotrain.training.progress_folder import prune, step_folder
 from zerotrain.training.schedule import learning_rate, momentum
+from zerotrain.training.validation import Validation, Verdict
 
 
 @dataclass
@@ -48,8 +49,11 @@ def train(
     progress: Path,
     stop_requested: Callable[[], bool],
     average: WeightAverage | None = None,
+    validation: Validation | None = None,
 ) -> bool:
-    """Train to phase.until_step or until a stop is requested; either way a checkpoint is saved.
+    """Train to phase.until_step, to where a validation ends it, or until a stop is requested.
+
+    A checkpoint is saved in any case.
 
     Returns:
         Whether the phase is finished.
@@ -58,7 +62,10 @@ def train(
         PipelineError: the loss or a gradient is not a finite number; the newest checkpoint is from
             before.
     """
-    while clock.step < phase.until_step:
+    verdict = validation.at(clock.step) if validation else Verdict()
+    if verdict.save:  # a stop was asked for at this step, which left no time for its validation
+        save(engine, phase, clock, log, progress, average, validation)
+    while clock.step < phase.until_step and not verdict.ended:
         rate = learning_rate(phase, clock.step, clock.horizon)
         beta1 = momentum(phase, clock.step, clock.horizon)
         own_loss = _accumulate(engine, objective, batches, phase, clock)
@@ -70,11 +77,17 @@ def train(
         if average:
             average.update(clock.step)
         log.step(clock.step, clock.samples, loss, norm, rate, beta1)
-        if stopping or clock.step % phase.save_every == 0 or clock.step == phase.until_step:
-            save(engine, phase, clock, log, progress, average)
+        last = clock.step == phase.until_step
+        if validation and (last or not stopping):
+            verdict = validation.at(clock.step)
+        asked = stopping or verdict.save or verdict.ended
+        if asked or last or clock.step % phase.save_every == 0:
+            save(engine, phase, clock, log, progress, average, validation)
         if stopping:
             break
-    return clock.step >= phase.until_step
+    if validation and verdict.ended:
+        validation.finish(clock.step)
+    return clock.step >= phase.until_step or verdict.ended
 
 
 def _update(
@@ -120,6 +133,7 @@ def save(
     log: Log,
     progress: Path,
     average: WeightAverage | None = None,
+    validation: Validation | None = None,
 ) -> None:
     """Write the rolling checkpoint of this step, complete at once, and remove the oldest.
 
@@ -154,5 +168,7 @@ def save(
             slots = [MASTER, *engine.slots(), *([EMA] if average else [])]
             write_position(draft.folder, position, engine.shapes, slots, spans)
             log.write_records(draft.folder / "records")
+            if validation:
+                validation.write_records(draft.folder / "records")
     if engine.rank == 0:
         prune(progress, phase.keep, clock.step)

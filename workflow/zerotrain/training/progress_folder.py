@@ -3,6 +3,8 @@
 step-00000300/     a rolling checkpoint, complete once it is there (zerotrain.checkpoint)
 fingerprint.json   what its numbers depend on; on a difference the folder is set aside
 stop               touch it, and training writes a checkpoint and stops
+best.json          the best validated step so far, which is never removed
+finished.json      the step at which the phase has ended before its `until`, and why
 exit.json          how the last process ended: {"code": 85, "reason": "..."}
 lock, lock.*       who writes (zerotrain.training.lock)
 training_log.jsonl, tensorboard/
@@ -20,6 +22,7 @@ from typing import Any
 from zerotrain import artifact
 from zerotrain.artifact import digest, write_json
 from zerotrain.errors import PipelineError
+from zerotrain.training.validation_history import best_step
 
 FINGERPRINT = "fingerprint.json"
 STOP = "stop"
@@ -66,11 +69,14 @@ def newest_whole(progress: Path, until: int) -> Path | None:
 
 
 def prune(progress: Path, keep: int, upto: int) -> None:
-    """Remove all but the newest `keep` rolling checkpoints of the steps up to `upto`.
+    """Remove all but the newest `keep` rolling checkpoints of the steps up to `upto`, and the best.
 
     Later ones, left from a time when `until` was higher, stay: they are whole and will serve again.
     """
+    best = best_step(progress)
     for step in [step for step in saved_steps(progress) if step <= upto][:-keep]:
+        if step == best:
+            continue
         folder = step_folder(progress, step)
         # Without its manifest it counts no more, wherever the removal may be cut short.
         (folder / artifact.MANIFEST).unlink()

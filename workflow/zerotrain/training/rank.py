@@ -39,6 +39,7 @@ from zerotrain.training.lock import hold_writer
 from zerotrain.training.log import Log, NoLog, TrainingLog
 from zerotrain.training.loop import Clock, train
 from zerotrain.training.schedule import follows_horizon
+from zerotrain.training.validation import open_validation
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -150,17 +151,24 @@ def run(
         f"{phase.until_step}, global batch {phase.global_batch_size}"
     )
     stop = _StopRequest(progress)
+    opened = read_cache(cache, verify=False)
+    validation = open_validation(
+        engine, family, base, opened, phase, log, progress, clock.step, resume, average
+    )
     finished = train(
         engine,
         family.objective(base, phase.objective),
-        Batches(read_cache(cache, verify=False), phase),
+        Batches(opened, phase),
         phase,
         clock,
         log,
         progress,
         stop,
         average,
+        validation,
     )
+    if validation:
+        validation.close()
     log.close()
     return finished
 
