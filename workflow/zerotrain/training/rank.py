@@ -168,7 +168,7 @@ def run(
         validation,
     )
     if validation:
-        validation.close()
+        validation.close(finished)
     log.close()
     return finished
 

@@ -43,8 +43,8 @@ class Sampler(Protocol):
     def sample(self, step: int) -> None:
         """Make the images of a step with the weights that the engine computes with."""
 
-    def close(self) -> None:
-        """Wait until they can be looked at."""
+    def close(self, finished: bool) -> None:
+        """Wait until they can be looked at, where the phase is finished."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class Validation:
         """Write the history into a checkpoint's records."""
         self._history.write(folder)
 
-    def close(self) -> None:
-        """Wait for what is still to be made of the images."""
+    def close(self, finished: bool) -> None:
+        """Wait for images that are still being made, where the phase is finished."""
         if self._sampler:
-            self._sampler.close()
+            self._sampler.close(finished)
 
     def _due(self, step: int) -> bool:
         if step == self._history.began:
@@ -210,4 +210,11 @@ def open_validation(
         held_out = HeldOutImages(cache, phase.seed, most)
     history = (read_history(resumed) if resumed else None) or ValidationHistory(step)
     objective = family.objective(base, conditions(phase.objective))
-    return Validation(engine, objective, held_out, phase, history, log, progress, average)
+    sampler = None
+    if settings.get("prompts"):
+        from zerotrain.training.samples import LatentSampler  # pipelines are slow to import
+
+        assert isinstance(cache, Cache)
+        assert family.modality == "image"
+        sampler = LatentSampler(engine, family, base, cache, phase, progress, log)
+    return Validation(engine, objective, held_out, phase, history, log, progress, average, sampler)
