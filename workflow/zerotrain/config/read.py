@@ -29,7 +29,7 @@ ZERO_KEYS = (
 LAUNCH_FILES = (".yaml", ".yml", ".json")
 """Ends of a `launch:` that is accelerate's or DeepSpeed's file instead of a preset."""
 
-SECTIONS = ("data", "cache", "lora", "train", "launch", "validation", "export", "evaluate")
+SECTIONS = ("data", "cache", "lora", "train", "launch", "export", "evaluate")
 """The keys of a configuration that hold keys."""
 
 EXPECTED = {

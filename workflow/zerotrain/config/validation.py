@@ -12,8 +12,8 @@ from zerotrain.config.section import Section, Whole
 class ValidationConfig(Section):
     """Measure held-out samples while a phase trains, and make images of prompts.
 
-    Without this section nothing is. It changes no trained number; see
-    [validation.md](validation.md).
+    Without this section nothing is; `validation: {}` takes every default. It changes no trained
+    number. See [validation.md](validation.md).
     """
 
     eval_steps: Whole = Field(
