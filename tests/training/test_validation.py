@@ -6,7 +6,6 @@ import json
 import math
 import random
 import signal
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,8 @@ import torch
 from tests.training.conftest import SEED, Training
 from tests.training.inputs import text_inputs
 from tests.training.kill_point import KillPoint
+from tests.training.matrix import export_state
+from tests.training.test_train_phase import Command
 
 from zerotrain import artifact
 from zerotrain.cache import Cache, TokenCache, read_cache
@@ -24,7 +25,7 @@ from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.position import EMA, MASTER
 from zerotrain.stages import train_phase
 from zerotrain.trained import choose_trained, trained_parameters
-from zerotrain.training.progress_folder import STOP, saved_steps, settle
+from zerotrain.training.progress_folder import STOP, end_step, saved_steps, settle
 from zerotrain.training.validation_history import BEST, FINISHED, read_history
 
 SETTINGS: dict[str, Any] = {
@@ -162,12 +163,17 @@ def test_validation_ends_a_phase_and_publishes_its_best(training, tmp_path):
     phase = read_run_yaml(training.folder / "p" / "launch" / "run.yaml")
     progress = training.progress("p")
     train_phase._publish(progress, phase, {}, tmp_path / "published")
-    assert Checkpoint(tmp_path / "published").position.step == best
-    last = replace(phase, validation={**PATIENT, "load_best_model_at_end": False})
-    assert train_phase._end(progress, last) is None  # the settings are others: it is looked at anew
-    longer = replace(phase, until_step=50)
-    assert train_phase._end(progress, longer) == best + 2
-    assert train_phase._end(progress, replace(phase, until_step=best + 1)) is None
+    published = Checkpoint(tmp_path / "published")
+    assert published.position.step == best
+    assert published.artifact.content == {"until": 40}
+    for until, rule, end in (
+        (40, chosen, best + 2),
+        (50, chosen, best + 2),
+        (best + 1, chosen, None),
+        (40, PATIENT, None),  # the rule is another: it is looked at anew
+        (40, None, None),
+    ):
+        assert end_step(progress, until, rule) == end
 
 
 def test_validation_goes_on_with_more_patience(training):
@@ -224,3 +230,29 @@ def ended(process: Any) -> int:
     process.join(120)
     code: int = process.exitcode
     return code
+
+
+@pytest.mark.slow
+def test_validation_through_the_command(training):
+    """The command publishes the best step of a phase that ended early, and called again publishes
+    the same without training; the next phase goes on from that step."""
+    chosen = {**PATIENT, "load_best_model_at_end": True}
+    training.phase("p", "torch", 40, **RISING, validation=chosen)
+    command = Command(training, "p")
+    code, said = command.run()
+    assert code == 0, said
+    best = ending(training, "p")["best"]["step"]
+    assert f"step {best} is published, the best of the phase" in said
+    assert "ends early at step" in said
+    hashes = command.hashes()
+    assert hashes == training.hashes("p", best)
+    artifact_identity = artifact.read(command.checkpoint, "checkpoint").identity
+    code, said = command.run()
+    assert code == 0, said
+    assert "val_loss" in said
+    assert "validation at" not in said
+    assert artifact.read(command.checkpoint, "checkpoint").identity == artifact_identity
+    state = export_state(command.checkpoint, training.folder / "state")
+    training.run("next", "torch", best + 2, state=state, validation=SETTINGS)
+    assert next(x["step"] for x in training.log("next") if x["phase"] == "next") == best
+    assert validations(training, "next")[-1]["step"] == best + 2

@@ -89,7 +89,7 @@ def train_phase(
             print(line, file=sys.stderr, flush=True)
         for leftover in (progress_folder.STOP, progress_folder.EXIT):
             (progress / leftover).unlink(missing_ok=True)
-        if _end(progress, phase) is None:
+        if progress_folder.end_step(progress, phase.until_step, phase.validation) is None:
             code = _launch(phase, launch, base, cache, start, progress)
             if code != 0:
                 return code
@@ -220,13 +220,6 @@ def _swap_folder(phase: ResolvedPhase, launch: Path, base: Path) -> Iterator[lis
         yield ["--swap", str(folder)]
 
 
-def _end(progress: Path, phase: ResolvedPhase) -> int | None:
-    """The step at which the phase is finished and saved, `until` or earlier; None where not."""
-    early = validation_history.finished_step(progress, phase.validation, phase.until_step)
-    saved = progress_folder.saved_steps(progress)
-    return next((step for step in (early, phase.until_step) if step in saved), None)
-
-
 def _chosen(progress: Path, end: int, phase: ResolvedPhase) -> Path:
     """The rolling checkpoint to publish of a phase that has ended at a step."""
     last = progress_folder.step_folder(progress, end)
@@ -256,7 +249,7 @@ def _publish(
     progress: Path, phase: ResolvedPhase, parents: dict[str, Artifact], output: Path
 ) -> None:
     """Give the last rolling checkpoint, or the best, its second name; it stays for extending."""
-    end = _end(progress, phase)
+    end = progress_folder.end_step(progress, phase.until_step, phase.validation)
     if end is None:
         raise PipelineError(
             f"{progress}: training ended without a checkpoint of step {phase.until_step}",
@@ -267,3 +260,5 @@ def _publish(
         for name, entry in rolling.files.items():
             artifact.link_or_copy(rolling.path(name), draft.folder / name)
             draft.known[name] = entry["sha256"]
+        if rolling.folder != progress_folder.step_folder(progress, phase.until_step):
+            draft.content = {"until": phase.until_step}  # all that was asked for is in it

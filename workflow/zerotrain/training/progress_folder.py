@@ -22,7 +22,7 @@ from typing import Any
 from zerotrain import artifact
 from zerotrain.artifact import digest, write_json
 from zerotrain.errors import PipelineError
-from zerotrain.training.validation_history import best_step
+from zerotrain.training.validation_history import best_step, finished_step
 
 FINGERPRINT = "fingerprint.json"
 STOP = "stop"
@@ -49,6 +49,22 @@ def saved_steps(progress: Path) -> list[int]:
 def newest_step(progress: Path, until: int) -> int | None:
     """The newest step with a complete checkpoint that is not beyond `until`."""
     return max((step for step in saved_steps(progress) if step <= until), default=None)
+
+
+def end_step(progress: Path, until: int, validation: Mapping[str, Any] | None = None) -> int | None:
+    """The saved step at which a phase has ended: `until`, or where a validation ended it.
+
+    Args:
+        progress: Folder of the phase's progress.
+        until: Where the phase is to end.
+        validation: ResolvedPhase.validation: the rule that an early end must have come from.
+
+    Returns:
+        None where the phase is unfinished.
+    """
+    saved = saved_steps(progress)
+    ends = (finished_step(progress, validation, until), until)
+    return next((step for step in ends if step in saved), None)
 
 
 def newest_whole(progress: Path, until: int) -> Path | None:
