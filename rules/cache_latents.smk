@@ -22,6 +22,7 @@ rule cache_latents:
     params:
         config_file=config_file,
         cache=RUN.cache.model_dump(mode="json"),
+        validation_prompts=RUN.validation_prompts,
         packing=RUN.phases[0].train.packing,
         virtual_tokens=(RUN.peft or {}).get("num_virtual_tokens"),
         num_cpu_threads_per_process=RUN.launch.num_cpu_threads_per_process,

@@ -199,6 +199,24 @@ def test_phase_inherits_and_changes_training_values() -> None:
         ({"phases": ["plain"]}, "phases.0: "),
         ({"run": "data"}, "'data' is the folder of the datasets"),
         ({"train": {"ema_decay": 0.99}}, "ema_decay says how a moving average is kept"),
+        ({"validation": {}}, "phase plain: validation measures held-out samples"),
+        (
+            {"validation": {"prompts": ["x"], "early_stopping_patience": 2}},
+            "phase plain: validation measures held-out samples",
+        ),
+        (
+            {"validation": {"prompts": ["x"], "metric_for_best_model": "val_loss_ema"}},
+            "val_loss_ema is that of averaged weights",
+        ),
+        (
+            {"validation": {"prompts": ["x"], "early_stopping_threshold": 1}},
+            "early_stopping_patience, which is not set",
+        ),
+        (
+            {"family": "sd3", "validation": {"prompts": ["x"], "scheduler": "euler"}},
+            "validation.scheduler: euler is a sampler of sdxl",
+        ),
+        ({"validation": {"eval_step": 5}}, "validation.eval_step: unknown key"),
         ({"run": "../up"}, "run: "),
         ({"data": {}}, "data: source: folder needs `images`"),
         ({"data": {"source": "digits", "images": "x"}}, "digits brings its own images"),

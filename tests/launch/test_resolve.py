@@ -208,7 +208,7 @@ def test_sources_say_user_default_or_derived() -> None:
         train={"global_batch_size": 8, "gradient_accumulation_steps": 4},
         preset=OFFLOAD,
     )
-    others = {"sources", "accelerate", "deepspeed", "objective", *TEXT_KEYS}
+    others = {"sources", "accelerate", "deepspeed", "objective", "validation", *TEXT_KEYS}
     names = vars(phase).keys() - others
     names |= {f"objective.{key}" for key in ("snr_gamma", "noise_offset")}
     found = {name: phase.sources[name][0] for name in names}
@@ -253,6 +253,7 @@ def test_numbers_do_not_follow_until() -> None:
         {"name": "c", "until": 400},
         name="b",
         train=train,
+        validation={"prompts": ["a cat"]},
         run="renamed",
     )
     assert after.lr_scheduler_steps != before.lr_scheduler_steps
@@ -322,6 +323,7 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
         "find_unused_parameters", "allow_tf32", "dynamo_backend", "dynamo_mode",
         "no_decay_norm_bias", "nan_action",
         "report_to", "tracker_project_name", "tracker_run_name",
+        "validation",
     }  # fmt: skip
     assert "fp16" not in resolve({"name": "a", "until": 100}).numbers()
 
@@ -425,3 +427,28 @@ def test_run_yaml_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert phase.sources.keys() == found.sources.keys()
     assert found.numbers() == phase.numbers()
     assert {type(v) for v in vars(found).values()} == {type(v) for v in vars(phase).values()}
+
+
+def test_validation_is_resolved_with_its_sources() -> None:
+    """Defaults that depend on other keys are filled in; a phase's own values win over the run's,
+    and null turns it off."""
+    data = {"images": "photos", "holdout": 0.1}
+    phases = (
+        {"name": "a", "until": 10, "use_ema": True},
+        {"name": "b", "until": 20, "validation": {"eval_steps": 3}},
+        {"name": "c", "until": 30, "validation": None},
+    )
+    found = {
+        name: resolve(*phases, name=name, data=data, validation={"batch_size": 2})
+        for name in ("a", "b", "c")
+    }
+    first, second = found["a"].validation, found["b"].validation
+    assert first is not None
+    assert second is not None
+    assert (first["metric_for_best_model"], first["max_samples"]) == ("val_loss_ema", 64)
+    assert found["a"].sources["validation.metric_for_best_model"] == ("derived", "use_ema true")
+    assert found["a"].sources["validation.batch_size"] == ("user", "")
+    assert "decode" not in first  # no prompts, no images
+    assert (second["eval_steps"], second["batch_size"]) == (3, 2)
+    assert second["metric_for_best_model"] == "val_loss"
+    assert found["c"].validation is None

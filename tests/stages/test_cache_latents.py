@@ -13,6 +13,7 @@ from PIL import Image
 
 from zerotrain import artifact
 from zerotrain.cache import encoding, read_cache
+from zerotrain.cache.prompts import Prompts
 from zerotrain.config import RunConfig, parse_config
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.source import open_source
@@ -95,6 +96,8 @@ class Run:
         with artifact.publish(self.folder / "base", "base") as draft:
             draft.content = {"parts": parts}
 
+        self.prompts: list[str] = []
+
     def config(self, data: dict[str, object], **cache: object) -> RunConfig:
         """The configuration with changes."""
         raw = {
@@ -106,6 +109,7 @@ class Run:
             "train": {"resolution": SIDE},
             "launch": {"num_cpu_threads_per_process": 1},
             "phases": [{"name": "p", "until": 1}],
+            **({"validation": {"prompts": self.prompts}} if self.prompts else {}),
         }
         return parse_config(raw, "test")
 
@@ -201,6 +205,28 @@ def test_nothing_new_loads_no_encoders(run, family, capsys):
     assert {n: b for n, b in contents(again).items() if n.endswith("safetensors")} == {
         n: b for n, b in first.items() if n.endswith("safetensors")
     }
+
+
+def test_prompts_of_validations_are_encoded_alone_and_are_no_part_of_the_identity(run, family):
+    """The empty one is there, too; a caption among them is taken from the captions. A training
+    that goes by the cache's identity goes on when they change."""
+    before = artifact.read(run.cache(), "cache").identity
+    family.prompt_batches.clear()
+    run.prompts = ["a cat", "house 1"]
+    found = artifact.read(run.cache(), "cache")
+    assert {prompt for batch in family.prompt_batches for prompt in batch} == {"a cat"}
+    expected = family.encode_prompts(["a cat", "house 1", ""])
+    for row, prompt in enumerate(["a cat", "house 1", ""]):
+        for name, tensor in Prompts(found).tensors(prompt).items():
+            assert torch.equal(tensor, expected[name][row])
+    assert found.identity == before
+    family.prompt_batches.clear()
+    run.prompts = ["a dog", "a cat"]
+    changed = artifact.read(run.cache(), "cache")
+    assert {prompt for batch in family.prompt_batches for prompt in batch} == {"a dog"}
+    assert changed.identity == before
+    with pytest.raises(PipelineError, match="no embeddings of the validation prompt 'house 1'"):
+        Prompts(changed).tensors("house 1")
 
 
 def test_another_length_of_captions_encodes_them_again(run, family, capsys):

@@ -15,8 +15,9 @@ from zerotrain.artifact import link_or_copy
 from zerotrain.cache import read_cache
 from zerotrain.config import RunConfig, parse_config
 from zerotrain.errors import PipelineError
+from zerotrain.evaluation import holdout_loss as holdout_loss_module
 from zerotrain.evaluation import images
-from zerotrain.evaluation.holdout_loss import holdout_loss, holdout_samples
+from zerotrain.evaluation.holdout_loss import TIMESTEPS, HeldOutImages, holdout_loss
 from zerotrain.families import nano as nano_parts
 from zerotrain.families.sdxl import FAMILY
 from zerotrain.position import TrainingPosition
@@ -195,12 +196,19 @@ def test_the_held_out_loss_sees_held_out_samples_at_fixed_noise(run):
     cache = read_cache(run / "cache")
     denoiser, objective = FAMILY.load_model(run / "base"), FAMILY.objective(run / "base")
 
-    samples = holdout_samples(cache)
-    assert {cache.entries[i].split for i in samples} == {"holdout"}
+    held_out = [
+        cache.sample(i) for i, entry in enumerate(cache.entries) if entry.split == "holdout"
+    ]
+    found = HeldOutImages(cache, 0)
+    assert len(found) == TIMESTEPS * len(held_out)
+    for place in range(len(found)):
+        latents = found[place]["latents"]
+        assert any(torch.equal(latents, sample["latents"]) for sample in held_out)
 
     def loss(seed: int, batch_size: int = 8) -> float:
         device = torch.device("cpu")
-        return holdout_loss(denoiser, objective, cache, samples, seed, device, batch_size)
+        samples = HeldOutImages(cache, seed)
+        return holdout_loss(denoiser, objective, samples, device, batch_size)
 
     assert loss(0) == loss(0)
     assert loss(0) == pytest.approx(loss(0, 3), rel=1e-6)
@@ -211,7 +219,7 @@ def test_the_held_out_loss_tells_the_model_what_training_told_it(run, monkeypatc
     """Of the keys of the loss nothing: phases of other losses are compared."""
     given = []
     plain = FAMILY.objective(run / "weights")
-    monkeypatch.setattr(images, "CONDITIONS", ("noise_offset",))
+    monkeypatch.setattr(holdout_loss_module, "CONDITIONS", ("noise_offset",))
     monkeypatch.setattr(
         type(FAMILY), "objective", lambda _, weights, settings: given.append(settings) or plain
     )
@@ -221,7 +229,7 @@ def test_the_held_out_loss_tells_the_model_what_training_told_it(run, monkeypatc
 
 
 def test_without_held_out_samples_no_model_is_loaded(run, monkeypatch):
-    monkeypatch.setattr(images, "holdout_samples", lambda _: [])
+    monkeypatch.setattr(images, "HeldOutImages", lambda *_: [])
     monkeypatch.setattr(type(FAMILY), "load_trained", lambda *_: pytest.fail("it was loaded"))
     found = images._holdout_loss(config_of(run), "only", run / "cache", run / "weights", "cpu")
     assert found is None

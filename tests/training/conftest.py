@@ -174,7 +174,7 @@ class Training:
 
     def losses(self, name: str) -> list[float]:
         """The loss of every step of the run so far."""
-        return [line["loss"] for line in self.log(name)]
+        return [line["loss"] for line in self.log(name) if "loss" in line]
 
     def hashes(self, name: str, step: int) -> dict[str, str]:
         """sha256 of the tensors of a rolling checkpoint."""

@@ -22,6 +22,8 @@ from zerotrain.stages.prepare_dataset import prepare_dataset
 SIDE, COUNT = 16, 12
 """Of the images."""
 CAPTIONS = ("a red house", "boat", "a green house, a blue boat")
+PROMPTS = ("boat", "two pink houses")
+"""Of validations: a caption and one that is none."""
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["to_q", "to_k", "to_v"]}
 TALKS = [tuple(m.content for m in one.messages) for one in SUMS]
 
@@ -39,6 +41,7 @@ def write_image_inputs(family: str, folder: Path) -> None:
         "data": {"images": str(folder / "images"), "num_workers": 0},
         "train": {"resolution": SIDE},
         "launch": {"num_cpu_threads_per_process": 1},
+        "validation": {"prompts": list(PROMPTS)},
         "phases": [{"name": "p", "until": 1}],
     }
     config = parse_config(raw, "test")

@@ -36,7 +36,7 @@ def unfinished_phase(config: RunConfig, file: Path) -> tuple[Phase, int]:
     unfinished = [
         (phase, until)
         for phase, until in ends
-        if _published_step(phase_folder(config, phase) / "checkpoint") != until
+        if _published_end(phase_folder(config, phase) / "checkpoint") != until
     ]
     if not unfinished:
         last, until = ends[-1]
@@ -168,11 +168,13 @@ def imported_state(config: RunConfig) -> Path | None:
     return RESULTS / config.run / "imported" / "state" if config.resume_from_checkpoint else None
 
 
-def _published_step(checkpoint: Path) -> int | None:
+def _published_end(checkpoint: Path) -> int | None:
+    """The `until` that a published checkpoint satisfies, which may be of an earlier step."""
     path = checkpoint / "checkpoint.json"
     if not artifact.is_published(checkpoint) or not path.is_file():
         return None
-    return int(json.loads(path.read_text())["step"])
+    step = json.loads(path.read_text())["step"]
+    return int(artifact.read(checkpoint, "checkpoint", verify=False).content.get("until", step))
 
 
 def _say(text: str) -> None:

@@ -121,16 +121,16 @@ def read_index(folder: Path) -> Index:
         raise ValueError(f"{folder / INDEX}: {error}") from error
 
 
-def listed_shards(folder: Path) -> list[Shard]:
-    """The shards of every series that index.json lists, of images or of text.
+def listed_shards(folder: Path, index: str = INDEX) -> list[Shard]:
+    """The shards of every series that index.json lists, of images or of text, or another index.
 
     Raises:
         OSError: there is none.
         ValueError: it is no index of this format.
     """
-    found = json.loads((folder / INDEX).read_text())
+    found = json.loads((folder / index).read_text())
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"{folder / INDEX}: not an index of format {FORMAT}")
+        raise ValueError(f"{folder / index}: not an index of format {FORMAT}")
     series = [value for value in found.values() if isinstance(value, dict) and "shards" in value]
     return [Shard(**shard) for one in series for shard in one["shards"]]
 

@@ -26,6 +26,8 @@ class Row:
     keys: tuple[str, ...]
     """Those of its conversations, in order."""
     split: Literal["train", "holdout"]
+    sha256: str = ""
+    """Digest of its one conversation, where it is held out: by it some of many are chosen."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def read_token_index(folder: Path) -> TokenIndex:
         return TokenIndex(
             **{
                 **found,
-                "rows": tuple(Row(tuple(row["keys"]), row["split"]) for row in found["rows"]),
+                "rows": tuple(Row(**{**row, "keys": tuple(row["keys"])}) for row in found["rows"]),
                 TOKENS: parse_series(found[TOKENS]),
             }
         )

@@ -183,10 +183,14 @@ def _rows(
 ) -> tuple[Row, ...]:
     """The samples of the cache: what is held out is never packed."""
     if packed_to is None:
-        return tuple(Row((key,), sample.split) for key, sample in kept)
+        return tuple(_row(key, sample) for key, sample in kept)
     train = [key for key, sample in kept if sample.split == "train"]
     packed = pack([lengths[key][0] for key in train], packed_to)
     return (
         *(Row(tuple(train[i] for i in row), "train") for row in packed),
-        *(Row((key,), "holdout") for key, sample in kept if sample.split == "holdout"),
+        *(_row(key, sample) for key, sample in kept if sample.split == "holdout"),
     )
+
+
+def _row(key: str, sample: Conversation) -> Row:
+    return Row((key,), sample.split, sample.sha256 if sample.split == "holdout" else "")

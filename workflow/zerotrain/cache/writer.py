@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,6 +21,7 @@ from safetensors.torch import save_file
 
 from zerotrain.artifact import file_sha256, link_or_copy
 from zerotrain.cache.layout import (
+    INDEX,
     Series,
     Shard,
     key_of,
@@ -28,6 +30,7 @@ from zerotrain.cache.layout import (
     shard_number,
     tensor_name,
 )
+from zerotrain.cache.prompts import PROMPTS_INDEX
 from zerotrain.errors import PipelineError
 
 Tensors = dict[str, torch.Tensor]
@@ -89,11 +92,11 @@ class Stored:
 def _listed(folder: Path) -> list[tuple[Path, str]]:
     """Shards in a folder with the digests they should have."""
     partial = [(path, path.stem) for path in sorted(folder.glob(f"{PARTIAL}/*.safetensors"))]
-    try:
-        shards = listed_shards(folder)
-    except (OSError, ValueError):
-        return partial
-    return [*partial, *((folder / shard.file, shard.sha256) for shard in shards)]
+    found = []
+    for index in (INDEX, PROMPTS_INDEX):
+        with suppress(OSError, ValueError):
+            found += listed_shards(folder, index)
+    return [*partial, *((folder / shard.file, shard.sha256) for shard in found)]
 
 
 @dataclass(frozen=True)

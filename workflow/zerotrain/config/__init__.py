@@ -10,6 +10,7 @@ from zerotrain.config.models import (
 )
 from zerotrain.config.read import parse_config, read_config
 from zerotrain.config.training import LoraConfig, ParamGroup, TrainConfig
+from zerotrain.config.validation import ValidationConfig
 
 __all__ = [
     "CacheConfig",
@@ -21,6 +22,7 @@ __all__ = [
     "Phase",
     "RunConfig",
     "TrainConfig",
+    "ValidationConfig",
     "parse_config",
     "read_config",
 ]

@@ -24,6 +24,10 @@ OF_SCHEME = {"logit_mean": "logit_normal", "logit_std": "logit_normal", "mode_sc
 """Keys that one weighting_scheme reads."""
 AVERAGE_KEYS = ("ema_decay", "ema_update_interval", "ema_device")
 """Keys of `train` that need its use_ema."""
+OF_GRIDS = (
+    "prompts", "images_per_prompt", "num_inference_steps", "guidance_scale", "scheduler", "decode",
+)  # fmt: skip
+"""Keys of `validation` that images alone have."""
 FROM_BASE = "which launch.zero3_init has not read yet"
 NOTHING_TO_LEARN = (
     "rescale_betas_zero_snr leaves noise alone at the last timestep, from which a model that "
@@ -43,6 +47,7 @@ def check_agreement(config: RunConfig) -> None:
     _check_data(config)
     _check_adapter(config)
     _check_average(config)
+    _check_validation(config)
 
 
 def _check_names(config: RunConfig) -> None:
@@ -191,6 +196,35 @@ def _check_average(config: RunConfig) -> None:
             raise ValueError(
                 f"{key} says how a moving average is kept, and none is: set train.use_ema: true, "
                 f"or remove {key}"
+            )
+
+
+def _check_validation(config: RunConfig) -> None:
+    for phase in config.phases:
+        if (section := phase.validation) is None:
+            continue
+        chooses = section.load_best_model_at_end or section.early_stopping_patience is not None
+        if not config.data.holdout and (chooses or not section.prompts):
+            raise ValueError(
+                f"phase {phase.name}: validation measures held-out samples, and data.holdout: 0 "
+                "keeps none; set data.holdout, say 0.1"
+            )
+        if section.metric_for_best_model == "val_loss_ema" and not phase.train.use_ema:
+            raise ValueError(
+                f"phase {phase.name}: metric_for_best_model: val_loss_ema is that of averaged "
+                "weights, and none are kept: set train.use_ema: true, or remove it"
+            )
+        given = section.model_fields_set & {*OF_GRIDS}
+        if given and config.is_text:
+            raise ValueError(
+                f"validation.{min(given)} means something to images alone; remove it: the family "
+                f"{config.family} is one of text"
+            )
+        kind = FAMILIES[config.family]
+        if not kind.noise_schedule and section.scheduler != "default":
+            raise ValueError(
+                f"validation.scheduler: {section.scheduler} is a sampler of "
+                f"{_with('noise_schedule')}; the family {config.family} has its base's alone"
             )
 
 

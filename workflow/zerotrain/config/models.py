@@ -18,6 +18,7 @@ from zerotrain.config.data import DataConfig
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.section import Name, Section, Whole
 from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
+from zerotrain.config.validation import ValidationConfig
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, PRESETS
 from zerotrain.peft_methods import read_peft
@@ -88,6 +89,10 @@ class Phase(Section):
         description="What the switch into this phase may lose; by default a loss is refused.",
     )
     train: TrainConfig = TrainConfig()
+    validation: ValidationConfig | None = Field(
+        None,
+        description="Values of the run's `validation` that change here; null: none in this phase.",
+    )
 
     @model_validator(mode="after")
     def _batch_divides(self) -> Phase:
@@ -212,6 +217,11 @@ class RunConfig(Section):
     cache: CacheConfig = CacheConfig()
     train: TrainConfig = TrainConfig()
     launch: LaunchConfig = LaunchConfig()
+    validation: ValidationConfig | None = Field(
+        None,
+        description="Measure while training: held-out loss, images of prompts, best step, early "
+        "stop.",
+    )
     phases: list[Phase] = Field(
         min_length=1, description="Stretches of training; each goes on where the one before ends."
     )
@@ -233,6 +243,12 @@ class RunConfig(Section):
             return None
         alpha = self.lora.rank if self.lora.alpha is None else self.lora.alpha
         return {**self.lora.model_dump(), "alpha": float(alpha)}
+
+    @property
+    def validation_prompts(self) -> list[str]:
+        """Distinct prompts that any phase's validation makes images of."""
+        found = [phase.validation for phase in self.phases if phase.validation]
+        return list(dict.fromkeys(prompt for one in found for prompt in one.prompts))
 
     @property
     def is_text(self) -> bool:

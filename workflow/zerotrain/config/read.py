@@ -14,7 +14,7 @@ from zerotrain.config.models import Phase, RunConfig
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 
-PHASE_KEYS = ("name", "until", "launch", "allow")
+PHASE_KEYS = ("name", "until", "launch", "allow", "validation")
 """The keys of a phase that are not training values."""
 
 ZERO_KEYS = (
@@ -90,7 +90,7 @@ def parse_config(raw: Any, source: str) -> RunConfig:
 
 
 def expand_phases(raw: dict[str, Any]) -> dict[str, Any]:
-    """Merge the run's `train` and `launch` into each phase, whose own values win.
+    """Merge the run's `train`, `launch` and `validation` into each phase, whose own values win.
 
     A section that holds nothing but comments is an empty one.
     """
@@ -111,6 +111,8 @@ def expand_phases(raw: dict[str, Any]) -> dict[str, Any]:
         own = {key: phase[key] for key in PHASE_KEYS if key in phase}
         changes = {key: value for key, value in phase.items() if key not in PHASE_KEYS}
         own["train"] = {**_mapping(raw.get("train")), **changes}
+        if "validation" in raw and phase.get("validation", ...) is not None:
+            own["validation"] = _with_own(raw["validation"], phase.get("validation", {}))
         if isinstance(launch, dict):
             # With no other phase to take them, they are refused instead of lost.
             left = ZERO_KEYS if is_plain and not all(plain) else ()
@@ -146,6 +148,11 @@ def _merged(run: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and isinstance(run.get(key), dict)
     }
     return {**run, **own, **both}
+
+
+def _with_own(run: Any, own: Any) -> Any:
+    """A run's section with a phase's own values; what is no mapping is left to be refused."""
+    return {**run, **own} if isinstance(run, dict) and isinstance(own, dict) else own or run
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -69,7 +69,9 @@ def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) ->
     phase = _noting(report, lambda: _read_phase(launch))
     if phase is not None:
         facts["not_default"] = _not_default(phase)
-    if phase is None or progress_folder.newest_step(progress, phase.until_step) == phase.until_step:
+    if phase is None:
+        return facts
+    if progress_folder.end_step(progress, phase.until_step, phase.validation) is not None:
         return facts
     _noting(report, lambda: machine_check.check(phase, machine))
     if not facts["trains_now"]:

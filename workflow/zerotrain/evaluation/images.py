@@ -15,9 +15,9 @@ from zerotrain.data.dataset import Dataset, read_dataset
 from zerotrain.data.source import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.grid import draw_grid
-from zerotrain.evaluation.holdout_loss import holdout_loss, holdout_samples
+from zerotrain.evaluation.holdout_loss import HeldOutImages, conditions, holdout_loss
 from zerotrain.evaluation.measured import Measured
-from zerotrain.families import CONDITIONS, load_family
+from zerotrain.families import load_family
 from zerotrain.judge import Judge
 from zerotrain.training.draws import IMAGE_SEEDS, generator
 
@@ -138,21 +138,18 @@ def _holdout_loss(
     """The loss, or None if the dataset holds nothing out."""
     opened = read_cache(cache, verify=False)
     assert isinstance(opened, Cache)
-    samples = holdout_samples(opened)
-    if not samples:
+    held_out = HeldOutImages(opened, config.seed)
+    if not len(held_out):
         return None
     from zerotrain.families.placement import place_model, sampling_dtype
 
     family = load_family(config.family)
     assert family.modality == "image"
     given = config.phase(phase).train.objective(config.family)
-    conditions = {key: given[key] for key in given if key in CONDITIONS}
     return holdout_loss(
         place_model(family.load_trained(weights, sampling_dtype(device)), device),
-        family.objective(weights, conditions or None),
-        opened,
-        samples,
-        config.seed,
+        family.objective(weights, conditions(given)),
+        held_out,
         torch.device(device),
         config.evaluate.batch_size,
     )

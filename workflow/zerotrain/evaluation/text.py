@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 import torch
 
-from zerotrain.cache import stacked
 from zerotrain.config import RunConfig
 from zerotrain.data.conversation import Message, read_conversations
 from zerotrain.evaluation.answers import ANSWERS, Answer, write_answers
+from zerotrain.evaluation.holdout_loss import holdout_loss, perplexity, whole_example
 from zerotrain.evaluation.measured import Measured
 from zerotrain.families import TextFamily, Tokens, load_family
-from zerotrain.families.tokens import IGNORED
 
 MOST_ASKED = 10
 """Training examples that are asked where nothing is held out."""
@@ -64,7 +62,7 @@ def measure_text(
         metrics["exact_match"] = sum(a.generated == a.expected for a in judged) / len(judged)
         rows = [tokens for _, tokens in taken]
         loss = _mean_loss(family, weights, rows, config.evaluate.batch_size, device)
-        metrics |= {"perplexity": math.exp(loss), "val_loss": loss}
+        metrics |= {"perplexity": perplexity(loss), "val_loss": loss}
 
     def write(folder: Path) -> None:
         write_answers(folder / ANSWERS, answers)
@@ -76,22 +74,11 @@ def _mean_loss(
     family: TextFamily, weights: Path, rows: Sequence[Tokens], batch_size: int, device: str
 ) -> float:
     """Cross entropy over all learned tokens, each counted once, of the weights as they answer."""
-    model = family.load_for_answers(weights, device)
-    objective = family.objective(weights)
-    total, count = 0.0, 0
-    with torch.inference_mode():
-        for start in range(0, len(rows), batch_size):
-            samples = [
-                {
-                    "input_ids": torch.tensor(row.input_ids),
-                    "labels": torch.tensor(row.labels),
-                    "attention_mask": torch.ones(len(row.input_ids), dtype=torch.int64),
-                }
-                for row in rows[start : start + batch_size]
-            ]
-            batch = stacked(samples, torch.device(device))
-            learned = (batch["labels"] != IGNORED).sum(dim=1)
-            losses = objective.loss(model, batch).double()
-            total += float((losses * learned).sum())
-            count += int(learned.sum())
-    return total / count
+    samples = [whole_example(torch.tensor(row.input_ids), torch.tensor(row.labels)) for row in rows]
+    return holdout_loss(
+        family.load_for_answers(weights, device),
+        family.objective(weights),
+        samples,
+        torch.device(device),
+        batch_size,
+    )

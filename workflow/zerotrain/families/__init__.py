@@ -274,6 +274,50 @@ class ImageFamily(Family, Protocol):
     ) -> list[Image]:
         """One image per prompt, each from its own seed, with classifier-free guidance."""
 
+    def live_pipeline(
+        self,
+        base: Path,
+        model: torch.nn.Module,
+        resolution: int,
+        shape: Sequence[int],
+        config: EvaluateConfig,
+    ) -> Any:
+        """A pipeline around a model that is trained, without encoders and autoencoder.
+
+        Args:
+            base: Folder of the base model, whose noise scheduler is used.
+            model: The trained part, as load_model gave it.
+            resolution: Side of its images in pixels.
+            shape: C, h and w of their latents.
+            config: What names the sampler.
+        """
+
+    def sample_latents(
+        self,
+        pipeline: Any,
+        embeds: Mapping[str, torch.Tensor],
+        empty: Mapping[str, torch.Tensor],
+        seed: int,
+        config: EvaluateConfig,
+        *,
+        resolution: int,
+        shape: Sequence[int],
+    ) -> torch.Tensor:
+        """Latents float32 [C, h, w] on the CPU, of the image that `sample` makes of this seed.
+
+        Args:
+            pipeline: What live_pipeline gave.
+            embeds: What Encoders.encode_prompts gave of the prompt, with leading dimension 1.
+            empty: The same of the empty prompt.
+            seed: Decides the noise.
+            config: How it is sampled.
+            resolution: As for the pipeline.
+            shape: As for the pipeline.
+        """
+
+    def decode_latents(self, base: Path, latents: torch.Tensor, device: str) -> list[Image]:
+        """The image of each of latents [B, C, h, w], by the base's autoencoder in float32."""
+
 
 class TextFamily(Family, Protocol):
     """One kind of model that makes text."""

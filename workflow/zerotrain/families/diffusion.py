@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import diffusers
 import torch
+from diffusers.image_processor import VaeImageProcessor
+from diffusers.utils import logging as diffusers_logging
 
 from zerotrain.errors import PipelineError
 from zerotrain.families import adapters
@@ -208,10 +210,7 @@ class DiffusionFamily(ABC):
 
         Without a resolution the images have the size that the model was made for.
         """
-        if config.scheduler != "default":
-            pipeline.scheduler = self._sampler(config.scheduler).from_config(
-                pipeline.scheduler.config
-            )
+        self._choose_sampler(pipeline, config)
         arguments = self.sampling_arguments(pipeline, config, max_sequence_length)
         negative = arguments.pop("negative_prompt", None)
 
@@ -232,6 +231,85 @@ class DiffusionFamily(ABC):
                 ).images
 
         return list(progress(images(), len(prompts), "sampling images", "image"))
+
+    def live_pipeline(
+        self,
+        base: Path,
+        model: torch.nn.Module,
+        resolution: int,
+        shape: Sequence[int],
+        config: EvaluateConfig,
+    ) -> Any:
+        """A pipeline around a model that is trained, without encoders and autoencoder."""
+        absent = {name for name in self.parts if name not in ("scheduler", self.trained_part)}
+        arguments = {**self.loading_arguments(), **dict.fromkeys(absent)}
+        pipeline = load_pipeline(
+            self.pipeline, base, torch.float32, **arguments, **{self.trained_part: model}
+        )
+        # Without an autoencoder a pipeline takes its factor to be 8.
+        pipeline.vae_scale_factor = resolution // shape[-1]
+        self._choose_sampler(pipeline, config)
+        return pipeline
+
+    def sample_latents(
+        self,
+        pipeline: Any,
+        embeds: Mapping[str, torch.Tensor],
+        empty: Mapping[str, torch.Tensor],
+        seed: int,
+        config: EvaluateConfig,
+        *,
+        resolution: int,
+        shape: Sequence[int],
+    ) -> torch.Tensor:
+        """Latents float32 [C, h, w] on the CPU, of the image that `sample` makes of this seed."""
+        arguments = self.sampling_arguments(pipeline, config, None)
+        for name in ("negative_prompt", "max_sequence_length"):  # the embeddings have them
+            arguments.pop(name, None)
+        found = pipeline(
+            **self.embedded(embeds, empty),
+            height=resolution,
+            width=resolution,
+            num_inference_steps=config.num_inference_steps,
+            generator=[torch.Generator("cpu").manual_seed(seed)],
+            output_type="latent",
+            **arguments,
+        ).images
+        return self.unpacked(found, shape)[0].float().cpu()
+
+    def decode_latents(self, base: Path, latents: torch.Tensor, device: str) -> list[Image]:
+        """The image of each of latents [B, C, h, w], by the base's autoencoder in float32."""
+        diffusers_logging.disable_progress_bar()
+        vae = getattr(diffusers, self.classes["vae"]).from_pretrained(
+            base, subfolder="vae", dtype=torch.float32, use_safetensors=True
+        )
+        vae.to(device).eval()
+        with torch.inference_mode():
+            pixels = [self.pixels(vae, one[None].to(device)) for one in latents]
+        images: list[Image] = VaeImageProcessor().postprocess(torch.cat(pixels))
+        return images
+
+    def embedded(
+        self, embeds: Mapping[str, torch.Tensor], empty: Mapping[str, torch.Tensor]
+    ) -> dict[str, Any]:
+        """What the pipeline takes in the place of a prompt and of the one to guide away from."""
+        return {**embeds, **{f"negative_{name}": tensor for name, tensor in empty.items()}}
+
+    def unpacked(self, latents: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """The pipeline's latents as [B, C, h, w]; `shape` is C, h and w."""
+        return latents
+
+    def pixels(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
+        """The pixels [B, 3, H, W] in [-1, 1] of latents [B, C, h, w] as the denoiser has them."""
+        unscaled = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+        decoded: torch.Tensor = vae.decode(unscaled, return_dict=False)[0]
+        return decoded
+
+    def _choose_sampler(self, pipeline: Any, config: EvaluateConfig) -> None:
+        if config.scheduler != "default":
+            pipeline.scheduler = self._sampler(config.scheduler).from_config(
+                pipeline.scheduler.config
+            )
 
     def _class(self) -> Any:
         return getattr(diffusers, self.classes[self.trained_part])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,10 @@ class PackedFamily(DiffusionFamily):
     def latent_channels(self, config: Mapping[str, Any]) -> int:
         """A patch has four times as many."""
         return super().latent_channels(config) // 4
+
+    def unpacked(self, latents: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """Patches [B, h/2 * w/2, 4C] as latents [B, C, h, w]; `shape` is C, h and w."""
+        return unpack(latents, torch.Size((len(latents), *shape)))
 
 
 class PackedObjective(FlowMatchingObjective):

@@ -140,5 +140,26 @@ class QwenImage(PackedFamily):
             found["true_cfg_scale"] = scale
         return found if scale is not None and scale <= 1 else {**found, "negative_prompt": ""}
 
+    def embedded(
+        self, embeds: Mapping[str, torch.Tensor], empty: Mapping[str, torch.Tensor]
+    ) -> dict[str, Any]:
+        """Each with a mask, and none is cut by the pipeline: the cache has done that."""
+        found = super().embedded(embeds, empty)
+        masks = {
+            f"{name}_mask": torch.ones(tensor.shape[:2], dtype=torch.long, device=tensor.device)
+            for name, tensor in found.items()
+        }
+        return {**found, **masks, "max_sequence_length": 1024}
+
+    def pixels(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
+        """The pixels [B, 3, H, W] in [-1, 1] of latents [B, C, h, w], each a single frame."""
+        mean, std = (
+            torch.tensor(values, device=latents.device).view(1, -1, 1, 1)
+            for values in (vae.config.latents_mean, vae.config.latents_std)
+        )
+        frames = (latents * std + mean).unsqueeze(2)
+        decoded: torch.Tensor = vae.decode(frames, return_dict=False)[0]
+        return decoded[:, :, 0]
+
 
 FAMILY = QwenImage()

@@ -130,6 +130,17 @@ class Sdxl(DiffusionFamily):
         schedule = read_noise_schedule(base / "scheduler")
         return SdxlObjective(schedule, (settings or {}).get("snr_gamma"))
 
+    def pixels(self, vae: Any, latents: torch.Tensor) -> torch.Tensor:
+        """The pixels [B, 3, H, W] in [-1, 1] of latents [B, C, h, w] as the denoiser has them."""
+        config = vae.config
+        if config.latents_mean is not None and config.latents_std is not None:
+            mean, std = (
+                torch.tensor(values, device=latents.device).view(1, -1, 1, 1)
+                for values in (config.latents_mean, config.latents_std)
+            )
+            latents = latents * std + mean * config.scaling_factor
+        return super().pixels(vae, latents)
+
     def loading_arguments(self) -> dict[str, Any]:
         """The pipeline would hide a watermark in its images, if the package is there."""
         return {"add_watermarker": False}

@@ -9,6 +9,7 @@ from typing import Any
 
 from zerotrain import optimizers
 from zerotrain.config import RunConfig, TrainConfig
+from zerotrain.config.agreement import OF_GRIDS
 from zerotrain.config.objective import ObjectiveConfig
 from zerotrain.config.training import IMAGE_KEYS, TEXT_KEYS
 from zerotrain.errors import PipelineError
@@ -21,6 +22,8 @@ from zerotrain.launch.settings import Source
 from zerotrain.model_sizes import ModelSizes
 from zerotrain.optimizer_arguments import read_optimizer_args
 
+MOST_IMAGES, MOST_EXAMPLES = 64, 256
+"""Held-out samples that evaluate takes, of text unless it is told otherwise."""
 Sources = dict[str, tuple[Source, str]]
 EPOCH_OF_IMAGES = "training samples x repeats, from the dataset manifest"
 EPOCH_OF_TEXT = "training rows x repeats, from the cache's manifest"
@@ -74,6 +77,7 @@ def resolve_phase(
     for key in ("lora", "peft", "frozen_parameters", "trainable_parameters"):
         sources[key] = _source(config, key)
     sources["allow"] = _source(phase, "allow")
+    validation = _validation(config, name, sources)
     preset = with_own_offload(preset, launch, f"phase {name}")
     check_activations(name, launch, preset, train.gradient_checkpointing)
     if preset.engine == "auto":
@@ -181,6 +185,7 @@ def resolve_phase(
         ema_decay=train.ema_decay,
         ema_update_interval=train.ema_update_interval,
         ema_device=train.ema_device,
+        validation=validation,
         save_every=train.save_every,
         keep=train.keep,
         keep_every=train.keep_every,
@@ -195,6 +200,29 @@ def resolve_phase(
     )
     refuse_impossible_schedule(resolved)
     return with_files(resolved, launch, sizes)
+
+
+def _validation(config: RunConfig, name: str, sources: Sources) -> dict[str, Any] | None:
+    """The phase's validation with its defaults filled in, which depend on other keys."""
+    phase = config.phase(name)
+    if (section := phase.validation) is None:
+        return None
+    found = section.model_dump()
+    for key in found:
+        sources[f"validation.{key}"] = _source(section, key)
+    derived = {
+        "max_samples": (MOST_EXAMPLES if config.is_text else MOST_IMAGES, "as evaluate takes"),
+        "metric_for_best_model": (
+            "val_loss_ema" if phase.train.use_ema else "val_loss",
+            f"use_ema {str(phase.train.use_ema).lower()}",
+        ),
+    }
+    for key, (value, why) in derived.items():
+        if found[key] is None:
+            found[key] = value
+            sources[f"validation.{key}"] = ("derived", why)
+    left_out = OF_GRIDS if config.is_text or not section.prompts else ()
+    return {key: value for key, value in found.items() if key not in left_out}
 
 
 def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) -> dict[str, Any]:

@@ -137,6 +137,8 @@ class ResolvedPhase:
     ema_update_interval: int = 1
     ema_device: str = "accelerator"
     """The moving average of the weights."""
+    validation: dict[str, Any] | None = None
+    """The keys of config.validation, none left open; None where nothing is measured meanwhile."""
     save_every: int | str
     """Steps, or a time as zerotrain.save_interval has it: "30 min"."""
     keep: int
@@ -181,7 +183,7 @@ class ResolvedPhase:
             "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
             "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
             "main_process_port", "ddp_timeout", "accelerate", "deepspeed",
-            "find_unused_parameters", "nan_action", *MEMORY_KEYS, *TRACKER_KEYS,
+            "find_unused_parameters", "nan_action", "validation", *MEMORY_KEYS, *TRACKER_KEYS,
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:
             left_out.add("lr_warmup_steps")
@@ -216,7 +218,8 @@ def explained(phase: ResolvedPhase) -> Iterator[tuple[str, Any, Source, str]]:
     """
     for item in fields(phase):
         value = getattr(phase, item.name)
-        if item.name == "sources" or (value is None and item.name in OF_ONE_MODALITY):
+        absent = value is None and item.name in (*OF_ONE_MODALITY, "validation")
+        if item.name == "sources" or absent:
             continue
         rows = [(item.name, value)]
         if isinstance(value, dict):

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 from zerotrain import artifact
+from zerotrain.artifact import RECORDS
 from zerotrain.cache.encoding import Encoding
 from zerotrain.cache.layout import KIND, LATENTS, TEXT, Index, write_index
+from zerotrain.cache.prompts import PROMPTS, write_prompts
 from zerotrain.cache.tokenising import cache_text
 from zerotrain.cache.writer import Stored, place, write_series
 from zerotrain.config import RunConfig
@@ -40,6 +42,8 @@ def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, outpu
     encoding = Encoding(config, size, family, model)
     entries = tuple(encoding.entry(sample) for sample in samples.samples)
     empty_text = encoding.text_key("")
+    prompts = {prompt: encoding.text_key(prompt) for prompt in config.validation_prompts}
+    prompts |= {"": empty_text} if prompts else {}
     artifact.mend(output)
     stored = Stored(output)
     for path in stored.damaged:
@@ -51,6 +55,18 @@ def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, outpu
             (TEXT, [empty_text, *(entry.text for entry in entries)], encoding.text),
         )
     )
+    shown = (
+        write_series(
+            PROMPTS,
+            prompts.values(),
+            encoding.text,
+            stored,
+            folder=output,
+            shard_size=config.cache.shard_size,
+        )
+        if prompts
+        else None
+    )
     with artifact.publish(
         output,
         KIND,
@@ -58,6 +74,10 @@ def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, outpu
         made_by={"stage": "cache_latents"},
     ) as draft:
         draft.known = place(latents, draft.folder) | place(text, draft.folder)
+        if shown is not None:
+            (draft.folder / RECORDS).mkdir()
+            draft.known |= place(shown, draft.folder)
+            write_prompts(draft.folder, prompts, shown.series)
         write_index(
             draft.folder,
             Index(

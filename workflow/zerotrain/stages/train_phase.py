@@ -33,6 +33,7 @@ from zerotrain.training import (
     progress_folder,
     pulse,
     swap_folder,
+    validation_history,
 )
 from zerotrain.training.start import RANK, fingerprint, prepare, read_inputs
 from zerotrain.training.watch import Watch
@@ -85,7 +86,7 @@ def train_phase(
     try:
         prepare(inputs, progress)
         resume = progress_folder.newest_whole(progress, phase.until_step)
-        if progress_folder.newest_step(progress, phase.until_step) != phase.until_step:
+        if progress_folder.end_step(progress, phase.until_step, phase.validation) is None:
             _check_room(phase, parents["base"], progress)
             code = _launch(phase, launch, base, cache, start, resume, progress)
             if code != 0:
@@ -241,18 +242,45 @@ def _swap_folder(phase: ResolvedPhase, launch: Path, base: Path) -> Iterator[lis
         yield ["--swap", str(folder)]
 
 
+def _chosen(progress: Path, end: int, phase: ResolvedPhase) -> Path:
+    """The rolling checkpoint to publish of a phase that has ended at a step."""
+    last = progress_folder.step_folder(progress, end)
+    history = validation_history.read_history(last)
+    if not (phase.validation and phase.validation["load_best_model_at_end"] and history):
+        return last
+    best = history.best(phase.validation)
+    if best is None:
+        return last
+    folder = progress_folder.step_folder(progress, best["step"])
+    if not artifact.is_published(folder):
+        raise PipelineError(
+            f"{folder}: the phase's best checkpoint ({best['metric']} {best['value']:.6g}) is gone",
+            hint="set validation.load_best_model_at_end to false, which publishes that of step "
+            f"{end}",
+        )
+    print(
+        f"{phase.phase}: step {best['step']} is published, the best of the phase "
+        f"({best['metric']} {best['value']:.6g}), which ended at step {end}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return folder
+
+
 def _publish(
     progress: Path, phase: ResolvedPhase, parents: dict[str, Artifact], output: Path
 ) -> None:
-    """Give the newest rolling checkpoint its second name; it stays in progress for extending."""
-    newest = progress_folder.newest_step(progress, phase.until_step)
-    if newest != phase.until_step:
+    """Give the last rolling checkpoint, or the best, its second name; it stays for extending."""
+    end = progress_folder.end_step(progress, phase.until_step, phase.validation)
+    if end is None:
         raise PipelineError(
             f"{progress}: training ended without a checkpoint of step {phase.until_step}",
             hint="look at the log of train_phase",
         )
-    rolling = artifact.read(progress_folder.step_folder(progress, newest), "checkpoint")
+    rolling = artifact.read(_chosen(progress, end, phase), "checkpoint")
     with artifact.publish(output, "checkpoint", parents=parents) as draft:
         for name, entry in rolling.files.items():
             artifact.link_or_copy(rolling.path(name), draft.folder / name)
             draft.known[name] = entry["sha256"]
+        if rolling.folder != progress_folder.step_folder(progress, phase.until_step):
+            draft.content = {"until": phase.until_step}  # all that was asked for is in it

@@ -6,6 +6,7 @@ So no engine knows of it, ZeRO-3 gathers nothing for it, and it crosses a switch
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -42,6 +43,23 @@ class WeightAverage:
         for fragment in self._engine.masters():
             part = self._parts[fragment.name]
             part.lerp_(fragment.slots[MASTER].detach().to(part.device), share)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The engine computes with the average meanwhile, and then with its weights to the bit."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for fragment in self._engine.masters():
+            master, part = fragment.slots[MASTER].detach(), self._parts[fragment.name]
+            held = master.clone()
+            master.copy_(part)
+            part.copy_(held)
+        self._engine.show_masters()
 
     def fragments(self) -> Iterator[Fragment]:
         """The engine's fragments, each with its average."""

@@ -70,6 +70,12 @@ class Engine(Protocol):
     def masters(self) -> Iterator[Fragment]:
         """This rank's part of every trained parameter: the master weights alone."""
 
+    def show_masters(self) -> None:
+        """Compute with what `masters` hold by now: somebody has written into them.
+
+        Not where they lie on a disk.
+        """
+
     def fragments(self) -> Iterator[Fragment]:
         """The same, and with them `slots`."""
 

@@ -22,6 +22,7 @@ from zerotrain.training.loss_scale import exhausted
 from zerotrain.training.not_finite import LeftOut, Losses, poisoned
 from zerotrain.training.saving import Saving
 from zerotrain.training.schedule import learning_rate, momentum
+from zerotrain.training.validation import Validation, Verdict
 
 
 def train(
@@ -34,8 +35,11 @@ def train(
     saving: Saving,
     stop_requested: Callable[[], bool],
     average: WeightAverage | None = None,
+    validation: Validation | None = None,
 ) -> bool:
-    """Train to phase.until_step or until a stop is requested; either way a checkpoint is saved.
+    """Train to phase.until_step, to where a validation ends it, or until a stop is requested.
+
+    A checkpoint is saved in any case.
 
     Returns:
         Whether the phase is finished.
@@ -47,8 +51,11 @@ def train(
     """
     left_out = LeftOut(phase, batches, log)
     memory = MemoryWatch()
+    verdict = validation.at(clock.step) if validation else Verdict()
     with saving:
-        while clock.step < phase.until_step:
+        if verdict.save:  # a stop was asked for at this step, which left no time for its validation
+            saving.begin(clock, wait=True)
+        while clock.step < phase.until_step and not verdict.ended:
             log.lap("other")
             rate = learning_rate(phase, clock.step, clock.horizon)
             beta1 = momentum(phase, clock.step, clock.horizon)
@@ -75,15 +82,21 @@ def train(
                 average.update(clock.step)
             log.lap("optimizer")
             log.step(clock.step, clock.samples, loss, norm, rate, beta1)
-            last = stopping or clock.step == phase.until_step
-            if last or overdue or saving.due(clock.step):
+            last = clock.step == phase.until_step
+            if validation and (last or not stopping):
                 log.lap("other")
+                verdict = validation.at(clock.step)
+                log.lap("validation")
+            ending = stopping or last or verdict.ended
+            if ending or verdict.save or overdue or saving.due(clock.step):
                 log.memory(ranks.gather(memory.use()), memory.peaks())
-                saving.begin(clock, wait=last)
+                saving.begin(clock, wait=ending)
                 log.lap("save")
             if stopping:
                 break
-    return clock.step >= phase.until_step
+        if validation and verdict.ended:
+            validation.finish(clock.step)
+    return clock.step >= phase.until_step or verdict.ended
 
 
 def _accumulate(

@@ -3,8 +3,9 @@
 step-00000300/     a rolling checkpoint, complete once it is there (zerotrain.checkpoint)
 fingerprint.json   what its numbers depend on; on a difference the folder is set aside
 damaged-step-*/    one that was found damaged, when an older one was whole
-best.json          {"step": ..., "metric": ..., "value": ...}: the step that validated best
 stop               touch it, and training writes a checkpoint and stops
+best.json          the best validated step so far, which is never removed
+finished.json      the step at which the phase has ended before its `until`, and why
 exit.json          how the last process ended: {"code": 85, "reason": "..."}
 ended.json         exit codes of processes that did not end with 0, by rank; -9: signal 9
 ranks/             what each process is doing (zerotrain.training.pulse)
@@ -26,6 +27,7 @@ from zerotrain import artifact
 from zerotrain.artifact import digest, write_json
 from zerotrain.artifact.in_use import remove
 from zerotrain.errors import PipelineError
+from zerotrain.training.validation_history import best_step, finished_step
 
 FINGERPRINT = "fingerprint.json"
 STOP = "stop"
@@ -34,7 +36,6 @@ ENDED = "ended.json"
 LOG = "metrics.jsonl"
 RESOURCES = "resources.json"
 PENDING = "pending.json"
-BEST = "best.json"
 
 
 def step_folder(progress: Path, step: int) -> Path:
@@ -54,6 +55,22 @@ def saved_steps(progress: Path) -> list[int]:
 def newest_step(progress: Path, until: int) -> int | None:
     """The newest step with a complete checkpoint that is not beyond `until`."""
     return max((step for step in saved_steps(progress) if step <= until), default=None)
+
+
+def end_step(progress: Path, until: int, validation: Mapping[str, Any] | None = None) -> int | None:
+    """The saved step at which a phase has ended: `until`, or where a validation ended it.
+
+    Args:
+        progress: Folder of the phase's progress.
+        until: Where the phase is to end.
+        validation: ResolvedPhase.validation: the rule that an early end must have come from.
+
+    Returns:
+        None where the phase is unfinished.
+    """
+    saved = saved_steps(progress)
+    ends = (finished_step(progress, validation, until), until)
+    return next((step for step in ends if step in saved), None)
 
 
 def newest_whole(progress: Path, until: int) -> Path | None:
@@ -129,14 +146,6 @@ def drop_oldest(progress: Path, before: int) -> int | None:
         if step != best_step(progress) and remove(step_folder(progress, step)):
             return step
     return None
-
-
-def best_step(progress: Path) -> int | None:
-    """The step whose weights a validation found best so far."""
-    try:
-        return int(json.loads((progress / BEST).read_text())["step"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _looks_whole(folder: Path) -> bool:

@@ -40,6 +40,7 @@ from zerotrain.training.saving import Saving
 from zerotrain.training.schedule import follows_horizon
 from zerotrain.training.start_lines import start_lines
 from zerotrain.training.stop_request import StopRequest
+from zerotrain.training.validation import open_validation
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -170,18 +171,27 @@ def run(
         low = DiskWatch(progress, phase.disk_low_threshold, log.say)
     if pulse:
         pulse.clock = clock
+    opened = read_cache(cache, verify=False)
+    validation = open_validation(
+        engine, family, base, opened, phase, log, progress, clock.step, resume, average
+    )
+    more_records = validation.write_records if validation else None
     try:
-        return train(
+        finished = train(
             engine,
             family.objective(base, phase.objective),
-            Batches(read_cache(cache, verify=False), phase),
+            Batches(opened, phase),
             phase,
             clock,
             log,
-            Saving(engine, phase, log, progress, average),
+            Saving(engine, phase, log, progress, average, more_records),
             lambda: stop() or bool(low and low()),
             average,
+            validation,
         )
+        if validation:
+            validation.close(finished)
+        return finished
     finally:
         log.close()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -51,7 +52,10 @@ class Saving:
         log: Log,
         progress: Path,
         average: WeightAverage | None = None,
+        write_records: Callable[[Path], None] | None = None,
     ) -> None:
+        """`write_records` writes what else belongs to the records of a checkpoint."""
+        self._write_records = write_records
         self._engine = engine
         self._phase = phase
         self._log = log
@@ -213,7 +217,10 @@ class Saving:
         target = step_folder(self._progress, step)
         try:
             self._draft = self._publishing.enter_context(artifact.publish(target, KIND))
-            self._log.write_records(self._draft.folder / "records")
+            records = self._draft.folder / "records"
+            self._log.write_records(records)
+            if self._write_records:
+                self._write_records(records)
         except OSError:
             self._drop()
             raise

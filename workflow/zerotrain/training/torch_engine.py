@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from zerotrain import optimizers
@@ -213,6 +214,13 @@ class TorchEngine:
     def masters(self) -> Iterator[Fragment]:
         for flat, name in self._own_share():
             yield Fragment(name, 0, {MASTER: flat.part(flat.weights.data, name)})
+
+    def show_masters(self) -> None:
+        if self.world_size > 1:  # alone, they are the weights
+            for flat in self._flats:
+                for number, name in enumerate(flat.names):
+                    owner = number % self.world_size
+                    distributed.broadcast(flat.part(flat.weights.data, name), src=owner)
 
     def fragments(self) -> Iterator[Fragment]:
         for flat, name in self._own_share():

@@ -183,6 +183,9 @@ class ZeroEngine:
     def masters(self) -> Iterator[Fragment]:
         return self._partitions.fragments([])
 
+    def show_masters(self) -> None:
+        self._partitions.show_masters()
+
     def fragments(self) -> Iterator[Fragment]:
         return self._partitions.fragments(self.slots())
 

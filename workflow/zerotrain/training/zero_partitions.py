@@ -54,6 +54,10 @@ class GroupPartitions:
         for name, mapping in self._mappings():
             _copy_part(read(name, MASTER), mapping, mapping.get_hp_fragment())
 
+    def show_masters(self) -> None:
+        """Round the master weights to the weights that are computed with."""
+        self._zero.update_lp_params()
+
     def fill_moments(self, read: ReadTensor, slots: Sequence[str]) -> None:
         """Set the optimizer's slots; its states must be there."""
         self._link_slots()
@@ -125,6 +129,15 @@ class ParameterPartitions:
             with self._resident(group, changed=True) as flat:
                 for name, parameter in parameters.items():
                     self._fill(flat.data, read(name, MASTER), name, parameter)
+
+    def show_masters(self) -> None:
+        """Round the master weights to the weights that are computed with, as a step does."""
+        zero = self._zero
+        zero._partition_all_parameters()
+        for number in range(len(zero.fp32_partitioned_groups_flat)):
+            zero._reassign_or_swap_out_partitioned_parameters(number)
+        if whole := zero.persistent_parameters:
+            whole[0].all_gather(whole)
 
     def fill_moments(self, read: ReadTensor, slots: Sequence[str]) -> None:
         """Set the optimizer's slots; its states must be there."""

@@ -1,0 +1,86 @@
+"""Images of prompts while training: those that the saved weights make of these seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tests.training.conftest import SEED, Training, trained_model
+from tests.training.inputs import PROMPTS, SIDE
+from tests.training.test_validation import SETTINGS
+
+from zerotrain.config import EvaluateConfig
+from zerotrain.decode_samples import undecoded
+from zerotrain.families import load_family
+from zerotrain.training.draws import IMAGE_SEEDS, generator
+
+GRID: dict[str, Any] = {
+    **SETTINGS, "eval_steps": 2, "prompts": list(PROMPTS), "images_per_prompt": 2,
+    "num_inference_steps": 3, "guidance_scale": 3.0, "scheduler": "default", "decode": "inline",
+}  # fmt: skip
+VALUES: dict[str, Any] = {"resolution": SIDE, "epoch_size": 12, "global_batch_size": 4}
+
+
+def evaluated(training: Training, family: str, step: int) -> Iterator[tuple[Any, torch.Tensor]]:
+    """Each image that `evaluate` draws with the weights of a checkpoint, and its latents."""
+    chosen: Any = load_family(family)
+    folder = training.progress("p") / f"step-{step:08d}"
+    model = trained_model(family, training.base, folder)
+    pipeline = chosen.load_pipeline(training.base, "cpu", **{chosen.trained_part: model})
+    values = EvaluateConfig(num_inference_steps=3, guidance_scale=3.0, batch_size=1)
+    for place in [(number, column) for number in range(2) for column in range(2)]:
+        prompt = PROMPTS[place[0]]
+        seed = int(generator(SEED, IMAGE_SEEDS, *place).integers(2**63))
+        (image,) = chosen.draw(pipeline, [prompt], [seed], values, resolution=SIDE)
+        latents = pipeline(
+            prompt=[prompt], height=SIDE, width=SIDE, num_inference_steps=3,
+            generator=[torch.Generator("cpu").manual_seed(seed)], output_type="latent",
+            **chosen.sampling_arguments(pipeline, values, None),
+        ).images  # fmt: skip
+        yield image, latents
+
+
+@pytest.mark.parametrize(
+    ("family", "preset", "processes"),
+    [
+        ("sdxl", "torch", 1),
+        ("sd3", "zero3", 2),
+        ("qwen_image", "zero2_offload", 1),
+        ("flux", "torch", 1),
+        pytest.param("sdxl", "zero3_offload", 1, marks=pytest.mark.slow),
+        pytest.param("sd3", "torch", 2, marks=pytest.mark.slow),
+        pytest.param("qwen_image", "zero3", 1, marks=pytest.mark.slow),
+        pytest.param("flux", "zero1", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_samples_are_those_of_the_saved_weights(
+    family, preset, processes, image_inputs, server, tmp_path
+):
+    """Latents within 1e-4, and pixels within one level of 255, though no encoder was loaded; the
+    trained weights are those of a training that made none."""
+    training = Training(tmp_path, image_inputs(family), server)
+    values = {**VALUES, "family": family, "objective": {}, "num_processes": processes}
+    training.run("plain", preset, 3, **values)
+    decode = "process" if family == "sdxl" else "inline"
+    training.run("p", preset, 3, **values, validation={**GRID, "decode": decode})
+    assert training.hashes("p", 3) == training.hashes("plain", 3)
+    samples = training.progress("p") / "samples"
+    assert not undecoded(samples)
+    found = sorted(samples.glob("step-*.png"))
+    assert [path.stem for path in found] == ["step-00000000", "step-00000002", "step-00000003"]
+    sampled = load_file(samples / "step-00000003.safetensors")["latents"]
+    shape = sampled.shape[1:]
+    for place, (image, latents) in enumerate(evaluated(training, family, 3)):
+        expected = load_family(family).unpacked(latents, shape)[0]  # type: ignore[union-attr]
+        torch.testing.assert_close(sampled[place], expected, rtol=1e-4, atol=1e-5)
+        file = samples / "step-00000003" / f"{place // 2:02d}-{place % 2:02d}.png"
+        own = np.asarray(Image.open(file)).astype(int)
+        assert np.abs(own - np.asarray(image).astype(int)).max() <= 1
+    assert (sampled[0] - sampled[2]).abs().max() > 1e-3  # the prompts differ, and so do the images
+    first, last = (load_file(samples / f"{path.stem}.safetensors") for path in found[::2])
+    assert not torch.equal(first["latents"], last["latents"])

@@ -1,0 +1,258 @@
+"""Validation while training: the same numbers as an evaluation, and no trained number changed."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import signal
+from typing import Any
+
+import pytest
+import torch
+from tests.training.conftest import SEED, Training
+from tests.training.inputs import text_inputs
+from tests.training.kill_point import KillPoint
+from tests.training.matrix import export_state
+from tests.training.test_train_phase import Command
+
+from zerotrain import artifact
+from zerotrain.cache import Cache, TokenCache, read_cache
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.evaluation.holdout_loss import HeldOutImages, HeldOutText, holdout_loss
+from zerotrain.families import load_family
+from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.position import EMA, MASTER
+from zerotrain.stages import train_phase
+from zerotrain.trained import choose_trained, trained_parameters
+from zerotrain.training.progress_folder import STOP, end_step, saved_steps, settle
+from zerotrain.training.validation_history import BEST, FINISHED, read_history
+
+SETTINGS: dict[str, Any] = {
+    "eval_steps": 2, "eval_on_start": True, "max_samples": 64, "batch_size": 8,
+    "metric_for_best_model": "val_loss", "load_best_model_at_end": False,
+    "early_stopping_patience": None, "early_stopping_threshold": 0.0,
+}  # fmt: skip
+
+
+def validations(training: Training, name: str) -> list[dict[str, Any]]:
+    """What the log says of validations."""
+    return [line for line in training.log(name) if "val_loss" in line]
+
+
+def measured(model: Any, family: str, training: Training) -> float:
+    """What an evaluation finds of a model."""
+    cache = read_cache(training.cache)
+    held_out: Any = (
+        HeldOutImages(cache, SEED) if isinstance(cache, Cache) else HeldOutText(cache, 256)
+    )
+    objective = load_family(family).objective(training.base)
+    return holdout_loss(model, objective, held_out, torch.device("cpu"), 8)
+
+
+def weights(training: Training, family: str, name: str, step: int, slot: str = MASTER) -> Any:
+    """The model of a checkpoint, by its own weights or by their average."""
+    source = Checkpoint(training.progress(name) / f"step-{step:08d}")
+    phase = read_run_yaml(training.folder / name / "launch" / "run.yaml")
+    model = choose_trained(
+        load_family(family).load_model(training.base), phase.adapter, [], seed=SEED
+    )
+    for parameter_name, parameter in trained_parameters(model).items():
+        parameter.data = source.tensor(parameter_name, slot)
+    return model.eval()
+
+
+@pytest.mark.parametrize("preset", ["torch", "zero1", "zero2_offload", "zero3", "zero3_offload"])
+def test_validation_finds_what_an_evaluation_finds_and_changes_no_bit(training, preset):
+    """val_loss in training equals that of the saved weights to the bit, within and at the end; the
+    trained weights are those of a training without validation, dropout of captions and of the
+    adapter and all."""
+    lora = {"rank": 2, "alpha": 4.0, "dropout": 0.3, "target_modules": ["to_q", "to_k", "to_v"]}
+    values = {"save_every": 1, "keep": 9, "lora": lora}
+    training.run("plain", preset, 5, **values)
+    training.run("p", preset, 5, **values, validation=SETTINGS)
+    found = {line["step"]: line["val_loss"] for line in validations(training, "p")}
+    assert list(found) == [0, 2, 4, 5]
+    assert len(set(found.values())) > 1
+    for step in (2, 4, 5):
+        assert found[step] == measured(weights(training, "sdxl", "p", step), "sdxl", training)
+    for step in (3, 5):
+        assert training.hashes("p", step) == training.hashes("plain", step)
+
+
+@pytest.mark.parametrize(
+    ("preset", "processes"),
+    [
+        ("torch", 2),
+        ("zero2_offload", 2),
+        ("zero3", 2),
+        pytest.param("torch", 1, marks=pytest.mark.slow),
+        pytest.param("zero1", 2, marks=pytest.mark.slow),
+        pytest.param("zero3_offload", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_validation_of_averaged_weights(training, preset, processes):
+    """val_loss_ema is that of the average, the processes sharing the samples; weights, average and
+    moments are those of a training without validation."""
+    values = {
+        "num_processes": processes, "use_ema": True, "ema_decay": 0.3, "save_every": 2, "keep": 9,
+    }  # fmt: skip
+    training.run("plain", preset, 4, **values)
+    chosen = {**SETTINGS, "metric_for_best_model": "val_loss_ema", "batch_size": 8}
+    training.run("p", preset, 4, **values, validation=chosen)
+    assert training.hashes("p", 4) == training.hashes("plain", 4)
+    for line in validations(training, "p")[1:]:
+        for key, slot in (("val_loss", MASTER), ("val_loss_ema", EMA)):
+            model = weights(training, "sdxl", "p", line["step"], slot)
+            assert line[key] == measured(model, "sdxl", training)
+        assert line["val_loss"] != line["val_loss_ema"]
+
+
+@pytest.mark.parametrize(
+    "family", ["causal_lm", pytest.param("seq2seq_lm", marks=pytest.mark.slow)]
+)
+def test_validation_of_text(family, server, tmp_path):
+    """Cross entropy and perplexity over the learned tokens of whole examples, packed training or
+    not, as an evaluation has them."""
+    training = Training(tmp_path, text_inputs(family, tmp_path / "inputs"), server)
+    rows = artifact.read(training.cache, "cache").content["epoch_size"] // 2
+    training.run(
+        "p", "torch", 4, family=family, objective={}, epoch_size=rows, save_every=2,
+        validation={**SETTINGS, "max_samples": 256},
+    )  # fmt: skip
+    cache = read_cache(training.cache)
+    assert isinstance(cache, TokenCache)
+    assert len(HeldOutText(cache, 256)) > 0
+    for line in validations(training, "p")[1:]:
+        loss = measured(weights(training, family, "p", line["step"]), family, training)
+        assert line["val_loss"] == loss
+        assert line["val_perplexity"] == pytest.approx(math.exp(loss), rel=1e-12)
+
+
+RISING = {"learning_rate": 0.3, "lr_scheduler": "constant", "lr_warmup_steps": 0}
+"""Values under which the loss gets worse and worse after the first steps."""
+PATIENT = {**SETTINGS, "eval_steps": 1, "early_stopping_patience": 2}
+
+
+def ending(training: Training, name: str) -> dict[str, Any]:
+    """All that a phase that ended early leaves: its weights, what it measured, where it ended."""
+    progress = training.progress(name)
+    finished = json.loads((progress / FINISHED).read_text())
+    last = progress / f"step-{finished['step']:08d}"
+    return {
+        "weights": training.hashes(name, finished["step"]),
+        "finished": finished,
+        "best": json.loads((progress / BEST).read_text()),
+        "history": read_history(last),
+        "log": [{**line, "phase": "", "seconds": 0} for line in training.log(name)],
+        "saved": saved_steps(progress),
+    }
+
+
+def test_validation_ends_a_phase_and_publishes_its_best(training, tmp_path):
+    """The phase ends once nothing was better for early_stopping_patience validations. Its best
+    checkpoint is kept and published, and its end counts as such until the rule is another."""
+    chosen = {**PATIENT, "load_best_model_at_end": True}
+    training.run("p", "torch", 40, **RISING, keep=1, validation=chosen)
+    values = [line["val_loss"] for line in validations(training, "p")][1:]
+    best = min(range(len(values)), key=values.__getitem__) + 1
+    found = ending(training, "p")
+    assert found["finished"]["step"] == len(values) == best + 2 < 40
+    assert found["best"] == {"step": best, "metric": "val_loss", "value": min(values)}
+    assert found["saved"] == [best, best + 2]
+    phase = read_run_yaml(training.folder / "p" / "launch" / "run.yaml")
+    progress = training.progress("p")
+    train_phase._publish(progress, phase, {}, tmp_path / "published")
+    published = Checkpoint(tmp_path / "published")
+    assert published.position.step == best
+    assert published.artifact.content == {"until": 40}
+    for until, rule, end in (
+        (40, chosen, best + 2),
+        (50, chosen, best + 2),
+        (best + 1, chosen, None),
+        (40, PATIENT, None),  # the rule is another: it is looked at anew
+        (40, None, None),
+    ):
+        assert end_step(progress, until, rule) == end
+
+
+def test_validation_goes_on_with_more_patience(training):
+    """A phase that had ended early goes on where it stopped when the rule is relaxed, in the bits
+    of one that knew the new rule from the start."""
+    patient = {**PATIENT, "early_stopping_patience": 4}
+    training.run("whole", "torch", 40, **RISING, validation=patient)
+    training.run("p", "torch", 40, **RISING, validation=PATIENT)
+    first = ending(training, "p")["finished"]["step"]
+    training.run("p", "torch", 40, **RISING, validation=patient)
+    whole, found = ending(training, "whole"), ending(training, "p")
+    assert found["finished"]["step"] == first + 2
+    for key in ("weights", "finished", "best", "history"):
+        assert found[key] == whole[key]
+
+
+def test_validation_after_a_kill_is_that_of_the_undisturbed_run(training, server):
+    """Killed before any change of the disk, and started again: the same validations, none twice and
+    none left out, the same best step and the same early end."""
+    values = {**RISING, "save_every": 3, "keep": 2, "validation": PATIENT}
+    training.phase("whole", "torch", 40, **values)
+    counter = KillPoint(server, training.progress("whole"))
+    assert ended(training.start("whole", kill=counter)) == 0
+    expected = ending(training, "whole")
+    for change in random.Random(SEED).sample(range(1, counter.begun + 1), 5):
+        name = f"cut-{change}"
+        training.phase(name, "torch", 40, **values)
+        kill = KillPoint(server, training.progress(name), change)
+        assert ended(training.start(name, kill=kill)) == -signal.SIGKILL
+        settle(training.progress(name), {})
+        training.train(name)
+        found = ending(training, name)
+        assert found == expected, change
+
+
+def test_validation_left_out_by_a_stop_is_made_up_for(training):
+    """A stop is obeyed at once, without the validation that is due; the next start begins with it,
+    and saves the step if it is the best."""
+    values = {**RISING, "save_every": 50, "validation": PATIENT}
+    training.run("whole", "torch", 40, **values)
+    training.phase("p", "torch", 40, **values)
+    training.progress("p").mkdir(parents=True)
+    stop = training.progress("p") / STOP
+    stop.touch()
+    assert ended(training.start("p")) == 0
+    assert [line["step"] for line in validations(training, "p")] == [0]
+    stop.unlink()
+    training.train("p")
+    assert ending(training, "p") == ending(training, "whole")
+
+
+def ended(process: Any) -> int:
+    """The exit code of a training process."""
+    process.join(120)
+    code: int = process.exitcode
+    return code
+
+
+@pytest.mark.slow
+def test_validation_through_the_command(training):
+    """The command publishes the best step of a phase that ended early, and called again publishes
+    the same without training; the next phase goes on from that step."""
+    chosen = {**PATIENT, "load_best_model_at_end": True}
+    training.phase("p", "torch", 40, **RISING, validation=chosen)
+    command = Command(training, "p")
+    code, said = command.run()
+    assert code == 0, said
+    best = ending(training, "p")["best"]["step"]
+    assert f"step {best} is published, the best of the phase" in said
+    assert "ends early at step" in said
+    hashes = command.hashes()
+    assert hashes == training.hashes("p", best)
+    artifact_identity = artifact.read(command.checkpoint, "checkpoint").identity
+    code, said = command.run()
+    assert code == 0, said
+    assert "val_loss" in said
+    assert "validation at" not in said
+    assert artifact.read(command.checkpoint, "checkpoint").identity == artifact_identity
+    state = export_state(command.checkpoint, training.folder / "state")
+    training.run("next", "torch", best + 2, state=state, validation=SETTINGS)
+    assert next(x["step"] for x in training.log("next") if x["phase"] == "next") == best
+    assert validations(training, "next")[-1]["step"] == best + 2

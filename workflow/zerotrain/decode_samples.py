@@ -1,0 +1,124 @@
+"""Images of the latents that a training sampled: python -m zerotrain.decode_samples FOLDER.
+
+The training starts it beside itself, on the CPU and at the lowest priority. It makes, beside each
+step-<step>.safetensors,
+    step-00000100.png     a row of images for each prompt, as the grid of an evaluation
+    step-00000100/        the images themselves
+    steps.png             the first image of each prompt, from step to step
+and puts each grid into TensorBoard's folder, as a run of its own, `samples`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from safetensors import safe_open
+
+from zerotrain.evaluation.grid import (
+    BACKGROUND,
+    FONT_SIZE,
+    GAP,
+    INK,
+    LABEL_WIDTH,
+    cell_side,
+    draw_grid,
+)
+
+if TYPE_CHECKING:
+    from zerotrain.families import ImageFamily
+
+FOLDER = "samples"
+MOST_STEPS = 8
+"""Columns of steps.png: the first step and the newest ones."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Decode what a folder holds and has no images of yet."""
+    parser = argparse.ArgumentParser(prog="zerotrain.decode_samples", description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder of the sampled latents")
+    parser.add_argument("--family", required=True, help="the model's family")
+    parser.add_argument("--base", type=Path, required=True, help="folder of the base model")
+    arguments = parser.parse_args(argv)
+    os.nice(19)
+    from zerotrain.families import load_family
+
+    family = load_family(arguments.family)
+    assert family.modality == "image"
+    decode(arguments.folder, family, arguments.base, "cpu")
+
+
+def undecoded(folder: Path) -> list[Path]:
+    """Latents without a grid, or with one of earlier latents, by step."""
+    return [path for path in sorted(folder.glob("step-*.safetensors")) if not _has_grid(path)]
+
+
+def decode(folder: Path, family: ImageFamily, base: Path, device: str) -> None:
+    """Make the images of all latents that have none, on a device."""
+    while waiting := undecoded(folder):
+        path = waiting[0]
+        with safe_open(path, framework="pt") as opened:
+            latents, about = opened.get_tensor("latents"), opened.metadata()
+        images = family.decode_latents(base, latents, device)
+        columns, prompts = int(about["columns"]), json.loads(about["prompts"])
+        rows = [images[start : start + columns] for start in range(0, len(images), columns)]
+        path.with_suffix("").mkdir(exist_ok=True)
+        for number, row in enumerate(rows):
+            for column, image in enumerate(row):
+                image.save(path.with_suffix("") / f"{number:02d}-{column:02d}.png")
+        grid = draw_grid(prompts, rows)
+        _show(grid, folder.parent / "tensorboard" / FOLDER, int(about["step"]))
+        _save(grid, path.with_suffix(".png"))
+        _save(_over_steps(folder, prompts), folder / "steps.png")
+
+
+def _has_grid(path: Path) -> bool:
+    grid = path.with_suffix(".png")
+    return grid.is_file() and grid.stat().st_mtime_ns >= path.stat().st_mtime_ns
+
+
+def _show(grid: Image.Image, board: Path, step: int) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    # A second file of events in the training's own folder would end TensorBoard's reading of it.
+    with SummaryWriter(str(board)) as writer:
+        writer.add_image("samples", np.asarray(grid), step, dataformats="HWC")
+
+
+def _over_steps(folder: Path, prompts: list[str]) -> Image.Image:
+    """The first image of each prompt, a column for each step that had the same prompts."""
+    steps = []
+    for path in sorted(folder.glob("step-*.safetensors")):
+        with safe_open(path, framework="pt") as opened:
+            same = json.loads(opened.metadata()["prompts"]) == prompts
+        if same and path.with_suffix(".png").is_file():
+            steps.append(path)
+    steps = [*steps[:1], *steps[1:][1 - MOST_STEPS :]]
+    rows = [
+        [Image.open(path.with_suffix("") / f"{number:02d}-00.png") for path in steps]
+        for number in range(len(prompts))
+    ]
+    grid = draw_grid(prompts, rows)
+    head = FONT_SIZE + 2 * GAP
+    whole = Image.new("RGB", (grid.width, grid.height + head), BACKGROUND)
+    whole.paste(grid, (0, head))
+    draw, font = ImageDraw.Draw(whole), ImageFont.load_default(FONT_SIZE)
+    for column, path in enumerate(steps):
+        left = LABEL_WIDTH + GAP + column * (cell_side(rows[0][0].width) + GAP)
+        draw.text((left, GAP), f"step {int(path.stem[5:])}", fill=INK, font=font)
+    return whole
+
+
+def _save(image: Image.Image, path: Path) -> None:
+    new = path.with_name(f".{path.name}.new")
+    image.save(new, format="PNG")
+    new.replace(path)
+
+
+if __name__ == "__main__":
+    main()

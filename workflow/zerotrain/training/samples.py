@@ -1,0 +1,145 @@
+"""Images of prompts while training: latents of the live model, which another process decodes.
+
+Neither a text encoder nor an autoencoder is loaded here: embeddings come from the cache, and what
+is sampled is written as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from zerotrain.cache import Cache
+from zerotrain.cache.prompts import Prompts
+from zerotrain.decode_samples import FOLDER, decode, undecoded
+from zerotrain.families import ImageFamily
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.training import ranks
+from zerotrain.training.draws import IMAGE_SEEDS, generator
+from zerotrain.training.engine import Engine
+from zerotrain.training.log import Log
+
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What a launcher tells a process of a training, which the one that decodes is not."""
+
+
+class LatentSampler:
+    """Samples each prompt alone, from the seeds that evaluate gives it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        family: ImageFamily,
+        base: Path,
+        cache: Cache,
+        phase: ResolvedPhase,
+        progress: Path,
+        log: Log,
+    ) -> None:
+        settings = phase.validation
+        assert settings is not None
+        assert phase.resolution is not None
+        self._engine, self._family, self._base, self._log = engine, family, base, log
+        self._folder = progress / FOLDER
+        self._decode, self._resolution = settings["decode"], phase.resolution
+        self._settings: Any = SimpleNamespace(**settings)
+        self._prompts: list[str] = settings["prompts"]
+        self._columns: int = settings["images_per_prompt"]
+        embedded = Prompts(cache.artifact)
+        self._embeds = [embedded.tensors(prompt) for prompt in self._prompts]
+        self._empty = embedded.tensors("")
+        self._seeds = [
+            int(generator(phase.seed, IMAGE_SEEDS, number, column).integers(2**63))
+            for number in range(len(self._prompts))
+            for column in range(self._columns)
+        ]
+        self._shape = tuple(cache.sample(0)["latents"].shape)
+        # Under ZeRO-3 each process has a part of every weight, which all of them ask for together.
+        self._together = phase.zero_stage == 3
+        self._pipeline: Any = None
+        self._process: subprocess.Popen[bytes] | None = None
+        if engine.rank == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._start_decoding()  # what an earlier start has left
+
+    def sample(self, step: int) -> None:
+        """Write step-<step>.safetensors: latents float32 [N, C, h, w], row by row of the grid."""
+        engine, own = self._engine, range(len(self._seeds))
+        if not self._together:
+            own = own[engine.rank :: engine.world_size]
+        found = {number: self._latents(number) for number in own}
+        if not self._together:
+            found = {n: one for part in ranks.gather(found) for n, one in part.items()}
+        if engine.rank == 0:
+            self._write(step, torch.stack([found[number] for number in sorted(found)]))
+            self._start_decoding()
+
+    def close(self, finished: bool) -> None:
+        """Wait for images that are being made, unless the training is to stop."""
+        if self._process is not None and not finished:
+            self._process.terminate()
+        elif self._process is not None:
+            if self._process.wait() == 0 and undecoded(self._folder):
+                self._start_decoding()
+                self._process.wait()
+            if self._process.returncode:
+                self._log.say(
+                    f"{self._folder}: its latents were not decoded (exit code "
+                    f"{self._process.returncode}); the training is not touched by it"
+                )
+
+    def _latents(self, number: int) -> torch.Tensor:
+        # Its first use; a model around another, as DDP's and DeepSpeed's, is none of a pipeline.
+        model = getattr(self._engine.model, "module", self._engine.model)
+        if self._pipeline is None:
+            self._pipeline = self._family.live_pipeline(
+                self._base, model, self._resolution, self._shape, self._settings
+            )
+        dtype, device = next(model.parameters()).dtype, self._engine.device
+        embeds, empty = (
+            {name: tensor[None].to(device, dtype) for name, tensor in one.items()}
+            for one in (self._embeds[number // self._columns], self._empty)
+        )
+        return self._family.sample_latents(
+            self._pipeline,
+            embeds,
+            empty,
+            self._seeds[number],
+            self._settings,
+            resolution=self._resolution,
+            shape=self._shape,
+        )
+
+    def _write(self, step: int, latents: torch.Tensor) -> None:
+        path = self._folder / f"step-{step:08d}.safetensors"
+        new = path.with_name(f".{path.name}.new")
+        about = {
+            "prompts": json.dumps(self._prompts),
+            "columns": str(self._columns),
+            "step": str(step),
+        }
+        save_file({"latents": latents.contiguous()}, new, metadata=about)
+        new.replace(path)
+
+    def _start_decoding(self) -> None:
+        if not undecoded(self._folder):
+            return
+        if self._decode == "inline":
+            decode(self._folder, self._family, self._base, str(self._engine.device))
+        elif self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "zerotrain.decode_samples", str(self._folder)),
+                    *("--family", self._family.name, "--base", str(self._base)),
+                ],
+                stdin=subprocess.DEVNULL,
+                env={k: v for k, v in os.environ.items() if k not in LAUNCHERS},
+            )

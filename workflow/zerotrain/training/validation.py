@@ -1,0 +1,220 @@
+"""Validation while training: what evaluate would find of the weights as they are now.
+
+It computes as evaluations do, without gradients and in eval mode, and draws nothing from the
+training's generators: the trained numbers are the same with it and without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from zerotrain.cache import Cache, TokenCache
+from zerotrain.evaluation.holdout_loss import (
+    HeldOut,
+    HeldOutImages,
+    HeldOutText,
+    batch_losses,
+    conditions,
+    count_batches,
+    mean_loss,
+    perplexity,
+)
+from zerotrain.families import ImageFamily, Objective, TextFamily
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.training import ranks
+from zerotrain.training.average import WeightAverage
+from zerotrain.training.engine import Engine
+from zerotrain.training.log import Log
+from zerotrain.training.validation_history import (
+    ValidationHistory,
+    read_history,
+    write_best,
+    write_finished,
+)
+
+
+class Sampler(Protocol):
+    """What makes images of prompts."""
+
+    def sample(self, step: int) -> None:
+        """Make the images of a step with the weights that the engine computes with."""
+
+    def close(self, finished: bool) -> None:
+        """Wait until they can be looked at, where the phase is finished."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a validation asks of the training."""
+
+    save: bool = False
+    """This step is the best so far."""
+    ended: bool = False
+    """The phase ends here."""
+
+
+class Validation:
+    """The validations of one phase; every process has one, and comes to the same verdicts."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        objective: Objective,
+        held_out: HeldOut,
+        phase: ResolvedPhase,
+        history: ValidationHistory,
+        log: Log,
+        progress: Path,
+        average: WeightAverage | None = None,
+        sampler: Sampler | None = None,
+    ) -> None:
+        assert phase.validation is not None
+        self._engine, self._objective, self._held_out = engine, objective, held_out
+        self._phase, self._settings, self._history = phase, phase.validation, history
+        self._log, self._progress, self._sampler = log, progress, sampler
+        # What swaps to a disk is not exchanged: each validation would read and write all of it.
+        on_disk = "nvme" in (phase.offload_optimizer, phase.offload_param)
+        self._average = None if on_disk else average
+        self._note_best()
+
+    def at(self, step: int) -> Verdict:
+        """Validate a step where that is due and has not been done; what follows from it."""
+        if self._history.at(step) or not self._due(step):
+            return Verdict(ended=self._history.ended(self._settings) is not None)
+        found = self._measure(step)
+        self._history.measured.append({"step": step, **found})
+        self._log.measured(step, found)
+        best = self._note_best()
+        shown = ", ".join(f"{key} {value:.6g}" for key, value in found.items())
+        if best:
+            shown += f" (best {best['value']:.6g} at step {best['step']})"
+        if found:
+            self._log.say(f"{self._phase.phase}: validation at step {step}: {shown}")
+        reason = self._history.ended(self._settings)
+        return Verdict(bool(best and best["step"] == step), reason is not None)
+
+    def finish(self, step: int) -> None:
+        """Note and say that the phase ends early, at a step whose checkpoint is written."""
+        reason = self._history.ended(self._settings)
+        if reason is not None and self._engine.rank == 0:
+            write_finished(self._progress, step, reason, self._settings)
+            self._log.say(f"{self._phase.phase}: ends early at step {step}: {reason}")
+
+    def write_records(self, folder: Path) -> None:
+        """Write the history into a checkpoint's records."""
+        self._history.write(folder)
+
+    def close(self, finished: bool) -> None:
+        """Wait for images that are still being made, where the phase is finished."""
+        if self._sampler:
+            self._sampler.close(finished)
+
+    def _due(self, step: int) -> bool:
+        if step == self._history.began:
+            return bool(self._settings["eval_on_start"])
+        return step % self._settings["eval_steps"] == 0 or step == self._phase.until_step
+
+    def _note_best(self) -> dict[str, Any] | None:
+        best = self._history.best(self._settings)
+        if self._engine.rank == 0:
+            write_best(self._progress, best)
+        return best
+
+    def _measure(self, step: int) -> dict[str, float]:
+        found: dict[str, float] = {}
+        self._engine.model.eval()
+        found |= self._losses("")
+        if self._average:
+            with self._average.in_use():
+                found |= self._losses("_ema")
+                self._sample(step)
+        else:
+            self._sample(step)
+        self._engine.model.train()
+        return found
+
+    def _sample(self, step: int) -> None:
+        if self._sampler:
+            self._sampler.sample(step)
+
+    def _losses(self, suffix: str) -> dict[str, float]:
+        if not len(self._held_out):
+            return {}
+        loss = mean_loss(self._batches())
+        found = {f"val_loss{suffix}": loss}
+        if isinstance(self._held_out, HeldOutText):
+            found[f"val_perplexity{suffix}"] = perplexity(loss)
+        return found
+
+    def _batches(self) -> list[torch.Tensor]:
+        """The losses of all batches, each computed by one process, in their order.
+
+        Every process makes as many forward passes: under ZeRO-3 all of them give their part of the
+        weights to each.
+        """
+        engine, size = self._engine, self._settings["batch_size"]
+        count = count_batches(self._held_out, size)
+        own = [
+            batch_losses(
+                engine.model,
+                self._objective,
+                self._held_out,
+                engine.device,
+                size,
+                min(number + engine.rank, count - 1),
+            )
+            for number in range(0, count, engine.world_size)
+        ]
+        shared = ranks.gather(own)
+        return [shared[i % engine.world_size][i // engine.world_size] for i in range(count)]
+
+
+def open_validation(
+    engine: Engine,
+    family: ImageFamily | TextFamily,
+    base: Path,
+    cache: Cache | TokenCache,
+    phase: ResolvedPhase,
+    log: Log,
+    progress: Path,
+    step: int,
+    resumed: Path | None,
+    average: WeightAverage | None,
+) -> Validation | None:
+    """The phase's validation, if it has one.
+
+    Args:
+        engine: What trains.
+        family: Its family.
+        base: Folder of the base model.
+        cache: The phase's cache, whose held-out samples are measured.
+        phase: The resolved phase.
+        log: Where what is found goes.
+        progress: Folder of the phase's progress.
+        step: Where the training stands.
+        resumed: The checkpoint of this phase that it goes on from, with the history so far.
+        average: The averaged weights, which are measured beside the live ones.
+    """
+    settings = phase.validation
+    if settings is None:
+        return None
+    most = settings["max_samples"]
+    held_out: HeldOut
+    if isinstance(cache, TokenCache):
+        held_out = HeldOutText(cache, most)
+    else:
+        held_out = HeldOutImages(cache, phase.seed, most)
+    history = (read_history(resumed) if resumed else None) or ValidationHistory(step)
+    objective = family.objective(base, conditions(phase.objective))
+    sampler = None
+    if settings.get("prompts"):
+        from zerotrain.training.samples import LatentSampler  # pipelines are slow to import
+
+        assert isinstance(cache, Cache)
+        assert family.modality == "image"
+        sampler = LatentSampler(engine, family, base, cache, phase, progress, log)
+    return Validation(engine, objective, held_out, phase, history, log, progress, average, sampler)
