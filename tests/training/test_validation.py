@@ -144,7 +144,10 @@ def ending(training: Training, name: str) -> dict[str, Any]:
         "finished": finished,
         "best": json.loads((progress / BEST).read_text()),
         "history": read_history(last),
-        "log": [{**line, "phase": "", "seconds": 0} for line in training.log(name)],
+        "log": [
+            {key: value for key, value in line.items() if key != "phase" and "second" not in key}
+            for line in training.log(name)
+        ],
         "saved": saved_steps(progress),
     }
 
