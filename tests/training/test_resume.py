@@ -56,8 +56,8 @@ def test_resume_after_kill_ends_in_the_same_weights(training, preset):
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         saved = progress_folder.saved_steps(training.progress("killed"))
-        assert saved
-        assert saved[-1] >= place - place % 3
+        # The one of the step before may be on its way to the disk; that before it is whole.
+        assert max(saved, default=0) >= place - place % 3 - 3
     losses = training.train("killed")
     assert losses == whole
     assert training.hashes("killed", STEPS) == training.hashes("whole", STEPS)

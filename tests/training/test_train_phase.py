@@ -79,6 +79,10 @@ class Command:
             assert self._running[-1].poll() is None, f"ended before: {what}"
             time.sleep(0.01)
 
+    def wait_for_save(self) -> None:
+        """Wait until a checkpoint is whole."""
+        self.wait_for(lambda: progress_folder.saved_steps(self.progress), "a checkpoint")
+
     def wait_for_step(self, step: int) -> None:
         """Wait until training has logged a step."""
         log = self.progress / progress_folder.LOG
@@ -180,7 +184,7 @@ def test_resume_after_kill_of_the_command(training, phase, preset):
     start takes over the dead holder's lock and ends in the weights of an undisturbed run."""
     command = phase("killed", preset, save_every=20)
     running = command.start()
-    command.wait_for_step(25)
+    command.wait_for_save()
     assert len(command.processes()) >= 3
     running.kill()
     running.wait()
@@ -200,7 +204,7 @@ def test_resume_after_the_training_process_was_killed(phase):
     the launcher's code alone; nothing is published and the lock is given back."""
     command = phase("starved", save_every=3)
     running = command.start()
-    command.wait_for_step(4)
+    command.wait_for_save()
     ranks = [p for p in command.processes() if "zerotrain.training.rank" in p.cmdline()[:3]]
     assert len(ranks) == 1
     ranks[0].kill()

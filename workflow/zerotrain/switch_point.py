@@ -114,8 +114,8 @@ def choose_step(config: RunConfig, phase: Phase, at: str, until: int, file: Path
         return step
     raise PipelineError(
         f"{named}: no checkpoint is whole",
-        hint=f"change its `launch:` in {file} and start again with "
-        f"`{graph.train_command(file)}`: it begins anew",
+        hint=f"restore one of them from a copy; to begin the phase anew, move {progress} away and "
+        f"change its `launch:` in {file}",
     )
 
 

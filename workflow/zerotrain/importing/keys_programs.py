@@ -169,6 +169,10 @@ SIMPLETUNER = by_name(
         honoured("checkpointing_steps", "whole", "train.save_every", 500),
         honoured("checkpoint_step_interval", "whole", "train.save_every", 500),
         honoured("checkpoints_total_limit", "whole", "train.keep"),
+        honoured("disk_low_threshold", "text", "train.disk_low_threshold"),
+        left_out(
+            "disk_low_action", "text", "a low disk stops the training, with a checkpoint", "stop"
+        ),
         honoured("mixed_precision", "text", "launch.mixed_precision", "bf16"),
         honoured("num_processes", "whole", "launch.num_processes", 1),
         honoured("caption_dropout_probability", "number", "train.caption_dropout_probability", 0.1),

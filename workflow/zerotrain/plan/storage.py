@@ -48,7 +48,7 @@ def storage(launch: PlannedLaunch, model: ParameterSizes, dtype: str) -> list[St
         Storage(
             "rolling checkpoints", launch.keep * state, (launch.keep + 1) * state,
             f"keep: {launch.keep} x {each}; one more while it is written "
-            "(zerotrain/training/loop.py: save)",
+            "(zerotrain/training/saving.py)",
         ),
         Storage(
             "state", state, 2 * state,
