@@ -13,6 +13,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
 from zerotrain.launch.facts import launch_facts
 from zerotrain.page import PhaseFacts, render_page
+from zerotrain.tracker_names import ALL, TENSORBOARD
 
 KIND = "report"
 
@@ -47,9 +48,17 @@ def report(config: RunConfig, folders: list[Path], output: Path) -> None:
         f"weights  {last.weights}\n"
         f"{shown}{made}\n"
         f"metrics  {folders[-1] / 'metrics.json'}\n"
-        f"curves   tensorboard --logdir {shlex.quote(str(folders[-1].parent))}\n"
+        f"curves   {_curves(config, folders)}\n"
         f"use it   {shlex.join(['zerotrain', act, str(last.weights), prompt])}"
     )
+
+
+def _curves(config: RunConfig, folders: list[Path]) -> str:
+    phases = [config.phase(phase.name) for phase in config.phases]
+    named = {name for phase in phases for name in phase.train.report_to}
+    if named & {ALL, TENSORBOARD}:
+        return f"tensorboard --logdir {shlex.quote(str(folders[-1].parent))}"
+    return str(folders[-1] / "state" / "records" / "metrics.jsonl")
 
 
 def _phase(folder: Path, config: RunConfig) -> PhaseFacts:

@@ -26,14 +26,7 @@ class Display:
         self._last_line = 0.0
         self._estimated = False
         self._bar = (
-            tqdm(
-                initial=step,
-                total=until,
-                desc=name,
-                unit="step",
-                smoothing=0.1,
-                dynamic_ncols=True,
-            )
+            tqdm(initial=step, total=until, desc=name, unit=" steps", smoothing=0.1)
             if sys.stderr.isatty()
             else None
         )

@@ -188,6 +188,8 @@ class TrainingLog:
             **self._means.take(),
             "learning_rate": lr,
             **({} if beta1 is None else {"beta1": beta1}),
+        }
+        pace = {
             "samples_per_second": round(
                 steps * self._phase.global_batch_size / max(now - self._line_began, 1e-9), 3
             ),
@@ -199,13 +201,11 @@ class TrainingLog:
         }
         self._line_began, self._line_step = now, step
         self._line_spent = dict.fromkeys(PARTS, 0.0)
-        places = {
-            "samples": samples,
-            "epoch": round(samples / self._phase.epoch_size, 4),
-            "seconds": round(self.seconds, 3),
-        }
-        self._write(step, {**places, **values})
-        self._track(step, {f"train/{key}": value for key, value in values.items()})
+        epoch = round(samples / self._phase.epoch_size, 4)
+        seconds = round(self.seconds, 3)
+        places = {"samples": samples, "epoch": epoch}
+        self._write(step, {**places, **values, "seconds": seconds, **pace})
+        self._track(step, {f"train/{key}": value for key, value in (values | pace).items()})
 
     def _write_epoch(self, step: int, epoch: int, loss: float) -> None:
         perplexity = math.exp(loss) if loss < LARGEST_EXPONENT else None
