@@ -26,6 +26,7 @@ from zerotrain.training.not_finite import LeftOut, Losses, poisoned
 from zerotrain.training.optimizer import describe_group
 from zerotrain.training.progress_folder import prune, step_folder
 from zerotrain.training.schedule import learning_rate, momentum
+from zerotrain.training.unused import UnusedParameters
 
 
 @dataclass
@@ -59,10 +60,14 @@ def train(
             be left out; the newest checkpoint is from before.
     """
     left_out = LeftOut(phase, batches, log)
+    unused: UnusedParameters | None = UnusedParameters(engine)
     while clock.step < phase.until_step:
         rate = learning_rate(phase, clock.step, clock.horizon)
         beta1 = momentum(phase, clock.step, clock.horizon)
         own_loss, losses = _accumulate(engine, objective, batches, phase, clock)
+        if unused:
+            unused.settle(phase, log)
+            unused = None
         loss, stopping = ranks.settle(own_loss, stop_requested(), engine.device)
         finite = math.isfinite(loss)
         if not finite:

@@ -35,6 +35,7 @@ from zerotrain.training import preflight, progress_folder
 from zerotrain.training.average import WeightAverage
 from zerotrain.training.batches import Batches
 from zerotrain.training.engine import Engine, open_engine
+from zerotrain.training.faster import allow_tf32
 from zerotrain.training.lock import hold_writer
 from zerotrain.training.log import Log, NoLog, TrainingLog
 from zerotrain.training.loop import Clock, train
@@ -149,6 +150,8 @@ def run(
         f"{phase.phase}: {phase.preset} on {_devices(engine)}, steps {clock.step} to "
         f"{phase.until_step}, global batch {phase.global_batch_size}"
     )
+    if without_effect := allow_tf32(phase, engine.device):
+        log.say(without_effect)
     stop = _StopRequest(progress)
     finished = train(
         engine,
