@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -23,7 +24,8 @@ class Engine:
     rank = 0
     world_size = 1
     device = torch.device("cpu")
-    model = None
+    model = torch.nn.Module()
+    shapes: ClassVar[dict[str, list[int]]] = {}
 
     def __init__(self, norm: float, scale: float | None) -> None:
         self.norm = norm

@@ -279,7 +279,9 @@ def test_a_switch_without_the_scalars_would_be_noticed(trials):
             assert all(value != fresh[key] for key, value in group["scalars"].items())
 
 
-@pytest.mark.parametrize("optimizer", [o.name for o in optimizers.TABLE if not o.refused])
+@pytest.mark.parametrize(
+    "optimizer", [o.name for o in optimizers.TABLE if not (o.refused or o.packages)]
+)
 def test_the_table_knows_the_slots(optimizer):
     """What the class truly keeps after a step, of a matrix and of a vector."""
     table, _ = optimizers.find(optimizer)

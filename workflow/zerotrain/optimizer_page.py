@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotrain.optimizers import TABLE, Optimizer, plain_adam
+from zerotrain.optimizers import TABLE, Optimizer, continues, plain_adam
 
 BEGIN, END = "<!-- optimizers: generated -->", "<!-- optimizers: end -->"
 
@@ -47,9 +47,10 @@ def _row(optimizer: Optimizer) -> str:
     keeps = "all"
     if optimizer.scalars:
         keeps += f", with {', '.join(f'`{scalar}`' for scalar in optimizer.scalars)}"
-    if plain_adam(optimizer.name, {}):
-        other = "adam" if optimizer.name == "adamw" else "adamw"
-        keeps += f"; from and to `{other}`, too"
+    if others := [
+        f"`{o.name}`" for o in TABLE if o is not optimizer and continues(o.name, optimizer.name)
+    ]:
+        keeps += f"; from and to {', '.join(others)}, too"
     packages = optimizer.packages or "torch"
     return (
         f"| `{optimizer.name}` | {optimizer.about} | {packages} | {where} | {offload} | "

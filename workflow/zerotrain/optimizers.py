@@ -33,7 +33,9 @@ class Optimizer:
     scalars: tuple[str, ...] = ()
     """Numbers that it keeps of every group, beside its count of steps."""
     whole: bool = False
-    """It needs each matrix whole, and cannot step a part of one."""
+    """It needs each parameter whole, and cannot step a part of one."""
+    eight_bit: bool = False
+    """Its slots are codes of 8 bits in memory, and float32 in a checkpoint."""
     refused: str = ""
     """Why no engine steps it."""
     instead: str = "adamw"
@@ -49,7 +51,7 @@ class Optimizer:
     @property
     def adam_keys(self) -> bool:
         """Whether adam_beta1, adam_beta2 and adam_epsilon mean something to it."""
-        return self.title in ("AdamW", "Adam", "Adamax", "NAdam", "RAdam", "Muon")
+        return self.title in ("AdamW", "AdamW8bit", "Adam", "Adamax", "NAdam", "RAdam", "Muon")
 
 
 _ADAM = {"betas": (0.9, 0.999), "eps": 1e-8}
@@ -72,6 +74,17 @@ TABLE = (
         weight_decay=0.01,
         slots=_MOMENTS,
         optional_slots=_AMSGRAD,
+    ),
+    Optimizer(
+        title="AdamW8bit",
+        about="AdamW with moments of 8 bits, but for parameters of fewer than `min_8bit_size` "
+        "elements",
+        arguments={**_ADAM, "min_8bit_size": 4096},
+        weight_decay=0.01,
+        slots=_MOMENTS,
+        whole=True,
+        eight_bit=True,
+        packages="bitsandbytes",
     ),
     Optimizer(
         title="Adam",
@@ -186,6 +199,13 @@ TABLE = (
         instead="adam",
     ),
     Optimizer(
+        title="CPUOffloadOptimizer",
+        about="torchao's AdamW with weights and moments in host memory",
+        refused="launch: zero2_offload keeps and steps them there, also on one GPU, and every "
+        "other launch goes on from its state",
+        packages="torchao",
+    ),
+    Optimizer(
         title="Lamb",
         about="DeepSpeed's FusedLamb",
         refused="DeepSpeed has it as CUDA code alone, and not under ZeRO: its trust ratio wants "
@@ -208,11 +228,13 @@ TABLE = (
     Optimizer(title="MuAdamW", about="mup's AdamW", refused=_MU, packages="mup"),
     Optimizer(title="MuSGD", about="mup's SGD", refused=_MU, instead="sgd", packages="mup"),
 )  # fmt: skip
-"""torch.optim's classes, Lion, and DeepSpeed's further names."""
+"""torch.optim's classes, Lion, bitsandbytes' AdamW, and further names that users know."""
 
 ALIASES = {
     **dict.fromkeys(("cpuadam", "deepspeedcpuadam", "fusedadam", "adamwtorch", "adamwtorchfused"),
                     "adamw"),
+    **dict.fromkeys(("adamwbnb8bit", "bnbadamw8bit", "pagedadamw8bit", "adamw8bitbnb",
+                     "adamwtorch8bit", "adamwtorchao", "aoadamw8bit"), "adamw8bit"),
     **dict.fromkeys(("cpulion", "deepspeedcpulion", "fusedlion"), "lion"),
     **dict.fromkeys(("cpuadagrad", "deepspeedcpuadagrad"), "adagrad"),
 }  # fmt: skip
@@ -275,6 +297,15 @@ def slots(name: str, arguments: Mapping[str, Any]) -> list[str]:
     return [*found.slots, *(s for s, key in found.optional_slots.items() if arguments.get(key))]
 
 
+def state_bytes(name: str, arguments: Mapping[str, Any], numel: int) -> int:
+    """Bytes that an optimizer keeps of a parameter of so many elements, where it is stepped."""
+    each, found = len(slots(name, arguments)), _BY_NAME[name]
+    least = arguments.get("min_8bit_size", found.arguments.get("min_8bit_size"))
+    if not found.eight_bit or numel < least:
+        return 4 * each * numel
+    return each * (numel + 4 * -(-numel // 256))  # a code each, and a float32 a block
+
+
 def slot_shape(name: str, slot: str, shape: list[int]) -> list[int] | None:
     """The shape of a slot of a parameter of this shape; None where it has no such slot."""
     matrix = len(shape) == 2
@@ -290,8 +321,10 @@ def slot_shape(name: str, slot: str, shape: list[int]) -> list[int] | None:
 
 
 def continues(first: str, second: str) -> bool:
-    """Whether an optimizer goes on from another's slots: Adam's moments are AdamW's, too."""
-    return first == second or {first, second} == {"adam", "adamw"}
+    """Whether an optimizer goes on from another's slots: Adam's moments are AdamW's, too, which
+    fewer bits only round."""
+    adam = {"adam", "adamw", "adamw8bit"}
+    return first == second or {first, second} <= adam
 
 
 def plain_adam(name: str, arguments: Mapping[str, Any]) -> bool:
@@ -320,7 +353,7 @@ def refusal(
         return f"optimizer {found.title}: {found.refused}", hint
     if found.whole and engine != "torch":
         return (
-            f"optimizer {found.title} needs each matrix whole, and ZeRO steps flat parts of them",
+            f"optimizer {found.title} needs each parameter whole, and ZeRO steps flat parts",
             f"{hint}; or launch: torch",
         )
     if offload_optimizer == "nvme" and not plain_adam(name, arguments):

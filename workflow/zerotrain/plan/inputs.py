@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -126,6 +126,8 @@ class PlannedLaunch:
         accumulation: Micro batches of a step.
         zero: DeepSpeed's zero_optimization section.
         slots: The optimizer's float32 values of a parameter: Adam has two moments.
+        slot_bytes: Bytes that the optimizer takes of a parameter of so many elements, where that is
+            not 4 for each slot; on the disk it is.
         cpu: Whether the device is the CPU: then nothing is copied from host to device, and memory
             is taken when it is written to.
         exact: Whether the masters come from the model, as at the start of a run; else from a state.
@@ -144,6 +146,7 @@ class PlannedLaunch:
     accumulation: int = 1
     zero: Mapping[str, Any] = field(default_factory=dict)
     slots: int = 2
+    slot_bytes: Callable[[int], int] | None = None
     cpu: bool = False
     exact: bool = True
     keep: int = 2

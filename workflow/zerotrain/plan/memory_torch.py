@@ -28,9 +28,9 @@ def torch_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
             f"4 B a trained parameter, flat and never freed ({ENGINE}: FlatGroup)", state=True,
         ),
         MemoryPart(
-            "optimizer states", launch.slots * flat, "device", TRAINING,
-            f"{launch.slots} x 4 B a trained parameter (torch.optim, at the first step)",
-            state=True,
+            "optimizer states", _states(launch, model, flat), "device", TRAINING,
+            f"{launch.slots} x {'1 B' if launch.slot_bytes else '4 B'} a trained parameter "
+            "(torch.optim, at the first step)", state=True,
         ),
         MemoryPart(
             "weights before they are flat", _flattening(model) - 2 * flat, "device",
@@ -66,6 +66,12 @@ def torch_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
             )
         )  # fmt: skip
     return parts
+
+
+def _states(launch: PlannedLaunch, model: ParameterSizes, flat: int) -> int:
+    if launch.slot_bytes is None:
+        return launch.slots * flat
+    return sum(launch.slot_bytes(numel) for group in model.groups for numel in group)
 
 
 def _flattening(model: ParameterSizes) -> int:

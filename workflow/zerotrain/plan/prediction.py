@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Collection, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -216,6 +216,9 @@ def predict(
         accumulation=_accumulation(phase, traced.batch),
         zero=_zero(phase, preset, traced.sizes) if engine == "deepspeed" else {},
         slots=len(optimizers.slots(name, train.optimizer_args)),
+        slot_bytes=partial(optimizers.state_bytes, name, train.optimizer_args)
+        if optimizers.find(name)[0].eight_bit
+        else None,
         cpu=cpu,
         keep=train.keep,
         average=train.use_ema,

@@ -16,6 +16,7 @@ import torch
 from zerotrain.checkpoint import Fragment
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.state import ReadTensor
+from zerotrain.training.faster import compile_model
 from zerotrain.training.gradient_checkpointing import enable_gradient_checkpointing
 from zerotrain.training.param_groups import ParamGroup
 
@@ -125,6 +126,7 @@ def open_engine(
 
         engine = TorchEngine(model, phase)
     enable_gradient_checkpointing(model, phase)
+    compile_model(model, phase)
     return engine
 
 

@@ -22,6 +22,7 @@ from zerotrain.training.loss_scale import exhausted
 from zerotrain.training.not_finite import LeftOut, Losses, poisoned
 from zerotrain.training.saving import Saving
 from zerotrain.training.schedule import learning_rate, momentum
+from zerotrain.training.unused import UnusedParameters
 from zerotrain.training.validation import Validation, Verdict
 
 
@@ -51,6 +52,7 @@ def train(
     """
     left_out = LeftOut(phase, batches, log)
     memory = MemoryWatch()
+    unused: UnusedParameters | None = UnusedParameters(engine)
     verdict = validation.at(clock.step) if validation else Verdict()
     with saving:
         if verdict.save:  # a stop was asked for at this step, which left no time for its validation
@@ -60,6 +62,9 @@ def train(
             rate = learning_rate(phase, clock.step, clock.horizon)
             beta1 = momentum(phase, clock.step, clock.horizon)
             own_loss, losses = _accumulate(engine, objective, batches, phase, clock, log)
+            if unused:
+                unused.settle(phase, log)
+                unused = None
             flags = stop_requested(), saving.overdue(), saving.writing()
             loss, (stopping, overdue, writing) = ranks.settle(own_loss, flags, engine.device)
             log.lap("backward")

@@ -7,7 +7,7 @@ parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -72,8 +72,50 @@ def open_optimizers(
     own = [group_values(phase, group) for group in groups]
     if phase.optimizer == "lion":
         return [_open(phase, Lion, own, parameters)]
+    if phase.optimizer == "adamw8bit":
+        return [_open(phase, _adamw_8bit(phase), own, parameters)]
     how = {"fused": True} if phase.optimizer in ("adamw", "adam") else ONE_BY_ONE
     return [_open(phase, getattr(torch.optim, table.title), own, parameters, **how)]
+
+
+def _adamw_8bit(phase: ResolvedPhase) -> Callable[..., torch.optim.Optimizer]:
+    """The class, where the package is that has it.
+
+    Raises:
+        PipelineError: it is not installed.
+    """
+    try:
+        from zerotrain.training.adamw_8bit import AdamW8bit
+    except ImportError as error:
+        raise PipelineError(
+            f"phase {phase.phase}: optimizer adamw8bit needs bitsandbytes, which cannot be "
+            f"imported here ({error})",
+            hint="install it (`pip install bitsandbytes`); or optimizer: adamw, with launch: "
+            "zero2_offload where its moments do not fit the GPU",
+        ) from error
+    found: Callable[..., torch.optim.Optimizer] = AdamW8bit
+    return found
+
+
+def read_slot(optimizer: torch.optim.Optimizer, stepped: torch.Tensor, slot: str) -> torch.Tensor:
+    """What an optimizer keeps of what it steps, float32, under torch's name."""
+    if isinstance(optimizer, Packed):
+        return optimizer.read_slot(stepped, slot)
+    found: torch.Tensor = optimizer.state[stepped][slot]
+    return found
+
+
+@runtime_checkable
+class Packed(Protocol):
+    """An optimizer whose own state is not what a checkpoint holds."""
+
+    def read_slot(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
+        """A slot, float32 of the parameter's shape."""
+
+    def fill(
+        self, parameter: torch.Tensor, updates: int, slots: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Take slots over, with the count of updates."""
 
 
 def _default(phase: ResolvedPhase, key: str) -> Any:

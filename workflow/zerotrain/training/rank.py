@@ -31,6 +31,7 @@ from zerotrain.training.checkpoint_room import DiskWatch
 from zerotrain.training.clock import Clock
 from zerotrain.training.engine import open_engine
 from zerotrain.training.failed import failed
+from zerotrain.training.faster import allow_tf32
 from zerotrain.training.lock import hold_writer
 from zerotrain.training.log import Log, NoLog, TrainingLog
 from zerotrain.training.loop import train
@@ -175,6 +176,8 @@ def run(
     validation = open_validation(
         engine, family, base, opened, phase, log, progress, clock.step, resume, average
     )
+    if without_effect := allow_tf32(phase, engine.device):
+        log.say(without_effect)
     more_records = validation.write_records if validation else None
     try:
         finished = train(

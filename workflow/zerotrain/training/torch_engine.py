@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,11 +24,13 @@ from zerotrain.trained import trained_parameters
 from zerotrain.training.engine import STEADY, describe_phase
 from zerotrain.training.loss_scale import LossScale
 from zerotrain.training.optimizer import (
+    Packed,
     counters,
     drive,
     filled,
     group_scalars,
     open_optimizers,
+    read_slot,
     scalars_of,
 )
 from zerotrain.training.param_groups import param_groups
@@ -86,7 +88,13 @@ class TorchEngine:
 
     def __init__(self, model: torch.nn.Module, phase: ResolvedPhase) -> None:
         # Without a GPU it must be told so, or it takes several processes for single ones.
-        accelerator = Accelerator(cpu=device_type() == "cpu", mixed_precision="no")
+        accelerator = Accelerator(
+            cpu=device_type() == "cpu",
+            mixed_precision="no",
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(find_unused_parameters=phase.find_unused_parameters)
+            ],
+        )
         self.device: torch.device = accelerator.device
         self.rank: int = accelerator.process_index
         self.world_size: int = accelerator.num_processes
@@ -169,6 +177,10 @@ class TorchEngine:
         for optimizer in self._optimizers if optimizer_step else ():
             for group, own in enumerate(optimizer.param_groups):
                 for stepped in own["params"]:
+                    if isinstance(optimizer, Packed):
+                        slots = self._read_slots(read, group, stepped)
+                        optimizer.fill(stepped, optimizer_step, slots)
+                        continue
                     template = self._counters(group, stepped)
                     state = filled(template, optimizer_step, numbers[group])
                     optimizer.state[stepped] = state | self._read_slots(read, group, stepped)
@@ -237,8 +249,8 @@ class TorchEngine:
 
     def _slot(self, flat: FlatGroup, name: str, slot: str) -> torch.Tensor:
         stepped = flat.parameters[name] if self._whole else flat.weights
-        state = next(o.state[stepped] for o in self._optimizers if stepped in o.state)
-        found: torch.Tensor = state[slot]
+        owner = next(o for o in self._optimizers if stepped in o.state)
+        found = read_slot(owner, stepped, slot)
         return found if self._whole else flat.part(found, name)
 
     def slots(self) -> list[str]:

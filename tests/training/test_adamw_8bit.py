@@ -1,0 +1,111 @@
+"""AdamW with moments of 8 bits: exact over checkpoints, and portable to AdamW of 32."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+from tests.training.matrix import export_state
+from tests.training.optimizer_trials import trial_phase
+
+from zerotrain import optimizers
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.errors import PipelineError
+from zerotrain.training.optimizer import open_optimizers
+from zerotrain.training.param_groups import ParamGroup
+
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
+)
+EIGHT = {"optimizer": "adamw8bit", "optimizer_args": {"min_8bit_size": 64}}
+"""Parameters of the tiny model are small."""
+STEPS = 8
+
+
+def test_without_the_package_it_is_refused(monkeypatch):
+    """In a sentence, with how to get it and what works without."""
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    monkeypatch.delitem(sys.modules, "zerotrain.training.adamw_8bit", raising=False)
+    phase = trial_phase("adamw8bit", "torch")
+    with pytest.raises(PipelineError, match="adamw8bit needs bitsandbytes") as caught:
+        open_optimizers(
+            phase, [ParamGroup(["a"], 1e-2, 0.0)], [[torch.nn.Parameter(torch.ones(2))]]
+        )
+    assert "pip install bitsandbytes" in str(caught.value)
+    assert "zero2_offload" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "numel", "expected"),
+    [("adamw8bit", 4096, 2 * (4096 + 4 * 16)), ("adamw8bit", 4095, 8 * 4095),
+     ("adamw8bit", 4097, 2 * (4097 + 4 * 17)), ("adamw", 4096, 8 * 4096)],
+)  # fmt: skip
+def test_the_planner_knows_its_bytes(name, numel, expected):
+    """A byte for each moment and four for a block of 256; small parameters have float32."""
+    assert optimizers.state_bytes(name, {}, numel) == expected
+
+
+@installed
+def test_the_planners_bytes_are_those_of_the_class():
+    """After a step, of a large and a small parameter; the count and the maps aside."""
+    phase = trial_phase("adamw8bit", "torch")
+    parameters = [torch.nn.Parameter(torch.ones(n)) for n in (5000, 100)]
+    (made,) = open_optimizers(phase, [ParamGroup(["a", "b"], 1e-2, 0.0)], [parameters])
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    made.step()
+    for parameter in parameters:
+        held = [v for k, v in made.state[parameter].items() if k not in ("step", "qmap1", "qmap2")]
+        expected = optimizers.state_bytes("adamw8bit", {}, parameter.numel())
+        assert sum(tensor.nbytes for tensor in held) == expected
+
+
+@installed
+def test_resume_is_exact(training):
+    """Four and four steps end in the bits of eight, weights and moments; and 8 bits are not 32."""
+    training.run("whole", "torch", STEPS, **EIGHT)
+    training.run("half", "torch", STEPS // 2, **EIGHT)
+    training.run("half", "torch", STEPS, **EIGHT)
+    assert training.hashes("half", STEPS) == training.hashes("whole", STEPS)
+    training.run("wide", "torch", STEPS)
+    assert training.hashes("wide", STEPS) != training.hashes("whole", STEPS)
+    found = Checkpoint(training.progress("whole") / f"step-{STEPS:08d}")
+    assert found.slots == ["master", "exp_avg", "exp_avg_sq"]
+    assert found.position.optimizer_step == STEPS
+
+
+@installed
+def test_it_trains_as_adamw_does(training):
+    """Losses within a hundredth of those of float32 moments, over sixteen steps."""
+    narrow, wide = (
+        training.run(name, "torch", 16, **changes) for name, changes in (("a", EIGHT), ("b", {}))
+    )
+    assert max(abs(a / b - 1) for a, b in zip(narrow, wide, strict=True)) < 0.01
+    assert narrow != wide
+
+
+@installed
+@pytest.mark.parametrize("first", [EIGHT, {}], ids=["8 to 32", "32 to 8"])
+def test_moments_cross_to_and_from_adamw(training, first):
+    """The state of one starts the other: after an update its moments are those of a training by
+    the first one alone, but for the rounding; without them they would be a tenth of a gradient."""
+    second = {} if first else EIGHT
+    training.run("reference", "torch", STEPS, save_every=1, keep=STEPS, **first)
+    before = training.progress("reference") / f"step-{STEPS // 2:08d}"
+    state = export_state(before, training.folder / "state")
+    training.run("other", "torch", STEPS, state=state, save_every=1, keep=STEPS, **second)
+    other, reference = (
+        Checkpoint(training.progress(name) / f"step-{STEPS // 2 + 1:08d}")
+        for name in ("other", "reference")
+    )
+    assert other.position.optimizer_step == STEPS // 2 + 1
+    for slot in ("exp_avg", "exp_avg_sq"):
+        found, expected = (
+            torch.cat([one.tensor(name, slot).flatten() for name in reference.names])
+            for one in (other, reference)
+        )
+        assert (found - expected).norm() < 0.05 * expected.norm()
+    (group, *_) = other.position.param_groups
+    assert group["betas"] == [0.9, 0.99]
