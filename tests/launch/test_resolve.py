@@ -452,3 +452,21 @@ def test_validation_is_resolved_with_its_sources() -> None:
     assert (second["eval_steps"], second["batch_size"]) == (3, 2)
     assert second["metric_for_best_model"] == "val_loss"
     assert found["c"].validation is None
+
+
+def test_validation_of_what_swaps_to_a_disk_goes_by_the_live_weights() -> None:
+    """Averaged weights are not exchanged there, so nothing can be chosen by them."""
+    nvme = Preset("zero3_nvme", "deepspeed", 3, "nvme", "nvme")
+    phase = {
+        "name": "a",
+        "until": 10,
+        "use_ema": True,
+        "launch": {"preset": "zero3_nvme", "offload_path": "/tmp"},
+    }
+    data = {"images": "photos", "holdout": 0.1}
+    found = resolve(phase, preset=nvme, data=data, validation={}).validation
+    assert found is not None
+    assert found["metric_for_best_model"] == "val_loss"
+    chosen = {"metric_for_best_model": "val_loss_ema"}
+    with pytest.raises(PipelineError, match="averaged weights of what swaps to a disk are not"):
+        resolve(phase, preset=nvme, data=data, validation=chosen)

@@ -53,13 +53,13 @@ def write_image_inputs(family: str, folder: Path) -> None:
     assert len(read_dataset(folder / "dataset").split("train")) == COUNT
 
 
-def text_inputs(family: str, folder: Path, *, packing: bool = True) -> Path:
+def text_inputs(family: str, folder: Path, *, packing: bool = True, holdout: int = 1) -> Path:
     """A nano model and the cache of its dataset; causal rows are packed if they may be."""
     with artifact.publish(folder / "base", "base") as draft:
         build(family, draft.folder)
         draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
         draft.content = {"family": family, "parts": part_digests(draft.known)}
-    dataset = publish_dataset(folder / "data", TALKS)
+    dataset = publish_dataset(folder / "data", TALKS, holdout=holdout)
     config = run_config(family, packing=packing and family == "causal_lm")
     cache_latents(config, 32, dataset, folder / "base", folder / "cache")
     return folder

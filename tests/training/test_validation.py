@@ -21,6 +21,7 @@ from zerotrain.cache import Cache, TokenCache, read_cache
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.evaluation.holdout_loss import HeldOutImages, HeldOutText, holdout_loss
 from zerotrain.families import load_family
+from zerotrain.families.tokens import IGNORED
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.position import EMA, MASTER
 from zerotrain.stages import train_phase
@@ -112,21 +113,30 @@ def test_validation_of_averaged_weights(training, preset, processes):
     "family", ["causal_lm", pytest.param("seq2seq_lm", marks=pytest.mark.slow)]
 )
 def test_validation_of_text(family, server, tmp_path):
-    """Cross entropy and perplexity over the learned tokens of whole examples, packed training or
-    not, as an evaluation has them."""
-    training = Training(tmp_path, text_inputs(family, tmp_path / "inputs"), server)
-    rows = artifact.read(training.cache, "cache").content["epoch_size"] // 2
+    """Cross entropy and perplexity over the learned tokens of whole examples, though training packs
+    them: what transformers' own loss gives of each, each token counted once."""
+    training = Training(tmp_path, text_inputs(family, tmp_path / "inputs", holdout=4), server)
+    rows = artifact.read(training.cache, "cache").content["epoch_size"]
     training.run(
         "p", "torch", 4, family=family, objective={}, epoch_size=rows, save_every=2,
-        validation={**SETTINGS, "max_samples": 256},
+        validation={**SETTINGS, "max_samples": 256, "batch_size": 3},
     )  # fmt: skip
     cache = read_cache(training.cache)
     assert isinstance(cache, TokenCache)
-    assert len(HeldOutText(cache, 256)) > 0
+    assert len(HeldOutText(cache, 256)) == 4
     for line in validations(training, "p")[1:]:
-        loss = measured(weights(training, family, "p", line["step"]), family, training)
-        assert line["val_loss"] == loss
-        assert line["val_perplexity"] == pytest.approx(math.exp(loss), rel=1e-12)
+        model = weights(training, family, "p", line["step"])
+        total, count = 0.0, 0
+        for i, row in enumerate(cache.entries):
+            if row.split == "holdout":
+                found = cache.sample(i)
+                one = {name: found[name][None] for name in ("input_ids", "labels")}
+                learned = int((found["labels"] != IGNORED).sum())
+                with torch.no_grad():
+                    total += learned * float(model(**one).loss)
+                count += learned
+        assert line["val_loss"] == pytest.approx(total / count, rel=1e-6)
+        assert line["val_perplexity"] == pytest.approx(math.exp(line["val_loss"]), rel=1e-12)
 
 
 RISING = {"learning_rate": 0.3, "lr_scheduler": "constant", "lr_warmup_steps": 0}
@@ -196,12 +206,16 @@ def test_validation_goes_on_with_more_patience(training):
 def test_validation_after_a_kill_is_that_of_the_undisturbed_run(training, server):
     """Killed before any change of the disk, and started again: the same validations, none twice and
     none left out, the same best step and the same early end."""
-    values = {**RISING, "save_every": 3, "keep": 2, "validation": PATIENT}
+    rule = {**PATIENT, "early_stopping_patience": 4}
+    values = {**RISING, "save_every": 1, "keep": 2, "validation": rule}
     training.phase("whole", "torch", 40, **values)
     counter = KillPoint(server, training.progress("whole"))
     assert ended(training.start("whole", kill=counter)) == 0
     expected = ending(training, "whole")
-    for change in random.Random(SEED).sample(range(1, counter.begun + 1), 5):
+    assert expected["history"] is not None
+    late = range(counter.begun // 2, counter.begun + 1)  # after the best step at the latest
+    chosen = random.Random(SEED)
+    for change in [chosen.choice(range(1, late[0])), *chosen.sample(late, 3)]:
         name = f"cut-{change}"
         training.phase(name, "torch", 40, **values)
         kill = KillPoint(server, training.progress(name), change)

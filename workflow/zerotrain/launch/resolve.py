@@ -77,8 +77,8 @@ def resolve_phase(
     for key in ("lora", "peft", "frozen_parameters", "trainable_parameters"):
         sources[key] = _source(config, key)
     sources["allow"] = _source(phase, "allow")
-    validation = _validation(config, name, sources)
     preset = with_own_offload(preset, launch, f"phase {name}")
+    validation = _validation(config, name, preset, sources)
     check_activations(name, launch, preset, train.gradient_checkpointing)
     if preset.engine == "auto":
         raise ValueError("a preset is chosen before a phase is resolved")
@@ -202,7 +202,9 @@ def resolve_phase(
     return with_files(resolved, launch, sizes)
 
 
-def _validation(config: RunConfig, name: str, sources: Sources) -> dict[str, Any] | None:
+def _validation(
+    config: RunConfig, name: str, preset: Preset, sources: Sources
+) -> dict[str, Any] | None:
     """The phase's validation with its defaults filled in, which depend on other keys."""
     phase = config.phase(name)
     if (section := phase.validation) is None:
@@ -210,17 +212,21 @@ def _validation(config: RunConfig, name: str, sources: Sources) -> dict[str, Any
     found = section.model_dump()
     for key in found:
         sources[f"validation.{key}"] = _source(section, key)
-    derived = {
-        "max_samples": (MOST_EXAMPLES if config.is_text else MOST_IMAGES, "as evaluate takes"),
-        "metric_for_best_model": (
-            "val_loss_ema" if phase.train.use_ema else "val_loss",
-            f"use_ema {str(phase.train.use_ema).lower()}",
-        ),
-    }
-    for key, (value, why) in derived.items():
+    use_ema = str(phase.train.use_ema).lower()
+    metric, why = "val_loss_ema" if phase.train.use_ema else "val_loss", f"use_ema {use_ema}"
+    if "nvme" in (preset.offload_optimizer, preset.offload_param):
+        metric, why = "val_loss", "averaged weights of what swaps to a disk are not measured"
+        if found["metric_for_best_model"] == "val_loss_ema":
+            raise PipelineError(
+                f"phase {name}: validation.metric_for_best_model: val_loss_ema, but {why}",
+                hint="remove it: val_loss is the default here",
+            )
+    most = MOST_EXAMPLES if config.is_text else MOST_IMAGES
+    derived = {"max_samples": (most, "as evaluate takes"), "metric_for_best_model": (metric, why)}
+    for key, (value, reason) in derived.items():
         if found[key] is None:
             found[key] = value
-            sources[f"validation.{key}"] = ("derived", why)
+            sources[f"validation.{key}"] = ("derived", reason)
     left_out = OF_GRIDS if config.is_text or not section.prompts else ()
     return {key: value for key, value in found.items() if key not in left_out}
 
