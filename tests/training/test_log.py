@@ -154,3 +154,14 @@ def test_the_end_says_where_the_time_went_and_what_memory_it_took(tmp_path, caps
     assert "a: host memory of training: " in said
     opened(tmp_path).close()
     assert "steps in" not in capsys.readouterr().err
+
+
+def test_memory_is_that_of_all_processes(training) -> None:
+    """Two processes: the host's numbers are their sum, which is more than either has alone."""
+    training.run("two", "torch", 2, num_processes=2)
+    text = (training.progress("two") / "step-00000002/records/resources.json").read_text()
+    used = json.loads(text)
+    assert 1.2 * used["peak_host_bytes"] < used["train_host_total_peak_bytes"]
+    assert used["train_host_begin_bytes"] <= used["train_host_total_peak_bytes"]
+    assert used["forward_seconds"] > 0
+    assert used["backward_seconds"] > 0

@@ -121,7 +121,7 @@ DIFFUSERS = by_name(
         left_out("push_to_hub", "flag", HUB, False),
         no_op("hub_token", "text", HUB),
         no_op("hub_model_id", "text", HUB),
-        no_op("report_to", "text", TRACKERS),
+        honoured("report_to", "text", "train.report_to"),
         no_op("logging_dir", "text", TRACKERS),
         no_op("validation_prompt", "text", EVALUATION),
         no_op("validation_epochs", "whole", EVALUATION),

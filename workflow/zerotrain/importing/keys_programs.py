@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerotrain.importing.keys import Kind, by_name, honoured, left_out, no_op, refused, section
 
 EVALUATION = "evaluation is a stage of its own after each phase (evaluate:)"
-TRACKERS = "tensorboard and the report are written always"
+TRACKERS = "TensorBoard's files lie with the progress of each phase"
 OWN_LAYOUT = "results lie under results/<run>/<phase>"
 HUB = "exported weights are published by `zerotrain publish`"
 
@@ -48,12 +48,12 @@ TRAINER = by_name(
         no_op("do_train", "flag", "training is what a phase is"),
         no_op("do_eval", "flag", EVALUATION),
         no_op("overwrite_output_dir", "flag", "a finished phase is not trained again"),
-        no_op("report_to", "text", TRACKERS),
-        no_op("run_name", "text", TRACKERS),
+        honoured("report_to", "text", "train.report_to"),
+        honoured("run_name", "text", "train.tracker_run_name"),
         no_op("logging_dir", "text", TRACKERS),
-        no_op("logging_strategy", "text", TRACKERS),
+        no_op("logging_strategy", "text", "train.log_every says it"),
         honoured("ddp_find_unused_parameters", "flag", "launch.find_unused_parameters", False),
-        no_op("ddp_timeout", "whole", "processes wait for each other as long as it takes"),
+        honoured("ddp_timeout", "whole", "launch.ddp_timeout"),
         no_op("remove_unused_columns", "flag", "the data source names its columns"),
         honoured("tf32", "flag", "launch.allow_tf32", False),
         left_out("torch_compile", "flag", "the step is not compiled", False),
@@ -246,9 +246,9 @@ SIMPLETUNER = by_name(
         no_op("base_model_default_dtype", "text", "launch.mixed_precision says it"),
         *(no_op(name, kind, EVALUATION) for name, kind in VALIDATION),
         no_op("output_dir", "text", OWN_LAYOUT),
-        no_op("report_to", "text", TRACKERS),
-        no_op("tracker_run_name", "text", TRACKERS),
-        no_op("tracker_project_name", "text", TRACKERS),
+        honoured("report_to", "text", "train.report_to"),
+        honoured("tracker_run_name", "text", "train.tracker_run_name"),
+        honoured("tracker_project_name", "text", "train.tracker_project_name"),
         no_op("validation_prompt", "text", EVALUATION),
         no_op("validation_steps", "whole", EVALUATION),
         no_op("validation_resolution", "text", EVALUATION),
