@@ -136,6 +136,17 @@ def test_where_nothing_fits_the_search_is_named(planned: Plan, traced_once: None
         assert "zerotrain switch" not in found.what_to_do
 
 
+def test_a_disk_that_nobody_named_is_no_way_out(planned: Plan, traced_once: None) -> None:
+    """What swaps to one, and what saves nothing on one process, is passed over."""
+    rows = {name: row["plain"] for name, row in planned.rows.items()}
+    own = max(rows.values(), key=lambda one: one.device)
+    for name, one in rows.items():
+        if one.swap or one.useless:
+            made = replace(planned, rows={own.preset: planned.rows[own.preset], name: {
+                "plain": replace(one, parts=())}})  # fmt: skip
+            assert own.preset == name or advice._lower(made, own) is None
+
+
 def test_a_run_that_is_not_in_config_gets_what_can_be_said() -> None:
     """No traceback on the way to an advice."""
     FILE.unlink()

@@ -129,6 +129,36 @@ def test_a_hang_inside_the_process_is_found(tmp_path: Path) -> None:
     assert beats(tmp_path) == []
 
 
+def test_a_hang_in_one_place_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that beats and does not move, as one whose GPU or loader hangs, is told by its
+    place."""
+    ended = []
+    monkeypatch.setattr(pulse, "end_all", ended.append)
+    told = Pulse(tmp_path, 0)
+    told.clock = SimpleNamespace(step=6)  # type: ignore[assignment]
+    try:
+        with Watch(tmp_path, "main", 2.0):
+            threading.Event().wait(7)
+    finally:
+        told.close()
+    assert ended == [tmp_path]
+    left = ending.read_left(tmp_path)
+    assert left is not None
+    assert re.search(
+        r"rank 0 \(pid \d+ on \S+\) does not move in .* of step 7, for \d+ s$", left.reason
+    )
+
+
+def test_nothing_hangs_while_one_process_moves(tmp_path: Path) -> None:
+    """One that computes long lets the others wait long."""
+    watch = Watch(tmp_path, "main", 2.0)
+    for second in range(20):
+        found = [beat(0, waits=True), replace(beat(1), still=0.0, time=1000.0 + second)]
+        assert watch._stalled(found, 1.0) == 0.0
+    assert watch._stalled(found, 1.0) == 1.0
+    assert watch._stalled(found, 1.0) == 2.0
+
+
 def test_a_busy_process_is_not_still(tmp_path: Path) -> None:
     """Whatever runs through Python moves: a save, a compilation, a long first step."""
     told = Pulse(tmp_path, 0)

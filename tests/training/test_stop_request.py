@@ -1,0 +1,71 @@
+"""Signals to a training's processes: one request however often it is told, and a second one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zerotrain.training import stop_request
+from zerotrain.training.stop_request import HEARD, StopRequest
+
+
+class Ended(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture(autouse=True)
+def _unheard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Signals reach nobody after a test, and end no test."""
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(stop_request.os, "_exit", end)
+    before = {number: signal.getsignal(number) for number in HEARD}
+    yield
+    for number, former in before.items():
+        signal.signal(number, former)
+
+
+@pytest.mark.parametrize("number", HEARD)
+def test_a_signal_is_a_request(tmp_path: Path, number: signal.Signals) -> None:
+    """As is the file."""
+    stop = StopRequest(tmp_path)
+    assert not stop()
+    os.kill(os.getpid(), number)
+    assert stop()
+    assert not (tmp_path / "stop").exists()
+    other = StopRequest(tmp_path / "other")
+    assert not other()
+    (tmp_path / "stop").touch()
+    assert StopRequest(tmp_path)()
+
+
+def test_what_a_launcher_hands_on_is_the_same_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once the same signal may come from the cluster and from torchrun; later it is a second
+    one, which ends the process with the code of the signal."""
+    stop = StopRequest(tmp_path, tell=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop()
+    assert (tmp_path / "stop").exists()
+    later = time.monotonic() + stop_request.SAME_SECONDS + 0.1
+    monkeypatch.setattr(stop_request.time, "monotonic", lambda: later)
+    with pytest.raises(Ended, match=str(128 + signal.SIGTERM)):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """As under nohup, or of a shell's background job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop = StopRequest(tmp_path)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert not stop()
