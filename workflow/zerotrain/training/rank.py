@@ -34,6 +34,7 @@ from zerotrain.trained import choose_trained, refuse_other_parameters, trained_p
 from zerotrain.training import preflight, progress_folder
 from zerotrain.training.average import WeightAverage
 from zerotrain.training.batches import Batches
+from zerotrain.training.determinism import equal_bits
 from zerotrain.training.engine import Engine, open_engine
 from zerotrain.training.lock import hold_writer
 from zerotrain.training.log import Log, NoLog, TrainingLog
@@ -150,17 +151,18 @@ def run(
         f"{phase.until_step}, global batch {phase.global_batch_size}"
     )
     stop = _StopRequest(progress)
-    finished = train(
-        engine,
-        family.objective(base, phase.objective),
-        Batches(read_cache(cache, verify=False), phase),
-        phase,
-        clock,
-        log,
-        progress,
-        stop,
-        average,
-    )
+    with equal_bits(phase.phase):
+        finished = train(
+            engine,
+            family.objective(base, phase.objective),
+            Batches(read_cache(cache, verify=False), phase),
+            phase,
+            clock,
+            log,
+            progress,
+            stop,
+            average,
+        )
     log.close()
     return finished
 
