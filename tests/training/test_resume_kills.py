@@ -64,6 +64,8 @@ def test_killed_three_times_ends_in_the_same_files(training, setup):
     draw = random.Random(str(setup))
     for place in sorted(draw.sample(range(4, STEPS - 4), KILLS)):
         how = draw.choice([signal.SIGKILL, signal.SIGTERM])
+        # The lines of the start before, which may have come further, are no sign of this one.
+        (training.progress("killed") / progress_folder.LOG).unlink(missing_ok=True)
         ranks = training.start_ranks("killed", setup.processes)
         wait_for_step(training, place)
         for process in ranks if how == signal.SIGKILL else [draw.choice(ranks)]:
