@@ -29,6 +29,7 @@ from zerotrain.training.average import WeightAverage
 from zerotrain.training.batches import Batches
 from zerotrain.training.checkpoint_room import DiskWatch
 from zerotrain.training.clock import Clock
+from zerotrain.training.determinism import equal_bits
 from zerotrain.training.engine import open_engine
 from zerotrain.training.failed import failed
 from zerotrain.training.faster import allow_tf32
@@ -180,18 +181,19 @@ def run(
         log.say(without_effect)
     more_records = validation.write_records if validation else None
     try:
-        finished = train(
-            engine,
-            family.objective(base, phase.objective),
-            Batches(opened, phase),
-            phase,
-            clock,
-            log,
-            Saving(engine, phase, log, progress, average, more_records),
-            lambda: stop() or bool(low and low()),
-            average,
-            validation,
-        )
+        with equal_bits(phase.phase):
+            finished = train(
+                engine,
+                family.objective(base, phase.objective),
+                Batches(opened, phase),
+                phase,
+                clock,
+                log,
+                Saving(engine, phase, log, progress, average, more_records),
+                lambda: stop() or bool(low and low()),
+                average,
+                validation,
+            )
         if validation:
             validation.close(finished)
         return finished

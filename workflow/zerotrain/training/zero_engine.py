@@ -27,6 +27,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.device import device_type
 from zerotrain.state import ReadTensor
 from zerotrain.trained import trained_parameters
+from zerotrain.training.deepspeed_start import import_muon, remember_processor
 from zerotrain.training.engine import STEADY, describe_phase
 from zerotrain.training.loss_scale import LossScale, fitted
 from zerotrain.training.optimizer import (
@@ -66,6 +67,8 @@ class ZeroEngine:
         exact: bool,
         swap: Path | None = None,
     ) -> None:
+        remember_processor()
+        import_muon()
         init_distributed()
         self._phase = phase
         trained = trained_parameters(model)

@@ -1,0 +1,81 @@
+"""Which samples a training sees: the same at every number of processes and accumulations."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.training.conftest import SAMPLES, SEED, tiny_phase
+
+from zerotrain.cache import read_cache
+from zerotrain.training import loop
+from zerotrain.training.batches import Batches
+from zerotrain.training.draws import draw_place
+
+GLOBAL, STEPS = 8, 7
+CPU = torch.device("cpu")
+
+
+class Engine:
+    """One process of several: it counts, and computes nothing."""
+
+    device = CPU
+    model = None
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+
+    def micro_batch(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        pass
+
+
+def seen(world_size: int, accumulations: int) -> list[list[int]]:
+    """The samples of each step, of all processes together."""
+    micro = GLOBAL // world_size // accumulations
+    phase: Any = SimpleNamespace(
+        seed=SEED, micro_batch_size=micro, gradient_accumulation_steps=accumulations
+    )
+    steps: list[list[int]] = [[] for _ in range(STEPS)]
+    for rank in range(world_size):
+        for step in range(STEPS):
+            taken: list[int] = []
+
+            def batch(first: int, size: int, device: torch.device, into: Any = taken) -> None:
+                into += [draw_place(SEED, p, SAMPLES)[1] for p in range(first, first + size)]
+
+            batches: Any = SimpleNamespace(batch=batch, prepare=lambda first, size: None)
+            objective: Any = SimpleNamespace(loss=lambda model, batch: torch.zeros(micro))
+            clock = loop.Clock(step, step * GLOBAL, STEPS)
+            loop._accumulate(Engine(rank, world_size), objective, batches, phase, clock)
+            steps[step] += taken
+    return [sorted(step) for step in steps]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("accumulations", [1, 2])
+def test_every_world_size_sees_the_same_samples(world_size, accumulations):
+    """Step by step the same samples, each once, over more than two epochs; so a training may go on
+    with another number of processes."""
+    found = seen(world_size, accumulations)
+    assert found == seen(1, 1)
+    assert sorted(i for step in found[:3] for i in step) == list(range(SAMPLES))
+
+
+def test_what_is_prepared_is_what_is_asked_for(inputs):
+    """A batch that was drawn ahead is the one that would be drawn now, and none is given for
+    another."""
+    cache = read_cache(inputs / "cache")
+    phase = tiny_phase("a", "torch", 4)
+    plain, ahead = Batches(cache, phase), Batches(cache, phase)
+    ahead.prepare(4, 4)
+    for first in (4, 8, 0):
+        expected, found = (one.batch(first, 4, CPU) for one in (plain, ahead))
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[name], found[name]) for name in expected)
+        ahead.prepare(20, 4)
