@@ -257,7 +257,7 @@ def take_turns(place: Path, preset: str, size: str, rounds: int) -> dict[str, li
     for one in rivals.values():
         next(one)
     turns = Turns(rivals, block, rounds)
-    rank._StopRequest = lambda progress: turns  # type: ignore[assignment,misc]
+    rank.StopRequest = lambda progress: turns  # type: ignore[assignment,misc]
     (place / "progress").mkdir()
     rank.run(place / "launch", inputs / "base", inputs / "cache", place / "progress")
     return {n: [s / block for s in found[WARM_UP:]] for n, found in turns.seconds.items()}
