@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,7 +27,10 @@ from zerotrain.training.loss_scale import exhausted
 from zerotrain.training.optimizer import describe_group
 from zerotrain.training.progress_folder import prune, step_folder
 from zerotrain.training.schedule import learning_rate, momentum
-from zerotrain.training.validation import Validation, Verdict
+from zerotrain.training.validation_history import Verdict
+
+if TYPE_CHECKING:
+    from zerotrain.training.validation import Validation
 
 
 @dataclass
