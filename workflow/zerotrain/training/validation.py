@@ -6,7 +6,6 @@ training's generators: the trained numbers are the same with it and without.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +30,7 @@ from zerotrain.training.engine import Engine
 from zerotrain.training.log import Log
 from zerotrain.training.validation_history import (
     ValidationHistory,
+    Verdict,
     read_history,
     write_best,
     write_finished,
@@ -45,16 +45,6 @@ class Sampler(Protocol):
 
     def close(self, finished: bool) -> None:
         """Wait until they can be looked at, where the phase is finished."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a validation asks of the training."""
-
-    save: bool = False
-    """This step is the best so far."""
-    ended: bool = False
-    """The phase ends here."""
 
 
 class Validation:

@@ -19,6 +19,16 @@ BEST = "best.json"
 FINISHED = "finished.json"
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a validation asks of the training."""
+
+    save: bool = False
+    """This step is the best so far."""
+    ended: bool = False
+    """The phase ends here."""
+
+
 @dataclass
 class ValidationHistory:
     """The measures of one phase, in order."""
