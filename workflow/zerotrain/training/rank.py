@@ -92,6 +92,7 @@ def run(
     swap: Path | None = None,
 ) -> bool:
     """Train; whether the phase was finished. The stage has verified the folders it names."""
+    stop = _StopRequest(progress)  # before what takes seconds: a signal must not be lost meanwhile
     phase = read_run_yaml(launch / "run.yaml")
     family = load_family(phase.family)
     source: Checkpoint | State | None = None
@@ -150,7 +151,6 @@ def run(
         f"{phase.phase}: {phase.preset} on {_devices(engine)}, steps {clock.step} to "
         f"{phase.until_step}, global batch {phase.global_batch_size}"
     )
-    stop = _StopRequest(progress)
     with equal_bits(phase.phase):
         finished = train(
             engine,
