@@ -93,7 +93,7 @@ def run(
     pulse: Pulse | None = None,
 ) -> bool:
     """Train; whether the phase was finished. The stage has verified the folders it names."""
-    stop = StopRequest(progress)
+    stop = StopRequest(progress)  # before what takes seconds: a signal must not be lost meanwhile
     phase = read_run_yaml(launch / "run.yaml")
     meet(phase)
     family = load_family(phase.family)
