@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from zerotrain.checkpoint import Fragment, span, tensor_name, write_rank, write_rank_files
+from zerotrain.training.staging import Staging, staged_bytes
 
 
 @dataclass
@@ -63,22 +64,24 @@ class RankWriter:
     def free(self, allowance: int) -> None:
         """Return once the engine's tensors may be changed.
 
-        The last ones are copied, up to `allowance` bytes at a time; for the others it waits. The
-        thread comes from the other side, so that both work on it.
+        The last ones are copied, up to `allowance` bytes; for the others it waits. The thread comes
+        from the other side, so that both work on it.
         """
+        with self._turn:
+            staging = Staging(min(allowance, sum(map(staged_bytes, self._lent.values()))))
         while True:
             with self._turn:
                 name = next(reversed(self._lent), None)
                 if name is None:
                     self._turn.wait_for(lambda: not self._reading)
                     return
-                tensor = self._lent[name]
-                if _bytes(self._copies.values()) + tensor.nbytes > allowance:
-                    self._turn.wait()
-                    continue
                 # Under the lock, so that the thread does not ask for it meanwhile.
-                self._copies[name] = tensor.to("cpu", copy=True)
-                del self._lent[name]
+                copied = staging.copy(self._lent[name])
+                if copied is None:
+                    self._turn.wait()
+                else:
+                    self._copies[name] = copied
+                    del self._lent[name]
 
     def result(self) -> Written:
         """Wait until the part is on disk, or could not be written; what is to be told of it."""
@@ -124,7 +127,3 @@ def _beside_the_computation(tensors: dict[str, torch.Tensor]) -> AbstractContext
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     return torch.cuda.stream(stream)
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)

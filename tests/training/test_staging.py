@@ -1,0 +1,35 @@
+"""Memory for copies: equal bits, never more than its size."""
+
+from __future__ import annotations
+
+import torch
+
+from zerotrain.training.staging import Staging
+
+
+def test_copies_are_equal_and_of_their_own() -> None:
+    """Every type and shape, also of odd sizes; what is changed afterwards does not change them."""
+    tensors = [
+        torch.arange(7.0), torch.randn(3, 5), torch.zeros(0), torch.arange(9, dtype=torch.int64),
+        torch.randn(11).to(torch.bfloat16),
+    ]  # fmt: skip
+    expected = [tensor.clone() for tensor in tensors]
+    staging = Staging(sum(-(-tensor.nbytes // 64) * 64 for tensor in tensors))
+    copies = [staging.copy(tensor) for tensor in tensors]
+    for tensor in tensors:
+        tensor.zero_()
+    for copy, own in zip(copies, expected, strict=True):
+        assert copy is not None
+        assert copy.dtype == own.dtype
+        assert torch.equal(copy, own)
+
+
+def test_what_has_no_room_is_not_copied() -> None:
+    """And a smaller one after it still is, where it fits."""
+    staging = Staging(128)
+    assert staging.copy(torch.ones(16)) is not None
+    assert staging.copy(torch.ones(32)) is None
+    last = staging.copy(torch.ones(16))
+    assert last is not None
+    assert last.sum() == 16
+    assert staging.copy(torch.ones(1)) is None
