@@ -6,12 +6,15 @@ A machine without a GPU is told that it has one; what the flags do is torch's.
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from zerotrain.errors import PipelineError
 from zerotrain.training import determinism
+
+PHASE = SimpleNamespace(phase="a", full_determinism=True)
 
 
 @pytest.fixture
@@ -21,31 +24,29 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     monkeypatch.delenv(determinism.WORKSPACE, raising=False)
-    monkeypatch.setenv(determinism.SWITCH, "1")
     yield
     torch.use_deterministic_algorithms(False)
 
 
 def test_a_gpu_computes_equal_bits(gpu):
     """Within, torch refuses what could differ, and cuBLAS and cuDNN choose by no race."""
-    with determinism.equal_bits("a"):
+    with determinism.equal_bits(PHASE):
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert torch.backends.cudnn.deterministic
         assert os.environ[determinism.WORKSPACE] == ":4096:8"
 
 
-def test_the_environment_gives_equal_bits_up(gpu, monkeypatch):
+def test_a_phase_may_give_equal_bits_up(gpu):
     """A user whose model cannot may say so."""
-    monkeypatch.setenv(determinism.SWITCH, "0")
-    with determinism.equal_bits("a"):
+    with determinism.equal_bits(SimpleNamespace(phase="a", full_determinism=False)):
         assert not torch.are_deterministic_algorithms_enabled()
         assert not torch.backends.cudnn.deterministic
 
 
 def test_a_cpu_is_left_alone():
     """Its numbers have always been equal; torch's other kernels would change them."""
-    with determinism.equal_bits("a"):
+    with determinism.equal_bits(PHASE):
         assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -53,9 +54,9 @@ def test_an_operation_without_such_a_form_is_named(gpu):
     """torch's error becomes a sentence that names the operation and the way out; others pass."""
     with (
         pytest.raises(PipelineError, match="phase a: put_ has no form on this GPU") as caught,
-        determinism.equal_bits("a"),
+        determinism.equal_bits(PHASE),
     ):
         raise RuntimeError(f"put_ {determinism.LACKING}, but you set")
-    assert determinism.SWITCH in caught.value.hint
-    with pytest.raises(RuntimeError, match="shapes"), determinism.equal_bits("a"):
+    assert "full_determinism: false" in caught.value.hint
+    with pytest.raises(RuntimeError, match="shapes"), determinism.equal_bits(PHASE):
         raise RuntimeError("shapes differ")

@@ -99,6 +99,7 @@ OTHER_VALUES: dict[str, Any] = {
     "launch.num_processes": 2,
     "launch.mixed_precision": "bf16",
     "launch.allow_tf32": True,
+    "launch.full_determinism": False,
     "launch.dynamo_backend": "eager",
     "launch.dynamo_mode": "max-autotune",
     "launch.find_unused_parameters": True,

@@ -60,6 +60,12 @@ class LaunchConfig(Section):
         description="Multiply float32 matrices in TF32 on GPUs that have it: faster, and with 10 "
         "bits of mantissa. Without effect elsewhere.",
     )
+    full_determinism: bool = Field(
+        True,
+        description="Compute with kernels that give equal bits each time, so that a resumed "
+        "training ends in those of an undisturbed one. A CPU does in any case. See "
+        "[exactness.md](exactness.md).",
+    )
     dynamo_backend: Backend = Field(
         "no",
         description="torch.compile the model with this backend; `no` leaves it as it is. "

@@ -141,6 +141,7 @@ def resolve_phase(
         mixed_precision=launch.mixed_precision,
         fp16=launch.fp16.model_dump(),
         allow_tf32=launch.allow_tf32,
+        full_determinism=launch.full_determinism,
         dynamo_backend=launch.dynamo_backend,
         dynamo_mode=launch.dynamo_mode,
         find_unused_parameters=launch.find_unused_parameters,

@@ -36,11 +36,12 @@ EXACT_KEYS = {
 OF_ONE_MODALITY = ("resolution", "caption_dropout_probability", "max_length", "packing")
 """Keys that images or text alone have; training must not depend on the configuration's modules."""
 
-OFF = {
-    "allow_tf32": False, "dynamo_backend": "no", "no_decay_norm_bias": False,
+YOUNGER = {
+    "allow_tf32": False, "full_determinism": True, "dynamo_backend": "no",
+    "no_decay_norm_bias": False,
 }  # fmt: skip
-"""Keys that are no part of the numbers where they are off: what was trained before there were any
-goes on."""
+"""Keys that are no part of the numbers at these values: what was trained before there were any goes
+on."""
 
 FP16 = {
     "loss_scale": 0.0,
@@ -76,6 +77,7 @@ class ResolvedPhase:
     fp16: dict[str, Any] = field(default_factory=FP16.copy)
     """The loss scale of precision fp16; the keys of FP16."""
     allow_tf32: bool = False
+    full_determinism: bool = True
     dynamo_backend: str = "no"
     dynamo_mode: str = "default"
     """How torch.compile compiles the model; `no`: not at all."""
@@ -191,7 +193,7 @@ class ResolvedPhase:
             left_out.add("fp16")
         if not self.use_ema:
             left_out |= {"use_ema", "ema_decay", "ema_update_interval"}
-        left_out.update(key for key, value in OFF.items() if getattr(self, key) == value)
+        left_out.update(key for key, value in YOUNGER.items() if getattr(self, key) == value)
         if self.dynamo_backend == "no":
             left_out.add("dynamo_mode")
         left_out.update(name for name in OF_ONE_MODALITY if getattr(self, name) is None)

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
 
-SWITCH = "ZEROTRAIN_DETERMINISTIC"
-"""Environment variable; 0 gives equal bits up."""
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 """cuBLAS reads it when its first handle is made; torch refuses to multiply without it."""
 LACKING = "does not have a deterministic implementation"
@@ -23,13 +22,13 @@ LACKING = "does not have a deterministic implementation"
 
 
 @contextlib.contextmanager
-def equal_bits(phase: str) -> Iterator[None]:
-    """Within, a GPU computes equal bits, unless the environment gives that up.
+def equal_bits(phase: ResolvedPhase) -> Iterator[None]:
+    """Within, a GPU computes equal bits, unless the phase gives that up (full_determinism).
 
     Raises:
         PipelineError: the model needs an operation that cannot.
     """
-    if os.environ.get(SWITCH) != "0" and torch.cuda.is_available():
+    if phase.full_determinism and torch.cuda.is_available():
         os.environ.setdefault(WORKSPACE, ":4096:8")
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
@@ -44,7 +43,8 @@ def equal_bits(phase: str) -> Iterator[None]:
             raise
         operation = str(error).partition(" ")[0]
         raise PipelineError(
-            f"phase {phase}: {operation} has no form on this GPU that gives equal bits each time",
-            hint=f"start it with {SWITCH}=0 in the environment: it trains, and a resumed training "
-            "may end in slightly other numbers than an undisturbed one",
+            f"phase {phase.phase}: {operation} has no form on this GPU that gives equal bits each "
+            "time",
+            hint="set launch.full_determinism: false: it trains, and a resumed training may end in "
+            "slightly other numbers than an undisturbed one",
         ) from error

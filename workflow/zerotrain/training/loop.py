@@ -74,15 +74,14 @@ def train(
             log.lap("backward")
             saving.settle(writing)
             log.lap("save")
-            finite = math.isfinite(loss)
-            if not finite:
+            if not math.isfinite(loss):
                 saving.finish()  # what is under way is from before
                 left_out.refuse_or_note("loss", loss, clock.step + 1, losses)
             scale = engine.loss_scale()
             norm = engine.step(rate, beta1)
-            if finite and math.isfinite(norm):
+            if math.isfinite(loss) and math.isfinite(norm):
                 left_out.good()
-            elif finite and (scale is None or exhausted(scale, phase.fp16)):
+            elif math.isfinite(loss) and (scale is None or exhausted(scale, phase.fp16)):
                 saving.finish()
                 left_out.refuse_or_note("gradients' norm", norm, clock.step + 1, losses)
             clock.step += 1

@@ -117,7 +117,7 @@ def run(
     if engine.rank == 0 and phase.disk_low_threshold:
         low = DiskWatch(progress, phase.disk_low_threshold, log.say)
     try:
-        with equal_bits(phase.phase):
+        with equal_bits(phase):
             finished = train(
                 engine,
                 family.objective(base, phase.objective),
