@@ -14,6 +14,7 @@ from zerotrain.cache import read_cache
 from zerotrain.training import loop
 from zerotrain.training.batches import Batches
 from zerotrain.training.draws import draw_place
+from zerotrain.training.log import NoLog
 
 GLOBAL, STEPS = 8, 7
 CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ def seen(world_size: int, accumulations: int) -> list[list[int]]:
             batches: Any = SimpleNamespace(batch=batch, prepare=lambda first, size: None)
             objective: Any = SimpleNamespace(loss=lambda model, batch: torch.zeros(micro))
             clock = loop.Clock(step, step * GLOBAL, STEPS)
-            loop._accumulate(Engine(rank, world_size), objective, batches, phase, clock)
+            loop._accumulate(Engine(rank, world_size), objective, batches, phase, clock, NoLog())
             steps[step] += taken
     return [sorted(step) for step in steps]
 

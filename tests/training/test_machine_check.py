@@ -135,7 +135,9 @@ def test_the_stage_asks_before_anything_is_built(
     monkeypatch.setattr(stage, "supervise", never)
     monkeypatch.setattr(stage, "detect", lambda: machine("mps", CARD))
     with pytest.raises(PipelineError, match="cannot run here"):
-        stage._launch(phase("zero2"), tmp_path, inputs / "base", tmp_path, None, tmp_path)
+        stage._launch(phase("zero2"), tmp_path, inputs / "base", tmp_path, None, None, tmp_path)
     monkeypatch.setattr(stage, "detect", lambda: machine(memory=1))
     with pytest.raises(PipelineError, match="in host memory"):
-        stage._launch(phase("zero2_offload"), tmp_path, inputs / "base", tmp_path, None, tmp_path)
+        stage._launch(
+            phase("zero2_offload"), tmp_path, inputs / "base", tmp_path, None, None, tmp_path
+        )
