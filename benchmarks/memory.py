@@ -209,7 +209,7 @@ def watch_training(inputs: Path, launch: Path, progress: Path, modules: Path) ->
 
     What it imports is written to the file `modules`; if that is there, it is imported before.
     """
-    from zerotrain.training import engine, rank, saving
+    from zerotrain.training import engine, opening, rank, saving
 
     known = modules.read_text().split() if modules.is_file() else []
     warm_up(known)
@@ -225,7 +225,7 @@ def watch_training(inputs: Path, launch: Path, progress: Path, modules: Path) ->
         watched(watch, opened, "step", "step", after="forward")
         return opened
 
-    vars(rank)["open_engine"] = open_engine
+    vars(opening)["open_engine"] = open_engine
     watched(watch, saving.Saving, "begin", "save", after="forward")
     rank.run(launch, inputs / "base", inputs / "cache", progress)
     found = watch.close()

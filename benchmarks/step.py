@@ -37,6 +37,7 @@ from typing import Any
 from memory import SIDE, make_inputs
 
 from zerotrain import compiled_ops
+from zerotrain.supervise import SUPERVISOR
 
 SAMPLES, BATCH = 64, 8
 SIZES = {"tiny": (32, 64), "small": (32, 96), "large": (96, 320)}
@@ -49,7 +50,9 @@ WARM_UP = 2
 """Turns that do not count."""
 
 
-def write_launch(folder: Path, preset_name: str, base: Path, until: int) -> Any:
+def write_launch(
+    folder: Path, preset_name: str, base: Path, until: int, log_every: int = 10
+) -> Any:
     """Publish the launch files of one process in float32."""
     from zerotrain import artifact
     from zerotrain.config import LaunchConfig
@@ -71,7 +74,7 @@ def write_launch(folder: Path, preset_name: str, base: Path, until: int) -> Any:
         optimizer="adamw", learning_rate=RATE, lr_scheduler="constant", lr_warmup_steps=0,
         lr_scheduler_steps=until, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8,
         adam_weight_decay=WEIGHT_DECAY, max_grad_norm=CLIP, caption_dropout_probability=0.0,
-        save_every=until, keep=2, log_every=10,
+        save_every=until, keep=2, log_every=log_every,
     )  # fmt: skip
     sizes = read_sizes(artifact.read(base, "base"), "sdxl", None, ())
     phase = with_files(phase, LaunchConfig(), sizes)
@@ -291,7 +294,10 @@ def first_step_seconds(place: Path, preset: str, inputs: Path) -> float:
 
     progress = place / "progress"
     progress.mkdir()
-    environment = {**os.environ, "MASTER_PORT": str(free_port())}
+    # As the stage starts it, which has looked at the folders before.
+    environment = {
+        **os.environ, "MASTER_PORT": str(free_port()), SUPERVISOR: str(os.getpid()),
+    }  # fmt: skip
     began = time.perf_counter()
     process = subprocess.Popen(
         [
@@ -328,17 +334,11 @@ def import_seconds(engine: str) -> float:
 
 def start(folder: Path, preset: str, rounds: int) -> tuple[float, float]:
     """Median seconds to the first step, and of the imports alone, taken by turns."""
-    from dataclasses import replace
-
-    from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-
     inputs, found = folder / "tiny", []
     for number in range(rounds + 1):
         place = folder / f"start-{preset}-{number}"
         place.mkdir()
-        engine = write_launch(place / "launch", preset, inputs / "base", 10**6).engine
-        run_yaml = place / "launch" / "run.yaml"
-        write_run_yaml(replace(read_run_yaml(run_yaml), log_every=1), run_yaml)
+        engine = write_launch(place / "launch", preset, inputs / "base", 10**6, log_every=1).engine
         found.append((first_step_seconds(place, preset, inputs), import_seconds(engine)))
     ours, imports = zip(*found[1:], strict=True)  # the first fills the page cache
     return statistics.median(ours), statistics.median(imports)

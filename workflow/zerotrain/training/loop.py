@@ -57,7 +57,9 @@ def train(
     left_out = LeftOut(phase, batches, log)
     memory = MemoryWatch()
     unused: UnusedParameters | None = UnusedParameters(engine)
+    log.lap("other")
     verdict = validation.at(clock.step) if validation else Verdict()
+    log.lap("validation")
     with saving:
         if verdict.save:  # a stop was asked for at this step, which left no time for its validation
             saving.begin(clock, wait=True)
@@ -131,8 +133,9 @@ def _accumulate(
         losses.append((first, each.detach()))
         means.append(loss.detach())
         first += engine.world_size * micro
-        batches.prepare(first, micro)  # a device still computes meanwhile
         log.lap("backward")
+        batches.prepare(first, micro)  # a device still computes meanwhile
+        log.lap("data")
     total = 0.0
     for value in torch.stack(means).tolist():
         total += value

@@ -160,7 +160,7 @@ class TorchEngine:
         norm = torch.linalg.vector_norm(torch.stack(norms))
         if self._phase.max_grad_norm:
             excess = torch.clamp((norm + 1e-6) / self._phase.max_grad_norm, min=1.0)
-            for flat in self._flats:
+            for flat in self._flats if excess != 1.0 else ():  # 1 would change no bit
                 flat.gradient.mul_(1.0 / excess)
         return float(norm)
 
