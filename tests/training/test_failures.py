@@ -204,7 +204,7 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "step-4/w"), EXIT_USER_ERROR,
          "no space is left for what training writes: [Errno 28] No space left on device"),
         (OSError(errno.EROFS, os.strerror(errno.EROFS), "step-4"), EXIT_USER_ERROR,
-         "a folder that training writes to became read-only or is not ours: [Errno 30]"),
+         "a folder or file that training reads or writes is read-only or not ours: [Errno 30]"),
         (SafetensorError("Error while serializing: I/O error: No space left on device (os error "
                          "28)"), EXIT_USER_ERROR, "no space is left for what training writes"),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might"),
