@@ -26,6 +26,7 @@ from zerotrain.supervise import SUPERVISOR
 from zerotrain.training import by_hand as hand
 from zerotrain.training import lock, progress_folder, rank
 from zerotrain.training.by_hand import by_hand
+from zerotrain.training.failures import EXIT_FAULT
 from zerotrain.training.meeting import adopt_slurm, meet
 from zerotrain.training.saving import Saving
 
@@ -211,6 +212,17 @@ def test_nobody_ends_before_the_checkpoint_is_there(training: Any, srun: Srun) -
     assert progress_folder.saved_steps(progress)
     assert lock.holder_of(progress) is None
     assert srun.codes([first, second]) == [EXIT_UNFINISHED] * 2, training.output.read_text()
+
+
+def test_a_lost_process_leaves_no_lock(training: Any, srun: Srun) -> None:
+    """The first process ends without unwinding, because others would be waited for again; a start
+    on another host must not find its lock."""
+    training.phase("main", "torch", 5000, num_processes=2)
+    first, second = srun.start("main")
+    wait_for_step(training, "main", 3, first, second)
+    second.kill()
+    assert srun.codes([first]) == [EXIT_FAULT], training.output.read_text()
+    assert lock.holder_of(training.progress("main")) is None
 
 
 def _begun(training: Any, srun: Srun) -> Any:

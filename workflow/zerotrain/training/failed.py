@@ -15,7 +15,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine.device import device_type
 from zerotrain.supervise import SUPERVISOR
-from zerotrain.training import ending, failures, pulse
+from zerotrain.training import ending, failures, lock, pulse
 
 
 def failed(error: Exception, launch: Path, progress: Path) -> int:
@@ -56,6 +56,7 @@ def failed(error: Exception, launch: Path, progress: Path) -> int:
         _say(found)
     _end_the_others(progress)
     if of_others:
+        lock.release_all()
         os._exit(failure.code)  # what is under way with the others would be waited for again
     return failure.code
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from zerotrain.training import lock
 from zerotrain.training.progress_folder import STOP
 
 SAME_SECONDS = 2.0
@@ -46,6 +47,7 @@ class StopRequest:
             if self._tell:
                 self._file.touch()
         elif now - self._first > SAME_SECONDS:
+            lock.release_all()
             os._exit(128 + number)
 
     def __call__(self) -> bool:
