@@ -192,11 +192,14 @@ def _out_of_memory(
     phase: ResolvedPhase, base: Path, progress: Path, left: ending.Left
 ) -> PipelineError:
     """What the planner says of a phase that ran out of memory: the preset that fits."""
-    # By name, as families are: a plan decides nothing that is trained.
-    advice = importlib.import_module(ADVICE)
     step = progress_folder.newest_step(progress, phase.until_step)
-    found = advice.after_out_of_memory(phase, base, step, left.measured, left.kind)
     newest = f"newest checkpoint: step {step}" if step else "no checkpoint was saved yet"
+    try:
+        # By name, as families are: a plan decides nothing that is trained.
+        advice = importlib.import_module(ADVICE)
+        found = advice.after_out_of_memory(phase, base, step, left.measured, left.kind)
+    except Exception:  # the answer that is known must not be lost for a better one
+        return PipelineError(f"{left.reason}; {newest}", hint=left.hint)
     what = "; ".join([left.reason, *found.facts, newest])
     return PipelineError(what, hint=found.what_to_do or left.hint)
 

@@ -31,6 +31,8 @@ RANKS = "ranks"
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 5.0
 """A process whose last beat is older has stopped beating; a busy machine is late by one or two."""
+LATE_SECONDS = 15.0
+"""By so much the last beat of one that hung is older; those that waited end within a few."""
 WORKERS = ("checkpoint",)
 """Threads that the main thread waits for: where one of them moves, the process does."""
 PACKAGE = f"{os.sep}zerotrain{os.sep}"
@@ -89,12 +91,16 @@ class Beat:
             return same and process.status() != psutil.STATUS_ZOMBIE
         return False
 
+    def last_seen(self, newest: float) -> str:
+        """Who it was and what it did, in words, before all ended; newest: the last beat of all."""
+        who, where = self._who_and_where()
+        if self.silent(newest) >= LATE_SECONDS:
+            return f"{who} was last seen {self.silent(newest):.0f} s before the others {where}"
+        return f"{who} {'waited for the others' if self.waits else 'did not move'} {where}"
+
     def describe(self, now: float) -> str:
         """Who it is and what it does, in words."""
-        where = f"in {self.at}" + (
-            f" of step {self.step}" if self.step else " before the first step"
-        )
-        who = f"rank {self.rank} (pid {self.pid} on {self.host})"
+        who, where = self._who_and_where()
         if not self.runs():
             return f"{who} has ended; it was {where}"
         state = self._state()
@@ -103,6 +109,10 @@ class Beat:
             return f"{who} {doing} {where}, for {self.still + self.silent(now):.0f} s"
         doing = HELD.get(state, "does not answer")
         return f"{who} {doing}, last seen {self.silent(now):.0f} s ago {where}"
+
+    def _who_and_where(self) -> tuple[str, str]:
+        step = f" of step {self.step}" if self.step else " before the first step"
+        return f"rank {self.rank} (pid {self.pid} on {self.host})", f"in {self.at}{step}"
 
     def _state(self) -> str:
         if self.host == socket.gethostname():
@@ -185,6 +195,10 @@ def behind(found: Sequence[Beat], now: float) -> list[Beat]:
     """Those that the others wait for: gone or silent, else at an earlier step, else not waiting."""
     if silent := [one for one in found if not one.runs() or one.silent(now) >= SILENT_SECONDS]:
         return silent
+    return _behind_in_place(found)
+
+
+def _behind_in_place(found: Sequence[Beat]) -> list[Beat]:
     least = min((one.step or 0 for one in found), default=0)
     if any((one.step or 0) > least for one in found):
         return [one for one in found if (one.step or 0) == least]
@@ -198,6 +212,17 @@ def who_hangs(progress: Path, now: float, but: int = 0) -> str:
     """
     found = [one for one in beats(progress) if one.pid != but]
     return "; ".join(one.describe(now) for one in behind(found, now))
+
+
+def who_hung(progress: Path) -> str:
+    """The processes that the others waited for, in words, after all have ended.
+
+    Empty where nobody has said a thing.
+    """
+    found = beats(progress)
+    newest = max((one.time for one in found), default=0.0)
+    late = [one for one in found if one.silent(newest) >= LATE_SECONDS]
+    return "; ".join(one.last_seen(newest) for one in late or _behind_in_place(found))
 
 
 def clear(progress: Path) -> None:
