@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from zerotrain.supervise import SAME_SECONDS
 from zerotrain.training import lock, stop_request
 from zerotrain.training.stop_request import HEARD, StopRequest
 
@@ -58,7 +59,7 @@ def test_what_a_launcher_hands_on_is_the_same_request(
     assert stop()
     assert (tmp_path / "stop").exists()
     lock.take(tmp_path)
-    later = time.monotonic() + stop_request.SAME_SECONDS + 0.1
+    later = time.monotonic() + SAME_SECONDS + 0.1
     monkeypatch.setattr(stop_request.time, "monotonic", lambda: later)
     with pytest.raises(Ended, match=str(128 + signal.SIGTERM)):
         os.kill(os.getpid(), signal.SIGTERM)
