@@ -239,7 +239,7 @@ def _begun(training: Any, srun: Srun) -> Any:
         (ValueError("shapes"), "phase main: could not be started: ValueError: shapes", 1),
     ],
 )
-@pytest.mark.parametrize("place", ["lock.take", "newest_whole"])
+@pytest.mark.parametrize("place", ["lock.take", "newest_whole", "check_room"])
 def test_the_others_hear_of_whatever_stops_the_first(
     training: Any, srun: Srun, monkeypatch: pytest.MonkeyPatch,
     place: str, error: Exception, said: str, code: int,

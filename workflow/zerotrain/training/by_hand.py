@@ -28,7 +28,7 @@ from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.training import checkpoint_room, ending, failures, lock, ranks, swap_folder
 from zerotrain.training.meeting import adopt_single, adopt_slurm, meet
 from zerotrain.training.progress_folder import end_step, newest_whole
-from zerotrain.training.start import prepare, read_inputs
+from zerotrain.training.start import check_room, prepare, read_inputs
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,10 @@ def _begin(arguments: argparse.Namespace, phase: ResolvedPhase, held: ExitStack)
         prepare(inputs, progress)
         resume = arguments.resume or newest_whole(progress, phase.until_step)
         end = end_step(progress, phase.until_step, phase.validation)
+        if end is None:
+            check_room(phase, inputs.parents["base"], progress)
+            if phase.engine == "deepspeed":
+                compiled_ops.build()  # before all processes of a machine do it at once
         return _Begun(finished=end is not None, resume=resume)
     except Exception as error:
         return _refused(error, phase)
