@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from zerotrain import supervise as module
 from zerotrain.supervise import SUPERVISOR, end_with_parent, supervise
 
 SECONDS = 30
@@ -28,7 +29,10 @@ SECONDS = 30
 SUPERVISOR_PROGRAM = """
 import sys
 from pathlib import Path
+from zerotrain import supervise as module
 from zerotrain.supervise import supervise
+
+module.SAME_SECONDS = 0.0  # a test does not wait before it insists
 
 def note(number):
     print(f"noted {number}", file=sys.stderr, flush=True)
@@ -201,6 +205,25 @@ def test_first_signal_is_handed_on_and_the_second_ends_it(start, log: Path, numb
     assert process.poll() is None
     process.send_signal(number)
     assert process.wait(SECONDS) == 128 + signal.SIGKILL
+
+
+def test_a_signal_that_is_told_twice_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster signals every process, and Snakemake hands the same on; later it is a second one,
+    which ends the command."""
+    noted: list[int] = []
+    ended: list[int] = []
+    now = [100.0]
+    monkeypatch.setattr(module, "_signal_group", lambda group, number: ended.append(number))
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    signals = module._Signals(noted.append)
+    signals.started(1)
+    signals(signal.SIGTERM, None)
+    now[0] += module.SAME_SECONDS
+    signals(signal.SIGINT, None)
+    assert (noted, ended) == ([signal.SIGTERM], [])
+    now[0] += 0.1
+    signals(signal.SIGTERM, None)
+    assert (noted, ended) == ([signal.SIGTERM], [signal.SIGKILL])
 
 
 def test_first_signal_goes_to_the_listener_instead(start, log: Path, tmp_path: Path) -> None:

@@ -147,6 +147,17 @@ def test_a_disk_that_nobody_named_is_no_way_out(planned: Plan, traced_once: None
             assert own.preset == name or advice._lower(made, own) is None
 
 
+def test_an_engine_that_the_machine_refuses_is_no_way_out(
+    planned: Plan, traced_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A switch to it would be refused at once."""
+    refusing = Place(2**40, HOST, "a GPU", {"deepspeed": "DeepSpeed does not run here"})
+    monkeypatch.setattr(advice, "here", lambda _: refusing)
+    measured = device(planned, "zero2_offload")
+    found = advice.after_out_of_memory(phase(), Path("base"), 200, measured)
+    assert "no preset after torch fits here" in found.what_to_do
+
+
 def test_a_run_that_is_not_in_config_gets_what_can_be_said() -> None:
     """No traceback on the way to an advice."""
     FILE.unlink()

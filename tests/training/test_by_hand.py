@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,12 @@ from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
 from zerotrain.machine.ports import free_port
 from zerotrain.stages.train_phase import train_phase
 from zerotrain.supervise import SUPERVISOR
+from zerotrain.training import by_hand as hand
 from zerotrain.training import lock, progress_folder, rank
 from zerotrain.training.by_hand import by_hand
+from zerotrain.training.failures import EXIT_FAULT
 from zerotrain.training.meeting import adopt_slurm, meet
+from zerotrain.training.saving import Saving
 
 STEPS = 40
 SRUN = {
@@ -100,6 +105,17 @@ def _process(number: int, environment: dict[str, str], words: list[str], output:
     sys.exit(by_hand(rank.read_arguments(words), rank.train_rank))
 
 
+def _slow_to_publish(*arguments: Any) -> None:
+    publish = Saving._publish
+
+    def later(self: Saving, parts: Any) -> None:
+        time.sleep(3)
+        publish(self, parts)
+
+    Saving._publish = later  # type: ignore[method-assign]
+    _process(*arguments)
+
+
 class Srun:
     """Two processes of a phase, with the environment that srun gives them."""
 
@@ -116,7 +132,7 @@ class Srun:
             *("--cache", str(self.training.cache), "--progress", str(folder / "progress")),
         ]
 
-    def start(self, name: str, count: int = 2) -> list[Any]:
+    def start(self, name: str, count: int = 2, target: Any = _process) -> list[Any]:
         """Start them."""
         environment = {
             "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(count),
@@ -124,7 +140,7 @@ class Srun:
         }  # fmt: skip
         started = [
             self._server.Process(
-                target=_process,
+                target=target,
                 args=(number, environment, self.words(name), self.training.output),
             )
             for number in range(count)
@@ -182,6 +198,74 @@ def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     assert train_phase(launch, training.base, training.cache, None, progress, output) == 0
     assert artifact.is_published(output)
     assert (progress / progress_folder.LOG).read_bytes() == before
+
+
+def test_nobody_ends_before_the_checkpoint_is_there(training: Any, srun: Srun) -> None:
+    """torchrun and srun end all processes once one has ended with a code: the first process has
+    published the checkpoint, and given its lock back, before any other ends."""
+    training.phase("main", "torch", STEPS, num_processes=2)
+    progress = training.progress("main")
+    first, second = srun.start("main", target=_slow_to_publish)
+    wait_for_step(training, "main", 3, first, second)
+    os.kill(second.pid, signal.SIGTERM)
+    second.join(60)
+    assert progress_folder.saved_steps(progress)
+    assert lock.holder_of(progress) is None
+    assert srun.codes([first, second]) == [EXIT_UNFINISHED] * 2, training.output.read_text()
+
+
+def test_a_lost_process_leaves_no_lock(training: Any, srun: Srun) -> None:
+    """The first process ends without unwinding, because others would be waited for again; a start
+    on another host must not find its lock."""
+    training.phase("main", "torch", 5000, num_processes=2)
+    first, second = srun.start("main")
+    wait_for_step(training, "main", 3, first, second)
+    second.kill()
+    assert srun.codes([first]) == [EXIT_FAULT], training.output.read_text()
+    assert lock.holder_of(training.progress("main")) is None
+
+
+def _begun(training: Any, srun: Srun) -> Any:
+    phase = training.phase("main", "torch", STEPS)
+    with ExitStack() as held:
+        return hand._begin(rank.read_arguments(srun.words("main")), phase, held)
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "code"),
+    [
+        (OSError(errno.EROFS, "Read-only file system"), "phase main: a folder or file that", 2),
+        (PipelineError("p: no checkpoint is whole", hint="copy"), "p: no checkpoint is whole", 2),
+        (ValueError("shapes"), "phase main: could not be started: ValueError: shapes", 1),
+    ],
+)
+@pytest.mark.parametrize("place", ["lock.take", "newest_whole", "check_room"])
+def test_the_others_hear_of_whatever_stops_the_first(
+    training: Any, srun: Srun, monkeypatch: pytest.MonkeyPatch,
+    place: str, error: Exception, said: str, code: int,
+) -> None:  # fmt: skip
+    """Of a lock that cannot be written as of checkpoints of which none is whole: they wait for
+    the first process's word; and its lock is given back."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(f"zerotrain.training.by_hand.{place}", fail)
+    begun = _begun(training, srun)
+    assert begun.what.startswith(said)
+    assert begun.hint
+    assert begun.code == code
+    assert lock.holder_of(training.progress("main")) is None
+
+
+def test_a_phase_that_a_validation_has_ended_is_finished(
+    training: Any, srun: Srun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for the stage: it is not trained on to its `until`."""
+    monkeypatch.setattr(hand, "end_step", lambda progress, until, rule: until - 7)
+    assert _begun(training, srun).finished
+    hand._tell(0, training.phase("other", "torch", STEPS), training.progress("main"))
+    assert f"other: trained to step {STEPS - 7}; the rule" in capsys.readouterr().err
 
 
 def test_a_mistake_ends_all_processes_with_its_code(training: Any, srun: Srun) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from tests.training.test_failures import start
+from tests.training.test_hang import beat
 from tests.training.test_preflight import phase as any_phase
 
 from zerotrain.errors import EXIT_USER_ERROR
@@ -21,6 +24,7 @@ from zerotrain.supervise import SUPERVISOR
 from zerotrain.training import ending, rank
 from zerotrain.training.ending import Casualties, read_left
 from zerotrain.training.progress_folder import ENDED
+from zerotrain.training.pulse import Beat
 
 KILL = -signal.SIGKILL
 
@@ -60,6 +64,63 @@ def test_words_of_a_library_that_ended_its_process_count(tmp_path: Path) -> None
         "phase main: a process did not come to where the others wait for it: [Rank 0] Watchdog"
     )
     assert explain(tmp_path, {1: KILL}, lost).startswith("phase main: rank 1 was killed by SIGKILL")
+
+
+def test_a_killed_launcher_is_told_from_a_fault(tmp_path: Path) -> None:
+    """It has kept nothing, and there is no traceback to look for."""
+    error = Casualties().explain("main", tmp_path, 10, 128 + signal.SIGKILL, [])
+    assert error.what.startswith(
+        "phase main: the launcher of its processes was killed by SIGKILL; no checkpoint"
+    )
+    assert "traceback" not in error.hint
+    assert "without a word" in Casualties().explain("main", tmp_path, 10, 255, []).what
+
+
+def test_a_lost_connection_counts_where_nobody_was_killed(tmp_path: Path) -> None:
+    """A network between machines: every process is whole, and has lost the others."""
+    lost = "rank 0: Connection closed by peer [::1]:4"
+    assert explain(tmp_path, {0: 1, 1: 1}, lost).startswith(
+        "phase main: the connection to another process is lost: rank 0: Connection closed by peer"
+    )
+
+
+def test_what_does_not_end_a_training_is_no_cause(tmp_path: Path) -> None:
+    """A tracker's failure, of which we say ourselves that training goes on."""
+    ours = "main: tracker wandb fails (No space left on device); training goes on, and"
+    assert "without a word" in explain(tmp_path, {0: 1}, ours)
+
+
+def test_a_kill_for_memory_counts_more_than_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the others say of it, a time-out or a lost peer, is its consequence."""
+    line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
+    (tmp_path / ENDED).write_text(json.dumps({0: 1, 1: KILL}))
+    before = Casualties()
+    monkeypatch.setattr(ending, "oom_kills", lambda: tuple(n + 1 for n in before._killed_before))
+    said = before.explain("main", tmp_path, 10, 1, [line]).what
+    assert said.startswith("phase main: rank 1 was killed by SIGKILL: the memory of its control")
+
+
+def test_after_a_time_out_the_one_that_hung_is_named(tmp_path: Path) -> None:
+    """By what each has said last: all have ended by the time that the stage asks."""
+    line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
+
+    def said(*found: Beat) -> str:
+        for one in found:
+            path = tmp_path / "ranks" / f"{one.rank:05d}.json"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(asdict(replace(one, pid=2**22 - 3))))
+        return explain(tmp_path, {0: -signal.SIGABRT}, line)
+
+    who = rf"; rank 1 \(pid {2**22 - 3} on \S+\) "
+    waits = beat(0, waits=True), beat(2, waits=True, ago=6)
+    late = rf"{who}was last seen 600 s before the others in x of step 4; no checkpoint"
+    assert re.search(late, found := said(*waits, beat(1, ago=600))), found
+    still = rf"{who}did not move in x of step 4; no checkpoint"
+    assert re.search(still, found := said(*waits, beat(1))), found
+    behind = rf"{who}waited for the others in x of step 3; no checkpoint"
+    assert re.search(behind, found := said(*waits, beat(1, step=3, waits=True))), found
 
 
 @pytest.mark.parametrize(
@@ -172,3 +233,19 @@ def test_the_stage_answers_an_out_of_memory(
     )
     assert "what would fit is not known: no file in config has the run cats" in said
     assert said.count("ERROR: ") == said.count("Hint: ") == 1
+
+
+def test_a_planner_that_fails_hides_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it stumbles over after a failure: the known answer is given."""
+
+    def stumble(*_: object) -> None:
+        raise AttributeError("no such trace")
+
+    monkeypatch.setattr("zerotrain.plan.advice.after_out_of_memory", stumble)
+    ending.leave(tmp_path, EXIT_USER_ERROR, "phase plain: too large", "less", "device_memory")
+    code = train_phase._answer(any_phase(), tmp_path, tmp_path, 1, Casualties(), [])
+    assert code == EXIT_USER_ERROR
+    said = capsys.readouterr().err
+    assert said == "ERROR: phase plain: too large; no checkpoint was saved yet\n  Hint: less\n"

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import socket
+import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from torch import distributed
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.launch.run_yaml import write_run_yaml
-from zerotrain.training import failures, rank
+from zerotrain.supervise import SUPERVISOR
+from zerotrain.training import failed, failures, rank
 from zerotrain.training.failures import EXIT_FAULT, KNOWN, recognise, recognise_log, recognise_text
 
 
@@ -204,7 +206,7 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "step-4/w"), EXIT_USER_ERROR,
          "no space is left for what training writes: [Errno 28] No space left on device"),
         (OSError(errno.EROFS, os.strerror(errno.EROFS), "step-4"), EXIT_USER_ERROR,
-         "a folder that training writes to became read-only or is not ours: [Errno 30]"),
+         "a folder or file that training reads or writes is read-only or not ours: [Errno 30]"),
         (SafetensorError("Error while serializing: I/O error: No space left on device (os error "
                          "28)"), EXIT_USER_ERROR, "no space is left for what training writes"),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might"),
@@ -232,4 +234,24 @@ def test_a_fault_of_the_program_keeps_its_traceback(
     """And leaves no word that the stage could take for an answer."""
     with pytest.raises(ValueError, match="shapes"):
         start(tmp_path, monkeypatch, ValueError("shapes"))
+    assert not (tmp_path / "exit.json").exists()
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_connection_that_is_lost_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    processes: str,
+) -> None:  # fmt: skip
+    """A single process has lost no other: it is a server's, and keeps its traceback. One of two
+    says in a line what it has lost, and leaves the answer to the stage."""
+    lost = ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+    monkeypatch.setenv("WORLD_SIZE", processes)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv(SUPERVISOR, "1")
+    monkeypatch.setattr(rank, "end_with_parent", lambda: None)
+    monkeypatch.setattr(failed.os, "_exit", lambda code: sys.exit(code))
+    with pytest.raises(ConnectionResetError if processes == "1" else SystemExit):
+        start(tmp_path, monkeypatch, lost)
+    said = "" if processes == "1" else "rank 0: [Errno 104] Connection reset by peer\n"
+    assert capsys.readouterr().err == said
     assert not (tmp_path / "exit.json").exists()

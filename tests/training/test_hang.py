@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +19,10 @@ from typing import Any
 import psutil
 import pytest
 
-from zerotrain.training import ending, progress_folder, pulse
+from zerotrain.training import ending, progress_folder, pulse, rank_writer
 from zerotrain.training.failures import EXIT_FAULT
 from zerotrain.training.pulse import Beat, Pulse, beats, behind
+from zerotrain.training.samples import LatentSampler
 from zerotrain.training.watch import Watch
 
 LONG = 5000
@@ -172,6 +175,57 @@ def test_a_busy_process_is_not_still(tmp_path: Path) -> None:
     finally:
         told.close()
     assert max(seen) <= 2.5
+
+
+def longest_still(progress: Path, work: Callable[[], Any]) -> float:
+    """Seconds for which a process counted as still at most, while its main thread did this."""
+    told = Pulse(progress, 0)
+    seen, done = [0.0], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.2):
+            seen.extend(one.still for one in beats(progress))
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    try:
+        work()
+    finally:
+        done.set()
+        watching.join()
+        told.close()
+    return max(seen)
+
+
+def test_a_process_that_waits_for_its_checkpoint_is_not_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main thread waits in one place for the thread that writes, however long that takes."""
+
+    def slowly(*_: Any) -> dict[str, str]:
+        for number in range(24):  # at one place half of the time, as a writer is
+            if number % 8 < 4:
+                time.sleep(0.25)
+            else:
+                time.sleep(0.25)
+        return {}
+
+    monkeypatch.setattr(rank_writer, "write_rank_files", slowly)
+    writer = rank_writer.RankWriter(tmp_path, 0, [])
+    assert longest_still(tmp_path, writer.result) <= 2.5
+
+
+@pytest.mark.parametrize(("does", "least", "most"), [("while 1: 1", 0, 2.5), ("input()", 3, 9)])
+def test_a_process_that_waits_for_images_is_still_where_they_are(
+    tmp_path: Path, does: str, least: float, most: float
+) -> None:
+    """It waits for another one: while that computes, nothing hangs; where that hangs, it does."""
+    child = subprocess.Popen([sys.executable, "-c", does], stdin=subprocess.PIPE)
+    threading.Timer(5.5, child.kill).start()
+    sampler = object.__new__(LatentSampler)
+    assert least <= longest_still(tmp_path, lambda: sampler._decoded(child)) <= most
+    assert child.stdin is not None
+    child.stdin.close()
 
 
 def beat(rank: int, *, step: int | None = 4, waits: bool = False, ago: float = 0.0) -> Beat:

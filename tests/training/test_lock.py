@@ -231,3 +231,26 @@ def test_writer_goes_on_as_soon_as_the_one_before_ends(tmp_path: Path, monkeypat
     hold_writer(tmp_path).close()
     assert holder.returncode == -9
     holder.stdout.close()
+
+
+def test_the_lock_of_a_jobs_earlier_start_is_taken_over(tmp_path: Path, monkeypatch) -> None:
+    """Slurm has ended it before it started the job again, on another node maybe; another step of
+    the same start, or another job, is alive."""
+    monkeypatch.setenv("SLURM_JOB_ID", "71")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setattr(lock.socket, "gethostname", lambda: "n1")
+    take(tmp_path)
+    monkeypatch.setattr(lock.socket, "gethostname", lambda: "n2")
+    with pytest.raises(PipelineError, match=r"pid \d+ on n1, job 71"):
+        take(tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    monkeypatch.setenv("SLURM_JOB_ID", "72")
+    with pytest.raises(PipelineError, match=r"pid \d+ on n1, job 71"):
+        take(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "71")
+    held = take(tmp_path)
+    holder = holder_of(tmp_path)
+    assert holder is not None
+    assert holder.host == "n2"
+    held.release()
+    assert holder_of(tmp_path) is None

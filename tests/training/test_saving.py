@@ -302,5 +302,6 @@ def test_a_low_disk_stops_the_training_with_a_checkpoint(training, monkeypatch) 
     left = json.loads((training.progress("low") / "exit.json").read_text())
     assert left["code"] == 85
     assert "less than disk_low_threshold" in training.output.read_text()
+    assert left["reason"].startswith("the disk has less free than disk_low_threshold")
     training.phase("low", "torch", 6, disk_low_threshold=1)
     assert training.train("low") == whole

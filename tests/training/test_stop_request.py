@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.training import stop_request
+from zerotrain.supervise import SAME_SECONDS
+from zerotrain.training import lock, stop_request
 from zerotrain.training.stop_request import HEARD, StopRequest
 
 
@@ -50,17 +51,19 @@ def test_what_a_launcher_hands_on_is_the_same_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once the same signal may come from the cluster and from torchrun; later it is a second
-    one, which ends the process with the code of the signal."""
+    one, which ends the process with the code of the signal, and gives its lock back."""
     stop = StopRequest(tmp_path, tell=True)
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop()
     assert (tmp_path / "stop").exists()
-    later = time.monotonic() + stop_request.SAME_SECONDS + 0.1
+    lock.take(tmp_path)
+    later = time.monotonic() + SAME_SECONDS + 0.1
     monkeypatch.setattr(stop_request.time, "monotonic", lambda: later)
     with pytest.raises(Ended, match=str(128 + signal.SIGTERM)):
         os.kill(os.getpid(), signal.SIGTERM)
+    assert lock.holder_of(tmp_path) is None
 
 
 def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR
 from zerotrain.stages.train_phase import allocator, fingerprint
+from zerotrain.supervise import SAME_SECONDS
 from zerotrain.training import lock, progress_folder, pulse
 
 STEPS = 300
@@ -298,6 +299,7 @@ def test_resume_after_two_signals(phase):
     command.wait_for(lambda: len(command.processes()) > 2, "the launcher")
     running.send_signal(signal.SIGINT)
     command.wait_for((command.progress / progress_folder.STOP).exists, "a request to stop")
+    time.sleep(SAME_SECONDS + 0.1)
     running.send_signal(signal.SIGINT)
     code, said = command.end(running)
     assert code == KILLED

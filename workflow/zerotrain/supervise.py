@@ -27,6 +27,9 @@ SUPERVISOR = "ZEROTRAIN_SUPERVISOR"
 """Environment variable with the pid of the supervising process."""
 GRACE_SECONDS = 5.0
 """How long what a command left running may live on after it."""
+SAME_SECONDS = 2.0
+"""What arrives so soon after the first signal is the same request: a cluster signals a process, and
+a launcher above it hands the same on."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -162,9 +165,14 @@ class _Signals:
     def __init__(self, on_signal: Callable[[int], None] | None) -> None:
         self._on_signal = on_signal
         self._seen: list[int] = []
+        self._first = 0.0
         self._group = 0
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._seen and now - self._first <= SAME_SECONDS:
+            return
+        self._first = self._first or now
         self._seen.append(number)
         if self._group:
             self._answer()

@@ -13,6 +13,7 @@ from pathlib import Path
 from zerotrain.config import RunConfig, read_config
 from zerotrain.config.find import CONFIGS, find_config
 from zerotrain.errors import PipelineError
+from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.host import gib
 from zerotrain.plan.choice import fits
@@ -125,6 +126,8 @@ def _lower(made: Plan, own: Prediction) -> Prediction | None:
     for name in names[names.index(own.preset) + 1 :]:
         one = made.rows[name][made.mode]
         usable = not one.useless and (has_disk or not one.swap)
+        if made.place.refusal(read_preset(AUTO.with_name(f"{name}.yaml"))):
+            continue
         memory = made.place.device_memory or 0
         if usable and one.device < own.device and fits(one, memory, made.place.host_memory):
             return one

@@ -20,7 +20,7 @@ from zerotrain.artifact import Artifact
 from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.detect import detect
-from zerotrain.model_sizes import TRAINED, read_sizes
+from zerotrain.model_sizes import TRAINED
 from zerotrain.supervise import supervise
 from zerotrain.tracker_names import check_installed
 from zerotrain.training import (
@@ -35,7 +35,7 @@ from zerotrain.training import (
     swap_folder,
     validation_history,
 )
-from zerotrain.training.start import RANK, fingerprint, prepare, read_inputs
+from zerotrain.training.start import RANK, check_room, fingerprint, prepare, read_inputs
 from zerotrain.training.watch import Watch
 
 __all__ = ["allocator", "fingerprint", "train_phase"]
@@ -87,7 +87,7 @@ def train_phase(
         prepare(inputs, progress)
         resume = progress_folder.newest_whole(progress, phase.until_step)
         if progress_folder.end_step(progress, phase.until_step, phase.validation) is None:
-            _check_room(phase, parents["base"], progress)
+            check_room(phase, parents["base"], progress)
             code = _launch(phase, launch, base, cache, start, resume, progress)
             if code != 0:
                 return code
@@ -192,24 +192,16 @@ def _out_of_memory(
     phase: ResolvedPhase, base: Path, progress: Path, left: ending.Left
 ) -> PipelineError:
     """What the planner says of a phase that ran out of memory: the preset that fits."""
-    # By name, as families are: a plan decides nothing that is trained.
-    advice = importlib.import_module(ADVICE)
     step = progress_folder.newest_step(progress, phase.until_step)
-    found = advice.after_out_of_memory(phase, base, step, left.measured, left.kind)
     newest = f"newest checkpoint: step {step}" if step else "no checkpoint was saved yet"
+    try:
+        # By name, as families are: a plan decides nothing that is trained.
+        advice = importlib.import_module(ADVICE)
+        found = advice.after_out_of_memory(phase, base, step, left.measured, left.kind)
+    except Exception:  # the answer that is known must not be lost for a better one
+        return PipelineError(f"{left.reason}; {newest}", hint=left.hint)
     what = "; ".join([left.reason, *found.facts, newest])
     return PipelineError(what, hint=found.what_to_do or left.hint)
-
-
-def _check_room(phase: ResolvedPhase, base: Artifact, progress: Path) -> None:
-    """Checkpoints that the disk cannot hold are refused before an hour is spent on them."""
-    if phase.peft is not None:
-        return  # counting what peft adds takes torch and seconds, and such adapters are small
-    sizes = read_sizes(
-        base, phase.family, phase.lora, phase.frozen_parameters, phase.trainable_parameters
-    )
-    for line in checkpoint_room.check_room(progress, phase, sizes):
-        print(line, file=sys.stderr, flush=True)
 
 
 def _check_machine(phase: ResolvedPhase, launch: Path, base: Path) -> None:

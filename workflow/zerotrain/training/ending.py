@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,9 @@ from zerotrain.errors import PipelineError
 from zerotrain.machine.host import oom_kills
 from zerotrain.training import failures, pulse
 from zerotrain.training.progress_folder import ENDED, EXIT, newest_step
+
+GOES_ON = "training goes on"
+"""In what a training says of a failure that does not end it, a tracker's for one."""
 
 
 @dataclass(frozen=True)
@@ -101,23 +103,28 @@ class Casualties:
         step = newest_step(progress, until)
         newest = f"newest checkpoint: step {step}" if step else "no checkpoint was saved yet"
         ended = _ended(progress)
-        if known := failures.recognise_log(last_lines):
-            failure, line = known
-            if failure.kind != failures.LOST or not ended:
-                who = (
-                    pulse.who_hangs(progress, time.time())
-                    if failure.kind == failures.TIMEOUT
-                    else ""
-                )
-                found = failures.sentence(failure, phase, line)
-                return PipelineError(
-                    f"{found.what}{f'; {who}' if who else ''}; {newest}", hint=found.hint
-                )
         killed = {rank: -code for rank, code in ended.items() if code < 0}
         # torchrun itself ends the others by SIGTERM, and what does not listen by SIGKILL.
         first = next(
             (r for r, n in killed.items() if n != signal.SIGTERM), next(iter(killed), None)
         )
+        of_memory = first is not None and killed[first] == signal.SIGKILL and any(self._kills())
+        known = failures.recognise_log(line for line in last_lines if GOES_ON not in line)
+        # What was lost is no news where it is known who died; a kill for memory tells all.
+        if known and not of_memory and (known[0].kind != failures.LOST or first is None):
+            failure, line = known
+            who = pulse.who_hung(progress) if failure.kind == failures.TIMEOUT else ""
+            found = failures.sentence(failure, phase, line)
+            return PipelineError(
+                f"{found.what}{f'; {who}' if who else ''}; {newest}", hint=found.hint
+            )
+        if not ended and code - 128 in list(signal.Signals):
+            why, hint = self._why(code - 128)
+            return PipelineError(
+                f"phase {phase}: the launcher of its processes was killed by "
+                f"{signal.Signals(code - 128).name}{why}; {newest}",
+                hint=hint,
+            )
         if first is None:
             return PipelineError(
                 f"phase {phase}: its training process ended without a word to us (exit code "
@@ -130,6 +137,11 @@ class Casualties:
             f"phase {phase}: rank {first} was killed by {name}{why}; {newest}", hint=hint
         )
 
+    def _kills(self) -> tuple[int, int]:
+        """Kills for memory since the launch: in our control group, and on the machine."""
+        (group, system), (group_before, system_before) = oom_kills(), self._killed_before
+        return group - group_before, system - system_before
+
     def _why(self, number: int) -> tuple[str, str]:
         """The cause of a signal, where the kernel tells it, and what to do."""
         again = f"; {failures.GOES_ON}"
@@ -137,9 +149,7 @@ class Casualties:
             "lower global_batch_size or raise gradient_accumulation_steps, offload less to the "
             "CPU, or take a machine or a job with more memory"
         )
-        group, system = (
-            now - before for now, before in zip(oom_kills(), self._killed_before, strict=True)
-        )
+        group, system = self._kills()
         if number == signal.SIGKILL and group > 0:
             return ": the memory of its control group (a container's or a job's) is used up", (
                 less + again

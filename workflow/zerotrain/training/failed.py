@@ -15,7 +15,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine.device import device_type
 from zerotrain.supervise import SUPERVISOR
-from zerotrain.training import ending, failures, pulse
+from zerotrain.training import ending, failures, lock, pulse
 
 
 def failed(error: Exception, launch: Path, progress: Path) -> int:
@@ -34,15 +34,18 @@ def failed(error: Exception, launch: Path, progress: Path) -> int:
         _end_the_others(progress)
         return EXIT_USER_ERROR
     failure = failures.recognise(error)
-    if failure is None:
-        raise error
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    if failure is None or (failure.kind == failures.LOST and alone):
+        raise error  # a single process has lost no other: its traceback says what it had
     phase = read_run_yaml(launch / "run.yaml")
     found = failures.sentence(failure, phase.phase, str(error))
     if failure.kind == failures.DEVICE_MEMORY:
         found = PipelineError(found.what, hint=_less_on_the_device(phase))
     if failure.kind == failures.LOST:
         if supervised:
-            # The launcher knows which process died, and of what; its own end is no news.
+            # The launcher knows which process died, and of what, unless a network came between.
+            said = failures.shortened(str(error))
+            print(f"rank {os.environ.get('RANK', '0')}: {said}", file=sys.stderr, flush=True)
             os._exit(failures.EXIT_FAULT)
         time.sleep(pulse.BEAT_SECONDS)
     of_others = failure.kind in (failures.LOST, failures.TIMEOUT)
@@ -56,6 +59,7 @@ def failed(error: Exception, launch: Path, progress: Path) -> int:
         _say(found)
     _end_the_others(progress)
     if of_others:
+        lock.release_all()
         os._exit(failure.code)  # what is under way with the others would be waited for again
     return failure.code
 

@@ -70,8 +70,9 @@ KNOWN = (
     ),
     Failure(
         "read_only",
-        "a folder that training writes to became read-only or is not ours",
-        "`mount` shows what is mounted `ro`, often after a disk's error (`dmesg`); mend it: "
+        "a folder or file that training reads or writes is read-only or not ours",
+        "`ls -l` shows whose it is, `mount` what is mounted `ro`, often after a disk's error "
+        "(`dmesg`); mend it: "
         + GOES_ON,
         r"Read-only file system|\(os error 30\)",
         (errno.EROFS, errno.EACCES, errno.EPERM),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,7 @@ from accelerate.commands.launch import launch_command, launch_command_parser
 
 from zerotrain.supervise import end_with_parent
 from zerotrain.training.progress_folder import ENDED
-from zerotrain.training.stop_request import HEARD, StopRequest
+from zerotrain.training.stop_request import StopRequest
 
 GRACE_SECONDS = 5
 """What the other processes get to end where one has died: they wait for it and will not."""
@@ -34,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     progress = Path(words[0])
     end_with_parent()
-    StopRequest(progress, (*HEARD, signal.SIGHUP), tell=True)
+    StopRequest(progress, tell=True)
     arguments = launch_command_parser().parse_args(words[1:])
     # torchrun would end the processes at a signal instead of letting them finish their step.
     arguments.signals_to_handle = "SIGQUIT"

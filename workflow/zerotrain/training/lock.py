@@ -38,9 +38,17 @@ class Holder:
     """Start of the process, seconds since the epoch."""
     job: str
     """Slurm job id, or empty."""
+    restart: int = 0
+    """How often Slurm has requeued the job."""
 
     def lives(self) -> bool:
-        """Whether the holder runs. Of another host nothing is known: it counts as alive."""
+        """Whether the holder runs. Of another host nothing is known: it counts as alive.
+
+        Slurm has ended all processes of a job before it starts the job anew, on whatever host.
+        """
+        me = _slurm()
+        if self.job and self.job == me[0] and self.restart < me[1]:
+            return False
         return self.host != socket.gethostname() or _same_process(self.pid, self.started)
 
 
@@ -50,7 +58,7 @@ def this_process() -> Holder:
         socket.gethostname(),
         os.getpid(),
         psutil.Process().create_time(),
-        os.environ.get("SLURM_JOB_ID", ""),
+        *_slurm(),
     )
 
 
@@ -60,11 +68,24 @@ class Lock:
     def __init__(self, folder: Path, holder: Holder) -> None:
         self._path = folder / LOCK
         self._holder = holder
+        _HELD.append(self)
 
     def release(self) -> None:
         """Give the lock back, unless somebody removed it and another took it since."""
         if holder_of(self._path.parent) == self._holder:
             self._path.unlink(missing_ok=True)
+        if self in _HELD:
+            _HELD.remove(self)
+
+
+_HELD: list[Lock] = []
+
+
+def release_all() -> None:
+    """Give back what this process holds, where it ends without unwinding its stack."""
+    for lock in list(_HELD):
+        with contextlib.suppress(OSError):
+            lock.release()
 
 
 def take(folder: Path) -> Lock:
@@ -146,6 +167,12 @@ def hold_writer(folder: Path) -> IO[str]:
             time.sleep(0.1)
         except OSError:
             return stream  # a file system without this lock: the first one has to do
+
+
+def _slurm() -> tuple[str, int]:
+    """Our Slurm job, if any, and how often it has been requeued."""
+    restart = os.environ.get("SLURM_RESTART_COUNT", "0")
+    return os.environ.get("SLURM_JOB_ID", ""), int(restart) if restart.isdecimal() else 0
 
 
 def _same_process(pid: int, started: float) -> bool:

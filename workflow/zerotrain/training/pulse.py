@@ -2,7 +2,8 @@
 
 A collective that waits names nobody. So a thread of each process looks at its main thread's Python
 frames and writes down the step, the place, and since when nothing has moved; a process that was
-stopped, or that holds the interpreter, writes no more. The loop knows nothing of it.
+stopped, or that holds the interpreter, writes no more. The loop knows nothing of it. A thread that
+writes a checkpoint counts as well: the main thread waits for it in one place.
 
     ranks/00001.json   {"rank", "host", "pid", "started", "step", "at", "waits", "still", "time"}
 """
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import psutil
 
@@ -30,6 +31,10 @@ RANKS = "ranks"
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 5.0
 """A process whose last beat is older has stopped beating; a busy machine is late by one or two."""
+LATE_SECONDS = 15.0
+"""By so much the last beat of one that hung is older; those that waited end within a few."""
+WORKERS = ("checkpoint",)
+"""Threads that the main thread waits for: where one of them moves, the process does."""
 PACKAGE = f"{os.sep}zerotrain{os.sep}"
 COLLECTIVES = (
     f"torch{os.sep}distributed{os.sep}",
@@ -68,7 +73,7 @@ class Beat:
     waits: bool
     """Whether it is inside an exchange with the others."""
     still: float
-    """Seconds for which its main thread's frames had not moved."""
+    """Seconds for which neither its main thread nor one that it waits for had moved."""
     time: float
     """When this was written, seconds since the epoch."""
 
@@ -86,12 +91,16 @@ class Beat:
             return same and process.status() != psutil.STATUS_ZOMBIE
         return False
 
+    def last_seen(self, newest: float) -> str:
+        """Who it was and what it did, in words, before all ended; newest: the last beat of all."""
+        who, where = self._who_and_where()
+        if self.silent(newest) >= LATE_SECONDS:
+            return f"{who} was last seen {self.silent(newest):.0f} s before the others {where}"
+        return f"{who} {'waited for the others' if self.waits else 'did not move'} {where}"
+
     def describe(self, now: float) -> str:
         """Who it is and what it does, in words."""
-        where = f"in {self.at}" + (
-            f" of step {self.step}" if self.step else " before the first step"
-        )
-        who = f"rank {self.rank} (pid {self.pid} on {self.host})"
+        who, where = self._who_and_where()
         if not self.runs():
             return f"{who} has ended; it was {where}"
         state = self._state()
@@ -100,6 +109,10 @@ class Beat:
             return f"{who} {doing} {where}, for {self.still + self.silent(now):.0f} s"
         doing = HELD.get(state, "does not answer")
         return f"{who} {doing}, last seen {self.silent(now):.0f} s ago {where}"
+
+    def _who_and_where(self) -> tuple[str, str]:
+        step = f" of step {self.step}" if self.step else " before the first step"
+        return f"rank {self.rank} (pid {self.pid} on {self.host})", f"in {self.at}{step}"
 
     def _state(self) -> str:
         if self.host == socket.gethostname():
@@ -111,6 +124,9 @@ class Beat:
 class Pulse:
     """Tells of this process until it is closed."""
 
+    moves: ClassVar[int] = 0
+    """Raised by what waits in one place for something outside, and sees it go on."""
+
     def __init__(self, progress: Path, rank: int) -> None:
         self.clock: Stepping | None = None
         self._path = progress / RANKS / f"{rank:05d}.json"
@@ -118,7 +134,7 @@ class Pulse:
         self._rank = rank
         self._started = psutil.Process().create_time()
         self._main = threading.main_thread().ident
-        self._frames: tuple[object, ...] = ()
+        self._place: tuple[object, ...] = ()
         self._still = 0.0
         self._seen = time.monotonic()
         self._closed = threading.Event()
@@ -136,15 +152,18 @@ class Pulse:
                 self._beat()
 
     def _beat(self) -> None:
-        stack = list(_stack(sys._current_frames().get(self._main or 0)))
-        frames = tuple((id(frame.f_code), frame.f_lasti) for frame in stack)
+        current = sys._current_frames()
+        stack = list(_stack(current.get(self._main or 0)))
+        workers = [one.ident for one in threading.enumerate() if one.name in WORKERS]
+        moving = [*stack, *(frame for one in workers for frame in _stack(current.get(one or 0)))]
         step = self.clock.step + 1 if self.clock else None
+        place = (step, self.moves, *((id(frame.f_code), frame.f_lasti) for frame in moving))
         now = time.monotonic()
         # A job that was suspended for hours has not hung for hours.
         self._still += min(now - self._seen, 2 * BEAT_SECONDS)
         self._seen = now
-        if (step, *frames) != self._frames:
-            self._frames, self._still = (step, *frames), 0.0
+        if place != self._place:
+            self._place, self._still = place, 0.0
         files = [frame.f_code.co_filename for frame in stack]
         beat = Beat(
             self._rank,
@@ -176,6 +195,10 @@ def behind(found: Sequence[Beat], now: float) -> list[Beat]:
     """Those that the others wait for: gone or silent, else at an earlier step, else not waiting."""
     if silent := [one for one in found if not one.runs() or one.silent(now) >= SILENT_SECONDS]:
         return silent
+    return _behind_in_place(found)
+
+
+def _behind_in_place(found: Sequence[Beat]) -> list[Beat]:
     least = min((one.step or 0 for one in found), default=0)
     if any((one.step or 0) > least for one in found):
         return [one for one in found if (one.step or 0) == least]
@@ -189,6 +212,17 @@ def who_hangs(progress: Path, now: float, but: int = 0) -> str:
     """
     found = [one for one in beats(progress) if one.pid != but]
     return "; ".join(one.describe(now) for one in behind(found, now))
+
+
+def who_hung(progress: Path) -> str:
+    """The processes that the others waited for, in words, after all have ended.
+
+    Empty where nobody has said a thing.
+    """
+    found = beats(progress)
+    newest = max((one.time for one in found), default=0.0)
+    late = [one for one in found if one.silent(newest) >= LATE_SECONDS]
+    return "; ".join(one.last_seen(newest) for one in late or _behind_in_place(found))
 
 
 def clear(progress: Path) -> None:

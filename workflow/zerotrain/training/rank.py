@@ -132,6 +132,9 @@ def run(
             )
         if validation:
             validation.close(finished)
+        if low and low() and not finished and not stop():
+            said = "the disk has less free than disk_low_threshold; a checkpoint was written"
+            ending.leave(progress, EXIT_UNFINISHED, said)
         return finished
     finally:
         log.close()

@@ -6,14 +6,17 @@ is sampled is written as it is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import torch
 from safetensors.torch import save_file
 
@@ -26,9 +29,11 @@ from zerotrain.training import ranks
 from zerotrain.training.draws import IMAGE_SEEDS, generator
 from zerotrain.training.engine import Engine
 from zerotrain.training.log import Log
+from zerotrain.training.pulse import Pulse
 
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What a launcher tells a process of a training, which the one that decodes is not."""
+POLL_SECONDS = 0.2
 
 
 class LatentSampler:
@@ -87,14 +92,26 @@ class LatentSampler:
         if self._process is not None and not finished:
             self._process.terminate()
         elif self._process is not None:
-            if self._process.wait() == 0 and undecoded(self._folder):
+            if self._decoded(self._process) == 0 and undecoded(self._folder):
                 self._start_decoding()
-                self._process.wait()
+                self._decoded(self._process)
             if self._process.returncode:
                 self._log.say(
                     f"{self._folder}: its latents were not decoded (exit code "
                     f"{self._process.returncode}); the training is not touched by it"
                 )
+
+    def _decoded(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for a process that decodes; its exit code. While it computes, this one moves."""
+        used = 0.0
+        while (code := process.poll()) is None:
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(process.pid).cpu_times()
+                if times.user + times.system > used:
+                    used = times.user + times.system
+                    Pulse.moves += 1
+            time.sleep(POLL_SECONDS)
+        return code
 
     def _latents(self, number: int) -> torch.Tensor:
         # Its first use; a model around another, as DDP's and DeepSpeed's, is none of a pipeline.

@@ -14,8 +14,9 @@ from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.model_sizes import read_sizes
 from zerotrain.sources import source_digest
-from zerotrain.training import ending, preflight, progress_folder
+from zerotrain.training import checkpoint_room, ending, preflight, progress_folder
 
 RANK = "zerotrain.training.rank"
 
@@ -60,6 +61,21 @@ def prepare(inputs: Inputs, progress: Path) -> None:
         print(line, file=sys.stderr, flush=True)
     (progress / progress_folder.STOP).unlink(missing_ok=True)
     ending.clear(progress)
+
+
+def check_room(phase: ResolvedPhase, base: Artifact, progress: Path) -> None:
+    """Checkpoints that the disk cannot hold are refused before an hour is spent on them.
+
+    Raises:
+        PipelineError: there is too little room for them.
+    """
+    if phase.peft is not None:
+        return  # counting what peft adds takes torch and seconds, and such adapters are small
+    sizes = read_sizes(
+        base, phase.family, phase.lora, phase.frozen_parameters, phase.trainable_parameters
+    )
+    for line in checkpoint_room.check_room(progress, phase, sizes):
+        print(line, file=sys.stderr, flush=True)
 
 
 def fingerprint(phase: ResolvedPhase, parents: dict[str, Artifact]) -> dict[str, Any]:

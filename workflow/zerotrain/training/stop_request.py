@@ -12,30 +12,27 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from zerotrain.supervise import SAME_SECONDS
+from zerotrain.training import lock
 from zerotrain.training.progress_folder import STOP
 
-SAME_SECONDS = 2.0
-"""What arrives so soon after the first is no second signal."""
-HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopRequest:
     """True once somebody has touched progress/stop or sent a signal."""
 
-    def __init__(
-        self, progress: Path, heard: tuple[signal.Signals, ...] = HEARD, *, tell: bool = False
-    ) -> None:
+    def __init__(self, progress: Path, *, tell: bool = False) -> None:
         """Listen from now on.
 
         Args:
             progress: Folder of the progress.
-            heard: The signals.
             tell: Whether to hand a signal on, as the file progress/stop.
         """
         self._file = progress / STOP
         self._first: float | None = None
         self._tell = tell
-        for number in heard:
+        for number in HEARD:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._note)
 
@@ -46,6 +43,7 @@ class StopRequest:
             if self._tell:
                 self._file.touch()
         elif now - self._first > SAME_SECONDS:
+            lock.release_all()
             os._exit(128 + number)
 
     def __call__(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,6 +21,7 @@ import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.adam import DeepSpeedCPUAdam
+from deepspeed.utils import groups as process_groups
 
 from zerotrain import optimizers
 from zerotrain.checkpoint import Fragment
@@ -51,8 +53,13 @@ def init_distributed(timeout: timedelta | None = None) -> None:
     """Let the processes meet, once; no wait for another lasts longer than the time-out."""
     on_cpu = device_type() == "cpu"
     backend = "gloo" if on_cpu else get_accelerator().communication_backend_name()
+    if not on_cpu:  # before the first exchange, which would be on device 0 in every process
+        get_accelerator().set_device(int(os.environ.get("LOCAL_RANK", "0")))
     waits = {} if timeout is None else {"timeout": timeout}
     deepspeed.init_distributed(dist_backend=backend, verbose=False, **waits)
+    if timeout is not None:
+        # ZeRO reduces over a group of its own, which it would make with torch's time-out.
+        process_groups._WORLD_GROUP = torch.distributed.new_group(timeout=timeout)
 
 
 class ZeroEngine:
