@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Iterator
@@ -119,6 +120,37 @@ def test_an_error_of_the_loop_loses_no_checkpoint_that_has_begun(tmp_path: Path,
     with pytest.raises(RuntimeError, match="out of memory"):
         fail(made(Engine(), tmp_path / "p"))
     assert saved_steps(tmp_path / "p") == [1]
+
+
+def test_a_failure_to_publish_is_told_to_all(tmp_path: Path, monkeypatch) -> None:
+    """Only the first process publishes; the others end by its sentence, and not by a time-out."""
+    told: list[Any] = []
+
+    def broadcast(value: Any) -> Any:
+        told.append(value)
+        return value
+
+    monkeypatch.setattr(saving.ranks, "broadcast", broadcast)
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(saving, "write_position", failing)
+    with made(Engine(), tmp_path / "p") as saved:
+        saved.begin(Clock(1, 4, 100))
+        with pytest.raises(PipelineError, match="step 1 was not written") as first:
+            saved.finish()
+    assert told[-1] == (None, (first.value.what, first.value.hint))
+    assert list((tmp_path / "p").iterdir()) == []
+    other = Engine()
+    other.rank = 1
+    answers = [(tmp_path, None), told[-1]]
+    monkeypatch.setattr(saving.ranks, "broadcast", lambda _: answers.pop(0))
+    with made(other, tmp_path / "q") as saved:
+        saved.begin(Clock(1, 4, 100))
+        with pytest.raises(PipelineError, match="the checkpoint of step 1 was not written"):
+            saved.finish()
+    assert not answers
 
 
 def test_due_by_steps_and_for_good(tmp_path: Path) -> None:
