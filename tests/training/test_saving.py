@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests.training.saving_trials import SIZE, Engine, Log, made, phase, values
+from tests.training.test_validation import SETTINGS
 
 from zerotrain import artifact
 from zerotrain.artifact.in_use import hold
@@ -25,6 +26,8 @@ from zerotrain.training import checkpoint_room, progress_folder, rank_writer, sa
 from zerotrain.training.clock import Clock
 from zerotrain.training.progress_folder import prune, saved_steps, step_folder
 from zerotrain.training.saving import Saving
+from zerotrain.training.validation import Validation
+from zerotrain.training.validation_history import ValidationHistory, best_step
 
 
 def test_a_step_beside_the_writing_is_not_in_the_checkpoint(tmp_path: Path, gate) -> None:
@@ -221,6 +224,32 @@ def test_prune_keeps_what_serves_later(tmp_path: Path) -> None:
     (tmp_path / "best.json").write_text("half a li")
     prune(tmp_path, 1, 60)
     assert saved_steps(tmp_path) == [60]
+
+
+def test_the_best_stays_until_a_better_one_is_written(tmp_path: Path, gate, monkeypatch) -> None:
+    """While the checkpoint of a new best step is on its way, the best that is there is kept: a kill
+    in between costs neither."""
+    found = {400: 2.0, 490: 3.0, 500: 1.0}
+    monkeypatch.setattr(Validation, "_measure", lambda _, step: {"val_loss": found[step]})
+    rule = {**SETTINGS, "eval_steps": 10}
+    values = phase(until_step=1000, save_every=90, keep=1, validation=rule)
+    engine: Any = Engine()
+    nothing: Any = None
+    history = ValidationHistory(0)
+    validation = Validation(engine, nothing, [], values, history, Log(), tmp_path)
+    with Saving(engine, values, Log(), tmp_path, None, validation.write_records) as saved:
+        gate.release(6)
+        for step in (400, 490):
+            assert validation.at(step).save == (step == 400)
+            saved.begin(Clock(step, step, 1000))
+        assert validation.at(500).save
+        saved.begin(Clock(500, 500, 1000))
+        assert saved_steps(tmp_path) == [400, 490]
+        assert best_step(tmp_path) == 400
+        gate.release(3)
+        saved.finish()
+        assert best_step(tmp_path) == 500
+    assert saved_steps(tmp_path) == [500]
 
 
 def test_prune_leaves_a_checkpoint_that_is_read(training) -> None:

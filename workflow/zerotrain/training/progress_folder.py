@@ -4,7 +4,7 @@ step-00000300/     a rolling checkpoint, complete once it is there (zerotrain.ch
 fingerprint.json   what its numbers depend on; on a difference the folder is set aside
 damaged-step-*/    one that was found damaged, when an older one was whole
 stop               touch it, and training writes a checkpoint and stops
-best.json          the best validated step so far, which is never removed
+best.json          the best validated step that is saved, which is never removed
 finished.json      the step at which the phase has ended before its `until`, and why
 exit.json          how the last process ended: {"code": 85, "reason": "..."}
 ended.json         exit codes of processes that did not end with 0, by rank; -9: signal 9

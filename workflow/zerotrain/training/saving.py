@@ -38,6 +38,7 @@ from zerotrain.training.optimizer import describe_group
 from zerotrain.training.progress_folder import prune, step_folder
 from zerotrain.training.rank_writer import RankWriter, Written, write_now
 from zerotrain.training.schedule import learning_rate, momentum
+from zerotrain.training.validation_history import note_best
 
 T = TypeVar("T")
 
@@ -246,6 +247,10 @@ class Saving:
         write_position(self._draft.folder, self._position, shapes, self._slots, spans)
         publishing, self._publishing = self._publishing, None
         publishing.close()
+        if self._phase.validation:
+            # Not before its checkpoint is there: until then the best is one that pruning may spare.
+            saved = step_folder(self._progress, self._position.step)
+            note_best(self._progress, saved, self._phase.validation)
 
     def _drop(self) -> None:
         """Clear what was not published."""

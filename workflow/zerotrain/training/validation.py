@@ -7,7 +7,7 @@ training's generators: the trained numbers are the same with it and without.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -69,7 +69,8 @@ class Validation:
         # What swaps to a disk is not exchanged: each validation would read and write all of it.
         on_disk = "nvme" in (phase.offload_optimizer, phase.offload_param)
         self._average = None if on_disk else average
-        self._note_best()
+        if engine.rank == 0:
+            write_best(progress, history.best(self._settings))
 
     def at(self, step: int) -> Verdict:
         """Validate a step where that is due and has not been done; what follows from it."""
@@ -78,7 +79,7 @@ class Validation:
         found = self._measure(step)
         self._history.measured.append({"step": step, **found})
         self._log.measured(step, found)
-        best = self._note_best()
+        best = self._history.best(self._settings)
         shown = ", ".join(f"{key} {value:.6g}" for key, value in found.items())
         if best:
             shown += f" (best {best['value']:.6g} at step {best['step']})"
@@ -107,12 +108,6 @@ class Validation:
         if step == self._history.began:
             return bool(self._settings["eval_on_start"])
         return step % self._settings["eval_steps"] == 0 or step == self._phase.until_step
-
-    def _note_best(self) -> dict[str, Any] | None:
-        best = self._history.best(self._settings)
-        if self._engine.rank == 0:
-            write_best(self._progress, best)
-        return best
 
     def _measure(self, step: int) -> dict[str, float]:
         found: dict[str, float] = {}

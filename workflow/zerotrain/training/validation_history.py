@@ -84,6 +84,13 @@ def read_history(checkpoint: Path) -> ValidationHistory | None:
     return ValidationHistory(**json.loads(path.read_text())) if path.is_file() else None
 
 
+def note_best(progress: Path, checkpoint: Path, settings: Mapping[str, Any]) -> None:
+    """Write best.json as of a checkpoint that is there: of what had been measured by then."""
+    history = read_history(checkpoint)
+    if history is not None:
+        write_best(progress, history.best(settings))
+
+
 def write_best(progress: Path, best: Mapping[str, Any] | None) -> None:
     """Note the best step of a phase, or that there is none; it is kept from pruning."""
     _replace(progress / BEST, best)
