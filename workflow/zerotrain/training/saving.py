@@ -220,7 +220,7 @@ class Saving:
     def _make_draft(self, step: int) -> Path:
         assert self._position is not None
         needed = checkpoint_bytes(self._engine.shapes, self._slots, self._phase.optimizer)
-        for line in make_room(self._progress, step, needed):
+        for line in make_room(self._progress, step, needed, self._phase.keep_every):
             self._log.say(line)
         self._publishing = contextlib.ExitStack()
         target = step_folder(self._progress, step)
