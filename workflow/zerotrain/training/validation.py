@@ -77,7 +77,7 @@ class Validation:
         if self._history.at(step) or not self._due(step):
             return Verdict(ended=self._history.ended(self._settings) is not None)
         found = self._measure(step)
-        self._history.measured.append({"step": step, **found})
+        self._history.note(step, found, self._settings)
         self._log.measured(step, found)
         best = self._history.best(self._settings)
         shown = ", ".join(f"{key} {value:.6g}" for key, value in found.items())
