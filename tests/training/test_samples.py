@@ -73,13 +73,12 @@ def test_images_that_cannot_be_written_end_no_training(tmp_path):
 
 
 ORPHAN = """
-import os, sys, time
+import os, sys
 from pathlib import Path
 from tests.training.test_samples import sampler
 made, _ = sampler(Path(sys.argv[1]))
 made._start_decoding()
 print(made._process.pid, flush=True)
-time.sleep(float(sys.argv[2]))
 os._exit(1)
 """
 
@@ -87,10 +86,10 @@ os._exit(1)
 def test_what_decodes_ends_with_its_training(tmp_path):
     """A killed training leaves no process that would decode beside the next start's."""
     os.mkfifo(tmp_path / "step-00000001.safetensors")  # who reads it waits for ever
-    found = subprocess.run(
-        [sys.executable, "-c", ORPHAN, str(tmp_path), "0"], capture_output=True, text=True
-    )
-    process = psutil.Process(int(found.stdout))
+    words = [sys.executable, "-c", ORPHAN, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        process = psutil.Process(int(training.stdout.readline()))
     with contextlib.suppress(psutil.NoSuchProcess):
         process.wait(60)
     assert not process.is_running()
