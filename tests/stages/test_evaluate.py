@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from zerotrain.families.sdxl import FAMILY
 from zerotrain.position import TrainingPosition
 from zerotrain.stages.build_base import build_base
 from zerotrain.stages.cache_latents import cache_latents
-from zerotrain.stages.evaluate import evaluate
+from zerotrain.stages.evaluate import evaluate, finite
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.state import write_state
 
@@ -233,3 +234,11 @@ def test_without_held_out_samples_no_model_is_loaded(run, monkeypatch):
     monkeypatch.setattr(type(FAMILY), "load_trained", lambda *_: pytest.fail("it was loaded"))
     found = images._holdout_loss(config_of(run), "only", run / "cache", run / "weights", "cpu")
     assert found is None
+
+
+@pytest.mark.parametrize(
+    ("value", "written"), [(1.5, 1.5), (math.nan, None), (math.inf, None), (3, 3), ("a", "a")]
+)
+def test_what_is_no_finite_number_is_null(value, written):
+    """metrics.json is JSON for every reader."""
+    assert finite(value) == written

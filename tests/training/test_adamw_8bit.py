@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tests.training.optimizer_trials import trial_phase
 from zerotrain import optimizers
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.errors import PipelineError
+from zerotrain.training import torch_engine
 from zerotrain.training.optimizer import open_optimizers
 from zerotrain.training.param_groups import ParamGroup
 
@@ -60,6 +63,29 @@ def test_the_planners_bytes_are_those_of_the_class():
         held = [v for k, v in made.state[parameter].items() if k not in ("step", "qmap1", "qmap2")]
         expected = optimizers.state_bytes("adamw8bit", {}, parameter.numel())
         assert sum(tensor.nbytes for tensor in held) == expected
+
+
+class Narrow(torch.optim.SGD):
+    """Keeps its slots in a form of its own, as AdamW8bit does."""
+
+    def read_slot(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
+        return torch.zeros_like(parameter)
+
+    def fill(self, parameter: torch.Tensor, updates: int, slots: Mapping[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("kind", "steady"), [(Narrow, False), (torch.optim.SGD, True)])
+def test_moments_are_decoded_one_parameter_at_a_time(monkeypatch, kind, steady):
+    """A save that ran beside the passes would hold the decoded moments of all parameters, four
+    times what 8 bits take: each is written before the next one is decoded."""
+
+    def opened(phase: Any, groups: Any, parameters: Any) -> list[torch.optim.Optimizer]:
+        return [kind([one for group in parameters for one in group])]
+
+    monkeypatch.setattr(torch_engine, "open_optimizers", opened)
+    engine = torch_engine.TorchEngine(torch.nn.Linear(3, 2), trial_phase("adamw8bit", "torch"))
+    assert engine.steady is steady
 
 
 @installed

@@ -17,6 +17,7 @@ from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.model_sizes import model_sizes
 from zerotrain.training.preflight import check_progress, check_start
+from zerotrain.training.validation_history import write_finished
 
 POSITION = {
     "run": "cats", "phase": "plain", "step": 250, "samples": 1000, "optimizer": "adamw",
@@ -79,6 +80,17 @@ def test_progress_of_another_launch_names_the_switch(progress: Path) -> None:
         "and goes on from there in a new phase, with nothing lost; to train this phase afresh "
         f"instead, move {progress} away"
     )
+
+
+def test_a_phase_that_ended_early_is_trained_to_its_end(progress: Path) -> None:
+    """Nothing is left to switch: the next phase begins where a validation ended this one."""
+    rule = {"early_stopping_patience": 2}
+    write_finished(progress, 250, "no better", rule)
+    early = phase("zero3", validation=rule)
+    text = refusal(check_progress, progress, early.numbers(), early)
+    assert "the phase is trained to its end: write its former launch back" in text
+    other = phase("zero3", validation=None)
+    assert "ends the phase at step 250" in refusal(check_progress, progress, other.numbers(), other)
 
 
 def test_nothing_saved_may_change_its_launch(progress: Path) -> None:

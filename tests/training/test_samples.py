@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 from tests.training.conftest import SEED, Training, trained_model
 from tests.training.inputs import PROMPTS, SIDE
+from tests.training.saving_trials import Log
 from tests.training.test_validation import SETTINGS
 
 from zerotrain.config import EvaluateConfig
 from zerotrain.decode_samples import undecoded
 from zerotrain.families import load_family
 from zerotrain.training.draws import IMAGE_SEEDS, generator
+from zerotrain.training.samples import LatentSampler
 
 GRID: dict[str, Any] = {
     **SETTINGS, "eval_steps": 2, "prompts": list(PROMPTS), "images_per_prompt": 2,
@@ -43,6 +52,47 @@ def evaluated(training: Training, family: str, step: int) -> Iterator[tuple[Any,
             **chosen.sampling_arguments(pipeline, values, None),
         ).images  # fmt: skip
         yield image, latents
+
+
+def sampler(folder: Path) -> tuple[Any, Log]:
+    """A sampler that only writes, and what it says."""
+    made, log = LatentSampler.__new__(LatentSampler), Log()
+    made.__dict__ |= {
+        "_folder": folder, "_log": log, "_prompts": ["a"], "_columns": 1, "_decode": "process",
+        "_process": None, "_family": SimpleNamespace(name="sdxl"), "_base": folder,
+    }  # fmt: skip
+    return made, log
+
+
+def test_images_that_cannot_be_written_end_no_training(tmp_path):
+    """A disk that takes no latents: it is said, and the step's checkpoint is still to come."""
+    made, log = sampler(tmp_path / "gone")
+    made._write(3, torch.zeros(1, 2, 3, 4))
+    [said] = log.said
+    assert "step-00000003.safetensors: not written" in said
+
+
+ORPHAN = """
+import os, sys
+from pathlib import Path
+from tests.training.test_samples import sampler
+made, _ = sampler(Path(sys.argv[1]))
+made._start_decoding()
+print(made._process.pid, flush=True)
+os._exit(1)
+"""
+
+
+def test_what_decodes_ends_with_its_training(tmp_path):
+    """A killed training leaves no process that would decode beside the next start's."""
+    os.mkfifo(tmp_path / "step-00000001.safetensors")  # who reads it waits for ever
+    words = [sys.executable, "-c", ORPHAN, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        process = psutil.Process(int(training.stdout.readline()))
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.wait(60)
+    assert not process.is_running()
 
 
 @pytest.mark.parametrize(

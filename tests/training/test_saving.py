@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.training.saving_trials import SIZE, Engine, Log, made, phase, values
+from tests.training.test_validation import SETTINGS
 
 from zerotrain import artifact
 from zerotrain.artifact.in_use import hold
@@ -24,6 +27,8 @@ from zerotrain.training import checkpoint_room, progress_folder, rank_writer, sa
 from zerotrain.training.clock import Clock
 from zerotrain.training.progress_folder import prune, saved_steps, step_folder
 from zerotrain.training.saving import Saving
+from zerotrain.training.validation import Validation
+from zerotrain.training.validation_history import ValidationHistory, best_step
 
 
 def test_a_step_beside_the_writing_is_not_in_the_checkpoint(tmp_path: Path, gate) -> None:
@@ -121,6 +126,37 @@ def test_an_error_of_the_loop_loses_no_checkpoint_that_has_begun(tmp_path: Path,
     assert saved_steps(tmp_path / "p") == [1]
 
 
+def test_a_failure_to_publish_is_told_to_all(tmp_path: Path, monkeypatch) -> None:
+    """Only the first process publishes; the others end by its sentence, and not by a time-out."""
+    told: list[Any] = []
+
+    def broadcast(value: Any) -> Any:
+        told.append(value)
+        return value
+
+    monkeypatch.setattr(saving.ranks, "broadcast", broadcast)
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(saving, "write_position", failing)
+    with made(Engine(), tmp_path / "p") as saved:
+        saved.begin(Clock(1, 4, 100))
+        with pytest.raises(PipelineError, match="step 1 was not written") as first:
+            saved.finish()
+    assert told[-1] == (None, (first.value.what, first.value.hint))
+    assert list((tmp_path / "p").iterdir()) == []
+    other = Engine()
+    other.rank = 1
+    answers = [(tmp_path, None), told[-1]]
+    monkeypatch.setattr(saving.ranks, "broadcast", lambda _: answers.pop(0))
+    with made(other, tmp_path / "q") as saved:
+        saved.begin(Clock(1, 4, 100))
+        with pytest.raises(PipelineError, match="the checkpoint of step 1 was not written"):
+            saved.finish()
+    assert not answers
+
+
 def test_due_by_steps_and_for_good(tmp_path: Path) -> None:
     """Both intervals count from the start of the run."""
     saved = made(Engine(), tmp_path, save_every=20, keep_every=50)
@@ -191,6 +227,32 @@ def test_prune_keeps_what_serves_later(tmp_path: Path) -> None:
     assert saved_steps(tmp_path) == [60]
 
 
+def test_the_best_stays_until_a_better_one_is_written(tmp_path: Path, gate, monkeypatch) -> None:
+    """While the checkpoint of a new best step is on its way, the best that is there is kept: a kill
+    in between costs neither."""
+    found = {400: 2.0, 490: 3.0, 500: 1.0}
+    monkeypatch.setattr(Validation, "_measure", lambda _, step: {"val_loss": found[step]})
+    rule = {**SETTINGS, "eval_steps": 10}
+    values = phase(until_step=1000, save_every=90, keep=1, validation=rule)
+    engine: Any = Engine()
+    nothing: Any = None
+    history = ValidationHistory(0)
+    validation = Validation(engine, nothing, [], values, history, Log(), tmp_path)
+    with Saving(engine, values, Log(), tmp_path, None, validation.write_records) as saved:
+        gate.release(6)
+        for step in (400, 490):
+            assert validation.at(step).save == (step == 400)
+            saved.begin(Clock(step, step, 1000))
+        assert validation.at(500).save
+        saved.begin(Clock(500, 500, 1000))
+        assert saved_steps(tmp_path) == [400, 490]
+        assert best_step(tmp_path) == 400
+        gate.release(3)
+        saved.finish()
+        assert best_step(tmp_path) == 500
+    assert saved_steps(tmp_path) == [500]
+
+
 def test_prune_leaves_a_checkpoint_that_is_read(training) -> None:
     """An export by hand of a rolling checkpoint finds its files to the end; then it goes."""
     training.run("a", "torch", 3, save_every=1, keep=3)
@@ -232,19 +294,27 @@ def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A disk of 100 bytes that holds the checkpoints' files."""
     total = SimpleNamespace(bytes=100)
 
+    def used(*folders: Path) -> int:
+        return sum(path.stat().st_size for one in folders for path in one.glob("rank-*"))
+
     def usage(folder: Path) -> Any:
-        used = sum(path.stat().st_size for path in folder.glob("step-*/rank-*"))
-        return SimpleNamespace(free=total.bytes - used)
+        return SimpleNamespace(free=total.bytes - used(*folder.glob("step-*")))
 
     monkeypatch.setattr(checkpoint_room.shutil, "disk_usage", usage)
+    monkeypatch.setattr(checkpoint_room, "freed_bytes", used)
     return total
 
 
 def test_room_is_made_for_the_next_checkpoint(tmp_path: Path, disk) -> None:
-    """The oldest goes before its time, and is named; the newest and the best never do. Where they
-    alone do not leave enough, nothing is written and the sentence has the figures."""
+    """The oldest goes before its time, and is named; the newest, the best and those kept for good
+    never do. Where they alone do not leave enough, nothing is removed nor written, and the sentence
+    has the figures."""
     save(tmp_path, 1, 2, 3, 4, size=25)
     (tmp_path / "best.json").write_text('{"step": 2}')
+    for too_much, keep_every in ((51, None), (26, 3), (1, 1)):
+        with pytest.raises(PipelineError):
+            checkpoint_room.make_room(tmp_path, 5, too_much, keep_every)
+        assert saved_steps(tmp_path) == [1, 2, 3, 4]
     assert len(checkpoint_room.make_room(tmp_path, 5, 50)) == 2
     assert saved_steps(tmp_path) == [2, 4]
     assert checkpoint_room.make_room(tmp_path, 5, 50) == []
@@ -277,6 +347,60 @@ def test_the_disk_is_compared_before_the_start(tmp_path: Path, disk) -> None:
     assert checkpoint_room.check_room(tmp_path, once, sizes) == []
     save(tmp_path, 10, size=23)
     assert checkpoint_room.check_room(tmp_path, adam, sizes)
+
+
+def test_a_restart_goes_on_where_the_training_would_have(tmp_path: Path, disk) -> None:
+    """What would be removed before its time for the next save counts as free."""
+    sizes = ModelSizes(2, 2, 1, "", 1, 1)
+    adam = phase(optimizer="adamw", save_every=10, keep=3)
+    save(tmp_path, 10, 20, 30, size=24)
+    disk.bytes = 3 * 24 + 10
+    assert checkpoint_room.check_room(tmp_path, adam, sizes)
+    with pytest.raises(PipelineError, match="are needed, since"):
+        checkpoint_room.check_room(tmp_path, replace(adam, keep_every=10), sizes)
+    for step in (10, 20):
+        shutil.rmtree(step_folder(tmp_path, step))
+    disk.bytes = 24 + 23
+    with pytest.raises(PipelineError, match="are needed, since"):
+        checkpoint_room.check_room(tmp_path, adam, sizes)
+
+
+def test_the_forecast_counts_what_stays(tmp_path: Path, disk) -> None:
+    """One is written before one goes; those kept for good and the best come on top, and what is
+    kept for good already gives no room back."""
+    sizes = ModelSizes(2, 2, 1, "", 1, 1)
+    adam = phase(optimizer="adamw", save_every=10, keep=2, keep_every=50)
+    measured = replace(adam, validation=SETTINGS)
+    assert checkpoint_room.most_checkpoints(replace(adam, keep_every=None), 0) == 3
+    assert [checkpoint_room.most_checkpoints(adam, begun) for begun in (0, 50, 100)] == [5, 4, 3]
+    assert checkpoint_room.most_checkpoints(measured, 0) == 6
+    save(tmp_path, 50, size=24)
+    for chosen, more in ((adam, 4), (measured, 5)):
+        disk.bytes = (1 + more) * 24
+        assert checkpoint_room.check_room(tmp_path, chosen, sizes) == []
+        disk.bytes -= 1
+        assert checkpoint_room.check_room(tmp_path, chosen, sizes)
+
+
+def test_a_disk_that_is_low_already_is_refused(tmp_path: Path, disk) -> None:
+    """Each start would train one step and write a whole checkpoint more onto it."""
+    sizes = ModelSizes(2, 2, 1, "", 1, 1)
+    low = phase(optimizer="adamw", save_every=10, disk_low_threshold=100)
+    assert checkpoint_room.check_room(tmp_path, low, sizes) == []
+    disk.bytes = 99
+    with pytest.raises(PipelineError, match="less than disk_low_threshold") as caught:
+        checkpoint_room.check_room(tmp_path, low, sizes)
+    assert "the same command goes on from the phase's start" in caught.value.hint
+
+
+def test_what_a_published_checkpoint_shares_gives_nothing_back(tmp_path: Path) -> None:
+    """Its files have two names on the disk, and removing one frees none of them."""
+    save(tmp_path, 1, size=1000)
+    folder = step_folder(tmp_path, 1)
+    whole = progress_folder.freed_bytes(folder)
+    assert whole > 1000
+    (tmp_path / "published").hardlink_to(folder / "rank-00000-00000.safetensors")
+    assert progress_folder.freed_bytes(folder) == whole - 1000
 
 
 def test_what_is_forecast_is_what_is_written(training) -> None:

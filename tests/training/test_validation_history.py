@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ from zerotrain.training.validation_history import (
     ValidationHistory,
     best_step,
     finished_step,
+    read_history,
     write_best,
     write_finished,
 )
@@ -26,6 +28,7 @@ def history(values: list[float], began: int = 0) -> ValidationHistory:
 
 def settings(patience: int | None = None, threshold: float = 0.0) -> dict[str, Any]:
     return {
+        "max_samples": 64,
         "metric_for_best_model": "val_loss",
         "early_stopping_patience": patience,
         "early_stopping_threshold": threshold,
@@ -61,6 +64,41 @@ def test_patience_counts_validations_in_a_row_that_are_no_better(
     rule = settings(patience, threshold)
     ended = [n for n in range(len(values) + 1) if history(values[:n]).ended(rule) is not None]
     assert ended[:1] == ([] if ends_at is None else [ends_at])
+
+
+def test_means_over_other_samples_are_not_compared():
+    """With another max_samples neither the best nor the patience knows the earlier values; with
+    the former one they do again."""
+    found = ValidationHistory(0)
+    fewer = {**settings(2), "max_samples": 8}
+    for step, value in ((1, 1.0), (2, 1.5), (3, 1.5)):
+        found.note(step, {"val_loss": value}, fewer)
+    found.note(4, {"val_loss": 3.0}, settings(2))
+    assert found.best(settings(2))["step"] == 4
+    assert found.ended(settings(2)) is None
+    assert found.best(fewer)["step"] == 1
+    assert found.ended(fewer) is not None
+
+
+def test_what_is_no_number_is_null_in_json(tmp_path):
+    """The file is JSON for every reader, and what is read back gives the same verdicts."""
+    found = ValidationHistory(0)
+    for step, value in enumerate((2.0, math.inf, math.nan), 1):
+        found.note(step, {"val_loss": value}, settings())
+    (tmp_path / "records").mkdir()
+    found.write(tmp_path / "records")
+    text = (tmp_path / "records" / "validation.json").read_text()
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    lines = json.loads(text, parse_constant=refuse)["measured"]
+    assert [line["val_loss"] for line in lines] == [2.0, None, None]
+    again = read_history(tmp_path)
+    assert again == found
+    assert again.best(settings())["value"] == 2.0
+    assert again.ended(settings(2)) is not None
+    assert again.ended(settings(3)) is None
 
 
 def test_a_sentence_says_why():

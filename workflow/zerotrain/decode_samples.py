@@ -29,6 +29,7 @@ from zerotrain.evaluation.grid import (
     cell_side,
     draw_grid,
 )
+from zerotrain.supervise import end_with_parent
 
 if TYPE_CHECKING:
     from zerotrain.families import ImageFamily
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--family", required=True, help="the model's family")
     parser.add_argument("--base", type=Path, required=True, help="folder of the base model")
     arguments = parser.parse_args(argv)
+    end_with_parent()  # else it would decode beside the next start's
     os.nice(19)
     from zerotrain.families import load_family
 

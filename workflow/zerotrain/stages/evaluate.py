@@ -7,6 +7,7 @@ in zerotrain.evaluation; the loss curve, and what the training used, is the same
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def evaluate(
             "prompts": made.prompts,
             "evaluate": config.evaluate.model_dump(mode="json"),
         }
-    _write(metrics, {key: value for key, value in found.items() if value is not None})
+    _write(metrics, {key: finite(value) for key, value in found.items() if value is not None})
     for line in memory_lines(uses, "evaluation"):
         print(f"{phase}: {line}")
     shown = ", ".join(f"{key} {value:.4g}" for key, value in measured.items() if value is not None)
@@ -112,6 +113,11 @@ def _mean_loss(log: list[dict[str, Any]]) -> float | None:
     ]
     losses = [line["loss"] for line in end if line["loss"] is not None]
     return float(sum(losses) / len(losses)) if losses else None
+
+
+def finite(value: Any) -> Any:
+    """The value; None, as JSON knows no other, where it is a float that is no finite number."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:

@@ -8,15 +8,23 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from zerotrain import optimizers
+from zerotrain.artifact.in_use import remove
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.disk import size, write_trouble
 from zerotrain.model_sizes import ModelSizes
 from zerotrain.position import EMA, MASTER
-from zerotrain.training.progress_folder import drop_oldest, newest_step, saved_steps
+from zerotrain.training.progress_folder import (
+    freed_bytes,
+    newest_step,
+    removable,
+    saved_steps,
+    step_folder,
+)
 
 FP32 = 4
 SECONDS_BETWEEN_LOOKS = 10.0
@@ -73,33 +81,58 @@ def check_writable(progress: Path) -> None:
         )
 
 
+def check_low(progress: Path, phase: ResolvedPhase) -> None:
+    """Refuse to start on a disk on which the training would stop after its first step.
+
+    Raises:
+        PipelineError: less is free than disk_low_threshold.
+    """
+    free = shutil.disk_usage(progress).free
+    if phase.disk_low_threshold and free < phase.disk_low_threshold:
+        raise PipelineError(
+            f"{progress}: {size(free)} free, less than disk_low_threshold "
+            f"{size(phase.disk_low_threshold)}: training would stop after its first step",
+            hint=f"free some, or lower disk_low_threshold; the same command goes on "
+            f"{_from(progress, phase.until_step)}",
+        )
+
+
 def check_room(progress: Path, phase: ResolvedPhase, sizes: ModelSizes) -> list[str]:
     """Compare what a phase will save with the disk, before the start.
+
+    What make_room may remove counts as free.
 
     Returns:
         A sentence where the disk holds the next checkpoints, but not all that are to be kept.
 
     Raises:
-        PipelineError: it does not hold one beside the one before it.
+        PipelineError: it does not hold one beside the one before it, or less is free than
+            disk_low_threshold.
     """
+    check_low(progress, phase)
     each = forecast(phase, sizes)
     free = shutil.disk_usage(progress).free
-    there = len(saved_steps(progress))
     begun = newest_step(progress, phase.until_step) or phase.start_step
+    there = [step for step in saved_steps(progress) if step <= begun]
+    may_go = removable(progress, begun + 1, phase.keep_every)
+    room = free + sum(freed_bytes(step_folder(progress, step)) for step in may_go)
     to_come = _saves(phase, begun)
-    least = each * max(1, min(2, to_come + there) - there)
+    least = each * (1 if there else min(2, to_come))
     figures = (
         f"phase {phase.phase}: a checkpoint takes {size(each)} (float32 weights and the "
         f"optimizer's tensors of {sizes.trained} trained parameters), and {progress} has "
         f"{size(free)} free"
     )
-    if free < least:
+    if room < least:
         raise PipelineError(
             f"{figures}; {size(least)} are needed, since the one before stays until the new one "
             "is whole",
             hint="free some, train in a folder on a larger disk, or train an adapter (lora)",
         )
-    most = min(there + to_come, phase.keep + _kept_for_good(phase, begun) + 1) - there
+    # Those kept for good stay, whatever is written.
+    kept = phase.keep_every
+    passing = sum(not (kept and step % kept == 0) for step in there)
+    most = min(to_come, most_checkpoints(phase, begun) - passing)
     if free < each * most:
         return [
             f"{figures}; all that are to be kept need {size(each * most)}: lower keep or "
@@ -108,8 +141,19 @@ def check_room(progress: Path, phase: ResolvedPhase, sizes: ModelSizes) -> list[
     return []
 
 
-def make_room(progress: Path, step: int, needed: int) -> list[str]:
+def most_checkpoints(phase: ResolvedPhase, begun: int) -> int:
+    """How many may lie there at once, beside those kept for good up to the step `begun`.
+
+    The newest `keep`, those that `keep_every` keeps, the best by validation, and the one that is
+    being written, since the oldest stays until it is whole.
+    """
+    return phase.keep + _kept_for_good(phase, begun) + (phase.validation is not None) + 1
+
+
+def make_room(progress: Path, step: int, needed: int, keep_every: int | None = None) -> list[str]:
     """Before a save: remove the oldest checkpoints but one, where the new one would not fit else.
+
+    None is removed where that would not be enough.
 
     Returns:
         A sentence for each that was removed.
@@ -117,19 +161,29 @@ def make_room(progress: Path, step: int, needed: int) -> list[str]:
     Raises:
         PipelineError: it does not fit; nothing of it has been written.
     """
-    said = []
-    while shutil.disk_usage(progress).free < needed:
-        dropped = drop_oldest(progress, step)
-        if dropped is None:
-            free = shutil.disk_usage(progress).free
-            raise PipelineError(
-                f"{progress}: {size(free)} free, and the checkpoint of step {step} takes "
-                f"{size(needed)}: training stops before half of it is written",
-                hint=f"free some; the same command goes on {_from(progress, step)}",
+    said: list[str] = []
+    may_go = removable(progress, step, keep_every)
+    free = shutil.disk_usage(progress).free
+    if free + sum(freed_bytes(step_folder(progress, one)) for one in may_go) < needed:
+        may_go = []
+    while free < needed and may_go:
+        oldest = may_go.pop(0)
+        if remove(step_folder(progress, oldest)):
+            said.append(
+                f"{progress}: the disk has no room for one more checkpoint; that of step {oldest} "
+                "is removed before its time"
             )
-        said.append(
-            f"{progress}: the disk has no room for one more checkpoint; that of step {dropped} "
-            "is removed before its time"
+        free = shutil.disk_usage(progress).free
+    if free < needed:
+        raise PipelineError(
+            "; ".join(
+                [
+                    *said,
+                    f"{progress}: {size(free)} free, and the checkpoint of step {step} takes "
+                    f"{size(needed)}: training stops before half of it is written",
+                ]
+            ),
+            hint=f"free some; the same command goes on {_from(progress, step)}",
         )
     return said
 
@@ -176,11 +230,16 @@ class DiskWatch:
 
 
 def _saves(phase: ResolvedPhase, begun: int) -> int:
-    """Checkpoints that are still to be written; with a clock in minutes there may be any number."""
-    if not isinstance(phase.save_every, int):
-        return phase.until_step - begun
-    first, last = begun // phase.save_every, (phase.until_step - 1) // phase.save_every
-    return max(1, last - first + 1)
+    """Checkpoints that are still to be written; with a clock in minutes there may be any number.
+
+    Any validated step may be the best so far, which is saved, too.
+    """
+    each = phase.save_every if isinstance(phase.save_every, int) else 1
+    best = phase.validation["eval_steps"] if phase.validation else None
+    intervals = [one for one in (each, phase.keep_every, best) if one]
+    until = phase.until_step
+    steps = (range(begun - begun % one + one, until, one) for one in intervals)
+    return len({*chain.from_iterable(steps), until})
 
 
 def _kept_for_good(phase: ResolvedPhase, begun: int) -> int:

@@ -16,7 +16,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.optimizers import continues
 from zerotrain.optimizers import slots as slots_of
 from zerotrain.position import EMA, MASTER, TrainingPosition, read_position
-from zerotrain.training.progress_folder import FINGERPRINT, newest_step
+from zerotrain.training.progress_folder import FINGERPRINT, end_step, newest_step
 
 LAUNCH_KEYS = {
     "engine": "engine",
@@ -52,7 +52,7 @@ def check_progress(progress: Path, fingerprint: Mapping[str, Any], phase: Resolv
         f"`zerotrain switch {phase.run} --to {phase.preset}` ends the phase at step {step}, "
         "exports it and goes on from there in a new phase, with nothing lost"
     )
-    if step == phase.until_step:
+    if end_step(progress, phase.until_step, phase.validation) is not None:
         goes_on = (
             "the phase is trained to its end: write its former launch back, and append a phase "
             "with a later end under the new one"

@@ -4,7 +4,7 @@ step-00000300/     a rolling checkpoint, complete once it is there (zerotrain.ch
 fingerprint.json   what its numbers depend on; on a difference the folder is set aside
 damaged-step-*/    one that was found damaged, when an older one was whole
 stop               touch it, and training writes a checkpoint and stops
-best.json          the best validated step so far, which is never removed
+best.json          the best validated step that is saved, which is never removed
 finished.json      the step at which the phase has ended before its `until`, and why
 exit.json          how the last process ended: {"code": 85, "reason": "..."}
 ended.json         exit codes of processes that did not end with 0, by rank; -9: signal 9
@@ -133,19 +133,23 @@ def prune(progress: Path, keep: int, upto: int, keep_every: int | None = None) -
             remove(step_folder(progress, step))
 
 
-def drop_oldest(progress: Path, before: int) -> int | None:
-    """Remove the oldest rolling checkpoint that is neither the newest nor the best nor read.
+def removable(progress: Path, before: int, keep_every: int | None = None) -> list[int]:
+    """Steps before `before` whose checkpoints may go where room is needed, the oldest first:
 
-    Returns:
-        Its step; None where nothing may go.
+    all but the newest, the best, and every step that `keep_every` divides. Where the newest does
+    not look whole, none may.
     """
     steps = [step for step in saved_steps(progress) if step < before]
     if not steps or not _looks_whole(step_folder(progress, steps[-1])):
-        return None
-    for step in steps[:-1]:
-        if step != best_step(progress) and remove(step_folder(progress, step)):
-            return step
-    return None
+        return []
+    best = best_step(progress)
+    return [s for s in steps[:-1] if s != best and not (keep_every and s % keep_every == 0)]
+
+
+def freed_bytes(folder: Path) -> int:
+    """What removing a checkpoint gives back: a file that a published one shares gives nothing."""
+    found = (path.stat() for path in folder.rglob("*") if path.is_file())
+    return sum(one.st_size for one in found if one.st_nlink == 1)
 
 
 def _looks_whole(folder: Path) -> bool:

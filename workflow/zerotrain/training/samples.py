@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from zerotrain.cache import Cache
@@ -25,6 +26,7 @@ from zerotrain.cache.prompts import Prompts
 from zerotrain.decode_samples import FOLDER, decode, undecoded
 from zerotrain.families import ImageFamily
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.supervise import SUPERVISOR
 from zerotrain.training import ranks
 from zerotrain.training.draws import IMAGE_SEEDS, generator
 from zerotrain.training.engine import Engine
@@ -143,14 +145,23 @@ class LatentSampler:
             "columns": str(self._columns),
             "step": str(step),
         }
-        save_file({"latents": latents.contiguous()}, new, metadata=about)
-        new.replace(path)
+        try:
+            save_file({"latents": latents.contiguous()}, new, metadata=about)
+            new.replace(path)
+        except (OSError, SafetensorError) as error:
+            # Images are worth no training; a disk that is full is the next save's to say.
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            self._log.say(f"{path}: not written: {error}; the training goes on")
 
     def _start_decoding(self) -> None:
         if not undecoded(self._folder):
             return
         if self._decode == "inline":
-            decode(self._folder, self._family, self._base, str(self._engine.device))
+            try:
+                decode(self._folder, self._family, self._base, str(self._engine.device))
+            except OSError as error:
+                self._log.say(f"{self._folder}: images not written: {error}; the training goes on")
         elif self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [
@@ -158,5 +169,7 @@ class LatentSampler:
                     *("--family", self._family.name, "--base", str(self._base)),
                 ],
                 stdin=subprocess.DEVNULL,
-                env={k: v for k, v in os.environ.items() if k not in LAUNCHERS},
+                env={k: v for k, v in os.environ.items() if k not in LAUNCHERS}
+                | {SUPERVISOR: str(os.getpid())},
+                start_new_session=True,  # it ends its group with us, which must not be ours
             )

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from zerotrain import artifact
 from zerotrain.artifact import Draft
@@ -37,6 +38,9 @@ from zerotrain.training.optimizer import describe_group
 from zerotrain.training.progress_folder import prune, step_folder
 from zerotrain.training.rank_writer import RankWriter, Written, write_now
 from zerotrain.training.schedule import learning_rate, momentum
+from zerotrain.training.validation_history import note_best
+
+T = TypeVar("T")
 
 
 class Saving:
@@ -150,8 +154,8 @@ class Saving:
             for part in parts:
                 if part.errno is not None:
                     raise not_written(self._progress, step, OSError(part.errno, ""))
-            if self._draft is not None:
-                self._publish(parts)
+            self._first_does(lambda: self._publish(parts))
+            if self._engine.rank == 0:
                 # To give gigabytes back takes a file system a fifth of the time to write them.
                 self._pruning = threading.Thread(target=self._prune, args=(step,), daemon=True)
                 self._pruning.start()
@@ -193,25 +197,30 @@ class Saving:
 
     def _open_draft(self, step: int) -> Path:
         """The folder that all processes write into; the first one makes it."""
-        folder, trouble = None, None
+        return self._first_does(lambda: self._make_draft(step))
+
+    def _first_does(self, act: Callable[[], T]) -> T:
+        """What the first process's act gives, or its failure, in every process."""
+        assert self._position is not None
+        found: T | None = None
+        trouble = None
         if self._engine.rank == 0:
             try:
-                folder = self._make_draft(step)
+                found = act()
             except OSError as error:
-                trouble = not_written(self._progress, step, error)
+                trouble = not_written(self._progress, self._position.step, error)
             except PipelineError as error:
                 trouble = error
         said = (trouble.what, trouble.hint) if trouble else None
-        folder, said = ranks.broadcast((folder, said))
+        found, said = ranks.broadcast((found, said))
         if said is not None:
             raise PipelineError(said[0], hint=said[1])
-        assert folder is not None
-        return folder
+        return found  # type: ignore[return-value]
 
     def _make_draft(self, step: int) -> Path:
         assert self._position is not None
         needed = checkpoint_bytes(self._engine.shapes, self._slots, self._phase.optimizer)
-        for line in make_room(self._progress, step, needed):
+        for line in make_room(self._progress, step, needed, self._phase.keep_every):
             self._log.say(line)
         self._publishing = contextlib.ExitStack()
         target = step_folder(self._progress, step)
@@ -231,16 +240,17 @@ class Saving:
         assert self._draft is not None
         assert self._position is not None
         assert self._publishing is not None
-        try:
-            for part in parts:
-                self._draft.known.update(part.known)
-            spans = [part.spans for part in parts]
-            shapes = self._engine.shapes
-            write_position(self._draft.folder, self._position, shapes, self._slots, spans)
-            publishing, self._publishing = self._publishing, None
-            publishing.close()
-        except OSError as error:
-            raise not_written(self._progress, self._position.step, error) from error
+        for part in parts:
+            self._draft.known.update(part.known)
+        spans = [part.spans for part in parts]
+        shapes = self._engine.shapes
+        write_position(self._draft.folder, self._position, shapes, self._slots, spans)
+        publishing, self._publishing = self._publishing, None
+        publishing.close()
+        if self._phase.validation:
+            # Not before its checkpoint is there: until then the best is one that pruning may spare.
+            saved = step_folder(self._progress, self._position.step)
+            note_best(self._progress, saved, self._phase.validation)
 
     def _drop(self) -> None:
         """Clear what was not published."""

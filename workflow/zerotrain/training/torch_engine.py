@@ -98,7 +98,6 @@ class TorchEngine:
         self.device: torch.device = accelerator.device
         self.rank: int = accelerator.process_index
         self.world_size: int = accelerator.num_processes
-        self.steady = self.device.type in STEADY
         self._phase = phase
         if phase.mixed_precision in AUTOCAST:
             cast = torch.autocast(self.device.type, AUTOCAST[phase.mixed_precision])
@@ -118,6 +117,9 @@ class TorchEngine:
             self.groups,
             [list(f.parameters.values()) if self._whole else [f.weights] for f in self._flats],
         )
+        # What keeps its moments in 8 bits gives copies in float32: one parameter's at a time.
+        packed = any(isinstance(one, Packed) for one in self._optimizers)
+        self.steady = self.device.type in STEADY and not packed
         self._updates = 0
         self._scale = LossScale(phase.fp16) if phase.mixed_precision == "fp16" else None
 

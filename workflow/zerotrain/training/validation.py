@@ -7,7 +7,7 @@ training's generators: the trained numbers are the same with it and without.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -69,16 +69,17 @@ class Validation:
         # What swaps to a disk is not exchanged: each validation would read and write all of it.
         on_disk = "nvme" in (phase.offload_optimizer, phase.offload_param)
         self._average = None if on_disk else average
-        self._note_best()
+        if engine.rank == 0:
+            write_best(progress, history.best(self._settings))
 
     def at(self, step: int) -> Verdict:
         """Validate a step where that is due and has not been done; what follows from it."""
         if self._history.at(step) or not self._due(step):
             return Verdict(ended=self._history.ended(self._settings) is not None)
         found = self._measure(step)
-        self._history.measured.append({"step": step, **found})
+        self._history.note(step, found, self._settings)
         self._log.measured(step, found)
-        best = self._note_best()
+        best = self._history.best(self._settings)
         shown = ", ".join(f"{key} {value:.6g}" for key, value in found.items())
         if best:
             shown += f" (best {best['value']:.6g} at step {best['step']})"
@@ -107,12 +108,6 @@ class Validation:
         if step == self._history.began:
             return bool(self._settings["eval_on_start"])
         return step % self._settings["eval_steps"] == 0 or step == self._phase.until_step
-
-    def _note_best(self) -> dict[str, Any] | None:
-        best = self._history.best(self._settings)
-        if self._engine.rank == 0:
-            write_best(self._progress, best)
-        return best
 
     def _measure(self, step: int) -> dict[str, float]:
         found: dict[str, float] = {}

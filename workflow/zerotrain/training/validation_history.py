@@ -7,6 +7,7 @@ the undisturbed one knew at that step: the best value, and how long nothing was 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ class ValidationHistory:
     began: int
     """The step before whose training the first could be made: a baseline, which is never best."""
     measured: list[dict[str, Any]] = field(default_factory=list)
-    """{"step": n, "val_loss": x, ...} of each validation."""
+    """{"step": n, "max_samples": m, "val_loss": x, ...} of each validation."""
 
     def at(self, step: int) -> bool:
         """Whether a step has been validated."""
@@ -49,7 +50,7 @@ class ValidationHistory:
             settings: ResolvedPhase.validation.
         """
         metric = settings["metric_for_best_model"]
-        found = [(value, step) for step, value in self._values(metric) if value == value]
+        found = [(value, step) for step, value in self._values(settings) if math.isfinite(value)]
         if not found:
             return None
         value, step = min(found)
@@ -59,19 +60,30 @@ class ValidationHistory:
         """Why the phase ends at its newest validation; None where it goes on."""
         patience = settings["early_stopping_patience"]
         metric, worse, lowest = settings["metric_for_best_model"], 0, float("inf")
-        for _, value in self._values(metric):
+        for _, value in self._values(settings):
             worse = 0 if value < lowest - settings["early_stopping_threshold"] else worse + 1
-            lowest = min(lowest, value) if value == value else lowest
+            lowest = min(lowest, value)
         if patience is None or worse < patience:
             return None
         plural = "validation" if worse == 1 else "validations"
         return f"{metric} was no better in {worse} {plural} in a row (best {lowest:.6g})"
 
-    def _values(self, metric: str) -> Iterator[tuple[int, float]]:
-        """Step and value of every validation after the baseline that has the metric."""
+    def note(self, step: int, found: Mapping[str, float], settings: Mapping[str, Any]) -> None:
+        """Add a validation; a value that is no finite number is none in JSON, either."""
+        values = {name: value if math.isfinite(value) else None for name, value in found.items()}
+        self.measured.append({"step": step, "max_samples": settings["max_samples"], **values})
+
+    def _values(self, settings: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
+        """Step and value of every validation after the baseline that has the metric.
+
+        A mean over other samples cannot be compared with these. No finite number is infinity.
+        """
+        metric, most = settings["metric_for_best_model"], settings["max_samples"]
         for one in self.measured:
-            if one["step"] > self.began and metric in one:
-                yield one["step"], one[metric]
+            if one["step"] > self.began and metric in one and one.get("max_samples", most) == most:
+                value = one[metric]
+                finite = value is not None and math.isfinite(value)
+                yield one["step"], value if finite else math.inf
 
     def write(self, folder: Path) -> None:
         """Write it into a checkpoint's records."""
@@ -82,6 +94,13 @@ def read_history(checkpoint: Path) -> ValidationHistory | None:
     """The history in a checkpoint's records, if it has one."""
     path = checkpoint / RECORDS / HISTORY
     return ValidationHistory(**json.loads(path.read_text())) if path.is_file() else None
+
+
+def note_best(progress: Path, checkpoint: Path, settings: Mapping[str, Any]) -> None:
+    """Write best.json as of a checkpoint that is there: of what had been measured by then."""
+    history = read_history(checkpoint)
+    if history is not None:
+        write_best(progress, history.best(settings))
 
 
 def write_best(progress: Path, best: Mapping[str, Any] | None) -> None:
