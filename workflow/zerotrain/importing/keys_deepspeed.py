@@ -45,7 +45,12 @@ DEEPSPEED = by_name(
         section("bf16"),
         honoured("bf16.enabled", "flag", "launch.mixed_precision", False),
         passed("bf16.immediate_grad_update", "flag", False),
-        passed("bf16.check_grad_overflow", "flag", True),
+        left_out(
+            "bf16.check_grad_overflow",
+            "flag",
+            "an update with a gradient that is no finite number would be made",
+            True,
+        ),
         left_out("bf16.bf16_master_weights_and_grads", "flag", MASTERS, False),
         left_out("bf16.bf16_optimizer_states", "flag", MASTERS, False),
         *(no_op(f"bf16.{key}", "number", f"{FP16_ONLY}: bf16 scales no loss") for key in FP16_KEYS),
