@@ -99,13 +99,22 @@ def check_room(progress: Path, phase: ResolvedPhase, sizes: ModelSizes) -> list[
             "is whole",
             hint="free some, train in a folder on a larger disk, or train an adapter (lora)",
         )
-    most = min(there + to_come, phase.keep + _kept_for_good(phase, begun) + 1) - there
+    most = min(there + to_come, most_checkpoints(phase, begun)) - there
     if free < each * most:
         return [
             f"{figures}; all that are to be kept need {size(each * most)}: lower keep or "
             "keep_every, or free some before it is full"
         ]
     return []
+
+
+def most_checkpoints(phase: ResolvedPhase, begun: int) -> int:
+    """How many may lie there at once, beside those kept for good up to the step `begun`.
+
+    The newest `keep`, those that `keep_every` keeps, the best by validation, and the one that is
+    being written, since the oldest stays until it is whole.
+    """
+    return phase.keep + _kept_for_good(phase, begun) + (phase.validation is not None) + 1
 
 
 def make_room(progress: Path, step: int, needed: int) -> list[str]:
