@@ -276,7 +276,11 @@ DEEPSPEED = by_name(
         refused("use_data_before_expert_parallelism", "flag", PARALLEL, False),
         refused("data_efficiency", "block", "samples are drawn by zerotrain's own counter"),
         refused("weight_quantization", "block", QUANTIZED),
-        refused("compile", "block", "the step is not compiled"),
+        refused(
+            "compile",
+            "block",
+            "launch.dynamo_backend compiles the model",
+        ),
         refused("msamp", "block", "fp8 is not supported: bf16, fp16 or no"),
         refused("compression_training", "block", REMOVED),
         refused("amp", "block", REMOVED + ": fp16 or bf16 instead"),
