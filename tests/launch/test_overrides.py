@@ -58,6 +58,8 @@ def test_what_only_moves_memory_may_change_in_a_phase() -> None:
         ({"scheduler": {"type": "WarmupLR"}}, "a key of its own", "set train.lr_scheduler"),
         ({"bf16": {"enabled": True}}, "a key of its own here", "set launch.mixed_precision"),
         ({"bf16": {"loss_scale": 0}}, "would do nothing: a key of the fp16 section", "remove"),
+        ({"bf16": {"check_grad_overflow": False}}, "no finite number would be made", "remove"),
+        ({"zero_optimization": {"compute_grad_norm": False}}, "the log need the norm", "remove"),
         ({"zero_optimization": {"stage": 3}}, "a key of its own here", "set launch.preset"),
         (
             {"zero_optimization": {"offload_param": {"device": "cpu"}}},

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +123,46 @@ def test_what_a_validation_finds_is_a_line_that_curves_leave_out(tmp_path) -> No
     expected = {"phase": "a", "step": 4, "val_loss": 0.5, "val_perplexity": 1.6}
     assert lines(tmp_path)[-1] == expected
     assert [line["step"] for line in read_log(tmp_path / "metrics.jsonl")] == [4]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_null(tmp_path, value) -> None:
+    """JSON has no word for it: every reader of the file can read every line. No tracker has it."""
+    log = opened(tmp_path)
+    sent: list[Any] = []
+    log._trackers = [SimpleNamespace(log=lambda values, step: sent.append(values))]
+    log.measured(4, {"val_loss": value, "val_perplexity": 2.0})
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    [line] = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    found = json.loads(line, parse_constant=refuse)
+    assert found == {"phase": "a", "step": 4, "val_loss": None, "val_perplexity": 2.0}
+    assert sent == [{"val_perplexity": 2.0}]
+
+
+def test_a_failed_device_and_a_failed_tracker_do_not_keep_the_rest_open(tmp_path) -> None:
+    """A fault of a GPU is raised by every later call, also when the times are read at the end: it
+    would hide what failed first. What fails beside it is raised, after all has been closed."""
+    log = opened(tmp_path)
+    steps(log, 1, 2)
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    closed: list[str] = []
+
+    def full() -> None:
+        closed.append("board")
+        raise OSError("full")
+
+    log._time.take = fail
+    log._trackers = [SimpleNamespace(close=full), SimpleNamespace(close=lambda: closed.append("w"))]
+    with pytest.raises(OSError, match="full"):
+        log.close()
+    assert closed == ["board", "w"]
+    assert log._stream.closed
 
 
 def test_records_have_what_all_starts_used_of_time_and_this_one_of_memory(tmp_path) -> None:

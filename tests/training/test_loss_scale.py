@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from typing import Any
 
 import pytest
@@ -104,14 +105,33 @@ def test_a_shorter_window_and_less_hysteresis_bound_what_is_carried():
     assert own.scale == deepspeeds.loss_scale()["scale"] == 1024.0
 
 
-def test_a_scale_is_exhausted_at_its_lowest_alone():
-    """A fixed one never is: its overflows are left out, as DeepSpeed does."""
+def test_a_scale_is_exhausted_at_its_lowest_and_where_it_is_fixed():
+    """An overflow lowers neither: somebody has to be told."""
     lowest = {"scale": 64.0, "good_steps": 0, "hysteresis": 1}
     settings = {**FP16, "min_loss_scale": 64}
     assert exhausted(lowest, settings)
     assert not exhausted({**lowest, "scale": 128.0}, settings)
     assert not exhausted({**lowest, "hysteresis": 2}, settings)
-    assert not exhausted(lowest, {**settings, "loss_scale": 64.0})
+    fixed = {**FP16, "loss_scale": 128.0}
+    assert exhausted(LossScale(fixed).state(), fixed)
+
+
+@pytest.mark.parametrize("preset", ["torch", pytest.param("zero2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_a_fixed_scale_that_is_too_high_is_said(training, preset, action):
+    """Every update would be left out, and no loss shows it: the first ends the training, or with
+    nan_action skip the eleventh in a row."""
+    training.phase(
+        *("a", preset, 20), mixed_precision="fp16", fp16={**FP16, "loss_scale": 2.0**60},
+        nan_action=action,
+    )  # fmt: skip
+    process = training.start("a")
+    process.join(60)
+    said = training.output.read_text()
+    last = {"stop": 1, "skip": 11}[action]
+    assert re.search(f"the gradients' norm of step {last} is (inf|nan); its samples: ", said)
+    assert "lower learning_rate, or a fixed fp16.loss_scale" in said
+    assert said.count("this update is left out (nan_action: skip)") == last - 1
 
 
 def test_the_defaults_are_those_of_the_configuration():

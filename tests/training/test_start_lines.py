@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from tests.training.conftest import tiny_phase
 
 from zerotrain import optimizers
+from zerotrain.machine.host import gib
 from zerotrain.position import EMA, MASTER
 from zerotrain.training.checkpoint_room import checkpoint_bytes
 from zerotrain.training.start_lines import counted, start_lines
@@ -42,6 +43,13 @@ def test_the_lines_say_what_is_trained_on_what_and_what_is_saved(tmp_path) -> No
         f"curves: {tmp_path}/metrics.jsonl, `tensorboard --logdir {tmp_path}/tensorboard`; "
         "time left: after the first steps"
     )
+
+
+def test_those_kept_for_good_and_the_best_are_counted(tmp_path) -> None:
+    """keep_every keeps steps 30, 60 and 90, validation the best one; two and one are as ever."""
+    model = torch.nn.Linear(1023, 1000)
+    said = lines(tmp_path, model, keep_every=30, save_every=30, validation={"eval_steps": 10})
+    assert f"up to {gib(12_288_000 * 7)} of the " in said[3]
 
 
 def test_an_adapter_is_named_as_a_share_of_all(tmp_path) -> None:

@@ -14,13 +14,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from accelerate import tracking
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.training.conftest import tiny_phase
 
-from zerotrain.tracker_names import MODULES, TENSORBOARD, installed
+from zerotrain.tracker_names import TENSORBOARD, installed
 from zerotrain.training import trackers
-from zerotrain.training.trackers import hyperparameters, open_trackers
+from zerotrain.training.tracker_runs import hyperparameters
+from zerotrain.training.trackers import open_trackers
 
 
 class FakeWandb(ModuleType):
@@ -149,12 +149,23 @@ def test_tensorboard_shows_each_step_once_after_a_crash(tmp_path) -> None:
     assert [step for step, _ in board(tmp_path, "train/loss")] == list(range(1, 9))
 
 
-@pytest.mark.parametrize("name", sorted(MODULES.keys() - {TENSORBOARD}))
-@pytest.mark.parametrize("run", [None, "1234"])
-def test_every_tracker_is_accelerates_own(tmp_path, name, run) -> None:
-    """Its class takes what we give it, for a run that begins and one that goes on."""
-    opened, _ = trackers._OPEN[name](phase(name), tmp_path, run)
-    assert isinstance(opened, tracking.LOGGER_TYPE_TO_CLASS[name])
+def test_a_validations_points_are_neither_lost_nor_sent_twice(tmp_path, wandb) -> None:
+    """A step has two sets of points. A start that was killed between them, and one that ended with
+    both, leave the next start to send what is missing and nothing else."""
+    points: list[tuple[int, dict[str, float]]] = [
+        *((0, {"val_loss": 3.0}), (1, {"train/loss": 2.0}), (2, {"train/loss": 1.0})),
+        (2, {"val_loss": 0.5}),
+    ]
+    for first, last in ((0, 1), (0, 3), (1, 3), (2, 4), (3, 4), (0, 4)):
+        said: list[str] = []
+        opened = open_trackers(phase("wandb", TENSORBOARD), tmp_path, points[first][0], said.append)
+        for tracker in opened:
+            for step, values in points[first:last]:
+                tracker.log(values, step)
+            tracker.close()
+        assert said == []
+    assert wandb.points == points
+    assert board(tmp_path, "val_loss") == [(0, 3.0), (2, 0.5)]
 
 
 def test_hyperparameters_are_plain_values() -> None:

@@ -16,6 +16,7 @@ from zerotrain.importing.keys import (
 NODES = "a run on several machines comes with a later version; one machine, any number of GPUs"
 TPU = "only for TPUs, which are not supported"
 ONE_NODE = "says something for several machines only"
+COMPILE = "set launch.dynamo_backend and launch.dynamo_mode, which compile the model"
 OWN_LAUNCH = "zerotrain starts and ends its processes itself"
 
 
@@ -56,8 +57,8 @@ ACCELERATE = by_name(
         refused("commands", "block", TPU),
         refused("tpu_vm", "block", TPU),
         refused("tpu_env", "block", TPU),
-        left_out("dynamo_config", "block", "the step is not compiled by torch.compile"),
-        left_out("dynamo_backend", "text", "the step is not compiled by torch.compile", "no"),
+        left_out("dynamo_config", "block", COMPILE),
+        left_out("dynamo_backend", "text", COMPILE, "no"),
         refused("fp8_config", "block", "fp8 is not supported: bf16, fp16 or no"),
         refused("fsdp_config", "block", "FSDP is not supported: ZeRO stage 3 shards the same"),
         refused("megatron_lm_config", "block", "Megatron-LM is not supported"),

@@ -70,7 +70,7 @@ DIFFUSERS = by_name(
         left_out(
             "use_8bit_adam",
             "flag",
-            "moments stay fp32; train.optimizer: adamw8bit has 8 bits",
+            "set train.optimizer: adamw8bit",
             False,
         ),
         honoured("adam_beta1", "number", "train.adam_beta1", 0.9),

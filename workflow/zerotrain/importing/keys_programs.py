@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerotrain.importing.keys import Kind, by_name, honoured, left_out, no_op, refused, section
 
-EVALUATION = "evaluation is a stage of its own after each phase (evaluate:)"
+EVALUATION = "evaluate: measures after each phase, and validation: while it trains; set those"
 TRACKERS = "TensorBoard's files lie with the progress of each phase"
 OWN_LAYOUT = "results lie under results/<run>/<phase>"
 HUB = "exported weights are published by `zerotrain publish`"
@@ -56,7 +56,12 @@ TRAINER = by_name(
         honoured("ddp_timeout", "whole", "launch.ddp_timeout"),
         no_op("remove_unused_columns", "flag", "the data source names its columns"),
         honoured("tf32", "flag", "launch.allow_tf32", False),
-        left_out("torch_compile", "flag", "the step is not compiled", False),
+        left_out(
+            "torch_compile",
+            "flag",
+            "launch.dynamo_backend: inductor compiles the model",
+            False,
+        ),
         left_out("group_by_length", "flag", "samples are drawn by zerotrain's own counter", False),
         left_out("push_to_hub", "flag", HUB, False),
         refused("fsdp", "text", "FSDP is not supported: ZeRO stage 3 shards the same"),

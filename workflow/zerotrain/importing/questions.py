@@ -17,8 +17,9 @@ from zerotrain.launch.preset import read_preset
 from zerotrain.scalar import scalar
 
 NOT_ASKED = (
-    "not asked, as nothing here depends on it: SageMaker, several machines, CPU only, torch "
-    "dynamo, FSDP, Megatron-LM, TPU, mixture of experts, 16-bit saving (export_weights does it)"
+    "not asked, as nothing here depends on it: SageMaker, several machines, CPU only, FSDP, "
+    "Megatron-LM, TPU, mixture of experts, 16-bit saving (export_weights does it); torch dynamo is "
+    "launch.dynamo_backend"
 )
 PRECISIONS = ("no", "fp16", "bf16")
 

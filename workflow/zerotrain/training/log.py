@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -225,12 +226,12 @@ class TrainingLog:
         self._track(step, values)
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
-        line = {"phase": self._phase.phase, "step": step, **values}
+        line = {"phase": self._phase.phase, "step": step, **_finite(values)}
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()
 
     def _track(self, step: int, values: Mapping[str, float | None]) -> None:
-        known = {key: value for key, value in values.items() if value is not None}
+        known = {key: value for key, value in _finite(values).items() if value is not None}
         for tracker in self._trackers:
             tracker.log(known, step)
 
@@ -270,13 +271,18 @@ class TrainingLog:
 
     def close(self) -> None:
         """Say what the training has used; finish the bar, the files and the trackers."""
-        self._take_times()
-        self._display.close()
+        with ExitStack() as rest:
+            for tracker in reversed(self._trackers):
+                rest.callback(tracker.close)
+            rest.callback(self._stream.close)
+            rest.callback(self._say_summary)
+            rest.callback(self._display.close)
+            with suppress(RuntimeError):  # a device that has failed fails again when it is asked
+                self._take_times()
+
+    def _say_summary(self) -> None:
         for line in self._summary():
             self.say(f"{self._phase.phase}: {line}")
-        self._stream.close()
-        for tracker in self._trackers:
-            tracker.close()
 
     def _summary(self) -> list[str]:
         steps, whole = self._last_step - self._first_step, sum(self._spent.values())
@@ -286,3 +292,11 @@ class TrainingLog:
         split = ", ".join(f"{part} {share / whole:.0%}" for part, share in shares if share)
         took = f"{steps} steps in {clock(time.monotonic() - self._began)}: {split}"
         return [took, *(memory_lines(self._uses, "training") if self._uses else [])]
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, None in the place of one that JSON has no word for."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }

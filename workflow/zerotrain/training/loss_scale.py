@@ -68,6 +68,7 @@ def fitted(found: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, A
 
 
 def exhausted(state: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether a further overflow could lower the scale no more: the training has gone wrong."""
+    """Whether an overflow lowers the scale no more: it is fixed, or at its lowest. The training has
+    gone wrong then, or the fixed scale is too high."""
     lowest = bool(state["scale"] <= settings["min_loss_scale"])
-    return settings["loss_scale"] == 0 and lowest and state["hysteresis"] == 1
+    return bool(settings["loss_scale"]) or (lowest and state["hysteresis"] == 1)

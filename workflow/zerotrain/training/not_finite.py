@@ -19,8 +19,9 @@ MOST_IN_A_ROW = 10
 NAMED = 8
 """Samples that a sentence names."""
 HINT = (
-    "look at these samples; lower learning_rate, or set max_grad_norm; nan_action: skip leaves "
-    "such an update out; training goes on from the newest checkpoint before it"
+    "look at these samples; lower learning_rate, or a fixed fp16.loss_scale, or set max_grad_norm; "
+    "nan_action: skip leaves such an update out; training goes on from the newest checkpoint "
+    "before it"
 )
 
 Losses = list[tuple[int, torch.Tensor]]
@@ -67,8 +68,8 @@ class LeftOut:
         if self._in_a_row > MOST_IN_A_ROW:
             raise PipelineError(
                 f"{text}; the {MOST_IN_A_ROW} updates before it were left out, too",
-                hint="the training has diverged: lower learning_rate, or set max_grad_norm, and go "
-                "on from a checkpoint before it",
+                hint="the training has diverged: lower learning_rate, or a fixed fp16.loss_scale, "
+                "or set max_grad_norm, and go on from a checkpoint before it",
             )
         self._log.say(f"{text}; this update is left out (nan_action: skip)")
 

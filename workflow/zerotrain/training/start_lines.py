@@ -14,7 +14,7 @@ from zerotrain.machine.host import gib
 from zerotrain.position import EMA, MASTER
 from zerotrain.tracker_names import TENSORBOARD, chosen
 from zerotrain.training import progress_folder
-from zerotrain.training.checkpoint_room import checkpoint_bytes
+from zerotrain.training.checkpoint_room import checkpoint_bytes, most_checkpoints
 from zerotrain.training.engine import Engine
 
 
@@ -35,7 +35,7 @@ def start_lines(
         f"global batch {phase.global_batch_size}{_batch(phase)}",
         _parameters(model, engine),
         _samples(phase, step),
-        _disk(engine, phase, progress),
+        _disk(engine, phase, step, progress),
         *_memory(phase),
         _curves(phase, progress),
     ]
@@ -69,12 +69,11 @@ def _samples(phase: ResolvedPhase, step: int) -> str:
     return f"{rows:,} samples: {epochs:.3g} epochs of {phase.epoch_size:,}"
 
 
-def _disk(engine: Engine, phase: ResolvedPhase, progress: Path) -> str:
+def _disk(engine: Engine, phase: ResolvedPhase, step: int, progress: Path) -> str:
     slots = [MASTER, *optimizers.slots(phase.optimizer, phase.optimizer_args)]
     slots += [EMA] if phase.use_ema else []
     one = checkpoint_bytes(engine.shapes, slots, phase.optimizer)
-    # Until the newest one is complete, the oldest stays.
-    most = (phase.keep + 1) * one
+    most = most_checkpoints(phase, step) * one
     steps = " steps" if isinstance(phase.save_every, int) else ""
     return (
         f"saves {gib(one)} every {phase.save_every}{steps} and keeps {phase.keep}: up to "

@@ -21,6 +21,7 @@ from zerotrain.machine.device import device_type
 from zerotrain.position import MASTER
 from zerotrain.state import ReadTensor
 from zerotrain.trained import trained_parameters
+from zerotrain.training.ddp_buckets import fix_buckets
 from zerotrain.training.engine import STEADY, describe_phase
 from zerotrain.training.loss_scale import LossScale
 from zerotrain.training.optimizer import (
@@ -111,6 +112,7 @@ class TorchEngine:
         if self.world_size > 1:
             # Placed by accelerate, the parameters would leave the flat tensors.
             self.model = accelerator.prepare_model(model, device_placement=False)
+            fix_buckets(self.model)
         self._whole = optimizers.find(phase.optimizer)[0].whole
         self._optimizers = open_optimizers(
             phase,

@@ -9,29 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import queue
-import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-from accelerate import tracking
-
-from zerotrain.launch.resolved import ResolvedPhase, explained
+from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.tracker_names import TENSORBOARD, chosen
+from zerotrain.training.tracker_runs import OPEN, RUN, hyperparameters
 
 MOST_WAITING = 10_000
 """Points that wait for a slow tracker; later ones are left out."""
 SECONDS_TO_FINISH = 30.0
 """A tracker may take so long at the end to send what waits."""
-DEFAULT_PROJECT = "zerotrain"
-Opened: TypeAlias = tuple[Any, str | None]
-"""One of accelerate's trackers, and what identifies its run; None before it has chosen that."""
-
-# accelerate's own logger asks for a state of accelerate's, which DeepSpeed's engine opens none of.
-tracking.logger = logging.getLogger(tracking.__name__)
 
 
 class Tracker(Protocol):
@@ -66,8 +57,44 @@ def open_trackers(
     ]
 
 
+class Known:
+    """The last step of which a tracker has points, and their names.
+
+    A step has several points: those of its training, and after them those of its validation.
+    """
+
+    def __init__(self, step: int, names: Iterable[str] = ()) -> None:
+        self._step, self._names = step, set(names)
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> Known:
+        """From what `state` gave, if anything."""
+        return cls(int(state.get("step", -1)), state.get("names", ()))
+
+    def new(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Those of the values that the tracker has not got."""
+        if step < self._step:
+            return {}
+        had = self._names if step == self._step else ()
+        return {name: value for name, value in values.items() if name not in had}
+
+    def add(self, step: int, names: Iterable[str]) -> None:
+        """Note points that it has got."""
+        if step > self._step:
+            self._step, self._names = step, set()
+        self._names.update(names)
+
+    def state(self) -> dict[str, Any]:
+        """The step and the names, for a file."""
+        return {"step": self._step, "names": sorted(self._names)}
+
+
 class TensorBoard:
-    """Files for TensorBoard. What a killed process wrote beyond its checkpoint is purged."""
+    """Files for TensorBoard. What a killed process wrote beyond its checkpoint is purged.
+
+    A start may validate at the very step that it starts from, and so may the next start from there:
+    progress/tracker-tensorboard.json has the names that each start wrote of its own first step.
+    """
 
     def __init__(self, phase: ResolvedPhase, progress: Path, step: int) -> None:
         # It takes a while to import, and not every training wants it.
@@ -75,14 +102,23 @@ class TensorBoard:
 
         folder = progress / TENSORBOARD
         begins = not folder.is_dir()
+        self._first, self._kept = step, progress / f"tracker-{TENSORBOARD}.json"
+        before = {} if begins else _read(self._kept)
+        self._firsts = {first: names for first, names in before.items() if int(first) <= step}
         self._board = SummaryWriter(str(folder), purge_step=step + 1)
         if begins:
             rows = "".join(f"| {name} | {value} |\n" for name, value in hyperparameters(phase))
             self._board.add_text("hyperparameters", f"| key | value |\n|---|---|\n{rows}", step)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        for name, value in values.items():
+        had = self._firsts.get(str(step), []) if step == self._first else []
+        new = {name: value for name, value in values.items() if name not in had}
+        for name, value in new.items():
             self._board.add_scalar(name, value, step)
+        if step == self._first and new:
+            self.flush()  # what the file names must be there
+            self._firsts[str(step)] = [*had, *new]
+            _write(self._kept, self._firsts)
 
     def flush(self) -> None:
         self._board.flush()
@@ -94,8 +130,9 @@ class TensorBoard:
 class Remote:
     """One of accelerate's trackers in a thread.
 
-    Its run and the last step that it was given are in progress/tracker-<name>.json. A training that
-    goes on from a checkpoint makes some steps again, to the same bits: they are not sent twice.
+    Its run, the last step that it was given and the names of that step's points are in
+    progress/tracker-<name>.json. A training that goes on from a checkpoint makes some steps again,
+    to the same bits: their points are not sent twice.
     """
 
     def __init__(
@@ -129,18 +166,20 @@ class Remote:
 
     def _work(self) -> None:
         try:
-            run, tracker, last = self._start()
+            run, tracker, known = self._start()
         except Exception as error:
             self._open = False
             self._once(f"could not be started: {_brief(error)}")
             return
         while (item := self._waiting.get()) is not None:
             step, values = item
-            if step <= last:
+            new = known.new(step, values)
+            if not new:
                 continue
             try:
-                tracker.log(values, step=step)
-                self._keep(run, step)
+                tracker.log(new, step=step)
+                known.add(step, new)
+                self._keep(run, known)
             except Exception as error:
                 self._once(f"has failed at step {step}: {_brief(error)}")
         try:
@@ -148,25 +187,21 @@ class Remote:
         except Exception as error:
             self._once(f"could not be finished: {_brief(error)}")
 
-    def _start(self) -> tuple[str, Any, int]:
-        """The run's name for the tracker, the tracker, and the last step that it knows."""
-        kept: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError):
-            kept = json.loads(self._kept.read_text())
-        tracker, run = _OPEN[self._name](self._phase, self._progress, kept.get("run"))
+    def _start(self) -> tuple[str, Any, Known]:
+        """The run's name for the tracker, the tracker, and what it has of the run so far."""
+        kept = _read(self._kept)
+        tracker, run = OPEN[self._name](self._phase, self._progress, kept.get("run"))
         tracker.main_process_only = False  # it is opened on the first process alone
         tracker.start()
         if not kept:
             tracker.store_init_configuration(dict(hyperparameters(self._phase)))
-        run = run or _RUN[self._name](tracker.tracker)
-        last = int(kept.get("step", -1))
-        self._keep(run, last)
-        return run, tracker, last
+        run = run or RUN[self._name](tracker.tracker)
+        known = Known.read(kept)
+        self._keep(run, known)
+        return run, tracker, known
 
-    def _keep(self, run: str, step: int) -> None:
-        new = self._kept.with_suffix(".new")
-        new.write_text(json.dumps({"run": run, "step": step}) + "\n")
-        new.replace(self._kept)
+    def _keep(self, run: str, known: Known) -> None:
+        _write(self._kept, {"run": run, **known.state()})
 
     def _once(self, what: str) -> None:
         kind = what.split(":")[0].split(" at ")[0]
@@ -178,81 +213,17 @@ class Remote:
             )
 
 
-def hyperparameters(phase: ResolvedPhase) -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of the resolved phase, as every tracker takes them."""
-    for name, value, *_ in explained(phase):
-        plain = isinstance(value, bool | int | float | str) or value is None
-        yield name, value if plain else json.dumps(value)
+def _read(kept: Path) -> dict[str, Any]:
+    """What is remembered; nothing where that cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(kept.read_text()))
+    return {}
 
 
-def _project(phase: ResolvedPhase) -> str:
-    return phase.tracker_project_name or DEFAULT_PROJECT
-
-
-def _title(phase: ResolvedPhase) -> str:
-    return phase.tracker_run_name or f"{phase.run}-{phase.phase}"
-
-
-def _wandb(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
-    run = run or secrets.token_hex(8)
-    own = {"name": _title(phase), "group": phase.run, "dir": str(progress)}
-    return tracking.WandBTracker(_project(phase), id=run, resume="allow", **own), run
-
-
-def _mlflow(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
-    return tracking.MLflowTracker(_project(phase), run_id=run, run_name=_title(phase)), run
-
-
-def _swanlab(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
-    run = run or secrets.token_hex(11)[:21]
-    own = {"name": _title(phase), "group": phase.run, "log_dir": str(progress / "swanlab")}
-    return tracking.SwanLabTracker(_project(phase), id=run, resume="allow", **own), run
-
-
-def _comet_ml(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
-    run = run or secrets.token_hex(16)
-    return tracking.CometMLTracker(_project(phase), experiment_key=run), run
-
-
-def _aim(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
-    own = {"experiment": _project(phase), "run_hash": run}
-    return tracking.AimTracker(_title(phase), logging_dir=str(progress), **own), run
-
-
-def _clearml(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
-    own = {"project_name": _project(phase), "task_name": _title(phase)}
-    goes_on = {"continue_last_task": run or False, "reuse_last_task_id": False}
-    return tracking.ClearMLTracker(_title(phase), **own, **goes_on), run
-
-
-def _dvclive(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
-    folder = str(progress / "dvclive")
-    goes_on = run is not None
-    return tracking.DVCLiveTracker(dir=folder, resume=goes_on, save_dvc_exp=False), folder
-
-
-def _trackio(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
-    run = run or f"{_title(phase)}-{secrets.token_hex(3)}"
-    own = {"name": run, "group": phase.run, "resume": "allow"}
-    return tracking.TrackioTracker(_project(phase), **own), run
-
-
-_OPEN: dict[str, Callable[[ResolvedPhase, Path, str | None], Opened]] = {
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-    "swanlab": _swanlab,
-    "comet_ml": _comet_ml,
-    "aim": _aim,
-    "clearml": _clearml,
-    "dvclive": _dvclive,
-    "trackio": _trackio,
-}
-_RUN: dict[str, Callable[[Any], str]] = {
-    "mlflow": lambda run: str(run.info.run_id),
-    "aim": lambda run: str(run.hash),
-    "clearml": lambda task: str(task.id),
-}
-"""What identifies a run, where the tracker chooses it."""
+def _write(kept: Path, state: Mapping[str, Any]) -> None:
+    new = kept.with_suffix(".new")
+    new.write_text(json.dumps(state) + "\n")
+    new.replace(kept)
 
 
 def _brief(error: Exception) -> str:
