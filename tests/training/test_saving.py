@@ -384,12 +384,11 @@ def test_the_forecast_counts_what_stays(tmp_path: Path, disk) -> None:
 
 def test_a_disk_that_is_low_already_is_refused(tmp_path: Path, disk) -> None:
     """Each start would train one step and write a whole checkpoint more onto it."""
-    sizes = ModelSizes(2, 2, 1, "", 1, 1)
     low = phase(optimizer="adamw", save_every=10, disk_low_threshold=100)
-    assert checkpoint_room.check_room(tmp_path, low, sizes) == []
+    checkpoint_room.check_low(tmp_path, low)
     disk.bytes = 99
     with pytest.raises(PipelineError, match="less than disk_low_threshold") as caught:
-        checkpoint_room.check_room(tmp_path, low, sizes)
+        checkpoint_room.check_low(tmp_path, low)
     assert "the same command goes on from the phase's start" in caught.value.hint
 
 

@@ -109,7 +109,6 @@ def check_room(progress: Path, phase: ResolvedPhase, sizes: ModelSizes) -> list[
         PipelineError: it does not hold one beside the one before it, or less is free than
             disk_low_threshold.
     """
-    check_low(progress, phase)
     each = forecast(phase, sizes)
     free = shutil.disk_usage(progress).free
     begun = newest_step(progress, phase.until_step) or phase.start_step

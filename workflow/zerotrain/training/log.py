@@ -25,6 +25,8 @@ from zerotrain.training.progress_folder import LOG, PENDING, RESOURCES
 from zerotrain.training.step_time import PARTS, StepTime
 from zerotrain.training.trackers import open_trackers
 
+LEAST_SHARE = 0.005
+"""A part of a step that is told at the end."""
 LARGEST_EXPONENT = 700.0
 """exp of more is no number that a file could hold."""
 
@@ -289,7 +291,8 @@ class TrainingLog:
         if not steps or not whole:
             return []
         shares = sorted(self._spent.items(), key=lambda item: -item[1])
-        split = ", ".join(f"{part} {share / whole:.0%}" for part, share in shares if share)
+        told = [(part, share / whole) for part, share in shares if share / whole >= LEAST_SHARE]
+        split = ", ".join(f"{part} {share:.0%}" for part, share in told)
         took = f"{steps} steps in {clock(time.monotonic() - self._began)}: {split}"
         return [took, *(memory_lines(self._uses, "training") if self._uses else [])]
 

@@ -69,6 +69,7 @@ def check_room(phase: ResolvedPhase, base: Artifact, progress: Path) -> None:
     Raises:
         PipelineError: there is too little room for them.
     """
+    checkpoint_room.check_low(progress, phase)
     if phase.peft is not None:
         return  # counting what peft adds takes torch and seconds, and such adapters are small
     sizes = read_sizes(
