@@ -334,7 +334,7 @@ def test_resume_with_other_numbers_sets_progress_aside(training, phase):
     command.wait_for(lambda: len(command.processes()) > 2, "the launcher")
     for _ in range(2):
         running.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
+        time.sleep(SAME_SECONDS + 0.1)
     code, said = command.end(running)
     assert code == KILLED
     (stale,) = command.progress.parent.glob("progress.stale-*")
