@@ -26,15 +26,16 @@ def filled(size: int) -> bytearray:
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a part of a process is Linux's")
 def test_a_peak_between_begin_and_end_is_seen() -> None:
     """64 MiB that were taken and given back are in the peak and not in the end, nothing looked on
-    meanwhile; 16 MiB that are kept are in the end."""
+    meanwhile; 40 MiB that are kept are in the end. The heap of a large process may have room for
+    what is below 32 MiB (mallopt(3), M_MMAP_THRESHOLD)."""
     watch = MemoryWatch()
     passing = filled(64 * MIB)
     del passing
-    kept = filled(16 * MIB)
+    kept = filled(40 * MIB)
     use = watch.use()["host"]
     assert 60 * MIB < use.peak - use.begin < 80 * MIB
-    assert 14 * MIB < use.end - use.begin < 24 * MIB
-    assert len(kept) == 16 * MIB
+    assert 38 * MIB < use.end - use.begin < 48 * MIB
+    assert len(kept) == 40 * MIB
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a part of a process is Linux's")
