@@ -6,16 +6,14 @@ import mmap
 
 import torch
 
-HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 ALIGNED_BYTES = 64
 
 
 class Staging:
     """A stretch of memory that is filled once, tensor after tensor.
 
-    Finding pages of 4 KiB for a copy takes four times as long as copying into them; pages of 2 MiB
-    (madvise(2), MADV_HUGEPAGE) cost a third of the copy. The memory goes back to the system with
-    the last tensor that lies in it.
+    It goes back to the system with the last tensor that lies in it. Pages of 2 MiB (madvise(2)) are
+    not asked for: where memory is fragmented, making them holds a copy up for longer than it takes.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -23,8 +21,6 @@ class Staging:
         self._left = self._size = nbytes
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._memory = mmap.mmap(-1, max(nbytes, 1), flags=private)
-        if HUGE_PAGES is not None:
-            self._memory.madvise(HUGE_PAGES)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A copy of a tensor on any device, in its shape and type; None where no room is left."""
