@@ -114,37 +114,65 @@ def make_inputs(folder: Path, channels: Sequence[int], samples: int = SAMPLES) -
         write_index(draft.folder, index)
 
 
-def write_launch(folder: Path, case: str, base: Path) -> None:
-    """Publish the launch files of a case, fitted to the base model."""
-    from zerotrain import artifact
+def measured_phase(preset_name: str, sizes: Any, until: int, **values: Any) -> Any:
+    """A phase under a preset, its launch files fitted to a model's sizes: one process, float32, one
+    sample a step, or what `values` say instead."""
     from zerotrain.config import LaunchConfig
     from zerotrain.launch.derive import with_files
-    from zerotrain.launch.files import write_launch_files
     from zerotrain.launch.preset import read_preset
     from zerotrain.launch.resolved import ResolvedPhase
-    from zerotrain.launch.run_yaml import write_run_yaml
-    from zerotrain.model_sizes import read_sizes
 
-    name, precision, *count = case.removesuffix(":init").split(":")
-    world = int(count[0]) if count else 1
-    preset = read_preset(Path(f"config/launch/{name}.yaml"))
-    phase = ResolvedPhase(
-        run="memory", phase="measured", family="sdxl", seed=7, preset=name, engine=preset.engine,
-        zero_stage=preset.zero_stage, offload_optimizer=preset.offload_optimizer,
-        offload_param=preset.offload_param, num_processes=world, num_cpu_threads_per_process=1,
-        mixed_precision=precision, start_step=0, until_step=STEPS, epoch_size=SAMPLES,
-        zero3_init=case.endswith(":init"), resolution=SIDE * 8, global_batch_size=world,
+    preset = read_preset(Path(f"config/launch/{preset_name}.yaml"))
+    usual: dict[str, Any] = dict(
+        run="benchmark", phase="measured", family="sdxl", seed=7, preset=preset_name,
+        engine=preset.engine, zero_stage=preset.zero_stage,
+        offload_optimizer=preset.offload_optimizer, offload_param=preset.offload_param,
+        num_processes=1, num_cpu_threads_per_process=1, mixed_precision="no", start_step=0,
+        until_step=until, epoch_size=SAMPLES, resolution=SIDE * 8, global_batch_size=1,
         micro_batch_size=1, gradient_accumulation_steps=1, gradient_checkpointing=False,
         optimizer="adamw", learning_rate=1e-5, lr_scheduler="constant", lr_warmup_steps=0,
-        lr_scheduler_steps=STEPS, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8,
+        lr_scheduler_steps=until, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8,
         adam_weight_decay=0.01, max_grad_norm=1.0, caption_dropout_probability=0.0,
-        save_every=STEPS, keep=2, log_every=1,
+        save_every=until, keep=2, log_every=1,
     )  # fmt: skip
-    sizes = read_sizes(artifact.read(base, "base"), "sdxl", None, ())
-    phase = with_files(phase, LaunchConfig(), sizes)
+    return with_files(ResolvedPhase(**{**usual, **values}), LaunchConfig(), sizes)
+
+
+def publish_launch(folder: Path, phase: Any) -> None:
+    """Publish a phase's launch files."""
+    from zerotrain import artifact
+    from zerotrain.launch.files import write_launch_files
+    from zerotrain.launch.run_yaml import write_run_yaml
+
     with artifact.publish(folder, "launch") as draft:
         write_run_yaml(phase, draft.folder / "run.yaml")
         write_launch_files(phase, draft.folder, folder)
+
+
+def unet_sizes(base: Path) -> Any:
+    """Sizes of a base model that make_inputs made."""
+    from zerotrain import artifact
+    from zerotrain.model_sizes import read_sizes
+
+    return read_sizes(artifact.read(base, "base"), "sdxl", None, ())
+
+
+def write_launch(folder: Path, case: str, base: Path) -> None:
+    """Publish the launch files of a case, fitted to the base model."""
+    name, precision, *count = case.removesuffix(":init").split(":")
+    world = int(count[0]) if count else 1
+    publish_launch(
+        folder,
+        measured_phase(
+            name,
+            unet_sizes(base),
+            STEPS,
+            num_processes=world,
+            global_batch_size=world,
+            mixed_precision=precision,
+            zero3_init=case.endswith(":init"),
+        ),
+    )
 
 
 class Watch:

@@ -32,6 +32,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from memory import measured_phase
+
 from zerotrain import compiled_ops
 
 CASES = ("torch", "zero2_offload", "zero3")
@@ -140,27 +142,11 @@ def measure(case: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
 
 def write_launch(folder: Path, case: str, model: Any) -> Any:
     """Write the launch files of a preset, fitted to the model; the phase."""
-    from zerotrain.config import LaunchConfig
-    from zerotrain.launch.derive import with_files
     from zerotrain.launch.files import write_launch_files
-    from zerotrain.launch.preset import read_preset
-    from zerotrain.launch.resolved import ResolvedPhase
     from zerotrain.model_sizes import model_sizes
 
-    preset = read_preset(Path(f"config/launch/{case}.yaml"))
-    phase = ResolvedPhase(
-        run="save", phase="measured", family="sdxl", seed=7, preset=case, engine=preset.engine,
-        zero_stage=preset.zero_stage, offload_optimizer=preset.offload_optimizer,
-        offload_param=preset.offload_param, num_processes=1, num_cpu_threads_per_process=1,
-        mixed_precision="no", start_step=0, until_step=10**6, epoch_size=1, resolution=64,
-        global_batch_size=1, micro_batch_size=1, gradient_accumulation_steps=1,
-        gradient_checkpointing=False, optimizer="adamw", learning_rate=1e-9,
-        lr_scheduler="constant", lr_warmup_steps=0, lr_scheduler_steps=10**6, adam_beta1=0.9,
-        adam_beta2=0.999, adam_epsilon=1e-8, adam_weight_decay=0.0, max_grad_norm=1.0,
-        save_every=10**6, keep=1, log_every=1,
-    )  # fmt: skip
     sizes = model_sizes({name: list(p.shape) for name, p in model.named_parameters()})
-    phase = with_files(phase, LaunchConfig(), sizes)
+    phase = measured_phase(case, sizes, 10**6, learning_rate=1e-9, adam_weight_decay=0.0, keep=1)
     write_launch_files(phase, folder, folder)
     return phase
 

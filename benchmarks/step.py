@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from memory import SIDE, make_inputs
+from memory import SIDE, make_inputs, measured_phase, publish_launch, unet_sizes
 
 from zerotrain import compiled_ops
 from zerotrain.supervise import SUPERVISOR
@@ -53,34 +53,20 @@ WARM_UP = 2
 def write_launch(
     folder: Path, preset_name: str, base: Path, until: int, log_every: int = 10
 ) -> Any:
-    """Publish the launch files of one process in float32."""
-    from zerotrain import artifact
-    from zerotrain.config import LaunchConfig
-    from zerotrain.launch.derive import with_files
-    from zerotrain.launch.files import write_launch_files
-    from zerotrain.launch.preset import read_preset
-    from zerotrain.launch.resolved import ResolvedPhase
-    from zerotrain.launch.run_yaml import write_run_yaml
-    from zerotrain.model_sizes import read_sizes
-
-    preset = read_preset(Path(f"config/launch/{preset_name}.yaml"))
-    phase = ResolvedPhase(
-        run="step", phase="measured", family="sdxl", seed=7, preset=preset_name,
-        engine=preset.engine, zero_stage=preset.zero_stage,
-        offload_optimizer=preset.offload_optimizer, offload_param=preset.offload_param,
-        num_processes=1, num_cpu_threads_per_process=1, mixed_precision="no", start_step=0,
-        until_step=until, epoch_size=SAMPLES, resolution=SIDE * 8, global_batch_size=BATCH,
-        micro_batch_size=BATCH, gradient_accumulation_steps=1, gradient_checkpointing=False,
-        optimizer="adamw", learning_rate=RATE, lr_scheduler="constant", lr_warmup_steps=0,
-        lr_scheduler_steps=until, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8,
-        adam_weight_decay=WEIGHT_DECAY, max_grad_norm=CLIP, caption_dropout_probability=0.0,
-        save_every=until, keep=2, log_every=log_every,
-    )  # fmt: skip
-    sizes = read_sizes(artifact.read(base, "base"), "sdxl", None, ())
-    phase = with_files(phase, LaunchConfig(), sizes)
-    with artifact.publish(folder, "launch") as draft:
-        write_run_yaml(phase, draft.folder / "run.yaml")
-        write_launch_files(phase, draft.folder, folder)
+    """Publish the launch files of one process in float32; the phase."""
+    phase = measured_phase(
+        preset_name,
+        unet_sizes(base),
+        until,
+        epoch_size=SAMPLES,
+        global_batch_size=BATCH,
+        micro_batch_size=BATCH,
+        learning_rate=RATE,
+        adam_weight_decay=WEIGHT_DECAY,
+        max_grad_norm=CLIP,
+        log_every=log_every,
+    )
+    publish_launch(folder, phase)
     return phase
 
 
