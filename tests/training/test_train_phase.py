@@ -77,7 +77,8 @@ class Command:
         deadline = time.monotonic() + 90
         while not reached():
             assert time.monotonic() < deadline, f"not reached: {what}"
-            assert self._running[-1].poll() is None, f"ended before: {what}"
+            going = any(process.poll() is None for process in self._running)
+            assert going, f"ended before: {what}"
             time.sleep(0.01)
 
     def wait_for_save(self) -> None:
@@ -151,7 +152,7 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
     weights of an undisturbed run."""
     command = phase("stopped", preset)
     running = command.start()
-    command.wait_for_step(5)
+    command.wait_for(lambda: lock.holder_of(command.progress), "the lock")
 
     code, said = command.run()
     assert code == EXIT_USER_ERROR
@@ -162,6 +163,7 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
     assert "Traceback" not in said
     assert running.poll() is None
 
+    command.wait_for_step(5)
     running.send_signal(signal.SIGTERM)
     code, said = command.end(running)
     assert code == EXIT_UNFINISHED, said
