@@ -120,7 +120,8 @@ def test_number_like_text_is_a_number(text: str, number: float) -> None:
 @pytest.mark.parametrize("text", ["1e3", "1000", 1000.0, "1000.0"])
 def test_number_like_text_is_a_whole_number(text: str | float) -> None:
     """Whole numbers too, and only where they are whole."""
-    assert parse(train={"save_every": text}).train.save_every == 1000
+    long = [{"name": "plain", "until": 1000}]
+    assert parse(train={"save_every": text}, phases=long).train.save_every == 1000
     assert "train.save_every" in refusal(train={"save_every": "1000.5"})
 
 
@@ -198,6 +199,10 @@ def test_phase_inherits_and_changes_training_values() -> None:
         ({"phases": "plain"}, "phases: "),
         ({"phases": ["plain"]}, "phases.0: "),
         ({"run": "data"}, "'data' is the folder of the datasets"),
+        (
+            {"train": {"save_every": 11}, "phases": [{"name": "a", "until": 10}]},
+            "phase a: save_every 11, but the run ends at step 10: nothing would be saved",
+        ),
         ({"train": {"ema_decay": 0.99}}, "ema_decay says how a moving average is kept"),
         ({"validation": {}}, "phase plain: validation measures held-out samples"),
         (

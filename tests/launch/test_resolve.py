@@ -262,10 +262,11 @@ def test_numbers_do_not_follow_until() -> None:
 
 
 def test_an_interval_that_no_step_reaches_is_refused() -> None:
-    """The value and the key are named, and the last step; a time, the default, and the last step
-    itself are not refused."""
+    """Of an end in samples, whose step is known here; the value and the key are named, and the last
+    step; a time, the default, and the last step itself are not refused."""
+    batch = {"global_batch_size": 2}
     with pytest.raises(PipelineError) as caught:
-        resolve({"name": "a", "until": 100}, train={"save_every": 101})
+        resolve({"name": "a", "until": "200 samples"}, train={"save_every": 101, **batch})
     assert "phase a: save_every 101, but the run ends at step 100 (until of a)" in str(caught.value)
     assert "give at most 100" in caught.value.hint
     later = {"name": "b", "until": 300}

@@ -59,7 +59,11 @@ def main():
     }
     for name, path in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"output": name, **content}, indent=1))
+        manifest = {
+            "format": 1, "kind": path.parent.name, "content": {"output": name, **content},
+            "files": {}, "parents": {}, "made_by": {},
+        }  # fmt: skip
+        path.write_text(json.dumps(manifest, indent=1))
         if stage != "prepare_dataset" and name != "metrics":
             (path.parent / "payload.bin").write_bytes(bytes.fromhex(sha256(path)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -245,7 +244,7 @@ def test_a_second_switch_gets_a_name_of_its_own(project):
     save(project, "plain-zero2", 260, preset="zero2")
     (project.folder / "results/tiny/plain-zero2-torch").mkdir()
     checkpoint = project.folder / "results/tiny/plain/checkpoint/checkpoint.json"
-    checkpoint.write_text(json.dumps({"step": 250}))
+    artifact.write_json(checkpoint, {"step": 250})
     done = switch(project, "--to", "torch")
     assert done.returncode == 0, done.stdout
     assert "plain-zero2: ends at step 260 (was 300), exported; plain-zero2-torch-2" in done.stdout

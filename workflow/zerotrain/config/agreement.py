@@ -48,6 +48,7 @@ def check_agreement(config: RunConfig) -> None:
     _check_adapter(config)
     _check_average(config)
     _check_validation(config)
+    _check_saves(config)
 
 
 def _check_names(config: RunConfig) -> None:
@@ -225,6 +226,19 @@ def _check_validation(config: RunConfig) -> None:
             raise ValueError(
                 f"validation.scheduler: {section.scheduler} is a sampler of "
                 f"{_with('noise_schedule')}; the family {config.family} has its base's alone"
+            )
+
+
+def _check_saves(config: RunConfig) -> None:
+    """An end in epochs or samples is known to render_launch, which looks at it then."""
+    end, _, unit = config.phases[-1].until.partition(" ")
+    for phase in config.phases:
+        each = phase.train.save_every
+        given = "save_every" in phase.train.model_fields_set and isinstance(each, int)
+        if given and unit == "steps" and int(each) > int(end):
+            raise ValueError(
+                f"phase {phase.name}: save_every {each}, but the run ends at step {end}: nothing "
+                f'would be saved before the end; give at most {end}, or a time such as "30 min"'
             )
 
 

@@ -168,7 +168,13 @@ def _open_log(phase: ResolvedPhase, opened: Opened, progress: Path, *, same_phas
 if __name__ == "__main__":
     if SUPERVISOR in os.environ:
         main()  # a launcher would print a traceback for a code; the stage returns what is left
+        code = 0
     else:
         from zerotrain.training.by_hand import by_hand
 
-        sys.exit(by_hand(read_arguments(), train_rank))
+        code = by_hand(read_arguments(), train_rank)
+    # All is saved and told. Communication threads that nobody joins would let C++ abort a process
+    # that goes the usual way out ("terminate called without an active exception").
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
