@@ -21,6 +21,7 @@ include: "rules/train_phase.smk"
 include: "rules/export_weights.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"
+include: "rules/agreement.smk"
 
 
 localrules:

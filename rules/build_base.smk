@@ -21,7 +21,7 @@ rule build_base:
     threads: THREADS
     params:
         config_file=config_file,
-        dataset=lambda wildcards, input: (
+        with_dataset=lambda wildcards, input: (
             f"--dataset {input.dataset}" if input.dataset else ""
         ),
         base=RUN.base,
@@ -37,5 +37,5 @@ rule build_base:
         """
         zerotrain --log {log:q} build_base \
             --config {params.config_file:q} \
-            --output {output.manifest:q} {params.dataset}
+            --output {output.manifest:q} {params.with_dataset}
         """

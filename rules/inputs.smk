@@ -13,8 +13,8 @@ FAMILY = f"zerotrain.families.{RUN.family}"
 
 
 def code(stage, *chosen):
-    """The sources that a stage's numbers depend on."""
-    return source_files(f"zerotrain.stages.{stage}", *chosen)
+    """The sources that a stage's numbers depend on, its rule among them."""
+    return [*source_files(f"zerotrain.stages.{stage}", *chosen), f"rules/{stage}.smk"]
 
 
 def config_file(wildcards, input):

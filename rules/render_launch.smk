@@ -31,9 +31,9 @@ rule render_launch:
         frozen_parameters=RUN.frozen_parameters,
         trainable_parameters=RUN.trainable_parameters,
         phases=phases_so_far,
-        base=lambda wildcards, input: f"--base {input.base}" if input.base else "",
-        cache=lambda wildcards, input: f"--cache {input.cache}" if input.cache else "",
-        start=lambda wildcards, input: f"--start {input.start}" if input.start else "",
+        with_base=lambda wildcards, input: f"--base {input.base}" if input.base else "",
+        with_cache=lambda wildcards, input: f"--cache {input.cache}" if input.cache else "",
+        with_start=lambda wildcards, input: f"--start {input.start}" if input.start else "",
     shell:
         """
         zerotrain --log {log:q} render_launch \
@@ -41,5 +41,5 @@ rule render_launch:
             --phase {wildcards.phase:q} \
             --dataset {input.dataset:q} \
             --preset {input.preset:q} \
-            --output {output.manifest:q} {params.base} {params.cache} {params.start}
+            --output {output.manifest:q} {params.with_base} {params.with_cache} {params.with_start}
         """

@@ -21,11 +21,11 @@ rule report:
         "../envs/zerotrain.yaml"
     params:
         config_file=config_file,
-        phases=expand(f"{RESULTS}/{{phase}}", phase=PHASES),
+        folders=expand(f"{RESULTS}/{{phase}}", phase=PHASES),
     shell:
         """
         zerotrain --log {log:q} report \
             --config {params.config_file:q} \
             --output {output.manifest:q} \
-            {params.phases:q}
+            {params.folders:q}
         """

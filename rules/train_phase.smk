@@ -24,7 +24,7 @@ rule train_phase:
         "../envs/zerotrain.yaml"
     threads: phase_threads
     params:
-        start=lambda wildcards, input: f"--start {input.start}" if input.start else "",
+        with_start=lambda wildcards, input: f"--start {input.start}" if input.start else "",
         progress=f"{RESULTS}/{{phase}}/progress",
     shell:
         """
@@ -33,5 +33,5 @@ rule train_phase:
             --base {input.base:q} \
             --cache {input.cache:q} \
             --progress {params.progress:q} \
-            --output {output.manifest:q} {params.start}
+            --output {output.manifest:q} {params.with_start}
         """

@@ -95,19 +95,34 @@ class Project:
         done = self.snakemake("--cores", "2", *words)
         assert done.returncode == 0, done.stdout
 
-    def planned(self, *words: str) -> Jobs:
-        """The jobs that `snakemake -n` lists, by rule; target rules do nothing and are left out."""
-        output = self.folder.with_name("plan.txt")
-        request = {"folder": str(self.folder), "words": ["-n", *words], "output": str(output)}
+    def forked(self, *words: str, **environment: str) -> tuple[int, str]:
+        """Be `snakemake` in a fork that need not import it: its exit code, and what it said."""
+        output = self.folder.with_name("said.txt")
+        request = {
+            "folder": str(self.folder), "words": words, "output": str(output),
+            "environment": self.environment | environment,
+        }  # fmt: skip
         assert self._planner.stdin
         assert self._planner.stdout
-        print(json.dumps({**request, "environment": self.environment}), file=self._planner.stdin)
+        print(json.dumps(request), file=self._planner.stdin)
         self._planner.stdin.flush()
-        assert self._planner.stdout.readline() == "0\n", output.read_text()
-        return jobs_of(output.read_text())
+        return int(self._planner.stdout.readline()), output.read_text()
+
+    def planned(self, *words: str) -> Jobs:
+        """The jobs that `snakemake -n` lists, by rule; target rules do nothing and are left out."""
+        code, said = self.forked("-n", *words)
+        assert code == 0, said
+        return jobs_of(said)
 
     def calls(self) -> list[str]:
         """The stages that ran since the last question."""
+        return [call.split()[0] for call in self._called()]
+
+    def made(self) -> list[str]:
+        """The first output of each stage that ran since the last question."""
+        return [call.split()[1] for call in self._called()]
+
+    def _called(self) -> list[str]:
         path = self.folder / "calls.txt"
         found = path.read_text().splitlines() if path.is_file() else []
         path.unlink(missing_ok=True)
@@ -128,6 +143,10 @@ class Project:
     def copy_to(self, folder: Path) -> Project:
         """The same project elsewhere: contents, times and Snakemake's records."""
         shutil.copytree(self.folder, folder, symlinks=True)
+        return self.at(folder)
+
+    def at(self, folder: Path) -> Project:
+        """A project that lies elsewhere already."""
         return Project(folder, self._planner)
 
 

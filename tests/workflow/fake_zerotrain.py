@@ -1,14 +1,17 @@
 """Stands in for the zerotrain command: it makes a stage's outputs from its arguments and inputs.
 
-Equal arguments and inputs give equal bytes, different ones different bytes. Each call is noted in
-calls.txt. FAIL names a stage that ends with an error before it has written anything, STOP one that
-is stopped on request, with a checkpoint in its progress.
+Equal arguments, inputs, sources and values of the configuration give equal bytes, different ones
+different bytes. Each call is noted in calls.txt. FAIL names a stage that ends with an error before
+it has written anything, HANG one that then waits to be killed, STOP one that is stopped on request,
+with a checkpoint in its progress.
 """
 
 import hashlib
 import json
 import os
+import re
 import sys
+import time
 from pathlib import Path
 
 OUTPUTS = {
@@ -16,6 +19,15 @@ OUTPUTS = {
     "import_checkpoint": ("state",),
     "evaluate": ("output", "metrics"),
 }
+KEYS = {
+    "prepare_dataset": ("data",),
+    "build_base": ("base", "seed"),
+    "cache_latents": ("cache",),
+    "render_launch": ("seed", "train", "launch", "phases"),
+    "export_weights": ("export",),
+    "evaluate": ("evaluate", "seed"),
+}
+"""Sections of the configuration that each stage reads."""
 
 
 def split(words):
@@ -33,11 +45,25 @@ def sha256(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def sections(text, phase):
+    """The configuration's sections as text without comments; of the phases those up to one."""
+    lines = [line.partition("#")[0].rstrip() for line in text.splitlines()]
+    parts = re.split(r"^(\w+):", "\n".join(line for line in lines if line), flags=re.M)
+    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    kept = []
+    for one in found.get("phases", "").split("  - name:")[1:]:
+        kept.append(one.strip())
+        if one.split()[0] == phase:
+            break
+    return found | {"phases": kept}
+
+
 def main():
     options, others = split(sys.argv[1:])
     stage, *folders = others
+    written = {name: Path(options[name]) for name in OUTPUTS.get(stage, ("output",))}
     with Path("calls.txt").open("a") as calls:
-        calls.write(f"{stage}\n")
+        calls.write(f"{stage} {next(iter(written.values()))}\n")
     with Path(options.pop("log")).open("a") as log:
         log.write(f"{stage} {sys.argv}\n")
     if os.environ.get("FAIL") == stage:
@@ -48,13 +74,25 @@ def main():
         (saved / "manifest.json").write_text("{}")
         print("plain: unfinished: stopped on request at step 100 of 300", file=sys.stderr)
         sys.exit(85)
-    written = {name: Path(options[name]) for name in OUTPUTS.get(stage, ("output",))}
-    read = [Path(value) for name, value in options.items() if name not in written]
+    read = [Path(value) for name, value in options.items() if name not in {*written, "config"}]
     read += [Path(folder) / "metrics.json" for folder in folders]
     if stage == "prepare_dataset":
         read += sorted(Path("photos").glob("*"))
+    if os.environ.get("HANG") == stage:
+        time.sleep(120)
+    if "progress" in options:
+        saved = Path(options["progress"]) / "step-00000300" / "tensors.bin"
+        saved.parent.mkdir(parents=True, exist_ok=True)
+        saved.write_bytes(Path(options["launch"]).read_bytes())
+    chosen = {}
+    if stage in KEYS and "config" in options:
+        found = sections(Path(options["config"]).read_text(), options.get("phase"))
+        chosen = {key: found.get(key) for key in KEYS[stage]}
+    code = [Path(f"workflow/zerotrain/stages/{stage}.py"), Path(f"rules/{stage}.smk")]
     content = {
         "arguments": sys.argv[1:],
+        "config": chosen,
+        "code": [sha256(path) for path in code],
         "inputs": {str(path): sha256(path) for path in read if path.is_file()},
     }
     for name, path in written.items():

@@ -98,8 +98,10 @@ def _imports(path: Path) -> tuple[Path, ...]:
 
 
 def _walk(node: ast.AST) -> Iterable[ast.AST]:
-    """All nodes that run: an `if TYPE_CHECKING` block does not."""
+    """All statements that run: an `if TYPE_CHECKING` block does not; no expression imports."""
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue
         if isinstance(child, ast.If) and ast.unparse(child.test) in TYPES_ONLY:
             child = ast.Module(child.orelse, [])
         yield child

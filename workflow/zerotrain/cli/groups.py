@@ -100,14 +100,29 @@ def resume(
     raise typer.Exit(0 if verdict.equal else 1)
 
 
+DvcConfig = Annotated[Path, typer.Option(metavar="FILE", help="The run's config.")]
+MAIN_CONFIG = Path("config/config.yaml")
+
+
 @dvc_app.command()
 def generate(
-    config: Annotated[Path, typer.Option(metavar="FILE", help="The run's config.")] = Path(
-        "config/config.yaml"
-    ),
+    config: DvcConfig = MAIN_CONFIG,
     output: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("dvc.yaml"),
 ) -> None:
     """Write dvc.yaml from the Snakemake graph."""
-    from zerotrain.dvc import generate
+    from zerotrain.dvc.pipeline import generate
 
     generate(config, output)
+
+
+@dvc_app.command()
+def settle(
+    config: DvcConfig = MAIN_CONFIG,
+    killed: Annotated[
+        bool, typer.Option("--killed", help="Enter in dvc.lock what a killed run had made.")
+    ] = False,
+) -> None:
+    """Make Snakemake's records agree with files that DVC brought; snakemake calls it itself."""
+    from zerotrain.dvc.records import settle
+
+    settle(config, killed=killed)

@@ -1,0 +1,285 @@
+"""Snakemake and DVC on one run, in any order and after any accident, against builds from nothing.
+
+Of stages that a fake stands in for, whose bytes tell what they were made from: after every whole
+run of either tool the outputs are those of a build from nothing, nothing ran whose output was right
+already, and both tools say that there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.workflow.conftest import Project
+
+CONFIG = "config/config.yaml"
+STAGES = ("prepare_dataset", "build_base", "cache_latents", "render_launch", "train_phase",
+          "export_weights", "evaluate", "report")  # fmt: skip
+SOURCES = ("Snakefile", "rules", "config", "profiles", "envs", "workflow", "photos", "sdxl", "bin")
+
+
+class Fuzz:
+    """A run, and what may happen to it."""
+
+    def __init__(self, project: Project, seed: int) -> None:
+        self.project = project
+        self.random = random.Random(seed)
+        self.known: dict[str, dict[str, str]] = {}
+        self.killed: set[str] = set()
+        self.branches = ["main"]
+        self.number = 0
+        self.story: list[str] = []
+        self.checked = 0
+        self.cache = project.folder.with_name("dvc-cache")
+        self.must("python", "-m", "zerotrain", "dvc", "generate")
+        self.must("git", "init", "-q", "-b", "main", ".")
+        self.must("git", "config", "user.name", "a")
+        self.must("git", "config", "user.email", "a@b")
+        self.must("dvc", "cache", "dir", "--local", str(self.cache))
+        project.append(".gitignore", "/calls.txt\n")
+        self.must("git", "add", ".")
+        self.must("git", "commit", "-q", "-m", "begin")
+
+    def must(self, *words: str) -> str:
+        done = self.project.command(*words)
+        assert done.returncode == 0, self.told(done.stdout)
+        return done.stdout
+
+    def told(self, said: str) -> str:
+        return "\n".join([*self.story, said[-6000:]])
+
+    # What is right.
+
+    def outputs(self, folder: Path) -> dict[str, str]:
+        """Hashes of all that rules declare."""
+        found = {}
+        for path in sorted((folder / "results").rglob("*")):
+            name = str(path.relative_to(folder))
+            if path.name in ("manifest.json", "metrics.json") and "/progress/" not in name:
+                found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return found
+
+    def oracle(self) -> dict[str, str]:
+        """What a build from nothing makes of the sources as they are."""
+        digest = hashlib.sha256()
+        for name in ("config", "workflow", "rules", "photos"):
+            for path in sorted((self.project.folder / name).rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    digest.update(f"{path.relative_to(self.project.folder)}\0".encode())
+                    digest.update(path.read_bytes())
+        if digest.hexdigest() not in self.known:
+            folder = self.project.folder.with_name("oracle")
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            for name in SOURCES:
+                source = self.project.folder / name
+                if source.is_dir():
+                    shutil.copytree(source, folder / name)
+                else:
+                    shutil.copy2(source, folder / name)
+            scratch = self.project.at(folder)
+            code, said = scratch.forked("--cores", "2", "train")
+            assert code == 0, self.told(said)
+            self.known[digest.hexdigest()] = self.outputs(folder)
+        return self.known[digest.hexdigest()]
+
+    # What tools do.
+
+    def whole_run(self, run: Callable[[], tuple[int, str]]) -> None:
+        right, before = self.oracle(), self.outputs(self.project.folder)
+        self.project.made()
+        code, said = run()
+        assert code == 0, self.told(said)
+        self.check(right, before, said)
+
+    def check(self, right: dict[str, str], before: dict[str, str], said: str) -> None:
+        made = self.project.made()
+        assert "WARNING" not in said, self.told(said)
+        unsound = {n for n, h in self.outputs(self.project.folder).items() if right.get(n, h) != h}
+        assert not unsound, self.told(f"{said}\nunsound: {unsound}")
+        # A stage has one call: its first output stands for all.
+        spurious = {n for n in made if before.get(n) == right[n]} - self.killed
+        assert not spurious, self.told(f"{said}\nspurious: {spurious}")
+        assert len(made) == len(set(made)), self.told(f"{said}\ntwice: {made}")
+        self.killed.clear()
+        self.nothing_to_do()
+        self.checked += 1
+
+    def nothing_to_do(self) -> None:
+        status = self.must("dvc", "status")
+        assert "up to date" in status, self.told(status)
+        code, said = self.project.forked("-n", "train")
+        assert code == 0, self.told(said)
+        assert "Nothing to be done" in said, self.told(said)
+        assert "WARNING" not in said, self.told(said)
+
+    def snakemake(self) -> None:
+        self.whole_run(lambda: self.project.forked("--cores", "2", "train"))
+
+    def repro(self) -> None:
+        def run() -> tuple[int, str]:
+            done = self.project.command("dvc", "repro")
+            return done.returncode, done.stdout
+
+        self.whole_run(run)
+
+    def part(self) -> None:
+        """A target that is not the last one."""
+        target = self.random.choice(["dataset", "cache", "launch", "weights"])
+        self.story[-1] += f" {target}"
+        code, said = self.project.forked("--cores", "2", target)
+        assert code == 0, self.told(said)
+        self.project.made()
+
+    def fail(self) -> None:
+        stage = self.random.choice(STAGES)
+        tool = self.random.choice(["snakemake", "dvc"])
+        self.story[-1] += f" {stage} under {tool}"
+        words = ("snakemake", "--cores", "2", "train") if tool == "snakemake" else ("dvc", "repro")
+        self.project.command(*words, FAIL=stage)
+        self.project.made()
+
+    def kill(self) -> None:
+        """kill -9 of a tool and of all that it has started, while a stage runs."""
+        stage = self.random.choice(STAGES)
+        tool = self.random.choice(["snakemake", "dvc"])
+        self.story[-1] += f" {stage} under {tool}"
+        words = ("snakemake", "--cores", "2", "train") if tool == "snakemake" else ("dvc", "repro")
+        process = subprocess.Popen(
+            words, cwd=self.project.folder, env=self.project.environment | {"HANG": stage},
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        calls = self.project.folder / "calls.txt"
+        while process.poll() is None:
+            lines = calls.read_text().splitlines() if calls.is_file() else []
+            if any(line.startswith(f"{stage} ") for line in lines):
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        process.wait()
+        # What was under way has to run again, though nothing of it was wrong.
+        self.killed.update(self.project.made()[-2:])
+        self.must("snakemake", "--unlock")
+
+    # What people do.
+
+    def new_number(self) -> int:
+        self.number += 1
+        return self.number
+
+    def edit(self) -> None:
+        folder = self.project.folder
+        what = self.random.choice(["image", "old image", "config", "code", "rule", "comment"])
+        number = self.new_number()
+        if what in ("image", "old image"):
+            path = folder / "photos" / self.random.choice(["cat.png", "dog.png", f"{number}.png"])
+            path.write_bytes(f"pixels {number}".encode())
+            if what == "old image":
+                os.utime(path, (10**9, 10**9))
+        elif what == "config":
+            key = self.random.choice(["learning_rate: 1.0e-3", "until: 700", "guidance_scale: 3.0"])
+            self._replace(CONFIG, key.partition(":")[0], number)
+            what = key
+        elif what == "comment":
+            self.project.append(CONFIG, f"# {number}\n")
+        else:
+            stage = self.random.choice(STAGES)
+            path = "rules/{}.smk" if what == "rule" else "workflow/zerotrain/stages/{}.py"
+            self.project.append(path.format(stage), f"# {number}\n")
+            what += f" of {stage}"
+        self.story[-1] += f" {what}"
+
+    def _replace(self, name: str, key: str, number: int) -> None:
+        """Another value for the last line that has the key."""
+        path = self.project.folder / name
+        lines = path.read_text().splitlines(keepends=True)
+        at = max(i for i, line in enumerate(lines) if line.strip().startswith(f"{key}:"))
+        indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+        value = {"learning_rate": f"{number}.0e-3", "until": str(700 + number)}
+        lines[at] = f"{indent}{key}: {value.get(key, f'{number}.0')}\n"
+        path.write_text("".join(lines))
+
+    def touch(self) -> None:
+        """New times on inputs and outputs."""
+        folder = self.project.folder
+        paths = [*folder.glob("photos/*"), *folder.glob("workflow/zerotrain/stages/*.py")]
+        paths += [*folder.glob("results/**/manifest.json"), *folder.glob("results/**/metrics.json")]
+        for path in self.random.sample(sorted(paths), k=min(5, len(paths))):
+            path.touch()
+
+    def commit(self) -> None:
+        self.must("git", "add", ".")
+        self.must("git", "commit", "-q", "--allow-empty", "-m", f"{self.new_number()}")
+
+    def checkout(self) -> None:
+        """To another branch, its files brought back as far as DVC has them."""
+        self.commit()
+        if len(self.branches) < 3 and self.random.random() < 0.6:
+            name = f"branch-{self.new_number()}"
+            self.must("git", "checkout", "-q", "-b", name)
+            self.branches.append(name)
+        else:
+            name = self.random.choice(self.branches)
+            self.must("git", "checkout", "-q", name)
+        self.story[-1] += f" {name}"
+        if self.random.random() < 0.7:
+            self.story[-1] += ", dvc checkout"
+            self.project.command("dvc", "checkout", "--force")
+
+    def clone(self) -> None:
+        """On with a fresh clone that has the cache of the old one."""
+        self.commit()
+        folder = self.project.folder.with_name(f"clone-{self.new_number()}")
+        self.must("git", "clone", "-q", str(self.project.folder), str(folder))
+        shutil.copytree(self.project.folder / "photos", folder / "photos", dirs_exist_ok=True)
+        branch = self.must("git", "branch", "--show-current").strip()
+        self.project = self.project.at(folder)
+        self.branches = [branch]
+        self.must("git", "config", "user.name", "a")
+        self.must("git", "config", "user.email", "a@b")
+        self.must("dvc", "cache", "dir", "--local", str(self.cache))
+        self.project.command("dvc", "checkout")
+
+    def step(self) -> None:
+        """One thing or another."""
+        weights = {
+            self.edit: 10, self.touch: 3, self.snakemake: 8, self.repro: 4, self.part: 2,
+            self.fail: 3, self.kill: 2, self.checkout: 3, self.clone: 1,
+        }  # fmt: skip
+        (act,) = self.random.choices(list(weights), list(weights.values()))
+        self.story.append(act.__name__)
+        act()
+
+
+def run(project: Project, seed: int, steps: int) -> int:
+    """Steps of a seed, with a whole run of each tool at the end; how many runs were checked."""
+    fuzz = Fuzz(project, seed)
+    for _ in range(steps):
+        fuzz.step()
+        print(f"seed {seed}: {fuzz.story[-1]}", flush=True)
+    for act in (fuzz.snakemake, fuzz.repro):
+        fuzz.story.append(act.__name__)
+        act()
+    return fuzz.checked
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_dvc_and_snakemake_agree_after_a_few_accidents(project, seed):
+    """Ten steps; the long ones are slow tests."""
+    assert run(project, seed, 10) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(11, 15))
+def test_dvc_and_snakemake_agree_whatever_happens(project, seed):
+    """Eighty steps in four runs."""
+    assert run(project, seed, 20) >= 4
