@@ -15,6 +15,7 @@ from zerotrain.evaluation.loss_curve import (
     read_log,
     running_mean,
     write_csv,
+    write_memory,
 )
 
 
@@ -47,6 +48,14 @@ def test_the_csv_holds_the_log_without_its_times(tmp_path: Path):
         ("plain", 20, 0.8),
         ("offload", 30, 0.7),
     ]
+
+
+def test_memory_has_a_line_where_the_log_says_it(tmp_path: Path):
+    """Logs of before say nothing of it."""
+    write_memory([LOG[0], LOG[1] | {"host_bytes": 5, "device_bytes": 0}], tmp_path / "memory.csv")
+    assert (tmp_path / "memory.csv").read_text() == (
+        "phase,step,host_bytes,device_bytes\nplain,20,5,0\n"
+    )
 
 
 def test_a_phase_begins_where_the_one_before_ends():

@@ -47,9 +47,9 @@ def lines(progress: Path) -> list[dict[str, Any]]:
 
 
 def values(progress: Path) -> list[dict[str, Any]]:
-    """The lines without the times."""
+    """The lines without times and memory."""
     return [
-        {key: value for key, value in line.items() if "second" not in key}
+        {k: value for k, value in line.items() if "second" not in k and "bytes" not in k}
         for line in lines(progress)
     ]
 
@@ -66,7 +66,7 @@ def test_a_line_has_the_mean_of_its_steps_and_the_time_of_each_part(tmp_path, mo
     assert (found[1]["samples"], found[1]["epoch"]) == (32, round(32 / 24, 4))
     assert found[1].keys() == {
         *("phase", "step", "samples", "epoch", "loss", "grad_norm", "learning_rate"),
-        *("seconds", "samples_per_second"),
+        *("seconds", "samples_per_second", "host_bytes", "device_bytes"),
         *(f"seconds_{part}" for part in ("data", "forward", "backward", "optimizer")),
     }
     parts = [value for key, value in found[1].items() if key.startswith("seconds_")]

@@ -9,10 +9,14 @@ with a checkpoint in its progress.
 import hashlib
 import json
 import os
-import re
 import sys
 import time
 from pathlib import Path
+
+version = "python{}.{}".format(*sys.version_info)
+sys.path.append(str(Path(sys.executable).parents[1] / "lib" / version / "site-packages"))
+
+import yaml  # noqa: E402  the path is there only now: the interpreter starts without its own
 
 OUTPUTS = {
     "export_weights": ("weights", "state"),
@@ -46,16 +50,11 @@ def sha256(path):
 
 
 def sections(text, phase):
-    """The configuration's sections as text without comments; of the phases those up to one."""
-    lines = [line.partition("#")[0].rstrip() for line in text.splitlines()]
-    parts = re.split(r"^(\w+):", "\n".join(line for line in lines if line), flags=re.M)
-    found = dict(zip(parts[1::2], parts[2::2], strict=True))
-    kept = []
-    for one in found.get("phases", "").split("  - name:")[1:]:
-        kept.append(one.strip())
-        if one.split()[0] == phase:
-            break
-    return found | {"phases": kept}
+    """The configuration's sections; of the phases those up to one."""
+    found = yaml.load(text, yaml.CSafeLoader)
+    names = [one["name"] for one in found["phases"]]
+    count = names.index(phase) + 1 if phase in names else 1
+    return found | {"phases": found["phases"][:count]}
 
 
 def main():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from zerotrain.config import DataConfig
-from zerotrain.dvc import dependencies
+from zerotrain.config import DataConfig, RunConfig
+from zerotrain.dvc.jobs import workflow_of
+from zerotrain.dvc.pipeline import CONFIG_KEYS, dependencies
 
+CONFIG = "config/config.yaml"
 EVERY_STAGE = [
     "prepare_dataset",
     "build_base",
@@ -50,17 +53,27 @@ def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
     stages = generate(project.folder, tmp_path / "dvc.yaml", env=project.environment)
     assert sorted(stages) == sorted(EVERY_STAGE)
     given = yaml.safe_load((project.folder / "config/config.yaml").read_text())
+    top = {key for key in given if key != "phases"} | {"phases.0", "phases.1"}
     for name, stage in stages.items():
         rule, _, wildcard = name.partition("-")
         assert f"--allowed-rules {rule} -- " in stage["cmd"]
         assert "{" not in stage["desc"]
         assert not wildcard or wildcard in stage["desc"]
         for keys in stage.get("params", []):
-            assert set(keys["config/config.yaml"]) <= set(given)
+            assert set(keys["config/config.yaml"]) <= top
     assert stages["prepare_dataset"]["outs"] == ["results/data/tiny/manifest.json"]
     assert "photos" in stages["prepare_dataset"]["deps"]
     assert not [path for path in stages["prepare_dataset"]["deps"] if path.startswith("photos/")]
     assert stages["cache_latents-64"]["outs"] == [{"results/data/tiny/cache/64": {"persist": True}}]
+    assert stages["train_phase-plain"]["outs"] == [
+        "results/tiny/plain/checkpoint",
+        {"results/tiny/plain/progress": {"persist": True}},
+    ]
+    launches = [stages[f"render_launch-{name}"] for name in ("plain", "offload")]
+    assert [keys[-1] for one in launches for keys in one["params"][0].values()] == [
+        "phases.0",
+        "phases.1",
+    ]
     assert stages["export_weights-plain"]["outs"] == [
         "results/tiny/plain/weights",
         "results/tiny/plain/state",
@@ -91,7 +104,37 @@ def test_stages_of_other_families(recipe, cache, family, others, project, tmp_pa
     for stage in stages.values():
         assert f"--configfile {config} " in stage["cmd"]
         for keys in stage.get("params", []):
-            assert set(keys[config]) <= set(given)
+            assert {key.partition(".")[0] for key in keys[config]} <= set(given)
+
+
+def test_every_parameter_of_a_rule_has_its_key(project, tmp_path):
+    """A value of the configuration that a rule takes in is a parameter of its stage: no rule's
+    parameter is without a key, but for those that name files."""
+    files = {"config_file", "progress", "folders"}
+    with contextlib.chdir(project.folder), workflow_of(Path(CONFIG), forceall=True) as workflow:
+        named = {name for job in workflow.dag.jobs for name in job.params.keys()}  # noqa: SIM118
+    named = {name for name in named - files if not name.startswith("with_")}
+    keys = {key for name in named for key in CONFIG_KEYS.get(name, (name,))}
+    assert keys <= set(RunConfig.model_fields)
+    assert {"data", "cache", "train", "launch", "phases", "export", "evaluate", "seed"} <= keys
+
+
+def test_plots_and_artifacts_name_what_the_stages_make(project, tmp_path):
+    """Curves come from the last phase's evaluation, images from each one's; the weights of every
+    phase are models by name."""
+    generate(project.folder, tmp_path / "dvc.yaml", env=project.environment)
+    found = yaml.safe_load((tmp_path / "dvc.yaml").read_text())
+    files = {
+        file
+        for plot in found["plots"]
+        for name, plotted in plot.items()
+        for file in (plotted["y"] if plotted else [name])
+    }
+    outs = [out for stage in found["stages"].values() for out in stage["outs"]]
+    folders = {next(iter(out)) if isinstance(out, dict) else out for out in outs}
+    assert {file.rpartition("/")[0].removesuffix("/records") for file in files} <= folders
+    assert {one["path"] for one in found["artifacts"].values()} <= folders
+    assert set(found["artifacts"]) == {"tiny-plain", "tiny-offload"}
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,9 @@ class Fuzz:
         what = self.random.choice(["image", "old image", "config", "code", "rule", "comment"])
         number = self.new_number()
         if what in ("image", "old image"):
-            path = folder / "photos" / self.random.choice(["cat.png", "dog.png", f"{number}.png"])
-            path.write_bytes(f"pixels {number}".encode())
+            name = self.random.choice(["cat", "dog", f"{number % 4}"])
+            path = folder / "photos" / f"{name}.png"
+            path.write_bytes(f"pixels {number % 3}".encode())
             if what == "old image":
                 os.utime(path, (10**9, 10**9))
         elif what == "config":
@@ -199,11 +200,12 @@ class Fuzz:
         self.story[-1] += f" {what}"
 
     def _replace(self, name: str, key: str, number: int) -> None:
-        """Another value for the last line that has the key."""
+        """Another of few values for the last line that has the key: former ones come back."""
         path = self.project.folder / name
         lines = path.read_text().splitlines(keepends=True)
         at = max(i for i, line in enumerate(lines) if line.strip().startswith(f"{key}:"))
         indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+        number = 1 + number % 3
         value = {"learning_rate": f"{number}.0e-3", "until": str(700 + number)}
         lines[at] = f"{indent}{key}: {value.get(key, f'{number}.0')}\n"
         path.write_text("".join(lines))
@@ -249,11 +251,32 @@ class Fuzz:
         self.must("dvc", "cache", "dir", "--local", str(self.cache))
         self.project.command("dvc", "checkout")
 
+    def experiment(self) -> None:
+        """`dvc exp run`, back to where it began, and `dvc exp apply`."""
+        self.snakemake()
+        self.commit()
+        name = f"exp-{self.new_number()}"
+        scale = f"config/config.yaml:evaluate.guidance_scale={self.number % 3 + 1}.5"
+
+        def run() -> tuple[int, str]:
+            done = self.project.command("dvc", "exp", "run", "-n", name, "-S", scale)
+            return done.returncode, done.stdout
+
+        code, said = run()
+        assert code == 0, self.told(said)
+        self.check(self.oracle(), {}, said)
+        self.must("git", "checkout", "-q", "--", ".")
+        self.must("dvc", "checkout", "--force")
+        self.nothing_to_do()
+        self.must("dvc", "exp", "apply", name)
+        self.check(self.oracle(), {}, "")
+
     def step(self) -> None:
         """One thing or another."""
         weights = {
             self.edit: 10, self.touch: 3, self.snakemake: 8, self.repro: 4, self.part: 2,
             self.fail: 3, self.kill: 2, self.checkout: 3, self.clone: 1,
+            self.experiment: 1,
         }  # fmt: skip
         (act,) = self.random.choices(list(weights), list(weights.values()))
         self.story.append(act.__name__)
@@ -283,3 +306,11 @@ def test_dvc_and_snakemake_agree_after_a_few_accidents(project, seed):
 def test_dvc_and_snakemake_agree_whatever_happens(project, seed):
     """Eighty steps in four runs."""
     assert run(project, seed, 20) >= 4
+
+
+@pytest.mark.slow
+def test_an_experiment_of_dvc_is_run_left_and_applied(project):
+    """`dvc exp run`, back to where it began, and `dvc exp apply`: right and agreed each time."""
+    fuzz = Fuzz(project, 0)
+    fuzz.experiment()
+    assert fuzz.checked == 3

@@ -40,7 +40,7 @@ time}, "entered": digest, "running": {"pid", "host", "began"}}."""
 
 
 def keep(workflow: Any, config: Path) -> None:
-    """What the Snakefile calls as it is read: settle before planning, enter what was made at the end.
+    """What the Snakefile calls as it is read: settle before it plans, enter at its end.
 
     Args:
         workflow: Snakemake's workflow object.

@@ -117,21 +117,14 @@ def _plots(run: RunConfig) -> list[dict[str, Any]]:
     each phase made."""
     last = f"results/{run.run}/{run.phases[-1].name}/evaluation"
     curves = {
-        "loss": ("Training loss", "loss"),
-        "learning_rate": ("Learning rate", "learning rate"),
-        "peak_host_bytes": ("Peak host memory", "bytes"),
-        "peak_device_bytes": ("Peak device memory", "bytes"),
+        "Training loss": ("loss.csv", "loss", "loss"),
+        "Learning rate": ("loss.csv", "learning_rate", "learning rate"),
+        "Host memory": ("records/memory.csv", "host_bytes", "bytes"),
+        "Device memory": ("records/memory.csv", "device_bytes", "bytes"),
     }
     plots: list[dict[str, Any]] = [
-        {
-            title: {
-                "x": "step",
-                "y": {f"{last}/loss.csv": column},
-                "y_label": label,
-                "template": "simple",
-            }
-        }
-        for column, (title, label) in curves.items()
+        {title: {"x": "step", "y": {f"{last}/{file}": column}, "y_label": label}}
+        for title, (file, column, label) in curves.items()
     ]
     if not run.is_text:
         plots += [

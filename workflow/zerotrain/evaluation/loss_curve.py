@@ -1,4 +1,4 @@
-"""The loss curve of a run so far, as CSV and as a picture."""
+"""The curves of a run so far: loss as CSV and as a picture, memory as CSV."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that tell of steps, without what was measured between them."""
     lines = (json.loads(line) for line in path.read_text().splitlines())
     return [line for line in lines if "loss" in line]
+
+
+MEMORY = ("host_bytes", "device_bytes")
+
+
+def write_memory(log: list[dict[str, Any]], path: Path) -> None:
+    """Write what memory the training used, as CSV: a line for each of the log's that says it."""
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, ("phase", "step", *MEMORY), lineterminator="\n")
+        writer.writeheader()
+        for line in log:
+            if MEMORY[0] in line:
+                writer.writerow({key: line.get(key) for key in ("phase", "step", *MEMORY)})
 
 
 def write_csv(log: list[dict[str, Any]], path: Path) -> None:

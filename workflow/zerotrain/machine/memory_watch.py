@@ -57,11 +57,11 @@ class MemoryWatch:
 
             self._device = torch.get_device_module(kind)
             self._device.reset_peak_memory_stats()
-        self._begin = self._now()
+        self._begin = memory_now()
 
     def use(self) -> dict[str, MemoryUse]:
         """Of `device` and `host`, up to now."""
-        end = self._now()
+        end = memory_now()
         peaks = {
             "device": int(self._device.max_memory_allocated()) if self._device else 0,
             "host": peak_host_bytes(),
@@ -78,11 +78,15 @@ class MemoryWatch:
             max(self._device_before, peak_device_bytes()),
         )
 
-    def _now(self) -> dict[str, int]:
-        return {
-            "device": int(self._device.memory_allocated()) if self._device else 0,
-            "host": int(psutil.Process().memory_info().rss),
-        }
+
+def memory_now() -> dict[str, int]:
+    """Bytes in use: what is resident on the `host`, and what tensors take of the `device`."""
+    kind, device = device_type(), 0
+    if kind in ("cuda", "npu"):
+        import torch
+
+        device = int(torch.get_device_module(kind).memory_allocated())
+    return {"device": device, "host": int(psutil.Process().memory_info().rss)}
 
 
 def peak_host_bytes() -> int:

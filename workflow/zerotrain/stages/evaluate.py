@@ -19,7 +19,13 @@ from zerotrain.artifact import RECORDS, write_json
 from zerotrain.config import RunConfig
 from zerotrain.evaluation.images import measure_images
 from zerotrain.evaluation.learning_rate_curve import draw_learning_rate
-from zerotrain.evaluation.loss_curve import draw_curve, phase_spans, read_log, write_csv
+from zerotrain.evaluation.loss_curve import (
+    draw_curve,
+    phase_spans,
+    read_log,
+    write_csv,
+    write_memory,
+)
 from zerotrain.evaluation.text import measure_text
 from zerotrain.machine.device import device_type
 from zerotrain.machine.memory_watch import MemoryWatch, memory_lines, memory_metrics
@@ -47,8 +53,8 @@ def evaluate(
         cache: Folder of the phase's cache.
         weights: Folder of the phase's weights.
         state: Folder of the phase's state, for its log and resources.
-        output: Folder to publish: loss.csv, loss.png, learning_rate.png, and of images grid.png
-            and samples/, of text answers.jsonl.
+        output: Folder to publish: loss.csv, loss.png, learning_rate.png, records/memory.csv, and of
+            images grid.png and samples/, of text answers.jsonl.
         metrics: JSON file to write.
 
     Raises:
@@ -86,6 +92,8 @@ def evaluate(
     with artifact.publish(output, KIND, parents=parents) as draft:
         made.write(draft.folder)
         write_csv(log, draft.folder / "loss.csv")
+        (draft.folder / RECORDS).mkdir(exist_ok=True)
+        write_memory(log, draft.folder / RECORDS / "memory.csv")
         draw_curve(log, draft.folder / "loss.png")
         draw_learning_rate(log, draft.folder / "learning_rate.png")
         draft.content = {

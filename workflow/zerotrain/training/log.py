@@ -17,6 +17,7 @@ from zerotrain.machine.memory_watch import (
     MemoryUse,
     memory_lines,
     memory_metrics,
+    memory_now,
     over_processes,
 )
 from zerotrain.training.display import Display, clock
@@ -105,12 +106,12 @@ class TrainingLog:
     """The log of one phase, which goes on from the log of the run so far.
 
     A line of metrics.jsonl is {"phase", "step", "samples", "epoch", "loss", "grad_norm",
-    "learning_rate", "seconds", "samples_per_second", "seconds_data", ...}: loss and grad_norm are
-    means over the steps since the line before, seconds is the training time of the phase up to
-    here, seconds_data and its like what a step of these spent on each part. "skipped" is how
-    many of these steps left the update out, because a gradient of fp16 overflowed or a number was
-    not finite (nan_action); what was not finite is no part of a mean. A schedule that moves Adam's
-    first beta adds "beta1".
+    "learning_rate", "seconds", "samples_per_second", "seconds_data", ..., "host_bytes",
+    "device_bytes"}: loss and grad_norm are means over the steps since the line before, seconds is
+    the training time of the phase up to here, seconds_data and its like what a step of these spent
+    on each part, bytes the memory in use. "skipped" is how many of these steps left the update out,
+    because a gradient of fp16 overflowed or a number was not finite (nan_action); what was not
+    finite is no part of a mean. A schedule that moves Adam's first beta adds "beta1".
 
     At the end of an epoch a text family has a line {"phase", "step", "epoch", "train_epoch_loss",
     "train_perplexity"}; what a validation finds has one with the names that it gives.
@@ -201,6 +202,7 @@ class TrainingLog:
                 for part, spent in self._line_spent.items()
                 if spent
             },
+            **{f"{kind}_bytes": count for kind, count in memory_now().items()},
         }
         self._line_began, self._line_step = now, step
         self._line_spent = dict.fromkeys(PARTS, 0.0)
