@@ -178,7 +178,8 @@ def planner() -> Iterator[subprocess.Popen[str]]:
         process.stdin.close()
 
 
-def _create(folder: Path, base: str, planner: subprocess.Popen[str]) -> Project:
+def create(folder: Path, base: str, planner: subprocess.Popen[str]) -> Project:
+    """A copy of the project in which nothing has been made."""
     folder.mkdir()
     for name in COPIED:
         source = ROOT / name
@@ -217,7 +218,7 @@ def _built(
 
     def get(base: str) -> Project:
         if base not in made:
-            project = _create(tmp_path_factory.mktemp("built") / "project", base, planner)
+            project = create(tmp_path_factory.mktemp("built") / "project", base, planner)
             project.build("train")
             project.calls()
             made[base] = project
@@ -229,7 +230,7 @@ def _built(
 @pytest.fixture
 def project(tmp_path: Path, planner: subprocess.Popen[str]) -> Project:
     """A copy of the project in which nothing has been made; base: nano."""
-    return _create(tmp_path / "project", "nano", planner)
+    return create(tmp_path / "project", "nano", planner)
 
 
 @pytest.fixture

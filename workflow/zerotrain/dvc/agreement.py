@@ -62,7 +62,9 @@ def keep(workflow: Any, config: Path) -> None:
 
 def outputs_of(config: Path) -> dict[str, list[str]]:
     """The outputs of each stage, where DVC is in use and its pipeline is that of this run."""
-    if not (PIPELINE.is_file() and Path(".dvc").is_dir() and importlib.util.find_spec("dvc")):
+    set_up = PIPELINE.is_file() and Path(".dvc").is_dir()
+    under_git = any((folder / ".git").exists() for folder in Path("x").resolve().parents)
+    if not (set_up and under_git and importlib.util.find_spec("dvc")):
         return {}
     import yaml
 

@@ -1,0 +1,141 @@
+"""When Snakemake's books and DVC's are made to agree, and when either is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.workflow.conftest import create
+
+CONFIG = "config/config.yaml"
+LAUNCH = "results/tiny/plain/launch/manifest.json"
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory, planner):
+    """A run under git and DVC that Snakemake alone has made."""
+    project = create(tmp_path_factory.mktemp("agreed") / "project", "nano", planner)
+    for words in (
+        ("python", "-m", "zerotrain", "dvc", "generate"),
+        ("git", "init", "-q", "."),
+        ("git", "add", "."),
+        ("snakemake", "--cores", "2", "train"),
+    ):
+        done = project.command(*words)
+        assert done.returncode == 0, done.stdout
+    project.calls()
+    return project
+
+
+@pytest.fixture
+def agreed(made, tmp_path):
+    """A copy of it."""
+    return made.copy_to(tmp_path / "project")
+
+
+def clean(project) -> bool:
+    return "up to date" in project.command("dvc", "status").stdout
+
+
+def test_after_snakemake_alone_dvc_has_nothing_to_do(agreed):
+    """Its status is clean and a reproduction calls no stage; an edit that changes no value is
+    entered though no job runs."""
+    assert clean(agreed)
+    assert "up to date" in agreed.command("dvc", "repro").stdout
+    assert agreed.calls() == []
+    agreed.edit(CONFIG, "  learning_rate: 1.0e-3", "  learning_rate: 1.0e-3\n  keep: 2")
+    assert not clean(agreed)
+    code, said = agreed.forked("--cores", "2", "train")
+    assert code == 0, said
+    assert "Nothing to be done" in said
+    assert clean(agreed)
+
+
+def test_new_content_under_an_old_time_is_seen(agreed):
+    """As `rsync -a` or `tar` leave it: by Snakemake's own rules nothing would run."""
+    photo = agreed.folder / "photos" / "cat.png"
+    photo.write_bytes(b"another cat")
+    os.utime(photo, (10**9, 10**9))
+    assert agreed.planned("train")["prepare_dataset"] == 1
+
+
+def test_a_dry_run_enters_nothing(agreed):
+    """It says what would be done, and leaves dvc.lock as it is."""
+    agreed.edit(CONFIG, "guidance_scale: 3.0", "guidance_scale: 2.0")
+    before = (agreed.folder / "dvc.lock").read_bytes()
+    assert agreed.planned("train") == {"evaluate": 2, "report": 1}
+    assert (agreed.folder / "dvc.lock").read_bytes() == before
+
+
+def test_a_part_of_the_run_enters_that_part(agreed):
+    """What was not asked for stays as stale as it is."""
+    agreed.edit(CONFIG, "guidance_scale: 3.0", "guidance_scale: 2.0")
+    agreed.edit(CONFIG, "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
+    code, said = agreed.forked("--cores", "2", "launch")
+    assert code == 0, said
+    status = agreed.command("dvc", "status").stdout
+    assert "render_launch" not in status.replace("results/tiny", "")
+    assert "train_phase-plain:" in status
+    assert "evaluate-plain:" in status
+
+
+def test_a_failed_run_enters_what_it_made(agreed):
+    """The stages before the one that failed are clean; the failed one is not."""
+    agreed.edit(CONFIG, "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
+    assert agreed.snakemake("--cores", "1", "train", FAIL="export_weights").returncode == 1
+    stale = set(json.loads(agreed.command("dvc", "status", "--json").stdout))
+    assert {"render_launch-plain", "render_launch-offload", "train_phase-plain"}.isdisjoint(stale)
+    assert "export_weights-plain" in stale
+
+
+@pytest.mark.parametrize("missing", [".dvc", ".git", "dvc.yaml", "another run"])
+def test_without_dvc_snakemake_is_left_alone(agreed, missing):
+    """Nothing is entered and nothing is said of it; the run goes on as ever."""
+    if missing == "another run":
+        agreed.edit("dvc.yaml", "Generated", "Written")
+        text = (agreed.folder / "dvc.yaml").read_text()
+        others = text.replace("--cores all", "--cores all --configfile config/b.yaml")
+        (agreed.folder / "dvc.yaml").write_text(others)
+    elif (agreed.folder / missing).is_dir():
+        shutil.rmtree(agreed.folder / missing)
+    else:
+        (agreed.folder / missing).unlink()
+    before = (agreed.folder / "dvc.lock").read_bytes()
+    agreed.edit(CONFIG, "guidance_scale: 3.0", "guidance_scale: 2.0")
+    code, said = agreed.forked("--cores", "2", "train")
+    assert code == 0, said
+    assert "WARNING" not in said
+    assert sorted(agreed.calls()) == ["evaluate", "evaluate", "report"]
+    assert (agreed.folder / "dvc.lock").read_bytes() == before
+
+
+def test_a_run_that_lives_is_not_disturbed(agreed):
+    """Its outputs come and go while another snakemake looks: nothing is settled meanwhile."""
+    book = agreed.folder / ".snakemake" / "agreement.json"
+    process = {"pid": os.getppid(), "host": socket.gethostname()}
+    process["began"] = psutil.Process(process["pid"]).create_time()
+    book.write_text(json.dumps({**json.loads(book.read_text()), "running": process}))
+    manifest = agreed.folder / LAUNCH
+    manifest.write_text(manifest.read_text() + "\n")
+    noted = book.read_bytes()
+    agreed.planned("train")
+    assert book.read_bytes() == noted
+    assert manifest.stat().st_mtime > time.time() - 600
+
+
+def test_outputs_that_dvc_brought_back_are_told_from_others(agreed):
+    """After `dvc checkout` nothing is to do; an output that nobody made is made again."""
+    shutil.rmtree(agreed.folder / "results")
+    shutil.rmtree(agreed.folder / ".snakemake")
+    assert agreed.command("dvc", "checkout").returncode == 0
+    assert agreed.planned("train") == {}
+    grid = agreed.folder / "results/tiny/plain/evaluation/manifest.json"
+    grid.write_text(grid.read_text().replace("evaluation", "invention"))
+    assert agreed.planned("train") == {"evaluate": 1, "report": 1}
+    assert Path(grid).exists()
