@@ -32,8 +32,12 @@ rule render_launch:
         trainable_parameters=RUN.trainable_parameters,
         phases=phases_so_far,
         with_base=lambda wildcards, input: f"--base {input.base}" if input.base else "",
-        with_cache=lambda wildcards, input: f"--cache {input.cache}" if input.cache else "",
-        with_start=lambda wildcards, input: f"--start {input.start}" if input.start else "",
+        with_cache=lambda wildcards, input: (
+            f"--cache {input.cache}" if input.cache else ""
+        ),
+        with_start=lambda wildcards, input: (
+            f"--start {input.start}" if input.start else ""
+        ),
     shell:
         """
         zerotrain --log {log:q} render_launch \

@@ -24,7 +24,9 @@ rule train_phase:
         "../envs/zerotrain.yaml"
     threads: phase_threads
     params:
-        with_start=lambda wildcards, input: f"--start {input.start}" if input.start else "",
+        with_start=lambda wildcards, input: (
+            f"--start {input.start}" if input.start else ""
+        ),
         progress=f"{RESULTS}/{{phase}}/progress",
     shell:
         """
