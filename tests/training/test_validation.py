@@ -155,7 +155,11 @@ def ending(training: Training, name: str) -> dict[str, Any]:
         "best": json.loads((progress / BEST).read_text()),
         "history": read_history(last),
         "log": [
-            {key: value for key, value in line.items() if key != "phase" and "second" not in key}
+            {
+                key: value
+                for key, value in line.items()
+                if key != "phase" and "second" not in key and "bytes" not in key
+            }
             for line in training.log(name)
         ],
         "saved": saved_steps(progress),
