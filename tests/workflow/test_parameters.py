@@ -305,6 +305,9 @@ REACHES_BY_INPUTS = {
         "phases": "resolution and threads have made the weights",
     },
     "report": {
+        "phases": "their names are the parameter `folders`, and their evaluations are inputs"
+    }
+    | {
         name: "is shown beside the evaluations, which came after it"
         for name in ("run", "family", "base", "revision", "data", "seed", "evaluate")
     },
