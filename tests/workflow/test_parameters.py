@@ -304,9 +304,7 @@ REACHES_BY_INPUTS = {
         "family": "its module is an input",
         "phases": "resolution and threads have made the weights",
     },
-    "report": {
-        "phases": "their names are the parameter `folders`, and their evaluations are inputs"
-    }
+    "report": {"phases": "their names are the parameter `folders`; their evaluations are inputs"}
     | {
         name: "is shown beside the evaluations, which came after it"
         for name in ("run", "family", "base", "revision", "data", "seed", "evaluate")
