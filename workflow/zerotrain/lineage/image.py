@@ -14,11 +14,12 @@ from typing import Any
 from zerotrain.artifact import Artifact, file_sha256
 from zerotrain.cache.layout import INDEX
 from zerotrain.errors import PipelineError
+from zerotrain.lineage.chain import Link, Node, Walk
 from zerotrain.lineage.mermaid import quoted
 from zerotrain.lineage.report import FORMAT
 from zerotrain.lineage.shelf import RESULTS, Shelf
 from zerotrain.lineage.verify import SHORT
-from zerotrain.lineage.walk import Link, Node, Walk, Walker
+from zerotrain.lineage.walk import Walker
 
 KINDS = ("weights", "exported")
 Seen = dict[str, str]

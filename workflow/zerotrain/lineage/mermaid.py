@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from zerotrain.lineage.chain import Node, Walk
 from zerotrain.lineage.report import described
 from zerotrain.lineage.verify import SHORT
-from zerotrain.lineage.walk import Node, Walk
 
 BROKEN = "classDef broken stroke:#c00,stroke-width:3px"
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from zerotrain.lineage.chain import Node, Walk
 from zerotrain.lineage.verify import SHORT, Finding
-from zerotrain.lineage.walk import Node, Walk
 
 FORMAT = 1
 BARE = ("family", "dtype", "preset", "optimizer", "base", "to", "of", "source")

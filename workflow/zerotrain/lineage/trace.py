@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from zerotrain.errors import PipelineError
+from zerotrain.lineage.chain import Walk
 from zerotrain.lineage.shelf import RESULTS, Shelf, Unreadable, enclosing, load, project_of
 from zerotrain.lineage.verify import Files, Finding
-from zerotrain.lineage.walk import Walk, Walker
+from zerotrain.lineage.walk import Walker
 
 
 def trace(weights: Path) -> Walk:

@@ -8,17 +8,16 @@ have are asked for.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from zerotrain.artifact import MANIFEST, Artifact
+from zerotrain.lineage.chain import How, Link, Node, Walk
 from zerotrain.lineage.facts import facts_of
 from zerotrain.lineage.origins import check_origins
 from zerotrain.lineage.shelf import Shelf, Unreadable, load
 from zerotrain.lineage.verify import SHORT, Files, Finding, Problem, sizes_digest, unlisted
 
-How = Literal["said", "moved", "copy", "beside"]
 KINDS = {"start": "state"}
 """Kinds of parents that go by another name."""
 ORDER = ("checkpoint", "weights", "state", "launch", "cache", "dataset", "base", "start")
@@ -31,66 +30,6 @@ WANTED = {
     "cache": (("dataset",), ("base",)),
 }
 """Parents without which a kind's origin is unknown: one of each group."""
-
-
-@dataclass
-class Node:
-    """A folder of the chain, or what a dataset was made from."""
-
-    path: str
-    kind: str
-    artifact: Artifact | None = None
-    links: list[Link] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def identity(self) -> str | None:
-        """What the folder is; None where there is no manifest to tell."""
-        return self.artifact.identity if self.artifact else None
-
-    @property
-    def bytes(self) -> int:
-        """Of the listed files, as the manifest has it."""
-        return sum(entry["bytes"] for entry in self.artifact.files.values()) if self.artifact else 0
-
-    def parent(self, *names: str) -> Node | None:
-        """The first parent of one of these names."""
-        return next((link.node for link in self.links if link.name in names), None)
-
-
-@dataclass
-class Link:
-    """A parent as its child names it."""
-
-    name: str
-    identity: str | None
-    """What the child says that it is; None where nothing does."""
-    node: Node
-    how: How = "said"
-    """Found where it is said to be; moved, as the child was; a copy of what is missing there; or
-    by its place beside what is missing or names no parents."""
-
-
-@dataclass
-class Walk:
-    """A chain, from the folder that was asked for."""
-
-    root: Path
-    start: Node
-    nodes: list[Node]
-    """Each once, children before parents."""
-
-    @property
-    def findings(self) -> list[Finding]:
-        """All that breaks the chain."""
-        return [finding for node in self.nodes for finding in node.findings]
-
-    @property
-    def whole(self) -> bool:
-        """Whether nothing does."""
-        return not self.findings
 
 
 class Walker:
