@@ -39,10 +39,13 @@ class Walker:
         self._shelf = shelf
         self._files = files
         self._nodes: dict[Path, Node] = {}
+        self._moves: list[tuple[Path, Path]] = []
+        """Folders as manifests name them, and where what was in them lies now."""
 
     def walk(self, folder: Path) -> Walk:
         """Everything that a folder was made from."""
         self._nodes = {}
+        self._moves = []
         start = self._visit(folder, "weights")
         if start.artifact is None:
             why = self._trouble(folder, None)
@@ -70,6 +73,7 @@ class Walker:
         node.links = [self._link(found, name, found.parents[name]) for name in _ordered(found)]
         node.links += self._strangers(found)
         self._ask_for_the_rest(node, found)
+        node.findings += _disagreements(node)
         if found.kind == "dataset" and self._files:
             node.links.append(Link("source", None, self._source(found, shown)))
         return node
@@ -106,16 +110,23 @@ class Walker:
         return "different", f"{found.kind} {found.identity[:SHORT]}"
 
     def _moved(self, child: Path, said: dict[str, str]) -> Path | None:
-        """Where a parent lies that moved along with its child, if its own place is empty."""
-        parts = Path(said["path"]).parts
-        if self._shelf.place(said["path"]).exists():
+        """Where a parent lies that moved along with its child, if its own place is empty.
+
+        What moved with one parent is tried for the next, which may lie beside another child.
+        """
+        path = Path(said["path"])
+        if self._shelf.place(path).exists():
             return None
-        for length in range(len(parts), 0, -1):
+        for old, new in self._moves:
+            if path.is_relative_to(old):
+                folder = new / path.relative_to(old)
+                if self._trouble(folder, said["identity"]) is None:
+                    return folder
+        for length in range(len(path.parts), 0, -1):
             for above in child.parents:
-                folder = above.joinpath(*parts[-length:])
-                if (folder / MANIFEST).is_file() and self._trouble(
-                    folder, said["identity"]
-                ) is None:
+                folder = above.joinpath(*path.parts[-length:])
+                if self._trouble(folder, said["identity"]) is None:
+                    self._moves.append((Path(*path.parts[:-length]), above))
                     return folder
         return None
 
@@ -163,15 +174,16 @@ class Walker:
         """Parents that the kind must have: found by their place, or a finding."""
         named = {link.name for link in node.links}
         groups = [group for group in WANTED.get(found.kind, ()) if not named & {*group}]
+        beside: dict[str, Link] = {}
+        if groups or (found.kind == "checkpoint" and "start" not in named):
+            beside = {link.name: link for link in self._beside(found.folder, found.kind)}
+        node.links += [beside[name] for group in groups for name in group if name in beside]
         launch = node.parent("launch")
         if launch and launch.facts.get("start_step") and "start" not in named:
             groups.append(("start",))
-        if not groups:
-            return
-        beside = {link.name: link for link in self._beside(found.folder, found.kind)}
+            node.links += [beside["start"]] if "start" in beside else []
         rolling = found.folder.parent.name == "progress"
         for group in groups:
-            node.links += [beside[name] for name in group if name in beside]
             if not rolling or not beside.keys() & {*group}:
                 path, wanted = f"{node.path}/{MANIFEST}", f"a parent: {' or '.join(group)}"
                 node.findings.append(Finding("unknown", path, wanted, "none is named"))
@@ -181,6 +193,19 @@ class Walker:
         node.path, node.facts, node.findings, node.notes = check_origins(dataset, self._shelf)
         self._nodes[dataset.folder / "source"] = node
         return node
+
+
+def _disagreements(node: Node) -> list[Finding]:
+    """What a folder says otherwise than its origin. Of weights that nothing was made from yet, no
+    child says the identity."""
+    told = {"step": node.parent("checkpoint", "state", "weights"), "family": node.parent("base")}
+    return [
+        Finding("different", f"{node.path}/{MANIFEST}", f"{key} {said}, as {origin.path} says",
+                f"{key} {node.facts[key]}")
+        for key, origin in told.items()
+        if node.kind in ("weights", "exported", "state") and origin and key in node.facts
+        and (said := origin.facts.get(key)) is not None and said != node.facts[key]
+    ]  # fmt: skip
 
 
 def _ordered(found: Artifact) -> list[str]:
