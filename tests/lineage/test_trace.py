@@ -207,13 +207,19 @@ def test_a_project_is_traced_from_elsewhere(
 
 
 def test_a_file_of_weights_leads_to_its_folder(chain: Path, tmp_path: Path) -> None:
-    """In its folder, or copied away; one that the folder does not list is a finding."""
+    """In its folder, or copied away, where its hash leads there."""
     file = f"{WEIGHTS}/unet/model.safetensors"
     copied = shutil.copy(file, tmp_path / "mine.safetensors")
     assert document(file)["weights"] == document(str(copied))["weights"] == WEIGHTS
+
+
+def test_a_file_that_no_manifest_lists_is_told(chain: Path) -> None:
+    """In weights it is a finding, since programs load what lies there; elsewhere a note."""
+    Path(f"{RUN}/base/stray.bin").write_text("stray")
+    assert document()["notes"] == [f"{RUN}/base/stray.bin: not listed, never read"]
+    assert named() == []
     Path(WEIGHTS, "stray.bin").write_text("stray")
-    assert named(f"{WEIGHTS}/stray.bin") == [("unknown", f"{WEIGHTS}/stray.bin")]
-    assert document()["notes"] == [f"{WEIGHTS}/stray.bin: not listed, never read"]
+    assert named() == [("unknown", f"{WEIGHTS}/stray.bin")]
 
 
 def test_exported_files_and_rolling_checkpoints_are_traced(chain: Path) -> None:

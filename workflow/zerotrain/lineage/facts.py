@@ -21,6 +21,8 @@ CONTENT = {
     "base": ("base", "family", "commit"),
 }
 """Keys of the content that are facts, by kind."""
+COUNTS = ("step", "samples", "start_step", "until_step", "epoch_size")
+"""Facts that are reckoned with."""
 MADE_BY = ("run", "phase", "commit", "code")
 
 
@@ -41,7 +43,11 @@ def facts_of(folder: Artifact) -> dict[str, Any]:
             found["learning_rate"] = _of(groups[0], "lr")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError):
         pass  # the files are held to the manifest elsewhere, and named there
-    return {key: value for key, value in found.items() if value is not None}
+    return {
+        key: value
+        for key, value in found.items()
+        if value is not None and (key not in COUNTS or type(value) is int)
+    }
 
 
 def _position(path: Path) -> dict[str, Any]:

@@ -12,7 +12,10 @@ from zerotrain.artifact.manifest import FORMAT
 
 RESULTS = "results"
 PARTS = {"content": dict, "files": dict, "parents": dict, "made_by": dict}
-ENTRIES = {"files": {"sha256", "bytes"}, "parents": {"path", "identity"}}
+ENTRIES: dict[str, dict[str, type]] = {
+    "files": {"sha256": str, "bytes": int},
+    "parents": {"path": str, "identity": str},
+}
 
 
 class Unreadable(Exception):
@@ -40,8 +43,10 @@ def load(folder: Path) -> Artifact:
             raise Unreadable(f"a {MANIFEST} without {part}")
     for part, keys in ENTRIES.items():
         for entry in found[part].values():
-            if not isinstance(entry, dict) or not keys <= entry.keys():
-                raise Unreadable(f"a {MANIFEST} whose {part} lack {' or '.join(sorted(keys))}")
+            if not isinstance(entry, dict) or any(
+                not isinstance(entry.get(key), kind) for key, kind in keys.items()
+            ):
+                raise Unreadable(f"a {MANIFEST} whose {part} lack {' or '.join(keys)}")
     return Artifact(folder, found["kind"], *(found[part] for part in PARTS))
 
 

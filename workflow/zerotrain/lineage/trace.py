@@ -7,7 +7,7 @@ from pathlib import Path
 from zerotrain.errors import PipelineError
 from zerotrain.lineage.chain import Walk
 from zerotrain.lineage.shelf import RESULTS, Shelf, Unreadable, enclosing, load, project_of
-from zerotrain.lineage.verify import Files, Finding
+from zerotrain.lineage.verify import Files
 from zerotrain.lineage.walk import Walker
 
 
@@ -41,9 +41,7 @@ def trace(weights: Path) -> Walk:
         root = project_of(folder, load(folder).parents)
     except Unreadable:
         root = project_of(folder, {})
-    walk = Walker(Shelf(root), files).walk(folder)
-    _check_named(walk, place, folder)
-    return walk
+    return Walker(Shelf(root), files).walk(folder)
 
 
 def _listing(file: Path, files: Files) -> Path | None:
@@ -56,14 +54,3 @@ def _listing(file: Path, files: Files) -> Path | None:
     ]
     listing.sort(key=lambda found: found.kind not in ("weights", "exported"))
     return listing[0].folder if listing else None
-
-
-def _check_named(walk: Walk, place: Path, folder: Path) -> None:
-    """A file that was asked for has to be one that the folder lists."""
-    start = walk.start
-    if start.artifact is None or not place.is_file() or not place.is_relative_to(folder):
-        return
-    name = place.relative_to(folder).as_posix()
-    if name not in start.artifact.files and name != "manifest.json":
-        expected = f"a file that {start.path}/manifest.json lists"
-        start.findings.append(Finding("unknown", f"{start.path}/{name}", expected, "not listed"))

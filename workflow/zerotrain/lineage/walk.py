@@ -68,7 +68,7 @@ class Walker:
         node.artifact, node.kind = found, found.kind
         if self._files:
             node.findings += self._files.check(found, shown)
-            node.notes += [f"{shown}/{name}: not listed, never read" for name in unlisted(found)]
+            self._tell_unlisted(node, found)
         node.facts = facts_of(found)
         node.links = [self._link(found, name, found.parents[name]) for name in _ordered(found)]
         node.links += self._strangers(found)
@@ -77,6 +77,16 @@ class Walker:
         if found.kind == "dataset" and self._files:
             node.links.append(Link("source", None, self._source(found, shown)))
         return node
+
+    def _tell_unlisted(self, node: Node, found: Artifact) -> None:
+        """Nobody reads them here, but of weights they may be what another program loads."""
+        for name in unlisted(found):
+            if node.kind in ("weights", "exported"):
+                expected = f"a file that {MANIFEST} lists"
+                finding = Finding("unknown", f"{node.path}/{name}", expected, "not listed")
+                node.findings.append(finding)
+            else:
+                node.notes.append(f"{node.path}/{name}: not listed, never read")
 
     def _link(self, child: Artifact, name: str, said: dict[str, str]) -> Link:
         folder, identity = self._shelf.place(said["path"]), said["identity"]
