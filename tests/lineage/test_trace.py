@@ -173,6 +173,16 @@ def test_weights_say_the_step_of_their_checkpoint(chain: Path) -> None:
     assert [one["expected"].split(",")[0] for one in findings] == ["step 7", "family sdxl"]
 
 
+def test_a_folder_of_the_same_identity_stands_in_for_one_that_is_gone(chain: Path) -> None:
+    """The rolling checkpoint goes on where the published one was removed, which is still named."""
+    shutil.rmtree(f"{RUN}/offload/checkpoint")
+    found = document()
+    assert named() == [("missing", f"{RUN}/offload/checkpoint")]
+    parents = {parent["name"]: parent for parent in found["artifacts"][0]["parents"]}
+    assert parents["checkpoint"]["how"] == "copy"
+    assert parents["checkpoint"]["path"] == f"{RUN}/offload/progress/step-7"
+
+
 def test_all_findings_are_told_at_once(chain: Path) -> None:
     """Of every level, not the first alone."""
     Path("photos/cat.ppm").unlink()
@@ -202,8 +212,10 @@ def test_a_project_is_traced_from_elsewhere(
 ) -> None:
     """Paths count from the project that holds the weights, not from the working directory."""
     monkeypatch.chdir(tmp_path)
-    code, said = trace(str(chain / WEIGHTS))
-    assert (code, said.splitlines()[0]) == (0, f"in {chain}:")
+    (chain / "results/single").rename(chain / "single")
+    for folder in (WEIGHTS, "single"):
+        code, said = trace(str(chain / folder))
+        assert (code, said.splitlines()[0]) == (0, f"in {chain}:")
 
 
 def test_a_file_of_weights_leads_to_its_folder(chain: Path, tmp_path: Path) -> None:
