@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli import by_hand, groups, launch, plan, stages
+from zerotrain.cli import by_hand, groups, launch, plan, stages, trace
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memory
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
@@ -33,6 +33,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     by_hand.new,
     by_hand.check,
     plan.plan,
+    trace.trace,
     by_hand.switch,
     by_hand.build_ops,
     by_hand.doctor,

@@ -21,6 +21,7 @@ from zerotrain.errors import EXIT_UNFINISHED, PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.detect import detect
 from zerotrain.model_sizes import TRAINED
+from zerotrain.source_commit import source_commit
 from zerotrain.supervise import supervise
 from zerotrain.tracker_names import check_installed
 from zerotrain.training import (
@@ -270,7 +271,8 @@ def _publish(
             hint="look at the log of train_phase",
         )
     rolling = artifact.read(_chosen(progress, end, phase), "checkpoint")
-    with artifact.publish(output, "checkpoint", parents=parents) as draft:
+    made_by = {"code": fingerprint(phase, parents)["code"], "commit": source_commit()}
+    with artifact.publish(output, "checkpoint", parents=parents, made_by=made_by) as draft:
         for name, entry in rolling.files.items():
             artifact.link_or_copy(rolling.path(name), draft.folder / name)
             draft.known[name] = entry["sha256"]

@@ -1,0 +1,103 @@
+"""An image is followed to the weights that it went into."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.lineage.test_trace import trace
+
+from zerotrain import artifact
+
+RUN = "results/cats"
+
+
+def samples() -> dict[str, str]:
+    """Split by file of the dataset as it lies here."""
+    content = artifact.read(Path("results/data/cats"), "dataset").content
+    return {sample["file"]: sample["split"] for sample in content["samples"]}
+
+
+def one_of(split: str) -> str:
+    """An image of a split."""
+    return next(file for file, found in samples().items() if found == split)
+
+
+def uses(image: str) -> dict[str, Any]:
+    """The JSON of an image's trace."""
+    code, said = trace("--image", image, "--format", "json")
+    found: dict[str, Any] = json.loads(said)
+    assert found["known"] == (code == 0)
+    return found
+
+
+def test_an_image_is_known_by_its_content(chain: Path, tmp_path: Path) -> None:
+    """Under any name: every weights folder made from it, with phases, steps and epochs."""
+    file = one_of("train")
+    copied = shutil.copy(f"photos/{file}", tmp_path / "other.ppm")
+    found = uses(str(copied))
+    assert found["datasets"] == {"results/data/cats": {file: "train"}}
+    assert {use["weights"]: use["trained"] for use in found["weights"]} == {
+        f"{RUN}/offload/weights": True, f"{RUN}/plain/weights": True, "results/single": True,
+    }  # fmt: skip
+    phases = found["weights"][0]["phases"]
+    assert [(one["name"], one["first_step"], one["last_step"]) for one in phases] == [
+        ("plain", 0, 3), ("offload", 3, 7),
+    ]  # fmt: skip
+    # Two samples a step, three in an epoch.
+    assert [one["epochs"] for one in phases] == [2.0, 2.67]
+    code, said = trace("--image", str(copied))
+    assert code == 0
+    assert "phase offload (torch): steps 4 to 7, 2.67 epochs" in said
+    assert said.splitlines()[-1] == "3 of 3 weights that know it were trained on it"
+
+
+def test_an_image_that_was_held_out_is_said_to_be(chain: Path) -> None:
+    """It is known to the weights, and no step was taken on it."""
+    found = uses(f"photos/{one_of('holdout')}")
+    assert [use["trained"] for use in found["weights"]] == [False] * 3
+    said = trace("--image", f"photos/{one_of('holdout')}")[1]
+    assert said.splitlines()[-1] == "0 of 3 weights that know it were trained on it"
+
+
+def test_an_image_of_no_dataset_is_a_sentence(chain: Path) -> None:
+    """Exit code 1."""
+    Path("other.ppm").write_bytes(b"other")
+    code, said = trace("--image", "other.ppm")
+    assert code == 1
+    assert re.fullmatch(
+        r"other.ppm \(sha256 \w{12}\): no dataset under results/ knows this image\n", said
+    )
+
+
+def test_a_dataset_that_has_lost_the_image_hides_nothing(chain: Path) -> None:
+    """The cache that weights were trained on knows it, whatever the dataset says by now."""
+    file = one_of("train")
+    path = Path("results/data/cats/manifest.json")
+    manifest = json.loads(path.read_text())
+    content = manifest["content"]
+    content["samples"] = [one for one in content["samples"] if one["file"] != file]
+    path.write_text(json.dumps(manifest))
+    found = uses(f"photos/{file}")
+    assert found["datasets"] == {}
+    assert len(found["weights"]) == 3
+
+
+def test_weights_whose_chain_is_cut_are_named(chain: Path) -> None:
+    """What cannot be told is not left out."""
+    shutil.rmtree("results/data/cats/cache")
+    found = uses(f"photos/{one_of('train')}")
+    assert found["weights"] == []
+    assert found["untold"] == [
+        f"{RUN}/offload/weights", f"{RUN}/plain/weights", "results/single",
+    ]  # fmt: skip
+
+
+def test_the_flowchart_leads_from_the_image_to_weights(chain: Path) -> None:
+    """An arrow for each step of each way."""
+    said = trace("--image", f"photos/{one_of('train')}", "--format", "mermaid")[1]
+    assert said.startswith("flowchart LR\n")
+    assert len(re.findall(r"^  \w+ --> \w+$", said, re.M)) == 8

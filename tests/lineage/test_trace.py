@@ -1,0 +1,391 @@
+"""A trace walks from weights to their images, and names whatever is not what it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from zerotrain import artifact, cli
+from zerotrain.config import DataConfig
+from zerotrain.stages.prepare_dataset import prepare_dataset
+
+WEIGHTS = "results/cats/offload/weights"
+RUN = "results/cats"
+PHASES = ("plain", "offload")
+PHOTOS = ("cat", "dog", "fox", "more/owl")
+FOLDERS = (
+    *(f"{RUN}/{phase}/{name}" for phase in PHASES for name in ("checkpoint", "launch")),
+    *(f"{RUN}/plain/state", f"{RUN}/base", "results/data/cats", "results/data/cats/cache/64"),
+)  # fmt: skip
+"""Every folder above the weights of the second phase."""
+FILES = (
+    *(f"{WEIGHTS}/unet/model.safetensors", f"{WEIGHTS}/model_index.json"),
+    *(f"{RUN}/{phase}/checkpoint/{name}" for phase in PHASES
+      for name in ("checkpoint.json", "rank.safetensors")),
+    *(f"{RUN}/{phase}/launch/run.yaml" for phase in PHASES),
+    *(f"{RUN}/plain/state/state.json", f"{RUN}/plain/state/master.safetensors"),
+    *(f"{RUN}/base/unet/config.json",),
+    *(f"results/data/cats/cache/64/{name}" for name in ("index.json", "latents.safetensors")),
+    *(f"photos/{name}.{end}" for name in PHOTOS for end in ("ppm", "txt")),
+)  # fmt: skip
+"""Every file that the chain of those weights rests on, but for manifests."""
+
+
+def trace(*words: str) -> tuple[int, str]:
+    """Call the command: its exit code and what it printed."""
+    done = CliRunner().invoke(cli.app, ["trace", *words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout
+
+
+def document(weights: str = WEIGHTS) -> dict[str, Any]:
+    """The JSON of a trace; it says the same as the exit code."""
+    code, said = trace(weights, "--format", "json")
+    found: dict[str, Any] = json.loads(said)
+    assert found["whole"] == (code == 0)
+    return found
+
+
+def named(weights: str = WEIGHTS) -> list[tuple[str, str]]:
+    """Problem and path of each finding, sorted."""
+    return sorted((one["problem"], one["path"]) for one in document(weights)["findings"])
+
+
+def edit(manifest: str, **parts: Any) -> None:
+    """Change parts of a manifest."""
+    path = Path(manifest, "manifest.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **parts}))
+
+
+def test_a_whole_chain_reaches_the_images(chain: Path) -> None:
+    """Every folder and file is counted, by kind and in a tree; the last line sums up."""
+    code, said = trace(WEIGHTS)
+    assert code == 0
+    assert said.splitlines()[-1] == (
+        "whole: 9 folders, 13 files (1.4 kB) and 4 samples are what the manifests say"
+    )
+    found = document()
+    kinds = [entry["kind"] for entry in found["artifacts"]]
+    assert kinds == [
+        *("weights", "checkpoint", "launch", "cache", "dataset", "source", "base"),
+        *("state", "checkpoint", "launch"),
+    ]
+    assert sum(entry["files"] for entry in found["artifacts"]) == 13
+    assert found["artifacts"][1]["facts"] == {
+        **{"run": "cats", "phase": "offload", "step": 7, "samples": 14, "optimizer": "adamw"},
+        **{"learning_rate": 0.001, "preset": "torch"},
+    }
+    assert "├─ launch: results/cats/offload/launch" in said
+    assert "source: photos  folder, 4 samples" in said
+
+
+@pytest.mark.parametrize("how", ["removed", "altered"])
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_is_not_what_it_was_is_named(chain: Path, file: str, how: str) -> None:
+    """It alone, with what was expected and found; exit code 1, and all the rest is reached."""
+    path = Path(file)
+    if how == "removed":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes() + b"x")
+    problem = "missing" if how == "removed" else "different"
+    found = document()
+    (finding,) = found["findings"]
+    assert (finding["problem"], finding["path"]) == (problem, file)
+    assert finding["expected"] != finding["found"]
+    assert len(found["artifacts"]) == 10
+    code, said = trace(WEIGHTS)
+    assert code == 1
+    assert f"{problem.upper()} {file}: expected" in said
+    assert said.splitlines()[-1] == "NOT WHOLE: 1 finding, named above"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_that_is_another_is_named(chain: Path, folder: str) -> None:
+    """Its identity is held to what its child says."""
+    edit(
+        folder, content={**json.loads(Path(folder, "manifest.json").read_text())["content"], "x": 1}
+    )
+    findings = document()["findings"]
+    assert {(one["problem"], one["path"]) for one in findings} == {("different", folder)}
+    assert all(len(one["expected"].split()) == len(one["found"].split()) == 2 for one in findings)
+
+
+@pytest.mark.parametrize("how", ["folder", "manifest", "not JSON"])
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_walk_goes_on_past_a_folder_that_is_gone(chain: Path, folder: str, how: str) -> None:
+    """What lies beside it tells of its parents: the images are reached, and no other is named."""
+    manifest = Path(folder, "manifest.json")
+    if how == "folder" and folder != "results/data/cats":
+        shutil.rmtree(folder)
+    elif how == "not JSON":
+        manifest.write_text("{")
+    else:
+        manifest.unlink()
+    found = document()
+    assert {(one["problem"], one["path"]) for one in found["findings"]} == {("missing", folder)}
+    reached = {entry["path"] for entry in found["artifacts"]}
+    assert {"results/data/cats", f"{RUN}/plain/state", f"{RUN}/base"} <= reached
+    if folder != "results/data/cats":
+        assert "photos" in reached
+
+
+def test_the_weights_own_manifest_may_be_gone(chain: Path) -> None:
+    """Their place tells of the checkpoint, from which the walk goes on."""
+    Path(WEIGHTS, "manifest.json").unlink()
+    found = document()
+    assert named() == [("missing", f"{WEIGHTS}/manifest.json")]
+    assert "photos" in {entry["path"] for entry in found["artifacts"]}
+
+
+@pytest.mark.parametrize(
+    ("folder", "parent"),
+    [
+        (WEIGHTS, "checkpoint"), (WEIGHTS, "base"), (f"{RUN}/plain/state", "checkpoint"),
+        *((f"{RUN}/offload/checkpoint", name) for name in ("launch", "base", "cache", "start")),
+        *(("results/data/cats/cache/64", name) for name in ("dataset", "base")),
+    ],
+)  # fmt: skip
+def test_a_parent_that_is_not_named_any_more_is_asked_for(
+    chain: Path, folder: str, parent: str
+) -> None:
+    """Identities do not bind parents, so a chain must not end where one was struck out."""
+    parents = json.loads(Path(folder, "manifest.json").read_text())["parents"]
+    del parents[parent]
+    edit(folder, parents=parents)
+    assert named() == [("unknown", f"{folder}/manifest.json")]
+
+
+def test_weights_say_the_step_of_their_checkpoint(chain: Path) -> None:
+    """Nothing was made from the last weights, so that no child knows their identity."""
+    edit(WEIGHTS, content={"family": "sd3", "step": 9, "dtype": "fp32"})
+    findings = document()["findings"]
+    assert [one["found"] for one in findings] == ["step 9", "family sd3"]
+    assert [one["expected"].split(",")[0] for one in findings] == ["step 7", "family sdxl"]
+
+
+def test_a_folder_of_the_same_identity_stands_in_for_one_that_is_gone(chain: Path) -> None:
+    """The rolling checkpoint goes on where the published one was removed, which is still named."""
+    shutil.rmtree(f"{RUN}/offload/checkpoint")
+    found = document()
+    assert named() == [("missing", f"{RUN}/offload/checkpoint")]
+    parents = {parent["name"]: parent for parent in found["artifacts"][0]["parents"]}
+    assert parents["checkpoint"]["how"] == "copy"
+    assert parents["checkpoint"]["path"] == f"{RUN}/offload/progress/step-7"
+
+
+def test_all_findings_are_told_at_once(chain: Path) -> None:
+    """Of every level, not the first alone."""
+    Path("photos/cat.ppm").unlink()
+    Path(f"{RUN}/base/unet/config.json").write_text("[]")
+    shutil.rmtree(f"{RUN}/plain/checkpoint")
+    assert named() == [
+        ("different", f"{RUN}/base/unet/config.json"),
+        ("missing", "photos/cat.ppm"),
+        ("missing", f"{RUN}/plain/checkpoint"),
+    ]
+    assert trace(WEIGHTS)[1].splitlines()[-1] == "NOT WHOLE: 3 findings, named above"
+
+
+def test_a_run_that_moved_is_still_whole(chain: Path) -> None:
+    """Parents that moved along are known by their identity, and where they lay is said."""
+    Path("results/cats").rename("results/dogs")
+    found = document("results/dogs/offload/weights")
+    assert found["whole"]
+    assert len(found["artifacts"]) == 10
+    assert f"{RUN}/offload/checkpoint: no such folder; the same checkpoint lies at " in str(
+        found["notes"]
+    )
+
+
+def test_a_project_is_traced_from_elsewhere(
+    chain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths count from the project that holds the weights, not from the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (chain / "results/single").rename(chain / "single")
+    for folder in (WEIGHTS, "single"):
+        code, said = trace(str(chain / folder))
+        assert (code, said.splitlines()[0]) == (0, f"in {chain}:")
+
+
+def test_a_file_of_weights_leads_to_its_folder(chain: Path, tmp_path: Path) -> None:
+    """In its folder, or copied away, where its hash leads there."""
+    file = f"{WEIGHTS}/unet/model.safetensors"
+    copied = shutil.copy(file, tmp_path / "mine.safetensors")
+    assert document(file)["weights"] == document(str(copied))["weights"] == WEIGHTS
+
+
+def test_a_file_that_no_manifest_lists_is_told(chain: Path) -> None:
+    """In weights it is a finding, since programs load what lies there; elsewhere a note."""
+    Path(f"{RUN}/base/stray.bin").write_text("stray")
+    assert document()["notes"] == [f"{RUN}/base/stray.bin: not listed, never read"]
+    assert named() == []
+    Path(WEIGHTS, "stray.bin").write_text("stray")
+    assert named() == [("unknown", f"{WEIGHTS}/stray.bin")]
+
+
+def test_exported_files_and_rolling_checkpoints_are_traced(chain: Path) -> None:
+    """An export by its weights; a rolling checkpoint by the fingerprint of its progress."""
+    assert len(document("results/single")["artifacts"]) == 11
+    found = document(f"{RUN}/offload/progress/step-7")
+    assert found["whole"]
+    assert {parent["name"]: parent["how"] for parent in found["artifacts"][0]["parents"]} == {
+        "launch": "beside", "base": "beside", "cache": "beside", "start": "beside",
+    }  # fmt: skip
+
+
+def test_a_checkpoint_of_elsewhere_is_known_by_its_sizes(chain: Path) -> None:
+    """Where no manifest was, names and sizes are what an export remembers."""
+    from zerotrain.export import lineage
+
+    Path("foreign").mkdir()
+    Path("foreign/model.bin").write_text("abc")
+    _, others = lineage({"checkpoint": Path("foreign")})
+    base = artifact.read(Path(f"{RUN}/base"), "base")
+    with artifact.publish(Path("w"), "weights", parents={"base": base}, made_by=others) as draft:
+        draft.content = {"family": "sdxl", "step": 1}
+    assert named("w") == []
+    Path("foreign/model.bin").write_text("abcd")
+    assert named("w") == [("different", "foreign")]
+    shutil.rmtree("foreign")
+    assert named("w") == [("missing", "foreign")]
+
+
+def test_captions_of_a_table_are_held_to_their_hashes(chain: Path) -> None:
+    """Each row that differs is named with its table, and a table that is gone once."""
+    table = Path("captions.csv")
+    rows = "file_name,text\ncat.ppm,a cat\ndog.ppm,a dog\nfox.ppm,a fox\nmore/owl.ppm,an owl\n"
+    table.write_text(rows)
+    prepare_dataset(DataConfig(images="photos", metadata="captions.csv"), Path("results/data/t"))
+    assert named("results/data/t") == []
+    table.write_text(rows.replace("a dog", "a wolf").replace("fox.ppm,a fox\n", ""))
+    assert named("results/data/t") == [
+        ("different", "captions.csv: dog.ppm"), ("missing", "captions.csv: fox.ppm"),
+    ]  # fmt: skip
+    table.unlink()
+    assert named("results/data/t") == [("missing", "captions.csv")]
+
+
+def test_rows_of_text_are_held_to_their_hashes(chain: Path) -> None:
+    """A row that changed is named, one that moved is not, and a file that is gone is."""
+    turns = [
+        json.dumps({"instruction": f"What is {n}+{n}?", "input": "", "output": str(2 * n)})
+        for n in range(4)
+    ]
+    Path("sums.jsonl").write_text("\n".join(turns) + "\n")
+    prepare_dataset(DataConfig(source="text", path="sums.jsonl"), Path("results/data/sums"))
+    Path("sums.jsonl").write_text("\n".join(reversed(turns)) + "\n")
+    assert named("results/data/sums") == []
+    changed = [turns[0].replace('"0"', '"1"'), *turns[1:]]
+    Path("sums.jsonl").write_text("\n".join(changed) + "\n")
+    assert named("results/data/sums") == [("different", "sums.jsonl: sums.jsonl line 1")]
+    Path("sums.jsonl").unlink()
+    assert named("results/data/sums") == [("missing", "sums.jsonl")]
+
+
+@pytest.mark.parametrize("source", ["digits", "sums"])
+def test_built_in_data_is_made_again_and_compared(chain: Path, source: Any) -> None:
+    """It has no files; a sample that the manifest has otherwise is named."""
+    prepare_dataset(DataConfig(source=source), Path("results/data/own"))
+    assert named("results/data/own") == []
+    content = json.loads(Path("results/data/own/manifest.json").read_text())["content"]
+    sample = (content.get("samples") or content["conversations"])[1]
+    sample["sha256" if source == "sums" else "image_sha256"] = "0" * 64
+    edit("results/data/own", content=content)
+    where = "sums: sums 2" if source == "sums" else "digits: scan-0001"
+    assert named("results/data/own") == [("different", where)]
+
+
+def test_an_image_that_came_later_breaks_nothing(chain: Path) -> None:
+    """It is mentioned, since the next preparation takes it in."""
+    shutil.copy("photos/cat.ppm", "photos/zebra.ppm")
+    found = document()
+    assert found["whole"]
+    assert found["notes"] == ["photos: 1 images are not in the dataset, such as zebra.ppm"]
+
+
+def test_the_flowchart_has_a_box_and_an_arrow_for_each(chain: Path) -> None:
+    """Boxes with findings are marked, and no name of a user's ends a label."""
+    Path(f"{RUN}/base/unet/config.json").write_text("[]")
+    code, said = trace(WEIGHTS, "--format", "mermaid")
+    assert code == 1
+    assert said.startswith("flowchart TB\n")
+    assert len(re.findall(r'^  n\d+\["[^"]+"\](:::broken)?$', said, re.M)) == 10
+    assert len(re.findall(r"^  n\d+ -->\|\w+\| n\d+$", said, re.M)) == 14
+    (broken,) = re.findall(r"n\d+\[\"(\w+)<br>.*:::broken", said)
+    assert broken == "base"
+
+
+def test_a_trace_changes_nothing(chain: Path) -> None:
+    """Not even what a killed writer left, which reading otherwise mends."""
+    shutil.copytree(f"{RUN}/base", f"{RUN}/.base.new-1")
+    before = sorted((str(path), path.stat().st_mtime_ns) for path in Path().rglob("*"))
+    assert trace(WEIGHTS)[0] == 0
+    assert sorted((str(path), path.stat().st_mtime_ns) for path in Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "nowhere: no such file or folder"),
+        (["photos/cat.ppm"], "photos/cat.ppm: lies in no published folder"),
+        ([], "trace takes weights, or an image"),
+        ([WEIGHTS, "--image", "photos/cat.ppm"], "trace takes weights, or an image"),
+        ([WEIGHTS, "--format", "yaml"], "--format: 'yaml' is not known"),
+        (["--image", "nowhere.ppm"], "--image: nowhere.ppm: No such file"),
+    ],
+)
+def test_a_users_mistake_is_a_sentence(
+    chain: Path, capfd: pytest.CaptureFixture[str], words: list[str], said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """With a hint and exit code 2, as in every command."""
+    monkeypatch.setattr(sys, "argv", ["zerotrain", "trace", *words])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    error = capfd.readouterr().err
+    assert said in error
+    assert "Hint: " in error
+
+
+@pytest.mark.slow
+def test_a_real_run_is_whole_until_a_byte_differs(private_project: Any) -> None:
+    """The example in few steps: exit code 0; one byte in the first phase's state, and it is 1."""
+    folder = private_project("project")
+    config = folder / "config/config.yaml"
+    text = config.read_text()
+    for long, short in (("300", "2"), ("700", "4"), ("100", "2")):
+        text = re.sub(rf"(until|save_every): {long}\b", rf"\1: {short}", text)
+    config.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(folder / "workflow")}
+
+    def called(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=folder, env=environment, capture_output=True, text=True, timeout=1500,
+        )  # fmt: skip
+
+    done = called("snakemake", "--cores", "all", "weights")
+    assert done.returncode == 0, done.stderr[-5000:]
+    weights = "results/digits/offload/weights"
+    whole = called("zerotrain", "trace", weights)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    assert "1,797 samples are what the manifests say" in whole.stdout
+    file = folder / "results/digits/plain/state/exp_avg-00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    broken = called("zerotrain", "trace", weights)
+    assert broken.returncode == 1
+    assert "DIFFERENT results/digits/plain/state/exp_avg-00000.safetensors" in broken.stdout

@@ -1,0 +1,114 @@
+"""The published folders of a project: read as they lie, by path or by identity."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from zerotrain.artifact import MANIFEST, Artifact
+from zerotrain.artifact.manifest import FORMAT
+
+RESULTS = "results"
+PARTS = {"content": dict, "files": dict, "parents": dict, "made_by": dict}
+ENTRIES: dict[str, dict[str, type]] = {
+    "files": {"sha256": str, "bytes": int},
+    "parents": {"path": str, "identity": str},
+}
+
+
+class Unreadable(Exception):
+    """A folder without a manifest that can be read; the text says what was found instead."""
+
+
+def load(folder: Path) -> Artifact:
+    """Read a manifest, and change nothing: a trace mends no folder, nor stops at the first fault.
+
+    Raises:
+        Unreadable: there is none, or it is none of this format.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise Unreadable(f"no {MANIFEST}" if folder.is_dir() else "no such folder")
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise Unreadable(f"a {MANIFEST} that cannot be read ({error})") from error
+    found = found if isinstance(found, dict) else {}
+    if found.get("format") != FORMAT or not isinstance(found.get("kind"), str):
+        raise Unreadable(f"a {MANIFEST} that is not one of format {FORMAT}")
+    for part, kind in PARTS.items():
+        if not isinstance(found.get(part), kind):
+            raise Unreadable(f"a {MANIFEST} without {part}")
+    for part, keys in ENTRIES.items():
+        for entry in found[part].values():
+            if not isinstance(entry, dict) or any(
+                not isinstance(entry.get(key), kind) for key, kind in keys.items()
+            ):
+                raise Unreadable(f"a {MANIFEST} whose {part} lack {' or '.join(keys)}")
+    return Artifact(folder, found["kind"], *(found[part] for part in PARTS))
+
+
+class Shelf:
+    """What is published in one project."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        """The folder that relative paths of manifests count from."""
+
+    @cached_property
+    def published(self) -> list[Artifact]:
+        """Every readable folder under results/, sorted by path."""
+        found = []
+        for manifest in sorted((self.root / RESULTS).rglob(MANIFEST)):
+            try:
+                found.append(load(manifest.parent))
+            except Unreadable:
+                continue
+        return found
+
+    @cached_property
+    def _by_identity(self) -> dict[str, list[Artifact]]:
+        found: dict[str, list[Artifact]] = {}
+        for one in self.published:
+            found.setdefault(one.identity, []).append(one)
+        return found
+
+    def same_as(self, identity: str) -> list[Artifact]:
+        """The folders under results/ that have this identity."""
+        return self._by_identity.get(identity, [])
+
+    def place(self, path: str | Path) -> Path:
+        """Where a path of a manifest leads."""
+        return self.root / path
+
+    def shown(self, path: Path) -> str:
+        """A path as manifests write it, relative to the project where it lies in it."""
+        try:
+            return path.relative_to(self.root).as_posix()
+        except ValueError:
+            return str(path)
+
+
+def enclosing(path: Path) -> Path | None:
+    """The published folder that a path is, or lies in; None where no manifest is above it."""
+    for folder in (path, *path.parents):
+        if (folder / MANIFEST).is_file():
+            return folder
+    return None
+
+
+def project_of(folder: Path, parents: dict[str, Any]) -> Path:
+    """The folder that a published folder's parents are named from.
+
+    A project that holds the folder counts before the working directory: in another project the
+    same paths are another run's.
+    """
+    here = Path.cwd()
+    above = folder.parents
+    for root in [*([here] if here in above else []), *above, here]:
+        if any((root / said["path"] / MANIFEST).is_file() for said in parents.values()):
+            return root
+    inside = [place.parent for place in above if place.name == RESULTS]
+    return inside[0] if inside else here

@@ -1,0 +1,90 @@
+"""What lies on the disk, held to what manifests say of it. All findings, not only the first."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from zerotrain.artifact import MANIFEST, Artifact, digest, file_sha256
+
+Problem = Literal["missing", "different", "unknown"]
+SHORT = 12
+"""Digits of a digest that are shown."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that breaks a chain."""
+
+    problem: Problem
+    """missing; different from what is said of it; or unknown: nothing says where it came from."""
+    path: str
+    expected: str
+    found: str
+
+
+class Files:
+    """Files by their sha256. One that has several names, as exports give, is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], str] = {}
+
+    def sha256(self, path: Path) -> str:
+        """Sha256 of a file's bytes.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        stat = path.stat()
+        key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if key not in self._known:
+            self._known[key] = file_sha256(path)
+        return self._known[key]
+
+    def check(self, folder: Artifact, shown: str) -> list[Finding]:
+        """Every listed file that is missing or differs, in the manifest's order."""
+
+        def check(item: tuple[str, dict[str, Any]]) -> Finding | None:
+            return self._check(folder.folder / item[0], f"{shown}/{item[0]}", item[1])
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            return [found for found in pool.map(check, folder.files.items()) if found]
+
+    def _check(self, path: Path, shown: str, said: dict[str, Any]) -> Finding | None:
+        expected = f"sha256 {str(said['sha256'])[:SHORT]}, {said['bytes']} bytes"
+        if not path.is_file():
+            what = "a link that leads nowhere" if path.is_symlink() else "nothing"
+            return Finding("missing", shown, expected, what)
+        try:
+            size = path.stat().st_size
+            sha256 = self.sha256(path)
+        except OSError as error:
+            return Finding("missing", shown, expected, f"not readable: {error.strerror}")
+        if (sha256, size) != (said["sha256"], said["bytes"]):
+            return Finding("different", shown, expected, f"sha256 {sha256[:SHORT]}, {size} bytes")
+        return None
+
+
+def unlisted(folder: Artifact) -> list[str]:
+    """Files of a folder that its manifest does not list; other published folders in it are not."""
+    inside = [p.parent for p in folder.folder.rglob(MANIFEST) if p.parent != folder.folder]
+    return sorted(
+        name
+        for path in folder.folder.rglob("*")
+        if path.is_file()
+        and (name := path.relative_to(folder.folder).as_posix()) not in folder.files
+        and name != MANIFEST
+        and not any(part.startswith(".") for part in Path(name).parts)
+        and not any(path.is_relative_to(other) for other in inside)
+    )
+
+
+def sizes_digest(place: Path) -> str:
+    """The digest by which an export remembers a folder or file of elsewhere: names and sizes."""
+    root = place.parent if place.is_file() else place
+    below = [place] if place.is_file() else place.rglob("*")
+    files = sorted(path for path in below if path.is_file())
+    return digest([[path.relative_to(root).as_posix(), path.stat().st_size] for path in files])
