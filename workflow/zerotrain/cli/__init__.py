@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli import by_hand, groups, launch, plan, stages
+from zerotrain.cli import by_hand, data, groups, launch, plan, restore, stages
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memory
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
@@ -34,6 +34,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     by_hand.check,
     plan.plan,
     by_hand.switch,
+    restore.restore,
     by_hand.build_ops,
     by_hand.doctor,
 )
@@ -58,6 +59,7 @@ app.add_typer(groups.state_app, name="state")
 app.add_typer(groups.verify_app, name="verify")
 app.add_typer(launch.launch_app, name="launch")
 app.add_typer(groups.dvc_app, name="dvc")
+app.add_typer(data.data_app, name="data")
 
 
 @app.callback()
