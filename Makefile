@@ -25,7 +25,7 @@ train: setup ## Train the built-in example, or CONFIG=config/NAME.yaml
 	$(if $(CONFIG),@zerotrain check $(CONFIG))
 	@snakemake --cores all train $(if $(CONFIG),--configfile $(CONFIG)) $(ARGS)
 
-restore: setup ## Bring data, caches, checkpoints and weights of this commit back (ARGS=REV or ARGS=WEIGHTS: another's)
+restore: setup ## Bring all results of this commit back; ARGS=REV or ARGS=WEIGHTS: those of another
 	@zerotrain restore $(ARGS)
 
 test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generated files)
