@@ -40,7 +40,11 @@ def restore(*, force: bool = False) -> bool:
         _refuse_missing_data(config)
         settle(config, killed=False)
     with open_repo() as repo:
-        left = {f"dvc: {name}": _told(why) for name, why in repo.status().items()}
+        made = {out.stage.addressing for out in repo.index.outs if out.hash_info}
+        left = {
+            f"dvc: {name}": _told(why) if name in made else "never made, says dvc.lock"
+            for name, why in repo.status().items()
+        }
     for config in configs:
         left |= {f"snakemake: {name}": why for name, why in _to_run(config).items()}
     for name, why in left.items():
@@ -126,12 +130,19 @@ def _refuse_missing_data(config: Path) -> None:
 
 
 def _to_run(config: Path) -> dict[str, str]:
-    """The stages that Snakemake would run, with its reasons."""
+    """The stages that Snakemake would run, with its first reason."""
     with workflow_of(config) as workflow:
         dag = workflow.dag
         return {
-            stage_name(job): str(dag.reason(job)) for job in in_order(dag.jobs) if dag.needrun(job)
+            stage_name(job): _first(str(dag.reason(job)))
+            for job in in_order(dag.jobs)
+            if dag.needrun(job)
         }
+
+
+def _first(reasons: str) -> str:
+    kind, _, names = reasons.partition("; ")[0].partition(": ")
+    return f"{kind}: {some(names.split(', '))}" if names else kind
 
 
 def _told(why: Iterable[Any]) -> str:
