@@ -7,7 +7,7 @@ VENV := $(CURDIR)/.venv/bin
 export PATH := $(VENV):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-full switch-table lint clean
+.PHONY: help setup train restore test test-full switch-table lint clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ train: setup ## Train the built-in example, or CONFIG=config/NAME.yaml
 	@# Snakemake opens a --configfile before any rule can say what is wrong with it.
 	$(if $(CONFIG),@zerotrain check $(CONFIG))
 	@snakemake --cores all train $(if $(CONFIG),--configfile $(CONFIG)) $(ARGS)
+
+restore: setup ## Bring all results of this commit back; ARGS=REV or ARGS=WEIGHTS: those of another
+	@zerotrain restore $(ARGS)
 
 test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generated files)
 	@pytest -n 2 --dist loadfile $(ARGS)

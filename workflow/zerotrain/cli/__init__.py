@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli import by_hand, groups, launch, plan, stages, trace
+from zerotrain.cli import by_hand, data, groups, launch, plan, restore, stages, trace
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memory
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
@@ -35,6 +35,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     plan.plan,
     trace.trace,
     by_hand.switch,
+    restore.restore,
     by_hand.build_ops,
     by_hand.doctor,
 )
@@ -59,6 +60,7 @@ app.add_typer(groups.state_app, name="state")
 app.add_typer(groups.verify_app, name="verify")
 app.add_typer(launch.launch_app, name="launch")
 app.add_typer(groups.dvc_app, name="dvc")
+app.add_typer(data.data_app, name="data")
 
 
 @app.callback()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.errors import PipelineError
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from zerotrain.config import DataConfig
+
+DIGITS = Path("data/digits.csv.gz")
+"""The built-in example's scans."""
 
 
 class BadImage(Exception):
@@ -117,7 +121,7 @@ def source_files(data: DataConfig) -> list[str]:
         PipelineError: the folder or the metadata file is missing, or there is no image.
     """
     if data.source == "digits":
-        return []
+        return [str(DIGITS)] if DIGITS.is_file() else []
     if data.is_text:
         from zerotrain.data.text import text_files
 

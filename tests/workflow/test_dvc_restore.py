@@ -1,0 +1,477 @@
+"""`zerotrain restore` and `zerotrain data add`: everything back, and nothing left to do."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.workflow.conftest import Project
+
+CONFIG = "config/config.yaml"
+EVERYTHING = ["cache", "progress", "checkpoint", "weights", "state", "evaluation", "report"]
+
+
+def must(project: Project, *words: str) -> str:
+    """What a command prints that has to end well."""
+    done = project.command(*words)
+    assert done.returncode == 0, f"{words}: {done.stdout}"
+    return done.stdout
+
+
+def zerotrain(project: Project, *words: str, code: int = 0, **environment: str) -> str:
+    """What the real command prints; `zerotrain` itself is a fake here."""
+    done = project.command("python", "-m", "zerotrain", *words, **environment)
+    assert done.returncode == code, f"{words}: exit code {done.returncode}\n{done.stdout}"
+    assert "Traceback" not in done.stdout
+    return done.stdout
+
+
+def commit(project: Project, message: str) -> str:
+    """Commit all that git does not ignore: the commit."""
+    must(project, "git", "add", ".")
+    must(project, "git", "commit", "-q", "-m", message)
+    return must(project, "git", "rev-parse", "HEAD").strip()
+
+
+def begin(project: Project) -> None:
+    """A project under git and DVC, with a folder as DVC's remote, built by Snakemake and pushed."""
+    must(project, "git", "init", "-q", "-b", "main", ".")
+    must(project, "git", "config", "user.name", "a")
+    must(project, "git", "config", "user.email", "a@b")
+    zerotrain(project, "dvc", "generate")
+    must(project, "dvc", "remote", "add", "-q", "--default", "shelf", str(remote_of(project)))
+    project.append(".gitignore", "/calls.txt\n")
+    project.build("train")
+    commit(project, "first")
+    must(project, "dvc", "push", "-q")
+    project.calls()
+
+
+def remote_of(project: Project) -> Path:
+    return project.folder.with_name("shelf")
+
+
+def clone(project: Project, name: str = "clone") -> Project:
+    """A fresh clone, with nothing of DVC's in it."""
+    folder = project.folder.with_name(name)
+    must(project, "git", "clone", "-q", str(project.folder), str(folder))
+    made = project.at(folder)
+    must(made, "git", "config", "user.name", "a")
+    must(made, "git", "config", "user.email", "a@b")
+    return made
+
+
+def hashes(project: Project, below: str = "results") -> dict[str, str]:
+    """Sha256 of every file; logs and benchmarks belong to no output."""
+    return {
+        str(path.relative_to(project.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted((project.folder / below).rglob("*"))
+        if path.is_file() and not {"logs", "benchmarks"} & set(path.parts)
+        and not path.name.startswith(".")
+    }  # fmt: skip
+
+
+def nothing_to_do(project: Project) -> None:
+    """Both tools say so."""
+    assert project.planned("train") == {}
+    assert "up to date" in must(project, "dvc", "status")
+
+
+@pytest.fixture(scope="module")
+def _stored(tmp_path_factory, planner) -> Project:
+    from tests.workflow.conftest import _create
+
+    project = _create(tmp_path_factory.mktemp("stored") / "project", "nano", planner)
+    begin(project)
+    return project
+
+
+@pytest.fixture
+def stored(_stored: Project, tmp_path: Path) -> Project:
+    """A project that was built, committed and pushed, with a remote of its own."""
+    shutil.copytree(remote_of(_stored), tmp_path / "shelf")
+    project = _stored.copy_to(tmp_path / "project")
+    must(project, "dvc", "remote", "modify", "-q", "shelf", "url", str(tmp_path / "shelf"))
+    must(project, "git", "commit", "-q", "-a", "-m", "another shelf")
+    return project
+
+
+@pytest.fixture(scope="module")
+def _restored(_stored: Project) -> Project:
+    project = clone(_stored, "restored")
+    zerotrain(project, "restore")
+    return project
+
+
+@pytest.fixture
+def restored(_restored: Project, tmp_path: Path) -> Project:
+    """A fresh clone in which everything was brought back."""
+    return _restored.copy_to(tmp_path / "restored")
+
+
+def test_dvc_restore_brings_everything_back(stored):
+    """On a fresh clone one command brings the same bytes back, runs no stage, and leaves both tools
+    with nothing to do; called again it brings nothing."""
+    project = clone(stored)
+    assert not (project.folder / "results").exists()
+    said = zerotrain(project, "restore")
+    assert "nothing to do" in said
+    assert project.calls() == []
+    assert hashes(project) == hashes(stored)
+    assert {part for name in hashes(project) for part in Path(name).parts} >= set(EVERYTHING)
+    nothing_to_do(project)
+    assert "up to date" in must(project, "dvc", "repro")
+    assert must(project, "git", "status", "--short") == ""
+    assert "brought back: 0 of" in zerotrain(project, "restore")
+
+
+TRAINING = {"train_phase", "export_weights", "evaluate", "report"}
+EDITS: dict[str, tuple[Callable[[Project], object], set[str]]] = {
+    "how images are sampled": (
+        lambda project: project.edit(CONFIG, "guidance_scale: 3.0", "guidance_scale: 2.0"),
+        {"evaluate", "report"},
+    ),
+    "the end of the last phase": (
+        lambda project: project.edit(CONFIG, "until: 700", "until: 800"),
+        {"render_launch", *TRAINING},
+    ),
+    "how weights are exported": (
+        lambda project: project.edit(CONFIG, "dtype: fp32", "dtype: bf16"),
+        TRAINING,
+    ),
+    "an image": (
+        lambda project: (project.folder / "photos/cat.png").write_bytes(b"another cat"),
+        {"prepare_dataset", "build_base", "cache_latents", "render_launch", *TRAINING},
+    ),
+    "a source file": (
+        lambda project: project.append("workflow/zerotrain/stages/report.py", "# more\n"),
+        {"report"},
+    ),
+    "a comment": (lambda project: project.append(CONFIG, "# a remark\n"), set()),
+}
+
+
+SLOW = [edit for edit in EDITS if edit != "a comment"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [pytest.param(edit, marks=pytest.mark.slow if edit in SLOW else ()) for edit in EDITS],
+)
+def test_dvc_restore_leaves_each_edit_its_dependents(edit, restored):
+    """After a restore an edit reruns what depends on it and nothing else, in both tools."""
+    act, expected = EDITS[edit]
+    act(restored)
+    assert set(restored.planned("train")) == expected
+    must(restored, "dvc", "repro", "-q")
+    assert set(restored.calls()) == expected
+    nothing_to_do(restored)
+
+
+def test_dvc_restore_without_remote_takes_the_cache(stored):
+    """What the cache holds needs no remote: results that were removed come back from it."""
+    must(stored, "dvc", "remote", "remove", "-q", "shelf")
+    before = hashes(stored)
+    shutil.rmtree(stored.folder / "results")
+    assert "nothing to do" in zerotrain(stored, "restore")
+    assert hashes(stored) == before
+
+
+def second_training(project: Project) -> tuple[str, str]:
+    """Other weights, committed after the first ones and pushed: both commits."""
+    first = must(project, "git", "log", "-1", "--format=%H", "--", "dvc.lock").strip()
+    project.edit(CONFIG, "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
+    project.build("train")
+    second = commit(project, "faster")
+    must(project, "dvc", "push", "-q")
+    project.calls()
+    return first, second
+
+
+@pytest.mark.slow
+def test_dvc_restore_takes_a_revision(stored):
+    """A revision is checked out on no branch, and its own results come back."""
+    before = hashes(stored)
+    first, _ = second_training(stored)
+    assert hashes(stored) != before
+    said = zerotrain(stored, "restore", first[:8])
+    assert "nothing to do" in said
+    assert must(stored, "git", "rev-parse", "HEAD").strip() == first
+    assert must(stored, "git", "branch", "--show-current").strip() == ""
+    assert hashes(stored) == before
+    assert stored.calls() == []
+    nothing_to_do(stored)
+
+
+@pytest.mark.parametrize("change", ["edit", "dvc.lock"])
+def test_dvc_restore_refuses_uncommitted_changes(change, stored):
+    """A revision is not checked out over changes that no commit holds; they are named."""
+    name = CONFIG if change == "edit" else "dvc.lock"
+    if change == "edit":
+        stored.append(CONFIG, "# a remark\n")
+    else:
+        must(stored, "git", "rm", "-q", "--cached", "dvc.lock")
+        must(stored, "git", "commit", "-q", "-m", "forgotten")
+    head = must(stored, "git", "rev-parse", "HEAD")
+    said = zerotrain(stored, "restore", "HEAD~1", code=2)
+    assert f"{name}: changed here and not committed" in said
+    assert must(stored, "git", "rev-parse", "HEAD") == head
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["plain", "offload"])
+def test_dvc_weights_are_found_by_their_content(phase, stored, tmp_path):
+    """A file of weights copied elsewhere leads to the commit, the stage, the phase and the values
+    and hashes that made it, in a clone that has fetched nothing; and that commit comes back."""
+    weights = f"results/tiny/{phase}/weights"
+    old = tmp_path / "old.safetensors"
+    shutil.copy2(stored.folder / weights / "payload.bin", old)
+    before = hashes(stored)
+    first, second = second_training(stored)
+    new = shutil.copytree(stored.folder / weights, tmp_path / "new")
+    lock = yaml.safe_load((stored.folder / "dvc.lock").read_text())["stages"]
+    project = clone(stored)
+    for path, made_by, rate in ((old, first, 0.001), (new, second, 0.002)):
+        said = zerotrain(project, "restore", "--find-only", str(path))
+        assert must(project, "git", "show", "-s", "--format=%h of %cs", made_by).strip() in said
+        assert f"output  {weights}\n" in said
+        assert f"stage   export_weights\nphase   {phase}\n" in said
+        assert f"{CONFIG}: train = " in said
+        assert f'"learning_rate": {rate}' in said
+    for stage in ("prepare_dataset", f"train_phase-{phase}", f"export_weights-{phase}"):
+        assert f"{stage}:\n" in said
+        for dep in lock[stage]["deps"]:
+            assert f"  {dep['path']}  md5 {dep['md5']}\n" in f"{said}\n"
+    assert ("train_phase-offload:" in said) == (phase == "offload")
+    assert must(project, "git", "rev-parse", "HEAD").strip() == second
+    assert not (project.folder / "results").exists()
+
+    assert "nothing to do" in zerotrain(project, "restore", str(old))
+    assert must(project, "git", "rev-parse", "HEAD").strip() == first
+    assert hashes(project) == before
+
+
+@pytest.mark.slow
+def test_dvc_weights_are_found_on_another_branch_and_in_an_experiment(stored, tmp_path):
+    """The history of all references is looked through, not of the branch alone; what no commit
+    holds yet is found as well."""
+    weights = "results/tiny/offload/weights"
+    must(stored, "git", "switch", "-q", "-c", "aside")
+    _, aside = second_training(stored)
+    of_branch = shutil.copytree(stored.folder / weights, tmp_path / "of_branch")
+    must(stored, "git", "switch", "-q", "-c", "away")
+    stored.edit(CONFIG, "learning_rate: 2.0e-3", "learning_rate: 3.0e-3")
+    stored.build("train")
+    experiment = commit(stored, "dvc: an experiment")
+    of_experiment = shutil.copytree(stored.folder / weights, tmp_path / "of_experiment")
+    must(stored, "git", "update-ref", f"refs/exps/ab/{aside[2:]}/quick-cat", experiment)
+    must(stored, "git", "switch", "-q", "main")
+    must(stored, "git", "branch", "-q", "-D", "away")
+    for path, found in ((of_branch, aside), (of_experiment, experiment)):
+        said = zerotrain(stored, "restore", "--find-only", str(path))
+        assert must(stored, "git", "show", "-s", "--format=%h of %cs", found).strip() in said
+    assert "nothing to do" in zerotrain(stored, "restore", "quick-cat")
+    assert must(stored, "git", "rev-parse", "HEAD").strip() == experiment
+
+    stored.edit(CONFIG, "learning_rate: 3.0e-3", "learning_rate: 4.0e-3")
+    stored.build("train")
+    said = zerotrain(stored, "restore", "--find-only", weights)
+    assert "not committed yet" in said
+    assert '"learning_rate": 0.004' in said
+
+
+@pytest.mark.slow
+def test_dvc_unknown_weights_are_no_error_of_ours(stored, tmp_path):
+    """Weights of elsewhere: a sentence that says how many commits were looked at."""
+    second_training(stored)
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(b"not ours")
+    said = zerotrain(stored, "restore", str(path), code=2)
+    assert f"{path}: recorded in none of the 2 commits that changed dvc.lock" in said
+
+
+def _no_lock(project: Project) -> None:
+    (project.folder / "dvc.lock").unlink()
+
+
+def _empty_lock(project: Project) -> None:
+    (project.folder / "dvc.lock").write_text("")
+
+
+def _no_remote(project: Project) -> None:
+    must(project, "dvc", "remote", "remove", "-q", "shelf")
+
+
+def _remote_gone(project: Project) -> None:
+    remote_of(project).rename(project.folder.with_name("elsewhere"))
+
+
+def _object_gone(project: Project) -> None:
+    weights = project.folder.with_name("project") / "results/tiny/plain/weights/payload.bin"
+    md5 = hashlib.md5(weights.read_bytes()).hexdigest()
+    (remote_of(project) / "files/md5" / md5[:2] / md5[2:]).unlink()
+
+
+def _no_library(project: Project) -> None:
+    must(project, "dvc", "remote", "modify", "-q", "shelf", "url", "oss://nowhere/at/all")
+
+
+def _training(project: Project) -> None:
+    folder = project.folder / "results/tiny/plain/progress"
+    folder.mkdir(parents=True)
+    # Of another host nothing is known: its holder counts as alive.
+    (folder / "lock").write_text(
+        '{"host": "far", "pid": 7, "started": 1.0, "job": "", "restart": 0}'
+    )
+
+
+def _snakemake(project: Project) -> None:
+    path = project.folder / ".snakemake/locks/0.input.lock"
+    path.parent.mkdir(parents=True)
+    path.touch()
+
+
+def _unsaved(project: Project) -> None:
+    path = project.folder / "results/tiny/plain/weights/payload.bin"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"of hours")
+
+
+def _no_data(project: Project) -> None:
+    shutil.rmtree(project.folder / "photos")
+
+
+def _not_dvc(project: Project) -> None:
+    shutil.rmtree(project.folder / ".dvc")
+
+
+REFUSALS = {
+    "no lock": (_no_lock, "dvc.lock: not in this commit", "dvc push"),
+    "empty lock": (_empty_lock, "dvc.lock: empty", "git checkout -- dvc.lock"),
+    "no remote": (_no_remote, "no remote is set", "dvc remote add --default"),
+    "remote gone": (_remote_gone, "not wholly on the remote shelf at /", "dvc push"),
+    "object gone": (_object_gone, "results/tiny/plain/weights: not wholly on the remote", "push"),
+    "no library": (_no_library, "requires 'dvc-oss' to be installed", "dvc remote list"),
+    "training": (_training, "a training is running here: pid 7 on far", "progress/stop"),
+    "snakemake": (_snakemake, "snakemake is running", "snakemake --unlock"),
+    "unsaved": (_unsaved, "results/tiny/plain/weights/payload.bin: would be", "--force"),
+    "no data": (_no_data, "data.images: photos is not here", "zerotrain data add"),
+    "not DVC": (_not_dvc, "no .dvc folder here", "dvc init"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_dvc_restore_refuses_with_a_hint(reason, stored):
+    """Whatever is missing or in the way is a sentence; nothing that lay here is lost."""
+    spoil, sentence, hint = REFUSALS[reason]
+    project = clone(stored)
+    spoil(project)
+    before = hashes(project) if (project.folder / "results").exists() else {}
+    error, _, advice = zerotrain(project, "restore", code=2).partition("  Hint: ")
+    assert sentence in error
+    assert hint in advice
+    if reason != "no data":
+        assert (hashes(project) if before else {}) == before
+
+
+@pytest.mark.slow
+def test_dvc_restore_replaces_what_it_is_told_to(stored):
+    """--force: a result that was never stored makes room."""
+    project = clone(stored)
+    _unsaved(project)
+    assert "nothing to do" in zerotrain(project, "restore", "--force")
+    assert hashes(project) == hashes(stored)
+
+
+def test_dvc_restore_needs_dvc(stored):
+    """Without DVC there is a sentence."""
+    blocked = stored.folder.with_name("blocked")
+    blocked.mkdir()
+    (blocked / "sitecustomize.py").write_text(
+        "import importlib.util\nfind = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *a: None if name == 'dvc' else find(name, *a)\n"
+    )
+    path = f"{blocked}:{stored.environment['PYTHONPATH']}"
+    assert "DVC is not installed" in zerotrain(stored, "restore", code=2, PYTHONPATH=path)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["no-such"], "no-such: neither a file or folder nor a revision of git"),
+        (["--find-only"], "--find-only: nothing is no weights file or folder"),
+        (["--find-only", "main"], "--find-only: main is no weights file or folder"),
+        (["photos"], "photos: a file or folder here, and a revision of git"),
+    ],
+)
+def test_dvc_restore_asks_what_is_meant(words, sentence, stored):
+    """A word that is nothing, or two things, is not guessed at."""
+    must(stored, "git", "branch", "photos")
+    assert sentence in zerotrain(stored, "restore", *words, code=2)
+
+
+@pytest.mark.slow
+def test_dvc_restore_says_what_is_left(stored):
+    """A commit whose training was not finished: its stages and the reasons, exit code 1."""
+    stored.edit(CONFIG, "guidance_scale: 3.0", "guidance_scale: 2.0")
+    commit(stored, "edited and not run")
+    said = zerotrain(clone(stored), "restore", code=1)
+    assert "dvc: evaluate-plain: changed deps: " in said
+    assert "snakemake: evaluate-plain: " in said
+    assert "train_phase" not in said
+
+
+@pytest.mark.slow
+def test_dvc_data_add_tracks_a_folder(stored):
+    """A user's folder goes to DVC with a line for the configuration; on a fresh clone it comes back
+    with all the rest. Called again it says that nothing has changed, or renews."""
+    must(stored, "git", "rm", "-rq", "--cached", "photos")
+    said = zerotrain(stored, "data", "add", "photos")
+    assert "wrote photos.dvc" in said
+    assert "git add photos.dvc .gitignore" in said
+    assert "config: data.images: photos" in said
+    nothing_to_do(stored)
+    commit(stored, "photos by DVC")
+    must(stored, "dvc", "push", "-q")
+    project = clone(stored)
+    assert not (project.folder / "photos").exists()
+    assert "nothing to do" in zerotrain(project, "restore")
+    assert hashes(project, "photos") == hashes(stored, "photos")
+
+    tracked = (project.folder / "photos.dvc").read_text()
+    assert "unchanged" in zerotrain(project, "data", "add", "photos")
+    assert (project.folder / "photos.dvc").read_text() == tracked
+    (project.folder / "photos" / "cow.png").write_bytes(b"pixels of a cow")
+    assert "renewed photos.dvc" in zerotrain(project, "data", "add", "photos/")
+    assert (project.folder / "photos.dvc").read_text() != tracked
+
+
+@pytest.mark.parametrize(
+    ("folder", "sentence"),
+    [
+        ("no-such", "no-such: no such folder"),
+        ("..", "not a folder inside the project"),
+        (".", "not a folder inside the project"),
+        ("link", "link: a link to"),
+        ("photos", "4 files of it are tracked by git, photos/cat.png among them"),
+        ("results/tiny/plain/weights", "is made by the stage export_weights-plain already"),
+        ("results/tiny", "is made by the stage"),
+        ("own/inner", "own is tracked by own.dvc already"),
+    ],
+)
+def test_dvc_data_add_refuses(folder, sentence, stored):
+    """What lies outside, or is another's already, is refused with a hint."""
+    (stored.folder / "link").symlink_to("photos")
+    inner = stored.folder / "own" / "inner" / "a.png"
+    inner.parent.mkdir(parents=True)
+    inner.write_bytes(b"a")
+    zerotrain(stored, "data", "add", "own")
+    status = must(stored, "git", "status", "--short")
+    error, _, hint = zerotrain(stored, "data", "add", folder, code=2).partition("  Hint: ")
+    assert sentence in error
+    assert hint
+    assert must(stored, "git", "status", "--short") == status

@@ -1,0 +1,78 @@
+"""`zerotrain data add`: a user's dataset, tracked by DVC."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zerotrain.dvc.commits import git
+from zerotrain.dvc.storage import open_repo
+from zerotrain.errors import PipelineError
+
+
+def add(data: Path) -> list[str]:
+    """Track a dataset, or renew what is tracked of it.
+
+    Args:
+        data: Folder of images, or a file of text, inside the project.
+
+    Returns:
+        What was written, what git should add, and how a configuration names the data.
+
+    Raises:
+        PipelineError: it is missing or lies outside, or belongs to git, a stage or another dataset.
+    """
+    place = _place(data)
+    with open_repo() as repo:
+        for out in repo.index.outs:
+            if not out.is_in_repo:
+                continue
+            of = Path(out.fs_path).relative_to(repo.root_dir)
+            if of == place and out.stage.is_data_source:
+                if not out.use_cache:
+                    raise PipelineError(
+                        f"{place}: tracked already, by {place}.dvc and by git itself",
+                        hint="nothing is to be done: it comes with every clone",
+                    )
+                if not out.status():
+                    return [f"{place}: tracked by {place}.dvc already, and unchanged"]
+            elif of == place or of in place.parents or place in of.parents:
+                owner = out.stage.addressing
+                kind = "tracked by" if out.stage.is_data_source else "made by the stage"
+                raise PipelineError(
+                    f"{place}: {of} is {kind} {owner} already",
+                    hint="name a folder of your own that neither lies in it nor holds it",
+                )
+        if held := git("ls-files", "--", str(place)).splitlines():
+            raise PipelineError(
+                f"{place}: {len(held)} files of it are tracked by git, {held[0]} among them",
+                hint=f"let git forget them (they stay here): `git rm -r --cached {place}`, then "
+                "call it again",
+            )
+        renewed = Path(f"{place}.dvc").exists()
+        repo.add([str(place)])
+    ignored = place.with_name(".gitignore")
+    key = "path" if place.is_file() else "images"
+    return [
+        f"{'renewed' if renewed else 'wrote'} {place}.dvc",
+        f"then: git add {place}.dvc {ignored}",
+        "      dvc push    (once a remote is set: `dvc remote add --default NAME URL`)",
+        f"config: data.{key}: {place}",
+    ]
+
+
+def _place(data: Path) -> Path:
+    """The path within the project."""
+    if not data.exists():
+        raise PipelineError(f"{data}: no such folder", hint="name one that exists")
+    if data.is_symlink():
+        raise PipelineError(
+            f"{data}: a link to {data.resolve()}; DVC would store the link's own content",
+            hint=f"copy the files themselves: `cp -rL {data} {data}-files`, and add that",
+        )
+    root, found = Path.cwd().resolve(), data.resolve()
+    if found == root or not found.is_relative_to(root):
+        raise PipelineError(
+            f"{data}: not a folder inside the project {root}, and DVC tracks nothing outside",
+            hint=f"copy it: `cp -r {data} data/`, then `zerotrain data add data/{found.name}`",
+        )
+    return found.relative_to(root)
