@@ -6,7 +6,7 @@
 A cache-like folder of random bytes is pushed and pulled with the project's own .dvc/config, once in
 few shards and once as many small files. In each round, one after the other: `cp -r` of the folder,
 `dvc push` into an empty remote, `dvc pull` into a project that has neither the folder nor a cache.
-Each is over when every file it wrote is on the disk (fsync), and the commands' start-up counts. A pull
+Each is over when every file it wrote is on the disk (fsync); the commands' start-up counts. A pull
 writes the bytes twice where the file system has no reflinks, once into the cache and once to their
 place, so its least ratio there is 2; `fetch_ratio` is that of the first half alone.
 
