@@ -37,7 +37,7 @@ MIB = 2**20
 
 
 class Project:
-    """A project of DVC with one tracked folder, `cache`, and the remote beside it."""
+    """A project of DVC with one tracked folder, `cache`; the remote lies in its user's home."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "project"
@@ -45,7 +45,9 @@ class Project:
         self.stored = self.folder / ".dvc" / "cache"
         self.remote = folder / "zerotrain-remote"
         self.copied = folder / "copied"
-        self._environment = {**os.environ, "DVC_SITE_CACHE_DIR": str(folder / "site")}
+        self._environment = {
+            **os.environ, "HOME": str(folder), "DVC_SITE_CACHE_DIR": str(folder / "site")
+        }  # fmt: skip
         self.folder.mkdir(parents=True)
         subprocess.run(["git", "init", "-q", self.folder], check=True)
         self.dvc("init", "-q")

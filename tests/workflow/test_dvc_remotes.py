@@ -89,9 +89,8 @@ class Project:
 
     def clone(self, name: str) -> Project:
         """A fresh clone beside it."""
-        folder = self.folder.parent / name
-        self("git", "clone", "-q", ".", str(folder))
-        return Project(folder)
+        self("git", "clone", "-q", ".", str(self.folder.with_name(name)))
+        return Project(self.folder.with_name(name))
 
     def contents(self) -> dict[str, bytes]:
         """The bytes of each result, by its path."""
@@ -137,8 +136,8 @@ def project(tmp_path: Path) -> Project:
 
 @pytest.fixture
 def local(tmp_path: Path) -> Remote:
-    """The shipped remote, untouched: a folder beside the project."""
-    return Remote(remove=lambda path: (tmp_path / "zerotrain-remote" / path).unlink())
+    """The shipped remote, untouched: a folder in the user's home."""
+    return Remote(remove=lambda path: (tmp_path / "home" / "zerotrain-remote" / path).unlink())
 
 
 @pytest.fixture
@@ -258,16 +257,26 @@ def test_a_clone_pulls_what_was_pushed(
     assert other.contents() == project.contents()
 
 
-def test_a_clone_elsewhere_is_led_to_the_folder(project: Project, local: Remote) -> None:
-    """Beside the project a clone finds its remote by itself; elsewhere one local setting names it,
-    and Git sees nothing of that."""
+def test_the_shipped_remote_holds_earlier_runs(project: Project) -> None:
+    """What earlier commits made is pushed to the same folder; a clone moves the folder for itself
+    alone, and Git sees nothing of that."""
     project.commit()
-    project("dvc", "push", "-q")
-    clone = project.clone("elsewhere/clone")
-    code, said = clone.run("dvc", "pull")
-    assert code != 0
-    assert project.objects()[""].replace("files/md5", "").replace("/", "") in said
-    clone.use({"url": str(project.folder.parent / "zerotrain-remote")}, "--local")
+    first = project.contents()
+    make = project.folder / "make.py"
+    make.write_text(make.read_text().replace("1_500_000", "1_600_000"))
+    project("dvc", "repro", "-q")
+    project.commit()
+    assert f"{2 * (SHARDS + 2)} files pushed" in project("dvc", "push", "--all-commits")
+    home = project.folder.parent / "home" / "zerotrain-remote"
+    assert len([path for path in home.rglob("*") if path.is_file()]) == 2 * (SHARDS + 2)
+
+    home.rename(project.folder.parent / "moved")
+    clone = project.clone("clone")
+    assert clone.run("dvc", "pull")[0] != 0
+    clone.use({"url": str(project.folder.parent / "moved")}, "--local")
     clone("dvc", "pull", "-q")
     assert clone.contents() == project.contents()
+    clone("git", "checkout", "-q", "HEAD~1")
+    clone("dvc", "pull", "-q")
+    assert clone.contents() == first
     assert clone("git", "status", "--short") == ""
