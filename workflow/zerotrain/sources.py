@@ -87,7 +87,7 @@ def _files_of(name: str, *, must_exist: bool = False) -> list[Path]:
 @cache
 def _imports(path: Path) -> tuple[Path, ...]:
     names: set[str] = set()
-    for node in _walk(ast.parse(path.read_text())):
+    for node in _walk(ast.parse(path.read_text()).body):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -97,15 +97,15 @@ def _imports(path: Path) -> tuple[Path, ...]:
     return tuple(file for name in ours for file in _files_of(name))
 
 
-def _walk(node: ast.AST) -> Iterable[ast.AST]:
-    """All statements that run: an `if TYPE_CHECKING` block does not; no expression imports."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.expr):
+def _walk(statements: Iterable[ast.AST]) -> Iterable[ast.AST]:
+    """All statements that run, also within others: an `if TYPE_CHECKING` block does not."""
+    for one in statements:
+        if isinstance(one, ast.If) and ast.unparse(one.test) in TYPES_ONLY:
+            yield from _walk(one.orelse)
             continue
-        if isinstance(child, ast.If) and ast.unparse(child.test) in TYPES_ONLY:
-            child = ast.Module(child.orelse, [])
-        yield child
-        yield from _walk(child)
+        yield one
+        for inner in ("body", "orelse", "handlers", "finalbody", "cases"):
+            yield from _walk(getattr(one, inner, ()))
 
 
 @cache

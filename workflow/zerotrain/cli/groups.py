@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -125,4 +126,16 @@ def settle(
     """Make Snakemake's records agree with files that DVC brought; snakemake calls it itself."""
     from zerotrain.dvc.records import settle
 
+    gc.disable()  # it took a fifth of this short process's time
     settle(config, killed=killed)
+
+
+@dvc_app.command()
+def enter(
+    stages: Annotated[list[str], typer.Argument(metavar="STAGE...", help="Names in dvc.yaml.")],
+) -> None:
+    """Enter stages in dvc.lock as made from what lies here; snakemake calls it at its end."""
+    from zerotrain.dvc.entry import enter
+
+    gc.disable()
+    enter(stages)

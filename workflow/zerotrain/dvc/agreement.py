@@ -113,11 +113,8 @@ def disturbed(outputs: Mapping[str, Iterable[str]], book: Mapping[str, Any]) -> 
 
 def settle(config: Path, *, killed: bool) -> None:
     """Look at what was changed, in a process of its own: it reads the graph itself."""
-    words = ["dvc", "settle", "--config", str(config), *(["--killed"] if killed else [])]
-    done = subprocess.run(
-        [sys.executable, "-m", "zerotrain", *words], stdin=subprocess.DEVNULL, stdout=sys.stderr
-    )
-    if done.returncode:
+    words = ["settle", "--config", str(config), *(["--killed"] if killed else [])]
+    if _in_a_process(*words):
         print(
             "WARNING: Snakemake's records and dvc.lock could not be made to agree; above it says "
             "why. What snakemake plans now rests on its own records alone.",
@@ -125,19 +122,19 @@ def settle(config: Path, *, killed: bool) -> None:
         )
 
 
-def enter(stages: Iterable[str]) -> None:
-    """Enter stages in dvc.lock as made from what lies here, and store what they made."""
-    names = list(stages)
-    if not names:
-        return
-    command = [sys.executable, "-m", "dvc", "commit", "-q", "-f", "--no-relink", *names]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
-    if done.returncode:
+def enter(names: list[str]) -> None:
+    """Enter stages in dvc.lock, in a process of its own: it may fail and take its time."""
+    if names and _in_a_process("enter", *names):
         print(
             "WARNING: dvc.lock was not brought up to date; above it says why.\n"
-            f"  Hint: mend it and call `dvc commit -f {' '.join(names)}`; snakemake is not touched",
+            "  Hint: mend it and call `snakemake` again; what it has made stays",
             file=sys.stderr,
         )
+
+
+def _in_a_process(*words: str) -> int:
+    command = [sys.executable, "-m", "zerotrain", "dvc", *words]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode
 
 
 def read_book() -> dict[str, Any]:

@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from zerotrain.dvc.agreement import LOCK, enter, read_book, write_book
+from zerotrain.dvc.agreement import LOCK, read_book, write_book
+from zerotrain.dvc.entry import enter
 from zerotrain.dvc.jobs import in_order, stage_name, workflow_of
+from zerotrain.dvc.storage import open_repo
 
 LONG_AGO = (1, 1)
 """Access and modification time of a stale output: every input is newer."""
@@ -56,12 +58,11 @@ def settle(config: Path, *, killed: bool) -> None:
 def _dvc_says() -> tuple[set[str], set[str]]:
     """Names of the stages that dvc.lock knows, and of those that have changed since."""
     import yaml
-    from dvc.repo import Repo
 
     if not LOCK.is_file():
         return set(), set()
     locked = yaml.load(LOCK.read_text(), Loader=yaml.CSafeLoader) or {}
-    with Repo() as repo:
+    with open_repo() as repo:
         return set(locked.get("stages") or {}), set(repo.status())
 
 

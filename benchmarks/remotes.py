@@ -1,7 +1,7 @@
 """How fast `dvc push` and `dvc pull` are through a folder, against a plain copy of the same bytes.
 
-    python benchmarks/dvc.py                        # from the project's root, in its environment
-    python benchmarks/dvc.py --gib 4 --rounds 5 --folder /data/tmp
+    python benchmarks/remotes.py                    # from the project's root, in its environment
+    python benchmarks/remotes.py --gib 4 --rounds 5 --folder /data/tmp
 
 A cache-like folder of random bytes is pushed and pulled with the project's own .dvc/config, once in
 few shards and once as many small files. In each round, one after the other: `cp -r` of the folder,
