@@ -3,10 +3,14 @@
 OUTPUTS: none
 """
 
-from zerotrain.dvc import agreement
+from zerotrain.dvc.agreement import Agreement
 
-agreement.keep(workflow, Path(CONFIG))
+AGREEMENT = Agreement(workflow, Path(CONFIG))
 
 
 onstart:
-    agreement.note_running()
+    checked(AGREEMENT.begin)
+
+
+onsuccess:
+    checked(AGREEMENT.end)

@@ -94,6 +94,11 @@ def main():
         "code": [sha256(path) for path in code],
         "inputs": {str(path): sha256(path) for path in read if path.is_file()},
     }
+    editing, *edit = os.environ.get("EDIT", "").split("|")
+    if editing == stage:
+        path, old, new = Path(edit[0]), *edit[1:]
+        text = path.read_text()
+        path.write_text(text.replace(old, new) if old else text + new)
     for name, path in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         manifest = {

@@ -14,6 +14,7 @@ import pytest
 from tests.workflow.conftest import create
 
 CONFIG = "config/config.yaml"
+MORE = "  - {name: more, until: 900, launch: torch}\n"
 LAUNCH = "results/tiny/plain/launch/manifest.json"
 
 
@@ -139,3 +140,60 @@ def test_outputs_that_dvc_brought_back_are_told_from_others(agreed):
     grid.write_text(grid.read_text().replace("evaluation", "invention"))
     assert agreed.planned("train") == {"evaluate": 1, "report": 1}
     assert Path(grid).exists()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    ["workflow/zerotrain/stages/evaluate.py||# edited\n", f"{CONFIG}|_scale: 3|_scale: 2"],
+)
+def test_what_is_edited_while_a_stage_runs_is_not_taken_for_what_it_was_made_from(agreed, edit):
+    """Neither tool blesses the outputs: the stages that took it in are made again."""
+    agreed.append("workflow/zerotrain/stages/evaluate.py", "# new\n")
+    code, said = agreed.forked("--cores", "1", "train", EDIT=f"evaluate|{edit}")
+    assert code == 0, said
+    assert agreed.planned("train") == {"evaluate": 2, "report": 1}
+    stale = set(json.loads(agreed.command("dvc", "status", "--json").stdout))
+    assert {"evaluate-plain", "evaluate-offload"} <= stale
+
+
+def test_a_stage_of_dvc_whose_code_is_edited_meanwhile_fails(agreed):
+    """It says which file; called again, DVC makes it of the edited code."""
+    source = "workflow/zerotrain/stages/report.py"
+    agreed.append(source, "# new\n")
+    done = agreed.command("dvc", "repro", EDIT=f"report|{source}||# edited\n")
+    assert done.returncode != 0
+    assert f"ERROR: {source}: edited while report ran" in done.stdout
+    agreed.calls()
+    assert agreed.command("dvc", "repro").returncode == 0
+    assert agreed.calls() == ["report"]
+    assert clean(agreed)
+    assert agreed.planned("train") == {}
+
+
+def test_dvc_yaml_follows_the_graph(agreed):
+    """A phase more, or an import more: after snakemake, dvc.yaml and dvc.lock have it."""
+    agreed.edit(CONFIG, "launch: zero2_offload\n", "launch: zero2_offload\n" + MORE)
+    code, said = agreed.forked("--cores", "2", "train")
+    assert code == 0, said
+    assert "train_phase-more:" in (agreed.folder / "dvc.lock").read_text()
+    assert clean(agreed)
+    agreed.append("workflow/zerotrain/extra.py", "VALUE = 1\n")
+    agreed.append("workflow/zerotrain/stages/report.py", "import zerotrain.extra\n")
+    code, said = agreed.forked("--cores", "2", "train")
+    assert code == 0, said
+    assert clean(agreed)
+    agreed.append("workflow/zerotrain/extra.py", "VALUE = 2\n")
+    assert set(json.loads(agreed.command("dvc", "status", "--json").stdout)) == {"report"}
+
+
+def test_a_stage_of_dvc_that_dvc_yaml_tells_wrong_fails(agreed):
+    """DVC would not see edits of a file that dvc.yaml does not name."""
+    agreed.append("workflow/zerotrain/extra.py", "VALUE = 1\n")
+    agreed.append("workflow/zerotrain/stages/report.py", "import zerotrain.extra\n")
+    done = agreed.command("dvc", "repro")
+    assert done.returncode != 0
+    assert "`zerotrain dvc generate --config config/config.yaml`" in done.stdout
+    assert agreed.calls() == []
+    assert agreed.command("python", "-m", "zerotrain", "dvc", "generate").returncode == 0
+    assert agreed.command("dvc", "repro").returncode == 0
+    assert agreed.calls() == ["report"]

@@ -128,6 +128,7 @@ class Fuzz:
 
     def repro(self) -> None:
         def run() -> tuple[int, str]:
+            self.must("python", "-m", "zerotrain", "dvc", "generate")
             done = self.project.command("dvc", "repro")
             return done.returncode, done.stdout
 
@@ -172,6 +173,18 @@ class Fuzz:
         self.killed.update(self.project.made()[-2:])
         self.must("snakemake", "--unlock")
 
+    def meanwhile(self) -> None:
+        """Code or values are edited while a stage runs that takes them in."""
+        stage = self.random.choice(STAGES)
+        edit = f"{stage}|workflow/zerotrain/stages/{stage}.py||# {self.new_number()}\n"
+        if self.random.random() < 0.5:
+            edit = f"{stage}|{CONFIG}|_scale: {self.random.choice('123')}|_scale: 4"
+        tool = self.random.choice(["snakemake", "dvc"])
+        self.story[-1] += f" {edit!r} under {tool}"
+        words = ("snakemake", "--cores", "2", "train") if tool == "snakemake" else ("dvc", "repro")
+        self.project.command(*words, EDIT=edit)
+        self.project.made()
+
     # What people do.
 
     def new_number(self) -> int:
@@ -180,7 +193,9 @@ class Fuzz:
 
     def edit(self) -> None:
         folder = self.project.folder
-        what = self.random.choice(["image", "old image", "config", "code", "rule", "comment"])
+        what = self.random.choice([
+            "image", "old image", "config", "code", "rule", "comment", "phase", "import"
+        ])  # fmt: skip
         number = self.new_number()
         if what in ("image", "old image"):
             name = self.random.choice(["cat", "dog", f"{number % 4}"])
@@ -192,6 +207,13 @@ class Fuzz:
             key = self.random.choice(["learning_rate: 1.0e-3", "until: 700", "guidance_scale: 3.0"])
             self._replace(CONFIG, key.partition(":")[0], number)
             what = key
+        elif what == "phase":
+            self._another_phase()
+        elif what == "import":
+            module = f"extra_{number}"
+            path = f"workflow/zerotrain/stages/{self.random.choice(STAGES)}.py"
+            self.project.append(f"workflow/zerotrain/{module}.py", "VALUE = 1\n")
+            self.project.append(path, f"import zerotrain.{module}  # noqa\n")
         elif what == "comment":
             self.project.append(CONFIG, f"# {number}\n")
         else:
@@ -200,6 +222,13 @@ class Fuzz:
             self.project.append(path.format(stage), f"# {number}\n")
             what += f" of {stage}"
         self.story[-1] += f" {what}"
+
+    def _another_phase(self) -> None:
+        """One more at the end, or the last of three gone; for DVC, dvc.yaml is generated anew."""
+        path = self.project.folder / CONFIG
+        text = path.read_text()
+        more, last = "  - {name: more, until: 900, launch: torch}\n", "    launch: zero2_offload\n"
+        path.write_text(text.replace(more, "") if more in text else text.replace(last, last + more))
 
     def _replace(self, name: str, key: str, number: int) -> None:
         """Another of few values for the last line that has the key: former ones come back."""
@@ -274,7 +303,7 @@ class Fuzz:
         weights = {
             self.edit: 10, self.touch: 3, self.snakemake: 8, self.repro: 4, self.part: 2,
             self.fail: 3, self.kill: 2, self.checkout: 3, self.clone: 1,
-            self.experiment: 1,
+            self.experiment: 1, self.meanwhile: 2,
         }  # fmt: skip
         (act,) = self.random.choices(list(weights), list(weights.values()))
         self.story.append(act.__name__)

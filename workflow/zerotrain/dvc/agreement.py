@@ -2,13 +2,17 @@
 
 Snakemake's books (.snakemake/) tell an output by its time; DVC's (dvc.lock) by its content. So:
 
-- After `snakemake` has run, the stages that it knows to be fresh are entered in dvc.lock.
+- After `snakemake` has run, the stages that it knows to be fresh are entered in dvc.lock, and
+  dvc.yaml is written anew where the graph has changed.
 - Before it plans, what somebody has put behind its back is looked at (`zerotrain.dvc.records`):
   outputs that DVC brought back, inputs of new content under an old time, a run that was killed
   before it could enter what it had made.
 
-Inside a stage of DVC neither is done: there DVC judges, and its stages force what they call. Where
-DVC is not installed or not set up, or dvc.yaml is of another run, Snakemake is left alone.
+Inside a stage of DVC neither is done: there DVC judges, and its stages force what they call. They
+fail where DVC would enter what is not true: where dvc.yaml is not of the graph any more, and where
+something was edited while the stage ran.
+
+Where DVC is not installed or not set up, or dvc.yaml is of another run, Snakemake is left alone.
 """
 
 from __future__ import annotations
@@ -16,48 +20,116 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib.util
-import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from zerotrain.dvc import jobs
+from zerotrain.dvc.book import lives, note_running, read_book, write_book
 from zerotrain.dvc.jobs import MAIN_CONFIG, in_order, stage_name
-
-PIPELINE = Path("dvc.yaml")
-LOCK = Path("dvc.lock")
-BOOK = Path(".snakemake/agreement.json")
-"""When the books last agreed, and the run that is under way: {"looked": time, "seen": {output: its
-time}, "entered": digest, "running": {"pid", "host", "began"}}."""
+from zerotrain.dvc.meanwhile import Meanwhile, began_and_ended
+from zerotrain.dvc.pipeline import LOCK, PIPELINE, is_current
+from zerotrain.dvc.records import make_stale
+from zerotrain.errors import PipelineError
 
 
-def keep(workflow: Any, config: Path) -> None:
-    """What the Snakefile calls as it is read: settle before it plans, enter at its end.
+class Agreement:
+    """The agreement over one call of snakemake, made as the Snakefile is read.
 
     Args:
         workflow: Snakemake's workflow object.
         config: The run's configuration.
     """
-    if jobs.LOOKING or not workflow.is_main_process or "DVC_STAGE" in os.environ:
-        return
-    outputs = outputs_of(config)
-    if not outputs:
-        return
-    book = read_book()
-    running = book.get("running")
-    if running and _lives(running):
-        return  # its jobs are half done, and it settles itself
-    if running or disturbed(outputs, book):
-        settle(config, killed=bool(running))
-    atexit.register(_enter_at_exit, workflow, config, outputs)
+
+    def __init__(self, workflow: Any, config: Path) -> None:
+        self._workflow = workflow
+        self._config = config
+        self._in_stage = "DVC_STAGE" in os.environ
+        outputs = {} if jobs.LOOKING or not workflow.is_main_process else outputs_of(config)
+        running = read_book().get("running")
+        alone = self._in_stage or not (running and lives(running))  # else it settles itself
+        self._in_use = bool(outputs) and alone
+        if not self._in_use:
+            return
+        if not self._in_stage:
+            if running or disturbed(outputs):
+                settle(config, killed=bool(running))
+            atexit.register(self._enter)
+        self._meanwhile = Meanwhile(config)
+
+    def begin(self) -> None:
+        """Before the first job.
+
+        Raises:
+            PipelineError: DVC calls it, and would not see edits of what dvc.yaml leaves out.
+        """
+        if self._in_use and not self._in_stage:
+            note_running()
+        elif self._in_use and not self._is_current():
+            raise PipelineError(
+                f"{PIPELINE}: it is not of {self._config}, the rules and the code as they are now",
+                hint=f"`zerotrain dvc generate --config {self._config}`, and call DVC again",
+            )
+
+    def end(self) -> None:
+        """After the last job.
+
+        Raises:
+            PipelineError: DVC calls it, and would enter what the job was not made from.
+        """
+        if not (self._in_use and self._in_stage):
+            return
+        for job in in_order(self._workflow.dag.jobs):
+            if self._workflow.dag.finished(job) and (edits := self._edits(job)):
+                raise PipelineError(
+                    f"{', '.join(edits)}: edited while {stage_name(job)} ran: what it made is of "
+                    "neither",
+                    hint="call DVC again; while it works, edit another clone",
+                )
+
+    def _is_current(self) -> bool:
+        return is_current(_pipeline(), self._workflow.dag.jobs, self._config)
+
+    def _edits(self, job: Any) -> dict[str, float]:
+        return self._meanwhile.edited(self._workflow, job, _pipeline()["stages"][stage_name(job)])
+
+    def _enter(self) -> None:
+        """At the end of the process, also where there was nothing to do, or a job failed."""
+        workflow = self._workflow
+        if workflow._executor_plugin is None or workflow.dryrun or workflow._dag is None:
+            return
+        dag = workflow.dag
+        if dag.rules_allowed_for_needrun or len(workflow.rerun_triggers) < 5:
+            return  # then Snakemake has not looked at everything
+        if not self._is_current():
+            print(f"{PIPELINE}: written anew, for the graph has changed", file=sys.stderr)
+            _in_a_process("generate", "--config", str(self._config))
+            _pipeline.cache_clear()
+        outputs = outputs_of(self._config)
+        fresh, looked = [], time.time()
+        for job in in_order(dag.jobs):
+            name = stage_name(job)
+            if name not in outputs or not (dag.finished(job) or not dag.needrun(job)):
+                continue
+            if edits := self._edits(job):
+                print(f"{name}: not entered in {LOCK}: {', '.join(edits)}: edited meanwhile",
+                      file=sys.stderr)  # fmt: skip
+                looked = read_book().get("looked", 0.0)
+                if dag.finished(job) and min(edits.values()) <= began_and_ended(workflow, job)[1]:
+                    make_stale(workflow, job)
+            else:
+                fresh.append(name)
+        stamp = _stamp(self._config, fresh, outputs)
+        if stamp != read_book().get("entered"):
+            enter(fresh)
+            stamp = _stamp(self._config, fresh, outputs)
+        write_book(running=None, looked=looked, entered=stamp)
 
 
 def outputs_of(config: Path) -> dict[str, list[str]]:
@@ -66,11 +138,8 @@ def outputs_of(config: Path) -> dict[str, list[str]]:
     under_git = any((folder / ".git").exists() for folder in Path("x").resolve().parents)
     if not (set_up and under_git and importlib.util.find_spec("dvc")):
         return {}
-    import yaml
-
-    loaded = yaml.load(PIPELINE.read_text(), Loader=yaml.CSafeLoader) or {}
     found = {}
-    for name, stage in (loaded.get("stages") or {}).items():
+    for name, stage in (_pipeline().get("stages") or {}).items():
         words = shlex.split(str(stage.get("cmd", "")))
         if words[:1] != ["snakemake"] or "--" not in words:
             continue
@@ -80,11 +149,19 @@ def outputs_of(config: Path) -> dict[str, list[str]]:
     return found
 
 
-def disturbed(outputs: Mapping[str, Iterable[str]], book: Mapping[str, Any]) -> bool:
+@cache
+def _pipeline() -> dict[str, Any]:
+    import yaml
+
+    return yaml.load(PIPELINE.read_text(), Loader=yaml.CSafeLoader) or {}
+
+
+def disturbed(outputs: Mapping[str, Iterable[str]]) -> bool:
     """Whether outputs or inputs were changed in a way that Snakemake would not notice."""
     from snakemake.persistence.file import FilePersistence
 
     persistence = FilePersistence(nolock=True)
+    book = read_book()
     looked, seen = book.get("looked", 0.0), book.get("seen", {})
     times: dict[str, os.stat_result | None] = {}
 
@@ -135,56 +212,6 @@ def enter(names: list[str]) -> None:
 def _in_a_process(*words: str) -> int:
     command = [sys.executable, "-m", "zerotrain", "dvc", *words]
     return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode
-
-
-def read_book() -> dict[str, Any]:
-    """When the books last agreed; empty where they never did."""
-    try:
-        found = json.loads(BOOK.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def write_book(**values: Any) -> None:
-    """Change the book."""
-    BOOK.parent.mkdir(exist_ok=True)
-    new = BOOK.with_name(f"{BOOK.name}.{os.getpid()}")
-    new.write_text(json.dumps({**read_book(), **values}))
-    new.replace(BOOK)
-
-
-def note_running() -> None:
-    """A run begins: were it killed, what it made would not be entered."""
-    me = psutil.Process()
-    write_book(running={"pid": me.pid, "host": socket.gethostname(), "began": me.create_time()})
-
-
-def _lives(running: Mapping[str, Any]) -> bool:
-    if running["host"] != socket.gethostname():
-        return any(Path(".snakemake/locks").glob("*.lock"))
-    try:
-        process = psutil.Process(running["pid"])
-        return process.create_time() == running["began"] and process.pid != os.getpid()
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _enter_at_exit(workflow: Any, config: Path, outputs: Mapping[str, list[str]]) -> None:
-    if workflow._executor_plugin is None or workflow.dryrun or workflow._dag is None:
-        return
-    dag = workflow.dag
-    if dag.rules_allowed_for_needrun or len(workflow.rerun_triggers) < 5:
-        return  # then Snakemake has not looked at everything
-    fresh = [
-        stage_name(job) for job in in_order(dag.jobs) if dag.finished(job) or not dag.needrun(job)
-    ]
-    fresh = [name for name in fresh if name in outputs]
-    stamp = _stamp(config, fresh, outputs)
-    if stamp != read_book().get("entered"):
-        enter(fresh)
-        stamp = _stamp(config, fresh, outputs)
-    write_book(running=None, looked=time.time(), entered=stamp)
 
 
 def _stamp(config: Path, fresh: Iterable[str], outputs: Mapping[str, list[str]]) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerotrain.dvc.agreement import LOCK
 from zerotrain.dvc.commits import described, git
+from zerotrain.dvc.pipeline import LOCK
 from zerotrain.dvc.storage import open_repo
 from zerotrain.errors import PipelineError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from zerotrain.composed_base import local_folders
 from zerotrain.config import RunConfig, read_config
 from zerotrain.dvc.jobs import in_order, stage_command, stage_name, workflow_of
 
+PIPELINE = Path("dvc.yaml")
+LOCK = Path("dvc.lock")
 HEADER = """\
 # Generated from the Snakemake graph by `zerotrain dvc generate`; edit the rules, not this file.
 """
@@ -46,12 +48,32 @@ def generate(config: Path, output: Path) -> None:
 def pipeline(config: Path) -> dict[str, Any]:
     """All of dvc.yaml: stages in the order in which they can run, plots, and artifacts."""
     run = read_config(config)
-    given = YAML(typ="safe").load(config.read_text())
     with workflow_of(config, forceall=True) as workflow:
-        stages = {
-            stage_name(job): _stage(job, config, run, given) for job in in_order(workflow.dag.jobs)
-        }
+        stages = _stages(workflow.dag.jobs, config, run)
     return {"stages": stages, "plots": _plots(run), "artifacts": _artifacts(run)}
+
+
+def is_current(loaded: Mapping[str, Any], jobs: Iterable[Any], config: Path) -> bool:
+    """Whether dvc.yaml says of these jobs, and of the phases, what would be written now.
+
+    Args:
+        loaded: What dvc.yaml holds.
+        jobs: Some jobs of the graph.
+        config: The run's configuration.
+    """
+    run = read_config(config)
+    known = loaded.get("stages") or {}
+    stages = _stages(jobs, config, run)
+    return (
+        all(known.get(name) == stage for name, stage in stages.items())
+        and loaded.get("plots") == _plots(run)
+        and loaded.get("artifacts") == _artifacts(run)
+    )
+
+
+def _stages(jobs: Iterable[Any], config: Path, run: RunConfig) -> dict[str, Any]:
+    given = YAML(typ="safe").load(config.read_text())
+    return {stage_name(job): _stage(job, config, run, given) for job in in_order(jobs)}
 
 
 def _stage(job: Any, config: Path, run: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from zerotrain.dvc.agreement import LOCK, read_book, write_book
+from zerotrain.dvc.book import read_book, write_book
 from zerotrain.dvc.entry import enter
 from zerotrain.dvc.jobs import in_order, stage_name, workflow_of
+from zerotrain.dvc.meanwhile import changed_at
+from zerotrain.dvc.pipeline import LOCK
 from zerotrain.dvc.storage import open_repo
 
 LONG_AGO = (1, 1)
@@ -40,12 +42,12 @@ def settle(config: Path, *, killed: bool) -> None:
                 continue
             if _is_as_recorded(workflow, job):
                 if _has_other_content(workflow, job, looked):
-                    _make_stale(workflow, job)
+                    make_stale(workflow, job)
                 elif name in changed and not workflow.dag.needrun(job):
                     fresh.append(name)
             elif name in known:
                 if name in changed:
-                    _make_stale(workflow, job)
+                    make_stale(workflow, job)
                 else:
                     _make_fresh(workflow, job)
         if killed:
@@ -79,7 +81,7 @@ def _has_other_content(workflow: Any, job: Any, looked: float) -> bool:
     """Whether an input was replaced by another content under an older time."""
     limit = workflow.dag_settings.max_checksum_file_size
     for path in job.input:
-        if not os.path.exists(path) or os.stat(path).st_ctime <= looked:
+        if changed_at(path) <= looked:
             continue
         said = workflow.persistence.input_checksums(job, path)
         if len(said) == 1 and None not in said:
@@ -97,7 +99,8 @@ def _make_fresh(workflow: Any, job: Any) -> None:
     workflow.async_run(workflow.persistence.finished(job))
 
 
-def _make_stale(workflow: Any, job: Any) -> None:
+def make_stale(workflow: Any, job: Any) -> None:
+    """Let a job's outputs be older than all inputs, and of nobody knows what."""
     for path in job.output:
         workflow.persistence.cleanup_metadata(path)
         os.utime(path, LONG_AGO)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.config import read_config
-from zerotrain.dvc.agreement import LOCK
 from zerotrain.dvc.jobs import MAIN_CONFIG, in_order, stage_name, workflow_of
+from zerotrain.dvc.pipeline import LOCK
 from zerotrain.dvc.records import settle
 from zerotrain.dvc.storage import bring, open_repo, some
 from zerotrain.errors import PipelineError
