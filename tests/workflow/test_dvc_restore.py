@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.workflow.conftest import Project
+from tests.workflow.conftest import Project, create
 
 CONFIG = "config/config.yaml"
 EVERYTHING = ["cache", "progress", "checkpoint", "weights", "state", "evaluation", "report"]
@@ -83,9 +83,7 @@ def nothing_to_do(project: Project) -> None:
 
 @pytest.fixture(scope="module")
 def _stored(tmp_path_factory, planner) -> Project:
-    from tests.workflow.conftest import _create
-
-    project = _create(tmp_path_factory.mktemp("stored") / "project", "nano", planner)
+    project = create(tmp_path_factory.mktemp("stored") / "project", "nano", planner)
     begin(project)
     return project
 
