@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.workflow.conftest import Project
+from tests.workflow.conftest import Jobs, Project, create
 
 CONFIG = "config/config.yaml"
 EVERYTHING = ["cache", "progress", "checkpoint", "weights", "state", "evaluation", "report"]
@@ -83,9 +84,7 @@ def nothing_to_do(project: Project) -> None:
 
 @pytest.fixture(scope="module")
 def _stored(tmp_path_factory, planner) -> Project:
-    from tests.workflow.conftest import _create
-
-    project = _create(tmp_path_factory.mktemp("stored") / "project", "nano", planner)
+    project = create(tmp_path_factory.mktemp("stored") / "project", "nano", planner)
     begin(project)
     return project
 
@@ -129,29 +128,41 @@ def test_dvc_restore_brings_everything_back(stored):
     assert "brought back: 0 of" in zerotrain(project, "restore")
 
 
-TRAINING = {"train_phase", "export_weights", "evaluate", "report"}
-EDITS: dict[str, tuple[Callable[[Project], object], set[str]]] = {
+EVERY_JOB = {
+    "prepare_dataset": 1, "build_base": 1, "cache_latents": 1, "render_launch": 2,
+    "train_phase": 2, "export_weights": 2, "evaluate": 2, "report": 1,
+}  # fmt: skip
+EDITS: dict[str, tuple[Callable[[Project], object], Jobs]] = {
     "how images are sampled": (
         lambda project: project.edit(CONFIG, "guidance_scale: 3.0", "guidance_scale: 2.0"),
-        {"evaluate", "report"},
+        {"evaluate": 2, "report": 1},
     ),
     "the end of the last phase": (
         lambda project: project.edit(CONFIG, "until: 700", "until: 800"),
-        {"render_launch", *TRAINING},
+        {"render_launch": 1, "train_phase": 1, "export_weights": 1, "evaluate": 1, "report": 1},
     ),
     "how weights are exported": (
         lambda project: project.edit(CONFIG, "dtype: fp32", "dtype: bf16"),
-        TRAINING,
+        # The second phase begins with the state that the first one's export wrote.
+        {"train_phase": 1, "export_weights": 2, "evaluate": 2, "report": 1},
     ),
     "an image": (
         lambda project: (project.folder / "photos/cat.png").write_bytes(b"another cat"),
-        {"prepare_dataset", "build_base", "cache_latents", "render_launch", *TRAINING},
+        EVERY_JOB,
+    ),
+    "a caption": (
+        lambda project: project.edit("photos/dog.txt", "a dog", "an old dog"),
+        EVERY_JOB,
     ),
     "a source file": (
         lambda project: project.append("workflow/zerotrain/stages/report.py", "# more\n"),
-        {"report"},
+        {"report": 1},
     ),
-    "a comment": (lambda project: project.append(CONFIG, "# a remark\n"), set()),
+    "a rule file": (
+        lambda project: project.append("rules/evaluate.smk", "# more\n"),
+        {"evaluate": 2, "report": 1},
+    ),
+    "a comment": (lambda project: project.append(CONFIG, "# a remark\n"), {}),
 }
 
 
@@ -163,12 +174,12 @@ SLOW = [edit for edit in EDITS if edit != "a comment"]
     [pytest.param(edit, marks=pytest.mark.slow if edit in SLOW else ()) for edit in EDITS],
 )
 def test_dvc_restore_leaves_each_edit_its_dependents(edit, restored):
-    """After a restore an edit reruns what depends on it and nothing else, in both tools."""
+    """After a restore an edit reruns each job that depends on it and no other, in both tools."""
     act, expected = EDITS[edit]
     act(restored)
-    assert set(restored.planned("train")) == expected
+    assert restored.planned("train") == expected
     must(restored, "dvc", "repro", "-q")
-    assert set(restored.calls()) == expected
+    assert Counter(restored.calls()) == expected
     nothing_to_do(restored)
 
 
@@ -179,6 +190,51 @@ def test_dvc_restore_without_remote_takes_the_cache(stored):
     shutil.rmtree(stored.folder / "results")
     assert "nothing to do" in zerotrain(stored, "restore")
     assert hashes(stored) == before
+
+
+def object_of(project: Project, store: Path) -> Path:
+    """Where the first phase's weights lie in a cache or remote."""
+    weights = project.folder.with_name("project") / "results/tiny/plain/weights/payload.bin"
+    md5 = hashlib.md5(weights.read_bytes()).hexdigest()
+    return store / "files/md5" / md5[:2] / md5[2:]
+
+
+def spoil(path: Path) -> None:
+    """As a copy that was cut off leaves it."""
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:5])
+
+
+@pytest.mark.parametrize("harm", ["spoiled", pytest.param("emptied", marks=pytest.mark.slow)])
+def test_dvc_restore_mends_the_cache(harm, stored):
+    """What the cache has lost or spoiled comes from the remote, where results lie here too."""
+    before = hashes(stored)
+    if harm == "spoiled":
+        spoil(object_of(stored, stored.folder / ".dvc/cache"))
+        shutil.rmtree(stored.folder / "results/tiny/plain")
+    else:
+        shutil.rmtree(stored.folder / ".dvc/cache")
+    assert "nothing to do" in zerotrain(stored, "restore")
+    assert hashes(stored) == before
+
+
+@pytest.mark.slow
+def test_dvc_restore_names_the_configuration(stored):
+    """Where dvc.yaml is of another run, the command that is told is that run's."""
+    shutil.copy(stored.folder / CONFIG, stored.folder / "config/b.yaml")
+    zerotrain(stored, "dvc", "generate", "--config", "config/b.yaml")
+    said = zerotrain(stored, "restore", code=1)
+    assert "`snakemake --cores all train --configfile config/b.yaml` does it" in said
+
+
+def test_dvc_restore_is_called_from_the_top(stored):
+    """Below it nothing is looked for, and no revision checked out: the way up is told."""
+    inner = Project(stored.folder / "config", stored._planner)
+    inner.environment = stored.environment
+    head = must(stored, "git", "log", "-1", "--format=%D")
+    for words in (["restore"], ["restore", "HEAD~1"], ["data", "add", "../photos"]):
+        assert f"`cd {stored.folder}`" in zerotrain(inner, *words, code=2)
+    assert must(stored, "git", "log", "-1", "--format=%D") == head
 
 
 def second_training(project: Project) -> tuple[str, str]:
@@ -196,8 +252,9 @@ def second_training(project: Project) -> tuple[str, str]:
 def test_dvc_restore_takes_a_revision(stored):
     """A revision is checked out on no branch, and its own results come back."""
     before = hashes(stored)
-    first, _ = second_training(stored)
+    first, second = second_training(stored)
     assert hashes(stored) != before
+    must(stored, "git", "checkout", "-q", "--detach")
     said = zerotrain(stored, "restore", first[:8])
     assert "nothing to do" in said
     assert must(stored, "git", "rev-parse", "HEAD").strip() == first
@@ -205,6 +262,8 @@ def test_dvc_restore_takes_a_revision(stored):
     assert hashes(stored) == before
     assert stored.calls() == []
     nothing_to_do(stored)
+    must(stored, *said.partition("; `")[2].partition("` goes back")[0].split())
+    assert must(stored, "git", "rev-parse", "HEAD").strip() == second
 
 
 @pytest.mark.parametrize("change", ["edit", "dvc.lock"])
@@ -302,6 +361,10 @@ def _empty_lock(project: Project) -> None:
     (project.folder / "dvc.lock").write_text("")
 
 
+def _merged(project: Project) -> None:
+    project.edit("dvc.lock", "stages:\n", "<<<<<<< HEAD\nstages:\n")
+
+
 def _no_remote(project: Project) -> None:
     must(project, "dvc", "remote", "remove", "-q", "shelf")
 
@@ -311,9 +374,11 @@ def _remote_gone(project: Project) -> None:
 
 
 def _object_gone(project: Project) -> None:
-    weights = project.folder.with_name("project") / "results/tiny/plain/weights/payload.bin"
-    md5 = hashlib.md5(weights.read_bytes()).hexdigest()
-    (remote_of(project) / "files/md5" / md5[:2] / md5[2:]).unlink()
+    object_of(project, remote_of(project)).unlink()
+
+
+def _object_spoiled(project: Project) -> None:
+    spoil(object_of(project, remote_of(project)))
 
 
 def _no_library(project: Project) -> None:
@@ -350,16 +415,18 @@ def _not_dvc(project: Project) -> None:
 
 
 REFUSALS = {
-    "no lock": (_no_lock, "dvc.lock: not in this commit", "dvc push"),
+    "no lock": (_no_lock, "dvc.lock: not here", "dvc push"),
     "empty lock": (_empty_lock, "dvc.lock: empty", "git checkout -- dvc.lock"),
+    "merge": (_merged, "dvc.lock: a merge has left its marks", "git checkout --ours -- dvc.lock"),
     "no remote": (_no_remote, "no remote is set", "dvc remote add --default"),
     "remote gone": (_remote_gone, "not wholly on the remote shelf at /", "dvc push"),
     "object gone": (_object_gone, "results/tiny/plain/weights: not wholly on the remote", "push"),
+    "object spoiled": (_object_spoiled, "results/tiny/plain/weights: not wholly on", "push"),
     "no library": (_no_library, "requires 'dvc-oss' to be installed", "dvc remote list"),
     "training": (_training, "a training is running here: pid 7 on far", "progress/stop"),
     "snakemake": (_snakemake, "snakemake is running", "snakemake --unlock"),
     "unsaved": (_unsaved, "results/tiny/plain/weights/payload.bin: would be", "--force"),
-    "no data": (_no_data, "data.images: photos is not here", "zerotrain data add"),
+    "no data": (_no_data, "photos: not here, and DVC does not hold it", "zerotrain data add"),
     "not DVC": (_not_dvc, "no .dvc folder here", "dvc init"),
 }
 
@@ -450,6 +517,20 @@ def test_dvc_data_add_tracks_a_folder(stored):
     assert (project.folder / "photos.dvc").read_text() != tracked
 
 
+def test_dvc_data_add_prints_commands_that_work(stored):
+    """Of a name with spaces and beyond ASCII too; links that DVC itself makes are no mistake."""
+    must(stored, "dvc", "config", "--local", "cache.type", "symlink")
+    image = stored.folder / "meine Kätzchen" / "a b.png"
+    image.parent.mkdir()
+    image.write_bytes(b"a cat")
+    said = zerotrain(stored, "data", "add", image.parent.name)
+    assert image.is_symlink()
+    must(stored, "sh", "-c", said.partition("then: ")[2].partition("\n")[0])
+    added = must(stored, "git", "diff", "-z", "--cached", "--name-only").split("\0")
+    assert added == [".gitignore", "meine Kätzchen.dvc", ""]
+    assert "unchanged" in zerotrain(stored, "data", "add", image.parent.name)
+
+
 @pytest.mark.parametrize(
     ("folder", "sentence"),
     [
@@ -461,11 +542,18 @@ def test_dvc_data_add_tracks_a_folder(stored):
         ("results/tiny/plain/weights", "is made by the stage export_weights-plain already"),
         ("results/tiny", "is made by the stage"),
         ("own/inner", "own is tracked by own.dvc already"),
+        ("empty", "empty: an empty folder"),
+        ("linked", "linked/cat.png: a link to"),
+        ("dangling", "dangling/cat.png: a link to"),
     ],
 )
 def test_dvc_data_add_refuses(folder, sentence, stored):
     """What lies outside, or is another's already, is refused with a hint."""
     (stored.folder / "link").symlink_to("photos")
+    for name, target in (("linked", "../photos/cat.png"), ("dangling", "nowhere")):
+        (stored.folder / name).mkdir()
+        (stored.folder / name / "cat.png").symlink_to(target)
+    (stored.folder / "empty").mkdir()
     inner = stored.folder / "own" / "inner" / "a.png"
     inner.parent.mkdir(parents=True)
     inner.write_bytes(b"a")

@@ -33,7 +33,9 @@ def restore(
     from zerotrain.dvc.commits import commit_of, git, move_to
     from zerotrain.dvc.history import find
     from zerotrain.dvc.restore import refuse_running, restore
+    from zerotrain.dvc.storage import refuse_without_dvc
 
+    refuse_without_dvc()
     is_file = what is not None and Path(what).exists()
     if find_only and not is_file:
         raise PipelineError(

@@ -17,7 +17,8 @@ def git(*words: str) -> str:
         PipelineError: git is missing, or refuses; the message is its own.
     """
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+        command = ["git", "-c", "core.quotepath=off", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise PipelineError("git is not installed", hint="install git") from error
     if done.returncode:
@@ -57,7 +58,7 @@ def move_to(commit: str) -> None:
             hint="`git commit -a` (and `git add` for new files) or `git stash` first",
         )
     try:
-        git("cat-file", "-e", f"{commit}:{KNOWS_RESTORE}")
+        git("cat-file", "-e", f"{commit}:./{KNOWS_RESTORE}")
     except PipelineError as error:
         raise PipelineError(
             f"{commit[:10]} is of a time before `zerotrain restore`",
@@ -65,7 +66,8 @@ def move_to(commit: str) -> None:
             "stages again",
         ) from error
     git("checkout", "--quiet", "--detach", commit)
-    print(f"at {described(commit)}; `git switch -` goes back")
+    # Not `git switch -`: it goes to branches alone.
+    print(f"at {described(commit)}; `git checkout -` goes back")
 
 
 def described(commit: str) -> str:

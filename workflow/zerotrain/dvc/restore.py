@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerotrain.config import read_config
 from zerotrain.dvc.jobs import MAIN_CONFIG, in_order, stage_name, workflow_of
 from zerotrain.dvc.pipeline import LOCK
 from zerotrain.dvc.records import settle
-from zerotrain.dvc.storage import bring, open_repo, some
+from zerotrain.dvc.storage import bring, open_repo, refuse_without_dvc, some
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -30,14 +29,16 @@ def restore(*, force: bool = False) -> bool:
     Raises:
         PipelineError: nothing is recorded, something is missing, or a training runs.
     """
+    refuse_without_dvc()
     refuse_running()
     refuse_unrecorded()
     with open_repo() as repo:
-        brought = bring(repo, force=force)
-        print(f"brought back: {len(brought)} of {_stored(repo)} outputs; the others lay here")
+        brought, stored = len(bring(repo, force=force)), _stored(repo)
+        others = "; the others lay here" if brought < stored else ""
+        print(f"brought back: {brought} of {stored} outputs{others}")
+        _refuse_missing_inputs(repo)
         configs = _configs(repo)
     for config in configs:
-        _refuse_missing_data(config)
         settle(config, killed=False)
     with open_repo() as repo:
         made = {out.stage.addressing for out in repo.index.outs if out.hash_info}
@@ -50,9 +51,10 @@ def restore(*, force: bool = False) -> bool:
     for name, why in left.items():
         print(f"  {name}: {why}")
     print(
-        f"to do: {len(left)} as listed; `snakemake --cores all train` does it"
+        f"to do: {len(left)} as listed; {_commands('--cores all train', configs)} does it"
         if left
-        else "nothing to do: `dvc status` is clean, and `snakemake -n train` would run nothing"
+        else f"nothing to do: `dvc status` is clean, and {_commands('-n train', configs)} would "
+        "run nothing"
     )
     return not left
 
@@ -85,15 +87,22 @@ def refuse_unrecorded() -> None:
     """Refuse where no dvc.lock says what was made.
 
     Raises:
-        PipelineError: there is none, or it is empty.
+        PipelineError: there is none, it is empty, or a merge has left its marks in it.
     """
     if not LOCK.is_file():
         raise PipelineError(
-            f"{LOCK}: not in this commit, so nothing is recorded that could be brought back",
-            hint="take a commit that has one (`git log --all -- dvc.lock`); or `make train`, then "
-            "`git add dvc.lock`, commit, and `dvc push`. `dvc pull` brings tracked data alone",
+            f"{LOCK}: not here, so nothing is recorded that could be brought back",
+            hint=f"`git checkout -- {LOCK}`, or take a commit that has one (`git log --all -- "
+            f"{LOCK}`); else `make train`, `git add {LOCK}`, commit, `dvc push`. `dvc pull` brings "
+            "tracked data alone",
         )
-    if not LOCK.read_text().strip():
+    text = LOCK.read_text()
+    if "\n<<<<<<< " in text:
+        raise PipelineError(
+            f"{LOCK}: a merge has left its marks in it",
+            hint=f"take one side, `git checkout --ours -- {LOCK}` or `--theirs`, and call it again",
+        )
+    if not text.strip():
         raise PipelineError(
             f"{LOCK}: empty: something was killed while it was written",
             hint=f"`git checkout -- {LOCK}`",
@@ -115,18 +124,27 @@ def _configs(repo: Repo) -> list[Path]:
     return sorted(found)
 
 
-def _refuse_missing_data(config: Path) -> None:
-    data = read_config(config).data
-    named = [("data.images", data.images), ("data.metadata", data.metadata)]
-    if data.path and (Path(data.path).suffix or data.path.startswith((".", "/", "~"))):
-        named.append(("data.path", data.path))
-    missing = [(key, name) for key, name in named if name and not Path(name).expanduser().exists()]
-    for key, name in missing:
-        raise PipelineError(
-            f"{config}: {key}: {name} is not here: neither git nor DVC holds it; all else is back",
-            hint="put it there and call `zerotrain restore` again; where it lies, `zerotrain data "
-            "add` lets DVC hold it from now on",
-        )
+def _refuse_missing_inputs(repo: Repo) -> None:
+    """Refuse where a file that no stage makes is not here: without it nothing can be judged."""
+    made = {Path(out.fs_path) for out in repo.index.outs}
+    for stage in repo.index.stages:
+        for dep in stage.deps:
+            place = Path(dep.fs_path)
+            if dep.exists or made & {place, *place.parents}:
+                continue
+            raise PipelineError(
+                f"{dep}: not here, and DVC does not hold it; {stage.addressing} takes it in. All "
+                "else is back",
+                hint=f"where git holds it: `git checkout -- {dep}`. Else put it there and call "
+                "`zerotrain restore` again; where it lies, `zerotrain data add` lets DVC hold it "
+                "from now on. If no run takes it in any more: `zerotrain dvc generate`",
+            )
+
+
+def _commands(words: str, configs: Iterable[Path]) -> str:
+    """Calls of Snakemake, one for each configuration."""
+    chosen = ["" if one == MAIN_CONFIG else f" --configfile {one}" for one in configs]
+    return " and ".join(f"`snakemake {words}{one}`" for one in chosen)
 
 
 def _to_run(config: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,11 @@ if TYPE_CHECKING:
     from dvc.repo import Repo
 
 
-@contextlib.contextmanager
-def open_repo() -> Iterator[Repo]:
-    """DVC's repository of the project that one stands in.
+def refuse_without_dvc() -> None:
+    """Refuse where nothing can be asked of DVC.
 
     Raises:
-        PipelineError: DVC is not installed or not set up, or says itself what is wrong.
+        PipelineError: it is not installed or not set up, or this is not the project's top folder.
     """
     if importlib.util.find_spec("dvc") is None:
         raise PipelineError(
@@ -28,10 +28,23 @@ def open_repo() -> Iterator[Repo]:
             hint="`make setup` installs it into .venv, `pip install dvc` elsewhere",
         )
     if not Path(".dvc").is_dir():
+        tops = [folder for folder in Path.cwd().parents if (folder / ".dvc").is_dir()]
         raise PipelineError(
             f"{Path.cwd()}: no .dvc folder here",
-            hint="call it from the project's top folder; where DVC was never set up: `dvc init`",
+            hint=f"call it from the project's top folder: `cd {shlex.quote(str(tops[0]))}`"
+            if tops
+            else "call it from the project's top folder; where DVC was never set up: `dvc init`",
         )
+
+
+@contextlib.contextmanager
+def open_repo() -> Iterator[Repo]:
+    """DVC's repository of the project that one stands in.
+
+    Raises:
+        PipelineError: DVC is not installed or not set up, or says itself what is wrong.
+    """
+    refuse_without_dvc()
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
@@ -40,7 +53,7 @@ def open_repo() -> Iterator[Repo]:
     try:
         with Repo() as repo:
             yield repo
-    except DvcException as error:
+    except (DvcException, OSError) as error:
         raise PipelineError(
             f"DVC: {error}", hint="mend that and call it again; `dvc doctor` shows DVC's set-up"
         ) from error
@@ -49,7 +62,8 @@ def open_repo() -> Iterator[Repo]:
 def bring(repo: Repo, *, force: bool) -> list[str]:
     """Bring back what dvc.lock and the .dvc files name: from the cache, else from the remote.
 
-    Nothing here is touched before all of it is in the cache.
+    Nothing here is touched before all of it is in the cache, where each file from a remote is held
+    to its hash.
 
     Args:
         repo: DVC's repository.
@@ -59,15 +73,16 @@ def bring(repo: Repo, *, force: bool) -> list[str]:
         Paths that were added or changed.
 
     Raises:
-        PipelineError: there is no remote, it lacks objects, or files would be lost.
+        PipelineError: there is no remote, it lacks objects or has spoiled ones, or files would be
+            lost.
     """
     from dvc.exceptions import DvcException
 
-    outs = [out for out in repo.index.outs if out.hash_info]
-    targets = sorted({out.stage.addressing for out in outs if out.use_cache})
+    outs = [out for out in repo.index.outs if out.hash_info and out.use_cache]
+    targets = sorted({out.stage.addressing for out in outs})
     if not targets:
         return []
-    if _missing(repo, outs):
+    if any(_lacking(out) for out in outs):
         _fetch(repo, targets, outs)
     try:
         done = repo.checkout(targets=targets, force=force)
@@ -87,44 +102,45 @@ def some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _missing(repo: Repo, outs: list[Any]) -> list[str]:
-    """Outputs that neither lie here as they were stored nor can be made from the cache."""
+def _lacking(out: Any) -> set[str]:
+    """Names of an output's objects that the cache lacks; spoiled ones it drops when asked."""
     from dvc.output import CollectCacheError
 
-    missing = []
-    for out in outs:
-        if not out.use_cache or not out.workspace_status():
-            continue
-        try:
-            whole = all(
-                (odb or out.cache).exists(one.value)
-                for odb, objects in out.get_used_objs().items()
-                for one in objects
-            )
-        except CollectCacheError:
-            whole = False
-        if not whole:
-            missing.append(str(out))
-    return missing
+    try:
+        used = out.get_used_objs()
+    except CollectCacheError:
+        return {out.hash_info.value}
+    lacking = set()
+    for odb, objects in used.items():
+        names = {one.value for one in objects}
+        lacking |= names - set((odb or out.cache).oids_exist(list(names)))
+    return lacking
 
 
 def _fetch(repo: Repo, targets: list[str], outs: list[Any]) -> None:
+    """Fill the cache from the remote; what lies here as it was stored may stay out of it."""
     name = repo.config["core"].get("remote")
+    why = ""
+    if name:
+        verified = {one: {"verify": True} for one in repo.config["remote"]}
+        try:
+            repo.fetch(targets, config={"remote": verified})
+        except Exception as error:  # of any remote's own library
+            why = f" ({error})"
+    lost = {out: names for out in outs if (names := _lacking(out)) and out.workspace_status()}
+    if not lost:
+        return
+    files = some([str(out) for out in lost])
     if name is None:
         raise PipelineError(
-            f"{some(_missing(repo, outs))}: not in DVC's cache, and no remote is set to fetch from",
+            f"{files}: not in DVC's cache, and no remote is set to fetch from",
             hint="`dvc remote add --default NAME URL`, as where they were pushed from; or make "
             "them anew: `make train`",
         )
-    why = ""
-    try:
-        repo.fetch(targets)
-    except Exception as error:  # of any remote's own library
-        why = f" ({error})"
-    if missing := _missing(repo, outs):
-        url = repo.config["remote"].get(name, {}).get("url", "?")
-        raise PipelineError(
-            f"{some(missing)}: not wholly on the remote {name} at {url}{why}",
-            hint="`dvc push` where they were made, and look at `dvc remote list` here; `snakemake "
-            "--cores all train` makes anew what is missing",
-        )
+    url = repo.config["remote"].get(name, {}).get("url", "?")
+    objects = some(sorted(set().union(*lost.values())))
+    raise PipelineError(
+        f"{files}: not wholly on the remote {name} at {url}{why}; lost or spoiled: {objects}",
+        hint="`dvc push` where they were made, and look at `dvc remote list` here; docs/remotes.md "
+        "has more on lost objects. `snakemake --cores all train` makes anew what is missing",
+    )

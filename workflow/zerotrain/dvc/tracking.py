@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from zerotrain.dvc.commits import git
@@ -21,8 +22,8 @@ def add(data: Path) -> list[str]:
     Raises:
         PipelineError: it is missing or lies outside, or belongs to git, a stage or another dataset.
     """
-    place = _place(data)
     with open_repo() as repo:
+        place = _place(data, Path(repo.cache.local.path).resolve())
         for out in repo.index.outs:
             if not out.is_in_repo:
                 continue
@@ -45,8 +46,8 @@ def add(data: Path) -> list[str]:
         if held := git("ls-files", "--", str(place)).splitlines():
             raise PipelineError(
                 f"{place}: {len(held)} files of it are tracked by git, {held[0]} among them",
-                hint=f"let git forget them (they stay here): `git rm -r --cached {place}`, then "
-                "call it again",
+                hint="let git forget them (they stay here): "
+                f"`git rm -r --cached {_word(place)}`, then call it again",
             )
         renewed = Path(f"{place}.dvc").exists()
         repo.add([str(place)])
@@ -54,25 +55,37 @@ def add(data: Path) -> list[str]:
     key = "path" if place.is_file() else "images"
     return [
         f"{'renewed' if renewed else 'wrote'} {place}.dvc",
-        f"then: git add {place}.dvc {ignored}",
+        f"then: git add {_word(f'{place}.dvc')} {_word(ignored)}",
         "      dvc push    (once a remote is set: `dvc remote add --default NAME URL`)",
         f"config: data.{key}: {place}",
     ]
 
 
-def _place(data: Path) -> Path:
+def _place(data: Path, cache: Path) -> Path:
     """The path within the project."""
     if not data.exists():
         raise PipelineError(f"{data}: no such folder", hint="name one that exists")
-    if data.is_symlink():
-        raise PipelineError(
-            f"{data}: a link to {data.resolve()}; DVC would store the link's own content",
-            hint=f"copy the files themselves: `cp -rL {data} {data}-files`, and add that",
-        )
     root, found = Path.cwd().resolve(), data.resolve()
     if found == root or not found.is_relative_to(root):
         raise PipelineError(
             f"{data}: not a folder inside the project {root}, and DVC tracks nothing outside",
-            hint=f"copy it: `cp -r {data} data/`, then `zerotrain data add data/{found.name}`",
+            hint=f"copy it: `cp -r {_word(data)} data/`, then `zerotrain data add "
+            f"{_word(Path('data', found.name))}`",
         )
+    files = [data, *data.rglob("*")]
+    # DVC may make links of its own, which lead into its cache; of others it would make files.
+    for link in (path for path in files if path.is_symlink()):
+        if cache not in link.resolve().parents:
+            raise PipelineError(
+                f"{link}: a link to {link.resolve()}, and DVC would put a file in its place",
+                hint=f"copy the files themselves: `cp -rL {_word(data)} {_word(f'{data}-files')}`, "
+                "and add that",
+            )
+    if not any(path.is_file() for path in files):
+        raise PipelineError(f"{data}: an empty folder", hint="put the images or texts into it")
     return found.relative_to(root)
+
+
+def _word(path: Path | str) -> str:
+    """The path as a word of the shell."""
+    return shlex.quote(str(path))
