@@ -4,9 +4,18 @@
 one command of the package in workflow/zerotrain; `zerotrain --help` lists them.
 """
 
+import os
+import sys
+
 from snakemake.utils import min_version
 
 min_version("9.27.1")
+
+# The package that lies here plans and does the jobs, whichever checkout the environment's own is of:
+# `dvc exp run --temp` and DVC's queue work in copies of the project.
+sys.path.insert(0, os.path.abspath("workflow"))
+package_first = os.pathsep.join(filter(None, [sys.path[0], os.getenv("PYTHONPATH")]))
+os.environ.update(PYTHONPATH=package_first)
 
 
 include: "rules/config.smk"

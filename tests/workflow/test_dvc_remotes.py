@@ -41,8 +41,9 @@ STAGE = {"cmd": f"{sys.executable} make.py", "deps": ["make.py"], "outs": ["resu
 class Remote:
     """A place for DVC's objects.
 
-    `settings` are those that a project commits, `secrets` those of its user alone; `remove` takes
-    an object away behind DVC's back, by its path in the remote.
+    `settings` are those that a project commits, `secrets` those of its user alone, who sets both:
+    a secret without its URL makes the commits from before that URL unreadable to DVC. `remove`
+    takes an object away behind DVC's back, by its path in the remote.
     """
 
     remove: Callable[[str], object]
@@ -85,7 +86,8 @@ class Project:
     def commit(self) -> None:
         """Put under Git all that Git may see."""
         self("git", "add", ".")
-        self("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a run")
+        self("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a run",
+             "--allow-empty")  # fmt: skip
 
     def clone(self, name: str) -> Project:
         """A fresh clone beside it."""
@@ -100,6 +102,11 @@ class Project:
             for path in found
             if path.is_file()
         }
+
+    def cached(self) -> list[Path]:
+        """The objects in the project's own cache."""
+        found = (self.folder / ".dvc" / "cache" / "files").rglob("*")
+        return [path for path in found if path.is_file()]
 
     def objects(self) -> dict[str, str]:
         """The path in a remote of the tracked folder, and of each file in it, by name."""
@@ -219,20 +226,25 @@ def _wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
 def test_a_clone_pulls_what_was_pushed(
     kind: str, project: Project, request: pytest.FixtureRequest
 ) -> None:
-    """The same bytes, nothing left to do for DVC, no secret in Git. An object that the remote has
-    lost is an error with its name, and what docs/remotes.md says brings it back."""
+    """The same bytes, nothing left to do for DVC, no secret in Git, the commit from before the
+    remote moved included. An object that the remote has lost is an error with its name, and what
+    docs/remotes.md says brings it back."""
     remote: Remote = request.getfixturevalue(kind)
+    own = remote.settings | remote.secrets
+    project.commit()
     project.use(remote.settings)
-    project.use(remote.secrets, "--local")
+    project.use(own, "--local")
     project.commit()
     tracked = project("git", "grep", "-h", "", "--", ".")
     assert not [secret for secret in remote.secrets.values() if f"= {secret}\n" in tracked]
     assert project("git", "status", "--short") == ""
     objects = project.objects()
-    assert f"{len(objects)} files pushed" in project("dvc", "push")
+    said = project("dvc", "push", "--all-commits")
+    assert f"{len(objects)} files pushed" in said
+    assert "skipping" not in said
 
     clone = project.clone("clone")
-    clone.use(remote.secrets, "--local")
+    clone.use(own, "--local")
     assert clone.contents() == {}
     clone("dvc", "pull", "-q")
     assert clone.contents() == project.contents()
@@ -241,16 +253,15 @@ def test_a_clone_pulls_what_was_pushed(
 
     remote.remove(objects["shard-1.safetensors"])
     other = project.clone("other")
-    other.use(remote.secrets, "--local")
+    other.use(own, "--local")
     code, said = other.run("dvc", "pull")
     assert code != 0
     assert objects["shard-1.safetensors"].replace("files/md5", "").replace("/", "") in said
     missing = [line.split() for line in other("dvc", "status", "-c").splitlines()]
     assert missing == [["deleted:", "results/cache/shard-1.safetensors"]]
 
-    assert "up to date" in project(
-        "dvc", "push"
-    )  # the folder's listing is there: it looks no further
+    # The folder's listing is there: it looks no further.
+    assert "up to date" in project("dvc", "push")
     remote.remove(objects[""])
     assert "2 files pushed" in project("dvc", "push")
     other("dvc", "pull", "-q")
@@ -280,3 +291,30 @@ def test_the_shipped_remote_holds_earlier_runs(project: Project) -> None:
     clone("dvc", "pull", "-q")
     assert clone.contents() == first
     assert clone("git", "status", "--short") == ""
+
+
+def test_the_cache_is_emptied_but_for_what_only_it_has(project: Project) -> None:
+    """What docs/remotes.md says for a full disk keeps a commit that was never pushed, though
+    another lies here, and what it removes comes back."""
+    project.commit()
+    first = project.contents()
+    project("dvc", "push", "-q")
+    pushed = set(project.cached())
+    make = project.folder / "make.py"
+    make.write_text(make.read_text().replace("1_500_000", "1_600_000"))
+    project("dvc", "repro", "-q")
+    project.commit()
+    second = project.contents()
+    project("git", "checkout", "-q", "HEAD~1")
+    project("dvc", "checkout", "-q")
+
+    alone = set(project.cached()) - pushed
+    project("dvc", "gc", "-A", "--all-experiments", "--not-in-remote", "-f")
+    assert set(project.cached()) == alone
+    assert project.contents() == first
+    project("git", "checkout", "-q", "-")
+    project("dvc", "checkout", "--force")
+    assert project.contents() == second
+    project("git", "checkout", "-q", "-")
+    project("dvc", "pull", "--force")
+    assert project.contents() == first
