@@ -55,7 +55,7 @@ def _refuse_several(folder: Path) -> None:
     if inside:
         named = [found for found in inside if found.name == "weights"] or inside
         raise PipelineError(
-            f"{folder}: no published folder; {len(inside)} of them lie in it",
+            f"{folder}: is no published folder, but holds some",
             hint=f"zerotrain trace {named[-1]}",
         )
 

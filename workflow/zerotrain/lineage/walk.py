@@ -34,8 +34,10 @@ WANTED = {
     "state": (("checkpoint", "state"),),
     "checkpoint": (("launch",), ("base",), ("cache",)),
     "cache": (("dataset",), ("base",)),
+    "universal": (("checkpoint", "state"),),
+    **dict.fromkeys(("launch", "dataset", "base", "evaluation", "report"), ()),
 }
-"""Parents without which a kind's origin is unknown: one of each group."""
+"""Every kind, with the parents without which its origin is unknown: one of each group."""
 
 
 class Walker:
@@ -73,6 +75,9 @@ class Walker:
             node.links = self._beside(folder, kind)
             return node
         node.artifact, node.kind = found, found.kind
+        if found.kind not in WANTED:
+            wanted = f"a kind of folder: {', '.join(WANTED)}"
+            node.findings.append(Finding("unknown", f"{shown}/{MANIFEST}", wanted, found.kind))
         if self._files:
             node.findings += self._files.check(found, shown)
             self._tell_unlisted(node, found)
