@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -162,12 +163,13 @@ def test_a_manifest_that_says_anything_else_is_named(chain: Path, folder: str, m
         for leaf in leaves(json.loads(text))
         if leaf[0] != "made_by" and (folder, leaf) != (WEIGHTS, ("content", "dtype"))
     ]
-    for leaf in random.Random(folder).sample(bound, min(many, len(bound))):
+    chosen = random.Random(folder).sample(bound, min(many, len(bound)))
+    for leaf, wrong in itertools.product(chosen, ("x", 10**6)):
         found = json.loads(text)
         place = found
         for key in leaf[:-1]:
             place = place[key]
-        place[leaf[-1]] = "x" if isinstance(place[leaf[-1]], str) else 10**6
+        place[leaf[-1]] = wrong
         path.write_text(json.dumps(found))
         code, said = trace(WEIGHTS)
         assert code == 1, leaf

@@ -60,7 +60,7 @@ def _config(dataset: Artifact, root: Path) -> DataConfig:
     for key in ("images", "metadata", "path"):
         if key in given:
             place = root / Path(given[key]).expanduser()
-            hub_id = key == "path" and not place.exists() and not Path(given[key]).suffix
+            hub_id = key == "path" and not os.path.exists(place) and not Path(given[key]).suffix
             given[key] = given[key] if hub_id else str(place)
     return DataConfig(**given)
 
@@ -171,9 +171,9 @@ def _captions(
     root = Path(str(data.images))
     tables = [Path(data.metadata)] if data.metadata else [root / name for name in metadata.NAMES]
     for table in tables:
-        if data.metadata and not table.is_file():
+        if data.metadata and not os.path.isfile(table):
             raise PipelineError("nothing", hint="bring the table back")
-        if table.is_file():
+        if os.path.isfile(table):
             rows = metadata.read_metadata(table, root, {*files})
             known = {row.file: row.caption for row in rows if not row.reason}
             return {file: (f"{table}: {file}", known.get(file)) for file in files}
