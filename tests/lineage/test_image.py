@@ -11,6 +11,8 @@ from typing import Any
 from tests.lineage.test_trace import trace
 
 from zerotrain import artifact
+from zerotrain.config import DataConfig
+from zerotrain.stages.prepare_dataset import prepare_dataset
 
 RUN = "results/cats"
 
@@ -94,6 +96,61 @@ def test_weights_whose_chain_is_cut_are_named(chain: Path) -> None:
     assert found["untold"] == [
         f"{RUN}/offload/weights", f"{RUN}/plain/weights", "results/single",
     ]  # fmt: skip
+
+
+def test_a_manifest_that_cannot_be_read_may_be_of_weights(chain: Path) -> None:
+    """So it is named."""
+    Path(f"{RUN}/plain/weights/manifest.json").write_text("{")
+    found = uses(f"photos/{one_of('train')}")
+    assert [use["weights"] for use in found["weights"]] == [
+        f"{RUN}/offload/weights",
+        "results/single",
+    ]
+    assert found["untold"] == [f"{RUN}/plain/weights"]
+
+
+def test_only_what_counts_is_asked(chain: Path, tmp_path: Path) -> None:
+    """A run on another disk, but not what a killed writer left; no copy twice."""
+    shutil.copytree(f"{RUN}/plain/weights", f"{RUN}/plain/.weights.new-1")
+    Path(RUN).rename(tmp_path / "cats")
+    Path(RUN).symlink_to(tmp_path / "cats")
+    Path("results/cats/again").symlink_to(tmp_path / "cats")
+    found = uses(f"photos/{one_of('train')}")
+    assert [use["weights"] for use in found["weights"]] == [
+        f"{RUN}/offload/weights", f"{RUN}/plain/weights", "results/single",
+    ]  # fmt: skip
+
+
+def test_equal_images_are_all_named(chain: Path) -> None:
+    """Each under its name; and where nothing was trained yet, it is said."""
+    file = one_of("train")
+    shutil.copy(f"photos/{file}", "photos/same.ppm")
+    Path("photos/same.txt").write_text("the same")
+    prepare_dataset(DataConfig(images="photos", holdout=0.5), Path("results/data/more"))
+    found = uses("photos/same.ppm")
+    assert found["datasets"]["results/data/more"] == {file: "train", "same.ppm": "train"}
+    shutil.rmtree(RUN)
+    shutil.rmtree("results/single")
+    assert trace("--image", "photos/same.ppm")[1].endswith("no weights under results/ know it\n")
+
+
+def test_weights_fine_tuned_from_own_weights_have_seen_their_images(chain: Path) -> None:
+    """Their base leads on to the run before."""
+    weights = artifact.read(Path(f"{RUN}/offload/weights"), "weights")
+    with artifact.publish(Path("results/dogs/base"), "base") as draft:
+        tensors = weights.path("unet/model.safetensors").read_text()
+        (draft.folder / "model.safetensors").write_text(tensors)
+        draft.content = {"family": "sdxl", "base": f"{RUN}/offload/weights"}
+    base = artifact.read(Path("results/dogs/base"), "base")
+    parents = {"base": base, "checkpoint": artifact.read(Path("results/dogs/base"), "base")}
+    with artifact.publish(Path("results/dogs/w"), "weights", parents=parents) as draft:
+        draft.content = {"family": "sdxl", "step": 1}
+    (use,) = (
+        use
+        for use in uses(f"photos/{one_of('train')}")["weights"]
+        if use["weights"] == "results/dogs/w"
+    )
+    assert [phase["name"] for phase in use["phases"]] == ["plain", "offload"]
 
 
 def test_the_flowchart_leads_from_the_image_to_weights(chain: Path) -> None:

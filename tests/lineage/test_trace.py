@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from zerotrain import artifact, cli
+from zerotrain.cli.trace import trace as command
 from zerotrain.config import DataConfig
+from zerotrain.data.source import DIGITS
+from zerotrain.lineage.verify import Files
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
+PROJECT = Path(__file__).parents[2]
 WEIGHTS = "results/cats/offload/weights"
 RUN = "results/cats"
 PHASES = ("plain", "offload")
@@ -40,9 +51,13 @@ FILES = (
 """Every file that the chain of those weights rests on, but for manifests."""
 
 
+alone = typer.Typer()
+alone.command()(command)
+
+
 def trace(*words: str) -> tuple[int, str]:
     """Call the command: its exit code and what it printed."""
-    done = CliRunner().invoke(cli.app, ["trace", *words])
+    done = CliRunner().invoke(alone, words)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.stdout
 
@@ -88,25 +103,113 @@ def test_a_whole_chain_reaches_the_images(chain: Path) -> None:
     assert "source: photos  folder, 4 samples" in said
 
 
-@pytest.mark.parametrize("how", ["removed", "altered"])
+def broken(file: Path) -> Iterator[str]:
+    """Flip a byte of a file, truncate it, remove it; then put it back."""
+    content = file.read_bytes()
+    middle = len(content) // 2
+    file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    yield "different"
+    file.write_bytes(content[:middle])
+    yield "different"
+    file.unlink()
+    yield "missing"
+    file.write_bytes(content)
+
+
+def test_every_file_of_the_chain_is_among_those_below(chain: Path) -> None:
+    """All that lies there, but for what other weights were made from."""
+    others = re.compile(rf"{RUN}/(plain/weights|offload/state|\w+/progress)/|results/single/")
+    there = {path.as_posix() for path in Path().rglob("*") if path.is_file()}
+    manifests = {f"{folder}/manifest.json" for folder in (WEIGHTS, *FOLDERS)}
+    assert {name for name in there if not others.match(name)} == {*FILES} | manifests
+
+
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_that_is_not_what_it_was_is_named(chain: Path, file: str, how: str) -> None:
+def test_a_file_that_is_not_what_it_was_is_named(chain: Path, file: str) -> None:
     """It alone, with what was expected and found; exit code 1, and all the rest is reached."""
-    path = Path(file)
-    if how == "removed":
-        path.unlink()
+    for problem in broken(Path(file)):
+        found = document()
+        (finding,) = found["findings"]
+        assert (finding["problem"], finding["path"]) == (problem, file)
+        assert finding["expected"] != finding["found"]
+        assert len(found["artifacts"]) == 10
+        code, said = trace(WEIGHTS)
+        assert code == 1
+        assert f"{problem.upper()} {file}: expected" in said
+        assert said.splitlines()[-1] == "NOT WHOLE: 1 finding, named above"
+    assert document()["whole"]
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the numbers and words of a JSON document stand."""
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from leaves(value[key], (*path, key))
     else:
-        path.write_bytes(path.read_bytes() + b"x")
-    problem = "missing" if how == "removed" else "different"
-    found = document()
-    (finding,) = found["findings"]
-    assert (finding["problem"], finding["path"]) == (problem, file)
-    assert finding["expected"] != finding["found"]
-    assert len(found["artifacts"]) == 10
-    code, said = trace(WEIGHTS)
-    assert code == 1
-    assert f"{problem.upper()} {file}: expected" in said
-    assert said.splitlines()[-1] == "NOT WHOLE: 1 finding, named above"
+        yield path
+
+
+@pytest.mark.parametrize(
+    "many", [pytest.param(2, id="two"), pytest.param(1000, id="all", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("folder", [WEIGHTS, *FOLDERS])
+def test_a_manifest_that_says_anything_else_is_named(chain: Path, folder: str, many: int) -> None:
+    """Itself, or its folder, for each word of what it binds; but what made it, by nothing bound,
+    and of weights, from which nothing was made yet, the type."""
+    path = Path(folder, "manifest.json")
+    text = path.read_text()
+    bound = [
+        leaf
+        for leaf in leaves(json.loads(text))
+        if leaf[0] != "made_by" and (folder, leaf) != (WEIGHTS, ("content", "dtype"))
+    ]
+    chosen = random.Random(folder).sample(bound, min(many, len(bound)))
+    for leaf, wrong in itertools.product(chosen, ("x", 10**6)):
+        found = json.loads(text)
+        place = found
+        for key in leaf[:-1]:
+            place = place[key]
+        place[leaf[-1]] = wrong
+        path.write_text(json.dumps(found))
+        code, said = trace(WEIGHTS)
+        assert code == 1, leaf
+        assert re.search(rf"(DIFFERENT|MISSING|UNKNOWN|as) {folder}\b", said), (leaf, said)
+        assert trace(WEIGHTS, "--format", "mermaid")[0] == 1
+    path.write_text(text)
+    assert trace(WEIGHTS)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{", "what is not JSON (Expecting"),
+        ("[]", "format None, of which this version knows 1"),
+        ('{"format": 2}', "format 2, of which this version knows 1"),
+        ('{"format": 1, "kind": "base", "content": {}, "files": {}, "parents": {}}', "no made_by"),
+    ],
+)
+def test_a_manifest_that_is_none_is_named(chain: Path, text: str, found: str) -> None:
+    """With what is wrong with it."""
+    Path(RUN, "base/manifest.json").write_text(text)
+    (finding,) = document()["findings"]
+    assert (finding["problem"], finding["path"]) == ("different", f"{RUN}/base/manifest.json")
+    assert finding["found"].startswith(found)
+
+
+def test_who_says_otherwise_is_named(chain: Path) -> None:
+    """Once for all children that say the same; a single one that says another identity is."""
+    base, cache, state = (Path(folder) for folder in (FOLDERS[5], FOLDERS[7], FOLDERS[4]))
+    before = artifact.read(base, "base").identity
+    edit(str(base), content={"family": "sdxl", "x": 1})
+    after = artifact.read(base, "base").identity
+    (finding,) = document()["findings"]
+    assert finding["expected"] == f"base {before[:12]}, as {cache}/manifest.json says"
+    assert finding["found"] == f"base {after[:12]}"
+    edit(str(base), content={"family": "sdxl"})
+    parents = artifact.read(state, "state").parents
+    edit(str(state), parents={**parents, "base": {**parents["base"], "identity": after}})
+    (finding,) = document()["findings"]
+    assert finding["expected"] == f"base {after[:12]}, as {state}/manifest.json says"
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -115,9 +218,7 @@ def test_a_folder_that_is_another_is_named(chain: Path, folder: str) -> None:
     edit(
         folder, content={**json.loads(Path(folder, "manifest.json").read_text())["content"], "x": 1}
     )
-    findings = document()["findings"]
-    assert {(one["problem"], one["path"]) for one in findings} == {("different", folder)}
-    assert all(len(one["expected"].split()) == len(one["found"].split()) == 2 for one in findings)
+    assert named() == [("different", folder)]
 
 
 @pytest.mark.parametrize("how", ["folder", "manifest", "not JSON"])
@@ -132,7 +233,11 @@ def test_the_walk_goes_on_past_a_folder_that_is_gone(chain: Path, folder: str, h
     else:
         manifest.unlink()
     found = document()
-    assert {(one["problem"], one["path"]) for one in found["findings"]} == {("missing", folder)}
+    gone = how == "folder" and folder != "results/data/cats"
+    problem = "different" if how == "not JSON" else "missing"
+    assert {(one["problem"], one["path"]) for one in found["findings"]} == {
+        (problem, folder if gone else f"{folder}/manifest.json")
+    }
     reached = {entry["path"] for entry in found["artifacts"]}
     assert {"results/data/cats", f"{RUN}/plain/state", f"{RUN}/base"} <= reached
     if folder != "results/data/cats":
@@ -171,6 +276,8 @@ def test_weights_say_the_step_of_their_checkpoint(chain: Path) -> None:
     findings = document()["findings"]
     assert [one["found"] for one in findings] == ["step 9", "family sd3"]
     assert [one["expected"].split(",")[0] for one in findings] == ["step 7", "family sdxl"]
+    edit(WEIGHTS, content={"dtype": "fp32"})
+    assert [one["found"] for one in document()["findings"]] == ["step None", "family None"]
 
 
 def test_a_folder_of_the_same_identity_stands_in_for_one_that_is_gone(chain: Path) -> None:
@@ -218,6 +325,72 @@ def test_a_project_is_traced_from_elsewhere(
         assert (code, said.splitlines()[0]) == (0, f"in {chain}:")
 
 
+def test_a_link_leads_into_its_project(
+    chain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To weights or to a file of theirs; and results may lie on another disk."""
+    (tmp_path / "folder").symlink_to(chain / WEIGHTS)
+    (tmp_path / "file").symlink_to(chain / WEIGHTS / "unet/model.safetensors")
+    (chain / "results").rename(tmp_path / "disk")
+    (chain / "results").symlink_to(tmp_path / "disk")
+    assert document()["whole"]
+    monkeypatch.chdir(tmp_path)
+    assert document(str(chain / WEIGHTS))["whole"]
+    (chain / "results").unlink()
+    (tmp_path / "disk").rename(chain / "results")
+    assert document("folder")["whole"]
+    assert document("file")["whole"]
+
+
+def test_weights_made_from_own_weights_are_traced_through_them(chain: Path) -> None:
+    """A base names a folder of the project's by its path, and shares its tensors."""
+    weights = artifact.read(Path(WEIGHTS), "weights")
+    for name, tensors in (("dogs", weights.path("unet/model.safetensors").read_text()), ("x", "x")):
+        with artifact.publish(Path(f"results/{name}/base"), "base") as draft:
+            (draft.folder / "model.safetensors").write_text(tensors)
+            draft.content = {"family": "sdxl", "base": WEIGHTS}
+    found = document("results/dogs/base")
+    assert found["whole"]
+    assert found["notes"] == []
+    assert [entry["path"] for entry in found["artifacts"][:2]] == ["results/dogs/base", WEIGHTS]
+    Path("photos/cat.ppm").unlink()
+    assert named("results/dogs/base") == [("missing", "photos/cat.ppm")]
+    assert document("results/x/base")["notes"] == [
+        f"{WEIGHTS}: none of results/x/base's tensors is in it any more"
+    ]
+    Path(WEIGHTS, "manifest.json").write_text("{")
+    assert ("different", f"{WEIGHTS}/manifest.json") in named("results/dogs/base")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("mode", [0o000, 0o400])
+@pytest.mark.parametrize("path", [f"{RUN}/base", f"{RUN}/base/unet", "photos"])
+def test_what_may_not_be_read_is_named(chain: Path, path: str, mode: int) -> None:
+    """It, or what is in it."""
+    Path(path).chmod(mode)
+    try:
+        findings = named()
+    finally:
+        Path(path).chmod(0o755)
+    assert findings
+    assert all(where.startswith(path) for _, where in findings)
+
+
+def test_an_interrupt_does_not_wait_for_large_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the threads that read."""
+    large = tmp_path / "large"
+    with large.open("wb") as stream:
+        stream.truncate(2**34)  # a hole, which takes many seconds
+    said = {"large": {"sha256": "", "bytes": 2**34}}
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        Files().check(artifact.Artifact(tmp_path, "base", {}, said, {}, {}), "base")
+    assert time.monotonic() - start < 4
+
+
 def test_a_file_of_weights_leads_to_its_folder(chain: Path, tmp_path: Path) -> None:
     """In its folder, or copied away, where its hash leads there."""
     file = f"{WEIGHTS}/unet/model.safetensors"
@@ -237,11 +410,14 @@ def test_a_file_that_no_manifest_lists_is_told(chain: Path) -> None:
 def test_exported_files_and_rolling_checkpoints_are_traced(chain: Path) -> None:
     """An export by its weights; a rolling checkpoint by the fingerprint of its progress."""
     assert len(document("results/single")["artifacts"]) == 11
-    found = document(f"{RUN}/offload/progress/step-7")
+    rolling = f"{RUN}/offload/progress"
+    found = document(f"{rolling}/step-7")
     assert found["whole"]
     assert {parent["name"]: parent["how"] for parent in found["artifacts"][0]["parents"]} == {
         "launch": "beside", "base": "beside", "cache": "beside", "start": "beside",
     }  # fmt: skip
+    Path(rolling, "fingerprint.json").unlink()
+    assert named(f"{rolling}/step-7") == [("unknown", f"{rolling}/fingerprint.json")] * 2
 
 
 def test_a_checkpoint_of_elsewhere_is_known_by_its_sizes(chain: Path) -> None:
@@ -295,7 +471,7 @@ def test_rows_of_text_are_held_to_their_hashes(chain: Path) -> None:
 
 @pytest.mark.parametrize("source", ["digits", "sums"])
 def test_built_in_data_is_made_again_and_compared(chain: Path, source: Any) -> None:
-    """It has no files; a sample that the manifest has otherwise is named."""
+    """A sample that the manifest has otherwise is named."""
     prepare_dataset(DataConfig(source=source), Path("results/data/own"))
     assert named("results/data/own") == []
     content = json.loads(Path("results/data/own/manifest.json").read_text())["content"]
@@ -304,6 +480,20 @@ def test_built_in_data_is_made_again_and_compared(chain: Path, source: Any) -> N
     edit("results/data/own", content=content)
     where = "sums: sums 2" if source == "sums" else "digits: scan-0001"
     assert named("results/data/own") == [("different", where)]
+
+
+def test_the_examples_file_is_named(chain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any working directory; scikit-learn's own stands for one that DVC never had."""
+    DIGITS.parent.mkdir()
+    for name in (DIGITS.name, f"{DIGITS.name}.dvc"):
+        shutil.copy(PROJECT / "data" / name, "data")
+    prepare_dataset(DataConfig(source="digits"), Path("results/data/own"))
+    monkeypatch.chdir("photos")
+    for problem in broken(chain / DIGITS):
+        assert named("../results/data/own") == [(problem, "data/digits.csv.gz")]
+    assert document("../results/data/own")["artifacts"][1]["path"] == "data/digits.csv.gz"
+    shutil.rmtree(chain / "data")
+    assert named("../results/data/own") == []
 
 
 def test_an_image_that_came_later_breaks_nothing(chain: Path) -> None:
@@ -338,6 +528,9 @@ def test_a_trace_changes_nothing(chain: Path) -> None:
     ("words", "said"),
     [
         (["nowhere"], "nowhere: no such file or folder"),
+        ([RUN], f"zerotrain trace {RUN}/plain/weights"),
+        ([f"{RUN}/plain"], f"zerotrain trace {RUN}/plain/weights"),
+        ([f"{RUN}/plain/progress"], f"zerotrain trace {RUN}/plain/progress/step-3"),
         (["photos/cat.ppm"], "photos/cat.ppm: lies in no published folder"),
         ([], "trace takes weights, or an image"),
         ([WEIGHTS, "--image", "photos/cat.ppm"], "trace takes weights, or an image"),

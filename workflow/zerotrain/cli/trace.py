@@ -40,10 +40,10 @@ def trace(
         print({"text": text, "json": document, "mermaid": flowchart}[format](uses), end="")
         raise typer.Exit(0 if uses.known else 1)
     assert weights is not None
-    from zerotrain.lineage import mermaid, report
+    from zerotrain.lineage import report
     from zerotrain.lineage.trace import trace
 
     walk = trace(weights)
-    shown = {"text": report.text, "json": report.document, "mermaid": mermaid.flowchart}[format]
+    shown = {"text": report.text, "json": report.document, "mermaid": report.flowchart}[format]
     print(shown(walk), end="")
     raise typer.Exit(0 if walk.whole else 1)

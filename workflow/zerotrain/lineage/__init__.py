@@ -2,6 +2,6 @@
 
 `shelf` reads published folders without touching them, `walk` follows their parents into a `chain`,
 `verify` holds files to manifests and `origins` a dataset to what it was made from; `facts` says
-what is worth knowing of a folder. `trace` puts them together, `report` and `mermaid` show it, and
-`image` goes the other way.
+what is worth knowing of a folder. `trace` puts them together, `report` shows it, and `image` goes
+the other way.
 """

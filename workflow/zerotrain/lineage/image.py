@@ -15,8 +15,7 @@ from zerotrain.artifact import Artifact, file_sha256
 from zerotrain.cache.layout import INDEX
 from zerotrain.errors import PipelineError
 from zerotrain.lineage.chain import Link, Node, Walk
-from zerotrain.lineage.mermaid import quoted
-from zerotrain.lineage.report import FORMAT
+from zerotrain.lineage.report import FORMAT, quoted
 from zerotrain.lineage.shelf import RESULTS, Shelf
 from zerotrain.lineage.verify import SHORT
 from zerotrain.lineage.walk import Walker
@@ -66,7 +65,8 @@ class Uses:
     """Its samples, by the dataset's path."""
     weights: list[Use] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)
-    """Weights of which it cannot be told: a link of their chain is gone."""
+    """Weights of which it cannot be told, as a link of their chain is gone; and folders whose
+    manifest cannot be read, which may be weights."""
 
     @property
     def known(self) -> bool:
@@ -87,6 +87,11 @@ def uses_of(image: Path) -> Uses:
             f"--image: {image}: {error.strerror}", hint="name the file of an image"
         ) from error
     shelf = Shelf(Path.cwd())
+    if not (shelf.root / RESULTS).is_dir():
+        raise PipelineError(
+            f"--image: no {RESULTS}/ in {shelf.root}, whose weights could be asked",
+            hint="call it in the project",
+        )
     found = Uses(str(image), sha256)
     for one in shelf.published:
         if one.kind == "dataset" and (seen := _seen(one.content.get("samples"), sha256)):
@@ -105,6 +110,7 @@ def uses_of(image: Path) -> Uses:
             found.weights.append(Use(path, one.kind, phases))
         elif None in told or _is_cut(walk):
             found.untold.append(path)
+    found.untold += [shelf.shown(folder) for folder in shelf.unreadable]
     return found
 
 
@@ -122,7 +128,8 @@ def text(uses: Uses) -> str:
         lines.append(f"{use.weights}{said}")
         lines += [f"  {_phase_line(phase)}" for phase in use.phases]
     trained = sum(use.trained for use in uses.weights)
-    lines.append(f"{trained} of {len(uses.weights)} weights that know it were trained on it")
+    told = f"{trained} of {len(uses.weights)} weights that know it were trained on it"
+    lines.append(told if uses.weights else f"no weights under {RESULTS}/ know it")
     return "\n".join(lines) + "\n" + _untold(uses)
 
 
@@ -220,4 +227,5 @@ def _is_cut(walk: Walk) -> bool:
 def _untold(uses: Uses) -> str:
     if not uses.untold:
         return ""
-    return f"not told, as a link is gone (zerotrain trace names it): {', '.join(uses.untold)}\n"
+    said = "not told, as a link is gone or unreadable (zerotrain trace names it)"
+    return f"{said}: {', '.join(uses.untold)}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from zerotrain.config import DataConfig
 from zerotrain.data import metadata
 from zerotrain.data.conversation import Conversation
 from zerotrain.data.dataset import caption_sha256
+from zerotrain.data.digits import MD5, digits_file
 from zerotrain.data.folder import list_folder
-from zerotrain.data.source import Source, open_source
+from zerotrain.data.source import DIGITS, Source, open_source
 from zerotrain.data.text import read_conversations_of
 from zerotrain.errors import PipelineError
 from zerotrain.lineage.shelf import Shelf
@@ -38,8 +40,9 @@ def check_origins(dataset: Artifact, shelf: Shelf) -> Checked:
         path = f"{shown}/manifest.json"
         wanted = "made_by.data, which says where samples come from"
         return path, {}, [Finding("unknown", path, wanted, "none that can be read")], []
-    place = Path(data.images or data.path or data.source)
-    path = shelf.shown(place)
+    path = shelf.shown(Path(data.images or data.path or data.source))
+    if data.source == "digits" and os.path.lexists(shelf.root / DIGITS):
+        path = DIGITS.as_posix()
     try:
         check = _check_text if data.is_text else _check_images
         findings, notes = check(dataset.content, data, shelf)
@@ -57,7 +60,7 @@ def _config(dataset: Artifact, root: Path) -> DataConfig:
     for key in ("images", "metadata", "path"):
         if key in given:
             place = root / Path(given[key]).expanduser()
-            hub_id = key == "path" and not place.exists() and not Path(given[key]).suffix
+            hub_id = key == "path" and not os.path.exists(place) and not Path(given[key]).suffix
             given[key] = given[key] if hub_id else str(place)
     return DataConfig(**given)
 
@@ -71,9 +74,10 @@ def _check_text(
     try:
         rows = read_conversations_of(data)
     except PipelineError as error:
-        gone = bool(data.path and Path(data.path).suffix and not Path(data.path).exists())
+        gone = bool(data.path and Path(data.path).suffix and not os.path.exists(data.path))
+        problem: Problem = "different" if data.path and os.path.exists(data.path) else "missing"
         expected = f"the rows of {len(samples)} conversations"
-        return [Finding("missing", path, expected, "nothing" if gone else error.what)], []
+        return [Finding(problem, path, expected, "nothing" if gone else error.what)], []
     there = {row.file: row.sha256 for row in rows if isinstance(row, Conversation)}
     known = {*there.values()}
     findings = [
@@ -95,7 +99,9 @@ def _check_images(
 ) -> tuple[list[Finding], list[str]]:
     """Every image by its hash, and every caption by its own."""
     samples, source = content["samples"], open_source(data)
-    if data.source == "folder" and not Path(str(data.images)).is_dir():
+    if data.source == "digits" and (wrong := _check_digits_file(shelf)):
+        return [wrong], []
+    if data.source == "folder" and not os.path.isdir(str(data.images)):
         path = shelf.shown(Path(str(data.images)))
         return [Finding("missing", path, f"a folder of {len(samples)} images", "no folder")], []
 
@@ -121,6 +127,22 @@ def _check_images(
         expected = f"the caption {_cut(sample['caption'])}"
         findings.append(Finding(problem, shown, expected, _cut(caption) if caption else "none"))
     return findings, _notes(content, data, shelf)
+
+
+def _check_digits_file(shelf: Shelf) -> Finding | None:
+    """The example's file; scikit-learn's own where the project, as DVC has it, never had one."""
+    file = shelf.root / DIGITS
+    if not os.path.lexists(file) and not os.path.exists(f"{file}.dvc"):
+        file = digits_file()
+    shown, expected = shelf.shown(file), f"md5 {MD5[:SHORT]}"
+    try:
+        found = hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
+    except OSError as error:
+        what = "nothing" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        return Finding("missing", shown, expected, what)
+    if found == MD5:
+        return None
+    return Finding("different", shown, expected, f"md5 {found[:SHORT]}")
 
 
 def _check_image(sample: dict[str, Any], source: Source, shown: str) -> Finding | None:
@@ -149,9 +171,9 @@ def _captions(
     root = Path(str(data.images))
     tables = [Path(data.metadata)] if data.metadata else [root / name for name in metadata.NAMES]
     for table in tables:
-        if data.metadata and not table.is_file():
+        if data.metadata and not os.path.isfile(table):
             raise PipelineError("nothing", hint="bring the table back")
-        if table.is_file():
+        if os.path.isfile(table):
             rows = metadata.read_metadata(table, root, {*files})
             known = {row.file: row.caption for row in rows if not row.reason}
             return {file: (f"{table}: {file}", known.get(file)) for file in files}

@@ -1,4 +1,4 @@
-"""A walk as text, a line for each folder, and as one JSON document."""
+"""A walk as text, a line for each folder; as one JSON document; and as a flowchart of Mermaid."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from zerotrain.lineage.chain import Node, Walk
 from zerotrain.lineage.verify import SHORT, Finding
 
 FORMAT = 1
+BROKEN = "classDef broken stroke:#c00,stroke-width:3px"
 BARE = ("family", "dtype", "preset", "optimizer", "base", "to", "of", "source")
 """Facts that are shown without their names."""
 COUNTS = {"train": "to train on", "holdout": "held out"}
@@ -40,8 +41,9 @@ def verdict(walk: Walk) -> str:
     folders = [node for node in walk.nodes if node.artifact]
     files = sum(len(node.artifact.files) for node in folders if node.artifact)
     samples = sum(node.facts.get("samples", 0) for node in walk.nodes if node.kind == "source")
+    total = size(sum(node.bytes for node in folders))
     return (
-        f"whole: {len(folders)} folders, {files} files ({size(sum(n.bytes for n in folders))}) "
+        f"whole: {len(folders)} folder{'s' * (len(folders) > 1)}, {files} files ({total}) "
         f"and {samples:,} samples are what the manifests say"
     )
 
@@ -68,6 +70,26 @@ def document(walk: Walk) -> str:
         "notes": [note for node in walk.nodes for note in node.notes],
     }
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def flowchart(walk: Walk) -> str:
+    """A flowchart from the sources down to the weights; boxes with findings are marked."""
+    name = {id(node): f"n{number}" for number, node in enumerate(walk.nodes)}
+    lines = ["flowchart TB"]
+    for node in walk.nodes:
+        mark = ":::broken" if node.findings else ""
+        lines.append(f'  {name[id(node)]}["{_label(node)}"]{mark}')
+    for node in walk.nodes:
+        for link in node.links:
+            arrow = "-->" if link.how == "said" else "-.->"
+            lines.append(f"  {name[id(link.node)]} {arrow}|{link.name}| {name[id(node)]}")
+    return "\n".join([*lines, f"  {BROKEN}"]) + "\n"
+
+
+def quoted(text: str) -> str:
+    """Text of a user's names, which may hold what Mermaid or its HTML would read as its own."""
+    marks = {"#": "#35;", '"': "#quot;", "<": "#lt;", ">": "#gt;", "&": "#amp;", "`": "#96;"}
+    return "".join(marks.get(letter, letter) for letter in text)
 
 
 def described(facts: dict[str, Any]) -> str:
@@ -105,6 +127,11 @@ def _entry(node: Node, place: dict[int, int]) -> dict[str, Any]:
     }
 
 
+def _label(node: Node) -> str:
+    words = [node.kind, node.path, str(node.identity)[:SHORT] if node.identity else ""]
+    return "<br>".join(quoted(word) for word in [*words, described(node.facts)] if word)
+
+
 def _below(node: Node, indent: str, shown: set[int]) -> Iterator[str]:
     for link in node.links:
         last = link is node.links[-1]
@@ -134,8 +161,11 @@ def _line(node: Node, role: str) -> str:
 
 def _fact(key: str, value: Any) -> str:
     if isinstance(value, dict):
-        counts = ((count, COUNTS.get(name, name)) for name, count in value.items())
-        return ", ".join(f"{count:,} {name}" for count, name in counts if count)
+        return ", ".join(
+            f"{count:,} {COUNTS.get(name, name)}"
+            for name, count in value.items()
+            if count and isinstance(count, int)
+        )
     if isinstance(value, bool) or (key == "repeats" and value == 1):
         return key if value is True else ""
     name = key.replace("_", " ")

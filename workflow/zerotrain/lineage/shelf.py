@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,11 @@ ENTRIES: dict[str, dict[str, type]] = {
 class Unreadable(Exception):
     """A folder without a manifest that can be read; the text says what was found instead."""
 
+    def __init__(self, path: Path, found: str) -> None:
+        super().__init__(found)
+        self.path = path
+        """The folder if it is not there, else its manifest."""
+
 
 def load(folder: Path) -> Artifact:
     """Read a manifest, and change nothing: a trace mends no folder, nor stops at the first fault.
@@ -29,24 +36,31 @@ def load(folder: Path) -> Artifact:
         Unreadable: there is none, or it is none of this format.
     """
     path = folder / MANIFEST
-    if not path.is_file():
-        raise Unreadable(f"no {MANIFEST}" if folder.is_dir() else "no such folder")
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise Unreadable(f"a {MANIFEST} that cannot be read ({error})") from error
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if folder.is_dir():
+            raise Unreadable(path, "nothing") from error
+        raise Unreadable(folder, "no such folder") from error
+    except OSError as error:
+        raise Unreadable(path, f"what cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(path, f"what is not JSON ({error})") from error
     found = found if isinstance(found, dict) else {}
-    if found.get("format") != FORMAT or not isinstance(found.get("kind"), str):
-        raise Unreadable(f"a {MANIFEST} that is not one of format {FORMAT}")
+    if found.get("format") != FORMAT:
+        said = f"format {found.get('format')!r}, of which this version knows {FORMAT}"
+        raise Unreadable(path, said)
+    if not isinstance(found.get("kind"), str):
+        raise Unreadable(path, "no kind")
     for part, kind in PARTS.items():
         if not isinstance(found.get(part), kind):
-            raise Unreadable(f"a {MANIFEST} without {part}")
+            raise Unreadable(path, f"no {part}")
     for part, keys in ENTRIES.items():
         for entry in found[part].values():
             if not isinstance(entry, dict) or any(
                 not isinstance(entry.get(key), kind) for key, kind in keys.items()
             ):
-                raise Unreadable(f"a {MANIFEST} whose {part} lack {' or '.join(keys)}")
+                raise Unreadable(path, f"{part} without {' or '.join(keys)}")
     return Artifact(folder, found["kind"], *(found[part] for part in PARTS))
 
 
@@ -56,16 +70,18 @@ class Shelf:
     def __init__(self, root: Path) -> None:
         self.root = root
         """The folder that relative paths of manifests count from."""
+        self.unreadable: list[Path] = []
+        """Folders under results/ with a manifest that says nothing; known once `published` is."""
 
     @cached_property
     def published(self) -> list[Artifact]:
         """Every readable folder under results/, sorted by path."""
         found = []
-        for manifest in sorted((self.root / RESULTS).rglob(MANIFEST)):
+        for folder in _with_manifest(self.root / RESULTS):
             try:
-                found.append(load(manifest.parent))
+                found.append(load(folder))
             except Unreadable:
-                continue
+                self.unreadable.append(folder)
         return found
 
     @cached_property
@@ -91,10 +107,29 @@ class Shelf:
             return str(path)
 
 
+def has_manifest(folder: Path) -> bool:
+    """Whether one lies there; not where it is forbidden to look."""
+    return os.path.isfile(folder / MANIFEST)
+
+
+def _with_manifest(top: Path) -> Iterator[Path]:
+    """Folders that hold a manifest, through links too: large runs lie on other disks. Hidden ones
+    are what a killed writer left."""
+    seen = set()
+    for folder, below, names in os.walk(top, followlinks=True):
+        below[:] = sorted(name for name in below if not name.startswith("."))
+        if (real := os.path.realpath(folder)) in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        if MANIFEST in names:
+            yield Path(folder)
+
+
 def enclosing(path: Path) -> Path | None:
     """The published folder that a path is, or lies in; None where no manifest is above it."""
     for folder in (path, *path.parents):
-        if (folder / MANIFEST).is_file():
+        if has_manifest(folder):
             return folder
     return None
 
@@ -106,9 +141,9 @@ def project_of(folder: Path, parents: dict[str, Any]) -> Path:
     same paths are another run's.
     """
     here = Path.cwd()
-    above = folder.parents
+    above = [*folder.parents, *folder.resolve().parents]
     for root in [*([here] if here in above else []), *above, here]:
-        if any((root / said["path"] / MANIFEST).is_file() for said in parents.values()):
+        if any(has_manifest(root / said["path"]) for said in parents.values()):
             return root
     inside = [place.parent for place in above if place.name == RESULTS]
     return inside[0] if inside else here

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from zerotrain.artifact import MANIFEST, Artifact, digest, file_sha256
+from zerotrain.artifact import MANIFEST, Artifact, digest
 
 Problem = Literal["missing", "different", "unknown"]
 SHORT = 12
 """Digits of a digest that are shown."""
+CHUNK = 2**22
+"""Bytes that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Files:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], str] = {}
+        self._stopped = False
 
     def sha256(self, path: Path) -> str:
         """Sha256 of a file's bytes.
@@ -41,8 +45,15 @@ class Files:
         stat = path.stat()
         key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if key not in self._known:
-            self._known[key] = file_sha256(path)
+            self._known[key] = self._read(path)
         return self._known[key]
+
+    def _read(self, path: Path) -> str:
+        found = hashlib.sha256()
+        with path.open("rb", buffering=0) as stream:
+            while not self._stopped and (chunk := stream.read(CHUNK)):
+                found.update(chunk)
+        return found.hexdigest()
 
     def check(self, folder: Artifact, shown: str) -> list[Finding]:
         """Every listed file that is missing or differs, in the manifest's order."""
@@ -51,18 +62,22 @@ class Files:
             return self._check(folder.folder / item[0], f"{shown}/{item[0]}", item[1])
 
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            return [found for found in pool.map(check, folder.files.items()) if found]
+            try:
+                return [found for found in pool.map(check, folder.files.items()) if found]
+            except BaseException:
+                self._stopped = True  # Ctrl-C does not wait for the end of files of many GB
+                raise
 
     def _check(self, path: Path, shown: str, said: dict[str, Any]) -> Finding | None:
         expected = f"sha256 {str(said['sha256'])[:SHORT]}, {said['bytes']} bytes"
-        if not path.is_file():
-            what = "a link that leads nowhere" if path.is_symlink() else "nothing"
-            return Finding("missing", shown, expected, what)
         try:
+            if not path.is_file():
+                what = "a link that leads nowhere" if path.is_symlink() else "nothing"
+                return Finding("missing", shown, expected, what)
             size = path.stat().st_size
             sha256 = self.sha256(path)
         except OSError as error:
-            return Finding("missing", shown, expected, f"not readable: {error.strerror}")
+            return Finding("missing", shown, expected, f"what cannot be read: {error.strerror}")
         if (sha256, size) != (said["sha256"], said["bytes"]):
             return Finding("different", shown, expected, f"sha256 {sha256[:SHORT]}, {size} bytes")
         return None
@@ -74,7 +89,7 @@ def unlisted(folder: Artifact) -> list[str]:
     return sorted(
         name
         for path in folder.folder.rglob("*")
-        if path.is_file()
+        if os.path.isfile(path)
         and (name := path.relative_to(folder.folder).as_posix()) not in folder.files
         and name != MANIFEST
         and not any(part.startswith(".") for part in Path(name).parts)
