@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +14,11 @@ import yaml
 
 from zerotrain.config import DataConfig, RunConfig
 from zerotrain.dvc.jobs import workflow_of
-from zerotrain.dvc.pipeline import CONFIG_KEYS, dependencies
+from zerotrain.dvc.pipeline import CONFIG_KEYS, GUARD, dependencies
 
 CONFIG = "config/config.yaml"
 EVERY_STAGE = [
+    GUARD,
     "prepare_dataset",
     "build_base",
     "cache_latents-64",
@@ -30,6 +32,20 @@ EVERY_STAGE = [
     "evaluate-plain",
     "report",
 ]
+
+
+def stands_in(given: object, key: str) -> bool:
+    """Whether a file gives the value of this name."""
+    for part in key.split("."):
+        if isinstance(given, list):
+            given = dict(enumerate(given))
+        if (
+            not isinstance(given, dict)
+            or (part := int(part) if part.isdigit() else part) not in given
+        ):
+            return False
+        given = given[part]
+    return True
 
 
 def generate(folder: Path, output: Path, *flags: str, **options) -> dict:
@@ -52,15 +68,17 @@ def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
     keys that the configuration holds; a user's folder stands for its files."""
     stages = generate(project.folder, tmp_path / "dvc.yaml", env=project.environment)
     assert sorted(stages) == sorted(EVERY_STAGE)
+    guard = stages.pop(GUARD)
+    assert guard["params"] == [{"config/config.yaml": None}]
     given = yaml.safe_load((project.folder / "config/config.yaml").read_text())
-    top = {key for key in given if key != "phases"} | {"phases.0", "phases.1"}
     for name, stage in stages.items():
         rule, _, wildcard = name.partition("-")
         assert f"--allowed-rules {rule} -- " in stage["cmd"]
         assert "{" not in stage["desc"]
         assert not wildcard or wildcard in stage["desc"]
         for keys in stage.get("params", []):
-            assert set(keys["config/config.yaml"]) <= top
+            for key in keys["config/config.yaml"]:
+                assert stands_in(given, key), key
     assert stages["prepare_dataset"]["outs"] == ["results/data/tiny/manifest.json"]
     assert "photos" in stages["prepare_dataset"]["deps"]
     assert not [path for path in stages["prepare_dataset"]["deps"] if path.startswith("photos/")]
@@ -70,10 +88,16 @@ def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
         {"results/tiny/plain/progress": {"persist": True}},
     ]
     launches = [stages[f"render_launch-{name}"] for name in ("plain", "offload")]
-    assert [keys[-1] for one in launches for keys in one["params"][0].values()] == [
-        "phases.0",
-        "phases.1",
-    ]
+    assert [
+        [key for key in keys if key.startswith("phases")]
+        for one in launches
+        for keys in one["params"][0].values()
+    ] == [["phases.0"], ["phases.0", "phases.1"]]
+    assert stages["build_base"]["params"] == [
+        {"config/config.yaml": [
+            "base", "launch.num_cpu_threads_per_process", "seed", "train.resolution",
+        ]}
+    ]  # fmt: skip
     assert stages["export_weights-plain"]["outs"] == [
         "results/tiny/plain/weights",
         "results/tiny/plain/state",
@@ -101,10 +125,11 @@ def test_stages_of_other_families(recipe, cache, family, others, project, tmp_pa
         assert f"workflow/zerotrain/families/{family}.py" in sources
         assert not {f"workflow/zerotrain/families/{name}.py" for name in others} & set(sources)
     assert stages[cache]["outs"]
+    assert stages.pop(GUARD)["cmd"].endswith(f" --config {config}")
     for stage in stages.values():
         assert f"--configfile {config} " in stage["cmd"]
         for keys in stage.get("params", []):
-            assert {key.partition(".")[0] for key in keys[config]} <= set(given)
+            assert all(stands_in(given, key) for key in keys[config])
 
 
 def test_every_parameter_of_a_rule_has_its_key(project, tmp_path):
@@ -115,6 +140,7 @@ def test_every_parameter_of_a_rule_has_its_key(project, tmp_path):
         named = {name for job in workflow.dag.jobs for name in job.params.keys()}  # noqa: SIM118
     named = {name for name in named - files if not name.startswith("with_")}
     keys = {key for name in named for key in CONFIG_KEYS.get(name, (name,))}
+    keys = {key.partition(".")[0] for key in keys}
     assert keys <= set(RunConfig.model_fields)
     assert {"data", "cache", "train", "launch", "phases", "export", "evaluate", "seed"} <= keys
 
@@ -130,7 +156,7 @@ def test_plots_and_artifacts_name_what_the_stages_make(project, tmp_path):
         for name, plotted in plot.items()
         for file in (plotted["y"] if plotted else [name])
     }
-    outs = [out for stage in found["stages"].values() for out in stage["outs"]]
+    outs = [out for stage in found["stages"].values() for out in stage.get("outs", ())]
     folders = {next(iter(out)) if isinstance(out, dict) else out for out in outs}
     assert {file.rpartition("/")[0].removesuffix("/records") for file in files} <= folders
     assert {one["path"] for one in found["artifacts"].values()} <= folders
@@ -174,7 +200,8 @@ def test_dvc_repro_builds_everything_once(project):
     assert {line.split()[0] for line in dvc("stage", "list").splitlines()} == set(EVERY_STAGE)
     assert "train_phase-offload" in dvc("dag", "--dot")
     dvc("repro", "--quiet")
-    assert sorted(project.calls()) == sorted(name.partition("-")[0] for name in EVERY_STAGE)
+    calls = [name.partition("-")[0] for name in EVERY_STAGE if name != GUARD]
+    assert sorted(project.calls()) == sorted(calls)
     assert "up to date" in dvc("status")
     assert "up to date" in dvc("repro")
     assert project.calls() == []
@@ -187,6 +214,12 @@ def test_dvc_repro_builds_everything_once(project):
     dvc("repro", "--quiet")
     assert sorted(project.calls()) == ["evaluate", "evaluate", "report"]
     assert project.planned("train") == {}
+
+    project.edit("config/config.yaml", "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
+    expected = project.planned("train")
+    assert not {"build_base", "cache_latents", "prepare_dataset"} & set(expected)
+    dvc("repro", "--quiet")
+    assert Counter(project.calls()) == expected
 
     (project.folder / "photos" / "cow.png").write_bytes(b"pixels of a cow")
     assert "photos" in dvc("status", "prepare_dataset")

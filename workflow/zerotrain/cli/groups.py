@@ -117,6 +117,14 @@ def generate(
 
 
 @dvc_app.command()
+def check(config: DvcConfig = MAIN_CONFIG) -> None:
+    """Fail where dvc.yaml is not what `generate` would write; a stage of its own calls it."""
+    from zerotrain.dvc.pipeline import check
+
+    check(config)
+
+
+@dvc_app.command()
 def settle(
     config: DvcConfig = MAIN_CONFIG,
     killed: Annotated[

@@ -25,7 +25,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,21 @@ from typing import Any
 from zerotrain.dvc import jobs
 from zerotrain.dvc.book import lives, note_running, read_book, write_book
 from zerotrain.dvc.jobs import MAIN_CONFIG, in_order, stage_name
-from zerotrain.dvc.meanwhile import Meanwhile, began_and_ended
-from zerotrain.dvc.pipeline import LOCK, PIPELINE, is_current
-from zerotrain.dvc.records import make_stale
+from zerotrain.dvc.meanwhile import Meanwhile, edited_during
+from zerotrain.dvc.pipeline import (
+    GUARD,
+    LOCK,
+    PIPELINE,
+    is_current,
+    is_ours,
+    load_pipeline,
+    outdated,
+)
+from zerotrain.dvc.records import disturbed, make_stale
+from zerotrain.dvc.storage import some
 from zerotrain.errors import PipelineError
+
+LOCK_BEHIND = f"{LOCK} was not brought up to date"
 
 
 class Agreement:
@@ -57,11 +68,12 @@ class Agreement:
         self._in_use = bool(outputs) and alone
         if not self._in_use:
             return
-        if not self._in_stage:
-            if running or disturbed(outputs):
-                settle(config, killed=bool(running))
-            atexit.register(self._enter)
         self._meanwhile = Meanwhile(config)
+        if not self._in_stage:
+            wanted = running or disturbed(outputs)
+            if wanted and not settle(config, killed=bool(running)):
+                return  # the next call tries again
+            atexit.register(self._enter_or_warn)
 
     def begin(self) -> None:
         """Before the first job.
@@ -70,12 +82,9 @@ class Agreement:
             PipelineError: DVC calls it, and would not see edits of what dvc.yaml leaves out.
         """
         if self._in_use and not self._in_stage:
-            note_running()
+            note_running(self._meanwhile.given)
         elif self._in_use and not self._is_current():
-            raise PipelineError(
-                f"{PIPELINE}: it is not of {self._config}, the rules and the code as they are now",
-                hint=f"`zerotrain dvc generate --config {self._config}`, and call DVC again",
-            )
+            raise outdated(self._config)
 
     def end(self) -> None:
         """After the last job.
@@ -85,19 +94,44 @@ class Agreement:
         """
         if not (self._in_use and self._in_stage):
             return
-        for job in in_order(self._workflow.dag.jobs):
-            if self._workflow.dag.finished(job) and (edits := self._edits(job)):
-                raise PipelineError(
-                    f"{', '.join(edits)}: edited while {stage_name(job)} ran: what it made is of "
-                    "neither",
-                    hint="call DVC again; while it works, edit another clone",
-                )
+        if edits := self._set_aside_edited(self._workflow.dag.finished):
+            names = sorted({name for found in edits.values() for name in found})
+            raise PipelineError(
+                f"{some(names)}: edited while {', '.join(edits)} ran: what it made is of neither",
+                hint="call DVC again; while it works, edit another clone",
+            )
 
     def _is_current(self) -> bool:
-        return is_current(_pipeline(), self._workflow.dag.jobs, self._config)
+        return is_current(pipeline_here(), self._workflow.dag.jobs, self._config)
 
-    def _edits(self, job: Any) -> dict[str, float]:
-        return self._meanwhile.edited(self._workflow, job, _pipeline()["stages"][stage_name(job)])
+    def _set_aside_edited(self, ended: Callable[[Any], bool]) -> dict[str, list[str]]:
+        """Make stale what was made while something that it takes in was edited.
+
+        Returns:
+            What was edited, for each stage that has ended and is not what is here now.
+        """
+        self._workflow.persistence._clear_cache()  # it holds what it read before the jobs ran
+        stages = pipeline_here()["stages"]
+        found, stale = {}, []
+        for job in in_order(self._workflow.dag.jobs):
+            name = stage_name(job)
+            if name not in stages or not ended(job):
+                continue
+            if edits := self._meanwhile.edited(self._workflow, job, stages[name]):
+                found[name] = list(edits)
+                if self._workflow.dag.finished(job) and edited_during(
+                    self._workflow, job, edits.values()
+                ):
+                    stale.append(job)
+        for job in stale:
+            make_stale(self._workflow, job)
+        return found
+
+    def _enter_or_warn(self) -> None:
+        try:
+            self._enter()
+        except PipelineError as error:  # the configuration does not hold any more
+            warn(LOCK_BEHIND, str(error))
 
     def _enter(self) -> None:
         """At the end of the process, also where there was nothing to do, or a job failed."""
@@ -105,108 +139,91 @@ class Agreement:
         if workflow._executor_plugin is None or workflow.dryrun or workflow._dag is None:
             return
         dag = workflow.dag
-        if dag.rules_allowed_for_needrun or len(workflow.rerun_triggers) < 5:
+        if workflow.touch or dag.rules_allowed_for_needrun or len(workflow.rerun_triggers) < 5:
             return  # then Snakemake has not looked at everything
         if not self._is_current():
             print(f"{PIPELINE}: written anew, for the graph has changed", file=sys.stderr)
-            _in_a_process("generate", "--config", str(self._config))
-            _pipeline.cache_clear()
+            if _in_a_process("generate", "--config", str(self._config)):
+                return
+            pipeline_here.cache_clear()
         outputs = outputs_of(self._config)
-        fresh, looked = [], time.time()
-        for job in in_order(dag.jobs):
-            name = stage_name(job)
-            if name not in outputs or not (dag.finished(job) or not dag.needrun(job)):
-                continue
-            if edits := self._edits(job):
-                print(f"{name}: not entered in {LOCK}: {', '.join(edits)}: edited meanwhile",
-                      file=sys.stderr)  # fmt: skip
-                looked = read_book().get("looked", 0.0)
-                if dag.finished(job) and min(edits.values()) <= began_and_ended(workflow, job)[1]:
-                    make_stale(workflow, job)
-            else:
-                fresh.append(name)
-        stamp = _stamp(self._config, fresh, outputs)
+
+        def is_fresh(job: Any) -> bool:
+            return dag.finished(job) or not dag.needrun(job)
+
+        edits = self._set_aside_edited(is_fresh)
+        for name, found in edits.items():
+            print(
+                f"{name}: not entered in {LOCK}: {some(found)}: edited meanwhile", file=sys.stderr
+            )
+        fresh = [stage_name(job) for job in in_order(dag.jobs) if is_fresh(job)]
+        fresh = [name for name in fresh if name in outputs and name not in edits]
+        if not self._meanwhile.config_edited():
+            fresh.append(GUARD)
+        stamp = _stamp(self._config, fresh)
         if stamp != read_book().get("entered"):
-            enter(fresh)
-            stamp = _stamp(self._config, fresh, outputs)
+            stamp = _stamp(self._config, fresh) if enter(fresh) else ""
+        looked = read_book().get("looked", 0.0) if edits else time.time()
         write_book(running=None, looked=looked, entered=stamp)
 
 
 def outputs_of(config: Path) -> dict[str, list[str]]:
     """The outputs of each stage, where DVC is in use and its pipeline is that of this run."""
     set_up = PIPELINE.is_file() and Path(".dvc").is_dir()
-    under_git = any((folder / ".git").exists() for folder in Path("x").resolve().parents)
+    under_git = any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents))
     if not (set_up and under_git and importlib.util.find_spec("dvc")):
         return {}
     found = {}
-    for name, stage in (_pipeline().get("stages") or {}).items():
-        words = shlex.split(str(stage.get("cmd", "")))
-        if words[:1] != ["snakemake"] or "--" not in words:
-            continue
-        of = words[words.index("--configfile") + 1] if "--configfile" in words else MAIN_CONFIG
-        if Path(of) == config:
-            found[name] = words[words.index("--") + 1 :]
+    for name, stage in (pipeline_here().get("stages") or {}).items():
+        if is_ours(stage) and name != GUARD:
+            words = shlex.split(stage["cmd"])
+            chosen = "--configfile" in words
+            of = words[words.index("--configfile") + 1] if chosen else MAIN_CONFIG
+            if Path(of) == config:
+                found[name] = words[words.index("--") + 1 :]
     return found
 
 
 @cache
-def _pipeline() -> dict[str, Any]:
-    import yaml
-
-    return yaml.load(PIPELINE.read_text(), Loader=yaml.CSafeLoader) or {}
-
-
-def disturbed(outputs: Mapping[str, Iterable[str]]) -> bool:
-    """Whether outputs or inputs were changed in a way that Snakemake would not notice."""
-    from snakemake.persistence.file import FilePersistence
-
-    persistence = FilePersistence(nolock=True)
-    book = read_book()
-    looked, seen = book.get("looked", 0.0), book.get("seen", {})
-    times: dict[str, os.stat_result | None] = {}
-
-    def stat(path: str) -> os.stat_result | None:
-        if path not in times:
-            times[path] = None
-            with contextlib.suppress(OSError):
-                times[path] = os.stat(path)
-        return times[path]
-
-    for output in (path for paths in outputs.values() for path in paths):
-        here = stat(output)
-        if here is None:
-            continue
-        record = persistence._read_record(output)
-        if record is None or record.endtime != here.st_mtime:
-            if seen.get(output) != here.st_mtime:
-                return True
-            continue
-        for path in record.input or ():
-            taken = stat(path)
-            if taken and taken.st_mtime <= here.st_mtime and taken.st_ctime > looked:
-                return True
-    return False
+def pipeline_here() -> dict[str, Any]:
+    """What dvc.yaml holds; nothing where it cannot be read, which is said."""
+    try:
+        return load_pipeline()
+    except PipelineError as error:
+        warn("DVC is left aside", str(error))
+        return {}
 
 
-def settle(config: Path, *, killed: bool) -> None:
-    """Look at what was changed, in a process of its own: it reads the graph itself."""
+def settle(config: Path, *, killed: bool) -> bool:
+    """Look at what was changed, in a process of its own: it reads the graph itself.
+
+    Returns:
+        Whether it was possible.
+    """
     words = ["settle", "--config", str(config), *(["--killed"] if killed else [])]
-    if _in_a_process(*words):
-        print(
-            "WARNING: Snakemake's records and dvc.lock could not be made to agree; above it says "
-            "why. What snakemake plans now rests on its own records alone.",
-            file=sys.stderr,
+    if code := _in_a_process(*words):
+        warn(
+            f"Snakemake's records and {LOCK} could not be made to agree",
+            "above it says why; what snakemake plans now rests on its own records alone",
         )
+    return not code
 
 
-def enter(names: list[str]) -> None:
-    """Enter stages in dvc.lock, in a process of its own: it may fail and take its time."""
-    if names and _in_a_process("enter", *names):
-        print(
-            "WARNING: dvc.lock was not brought up to date; above it says why.\n"
-            "  Hint: mend it and call `snakemake` again; what it has made stays",
-            file=sys.stderr,
-        )
+def enter(names: list[str]) -> bool:
+    """Enter stages in dvc.lock, in a process of its own: it may fail and take its time.
+
+    Returns:
+        Whether all were entered.
+    """
+    code = _in_a_process("enter", *names) if names else 0
+    if code:
+        warn(LOCK_BEHIND, "above it says why; mend it and call `snakemake` again")
+    return not code
+
+
+def warn(what: str, why: str) -> None:
+    """Say what is not as it should be; the run goes on."""
+    print(f"WARNING: {what}: {why}", file=sys.stderr)
 
 
 def _in_a_process(*words: str) -> int:
@@ -214,13 +231,20 @@ def _in_a_process(*words: str) -> int:
     return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode
 
 
-def _stamp(config: Path, fresh: Iterable[str], outputs: Mapping[str, list[str]]) -> str:
+def _stamp(config: Path, names: Iterable[str]) -> str:
     """What an entry depends on, by times and sizes."""
     from zerotrain.artifact import digest
 
-    paths = [str(config), str(PIPELINE), str(LOCK), *(p for name in fresh for p in outputs[name])]
+    stages = pipeline_here()["stages"]
+    outputs = outputs_of(config)
+    paths = {str(config), str(PIPELINE), str(LOCK)}
+    for name in names:
+        paths.update(outputs.get(name, ()))
+        for dep in stages[name].get("deps", ()):
+            paths.add(dep)
+            paths.update(map(str, Path(dep).rglob("*")) if Path(dep).is_dir() else ())
     found = []
-    for path in paths:
+    for path in sorted(paths):
         with contextlib.suppress(OSError):
             stat = os.stat(path)
             found.append([path, stat.st_mtime_ns, stat.st_size])

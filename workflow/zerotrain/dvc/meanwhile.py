@@ -6,9 +6,11 @@ training would have its outputs told to be of the edited code.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,12 @@ class Meanwhile:
     def __init__(self, config: Path) -> None:
         self._config = config
         self._began = time.time()
-        self._given = _read(config)
+        self._values = _read(config)
+        self.given = digest_of(config)
+
+    def config_edited(self) -> bool:
+        """Whether any value of the configuration is another than when the run began."""
+        return self.given != digest_of(self._config)
 
     def edited(self, workflow: Any, job: Any, stage: Mapping[str, Any]) -> dict[str, float]:
         """What was edited of that which a job takes in, since it began or the run.
@@ -43,14 +50,27 @@ class Meanwhile:
         edits = {path: when for path, when in edits.items() if when > began}
         now, then = _read(self._config), changed_at(str(self._config))
         for keys in (one.get(str(self._config), ()) for one in stage.get("params") or ()):
-            edits |= {key: then for key in keys if _at(now, key) != _at(self._given, key)}
+            edits |= {key: then for key in keys if _at(now, key) != _at(self._values, key)}
         return edits
+
+
+def edited_during(workflow: Any, job: Any, times: Iterable[float] = ()) -> bool:
+    """Whether any of these times, or of a change of its inputs, lies within a job that has run."""
+    began, ended = began_and_ended(workflow, job)
+    changes = list(times) or [changed_at(str(path)) for path in job.input]
+    return any(began < change <= ended for change in changes)
 
 
 def began_and_ended(workflow: Any, job: Any) -> tuple[float, float]:
     """When a job that has run began and ended, by Snakemake's records."""
     records = [workflow.persistence.metadata(path) for path in job.output]
     return min(one.starttime for one in records), max(one.endtime for one in records)
+
+
+def digest_of(config: Path) -> str:
+    """Digest of a configuration's values, as the file gives them."""
+    text = json.dumps(_read(config), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def changed_at(path: str) -> float:
