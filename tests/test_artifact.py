@@ -341,3 +341,16 @@ def test_what_a_library_kept_for_its_owner_becomes_readable(folder: Path, tmp_pa
     assert {oct((folder / name).stat().st_mode & 0o777) for name in written} == {"0o644"}
     assert own.stat().st_mode & 0o777 == 0o600
     artifact.read(folder, "weights")
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_manifest_that_was_linked_in_is_not_written_into(link, folder, tmp_path):
+    """A base is linked from where it lies: weights of another run keep their own manifest."""
+    publish(tmp_path / "others")
+    before = (tmp_path / "others" / MANIFEST).read_bytes()
+    with artifact.publish(folder, "weights") as draft:
+        for name in ("a.txt", MANIFEST):
+            link(tmp_path / "others" / name, draft.folder / name)
+        draft.content = {"step": 2}
+    assert (tmp_path / "others" / MANIFEST).read_bytes() == before
+    assert list(artifact.read(folder, "weights").files) == ["a.txt"]

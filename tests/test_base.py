@@ -8,6 +8,7 @@ import pytest
 
 from zerotrain.base import check_model_index, choose_files, part_digests
 from zerotrain.errors import PipelineError
+from zerotrain.families.causal_lm import FAMILY as CAUSAL_LM
 from zerotrain.families.sdxl import FAMILY
 
 HUB = [
@@ -75,6 +76,13 @@ def test_shards_are_taken_with_their_index():
     other = "unet/diffusion_pytorch_model.safetensors.index.fp16.json"
     chosen = choose([*without("unet/diff"), *shards, index, other])
     assert {name for name in chosen if name.startswith("unet/diff")} == {*shards, index}
+
+
+def test_the_manifest_of_own_weights_is_no_part_of_a_model():
+    """Weights that a run here wrote are a base, too: their manifest stays theirs."""
+    names = ["config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"]
+    found = choose_files([*names, "manifest.json"], CAUSAL_LM, "MODEL")
+    assert sorted(found) == sorted(names)
 
 
 def test_a_folder_without_model_index_is_no_model():

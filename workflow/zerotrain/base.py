@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact import digest
+from zerotrain.artifact import MANIFEST, digest
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, Family
 
@@ -84,7 +84,7 @@ def in_part(name: str, part: str) -> bool:
 
 def _choose_root(names: list[str], family: Family, source: str) -> dict[str, str]:
     """The files of a model in transformers' layout."""
-    inside = [name for name in names if "/" not in name]
+    inside = [name for name in names if "/" not in name and name != MANIFEST]
     if ADAPTER_CONFIG in inside:
         raise PipelineError(
             f"{source}: holds an adapter, {ADAPTER_CONFIG}, which training would leave out",

@@ -47,6 +47,8 @@ def publish(
     try:
         draft = Draft(new)
         yield draft
+        # A manifest among files that were linked in would be written into where it came from.
+        (new / MANIFEST).unlink(missing_ok=True)
         names = sorted(p.relative_to(new).as_posix() for p in new.rglob("*") if p.is_file())
         files = {
             name: {
