@@ -25,6 +25,7 @@ DISAGREED = "above it says why"
 """What stands in our warnings; DVC has some of its own after a kill."""
 STAGES = ("prepare_dataset", "build_base", "cache_latents", "render_launch", "train_phase",
           "export_weights", "evaluate", "report")  # fmt: skip
+MADE = ("manifest.json", "metrics.json", "payload.bin")
 SOURCES = ("Snakefile", "rules", "config", "profiles", "envs", "workflow", "photos", "sdxl", "bin")
 
 
@@ -65,7 +66,7 @@ class Fuzz:
         found = {}
         for path in sorted((folder / "results").rglob("*")):
             name = str(path.relative_to(folder))
-            if path.name in ("manifest.json", "metrics.json", "payload.bin") and "/progress/" not in name:
+            if path.name in MADE and "/progress/" not in name:
                 found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         return found
 
