@@ -179,7 +179,11 @@ def test_validation_ends_a_phase_and_publishes_its_best(training, tmp_path):
     assert found["saved"] == [best, best + 2]
     phase = read_run_yaml(training.folder / "p" / "launch" / "run.yaml")
     progress = training.progress("p")
-    train_phase._publish(progress, phase, {}, tmp_path / "published")
+    parents = {
+        "base": artifact.read(training.base, "base"),
+        "cache": artifact.read(training.cache, "cache"),
+    }
+    train_phase._publish(progress, phase, parents, tmp_path / "published")
     published = Checkpoint(tmp_path / "published")
     assert published.position.step == best
     assert published.artifact.content == {"until": 40}

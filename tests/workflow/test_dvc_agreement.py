@@ -78,6 +78,7 @@ def test_a_dry_run_enters_nothing(agreed):
     assert (agreed.folder / "dvc.lock").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_part_of_the_run_enters_that_part(agreed):
     """What was not asked for stays as stale as it is."""
     agreed.edit(CONFIG, "guidance_scale: 3.0", "guidance_scale: 2.0")
@@ -149,7 +150,10 @@ def test_outputs_that_dvc_brought_back_are_told_from_others(agreed):
 
 @pytest.mark.parametrize(
     "edit",
-    ["workflow/zerotrain/stages/evaluate.py||# edited\n", f"{CONFIG}|_scale: 3|_scale: 2"],
+    [
+        "workflow/zerotrain/stages/evaluate.py||# edited\n",
+        pytest.param(f"{CONFIG}|_scale: 3|_scale: 2", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_edited_while_a_stage_runs_is_not_taken_for_what_it_was_made_from(agreed, edit):
     """Neither tool blesses the outputs: the stages that took it in are made again."""
@@ -161,6 +165,7 @@ def test_what_is_edited_while_a_stage_runs_is_not_taken_for_what_it_was_made_fro
     assert {"evaluate-plain", "evaluate-offload"} <= stale
 
 
+@pytest.mark.slow
 def test_a_stage_of_dvc_whose_code_is_edited_meanwhile_fails(agreed):
     """It says which file; called again, DVC makes it of the edited code."""
     source = "workflow/zerotrain/stages/report.py"
@@ -177,6 +182,7 @@ def test_a_stage_of_dvc_whose_code_is_edited_meanwhile_fails(agreed):
     assert agreed.planned("train") == {}
 
 
+@pytest.mark.slow
 def test_dvc_yaml_follows_the_graph(agreed):
     """A phase more, or an import more: after snakemake, dvc.yaml and dvc.lock have it."""
     agreed.edit(CONFIG, "launch: zero2_offload\n", "launch: zero2_offload\n" + MORE)
@@ -193,6 +199,7 @@ def test_dvc_yaml_follows_the_graph(agreed):
     assert set(json.loads(agreed.command("dvc", "status", "--json").stdout)) == {"report"}
 
 
+@pytest.mark.slow
 def test_a_stage_of_dvc_that_dvc_yaml_tells_wrong_fails(agreed):
     """DVC would not see edits of a file that dvc.yaml does not name."""
     agreed.append("workflow/zerotrain/extra.py", "VALUE = 1\n")
@@ -206,6 +213,7 @@ def test_a_stage_of_dvc_that_dvc_yaml_tells_wrong_fails(agreed):
     assert agreed.calls() == ["report"]
 
 
+@pytest.mark.slow
 def test_dvc_sees_a_value_that_is_given_for_the_first_time(agreed):
     """It depends on values that stand in the file; one stage depends on all and says that others
     have come."""
@@ -221,6 +229,7 @@ def test_dvc_sees_a_value_that_is_given_for_the_first_time(agreed):
     assert Counter(agreed.calls()) == expected
 
 
+@pytest.mark.slow
 def test_an_edit_before_a_kill_is_not_blessed_after_it(agreed):
     """What was edited while a stage ran is known from the records alone."""
     source = "workflow/zerotrain/stages/evaluate.py"
@@ -241,7 +250,7 @@ def test_an_edit_before_a_kill_is_not_blessed_after_it(agreed):
     assert agreed.planned("train") == {"evaluate": 2, "report": 1}
 
 
-@pytest.mark.parametrize("damage", ["missing", "other"])
+@pytest.mark.parametrize("damage", ["missing", pytest.param("other", marks=pytest.mark.slow)])
 def test_a_damaged_output_does_not_replace_the_stored_one(agreed, damage):
     """Snakemake sees the manifest alone: what lies under it is held to what DVC stored, and the
     stored files come back."""
@@ -263,6 +272,7 @@ def test_a_damaged_output_does_not_replace_the_stored_one(agreed, damage):
     assert clean(agreed)
 
 
+@pytest.mark.slow
 def test_what_could_not_be_done_is_done_by_the_next_call(agreed):
     """While DVC is at work, neither is settled nor entered: snakemake says so and goes on. The next
     call does both."""
@@ -294,6 +304,7 @@ def test_what_could_not_be_done_is_done_by_the_next_call(agreed):
     assert clean(agreed)
 
 
+@pytest.mark.slow
 def test_a_stage_that_comes_back_is_judged_anew(agreed):
     """dvc.lock has it from before; what it was made from is not what it would be made from now."""
     text = (agreed.folder / CONFIG).read_text()
@@ -314,6 +325,7 @@ def test_a_touch_enters_nothing(agreed):
     assert (agreed.folder / "dvc.lock").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_progress_that_was_deleted_keeps_nothing_else_from_being_entered(agreed):
     """It frees space, and a finished phase needs none."""
     shutil.rmtree(agreed.folder / "results/tiny/plain/progress")
@@ -325,6 +337,7 @@ def test_progress_that_was_deleted_keeps_nothing_else_from_being_entered(agreed)
     assert clean(agreed)
 
 
+@pytest.mark.slow
 def test_a_look_from_another_branch_leaves_what_was_right(agreed):
     """Planned for other values, then for the ones that the outputs were made for: nothing to do."""
     shutil.rmtree(agreed.folder / ".snakemake")
@@ -358,6 +371,7 @@ def test_files_that_cannot_be_read_stop_nobody(agreed, file, content):
     assert ("WARNING: DVC is left aside: " in said) == (file == "dvc.yaml")
 
 
+@pytest.mark.slow
 def test_a_stage_of_ones_own_stays_in_dvc_yaml(agreed):
     """Written anew, the file keeps what was not generated."""
     own = "  mine:\n    cmd: echo don't\n    deps:\n    - photos\n"

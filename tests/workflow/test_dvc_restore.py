@@ -162,17 +162,16 @@ EDITS: dict[str, tuple[Callable[[Project], object], Jobs]] = {
         lambda project: project.append("rules/evaluate.smk", "# more\n"),
         {"evaluate": 2, "report": 1},
     ),
+    "a value of training": (
+        lambda project: project.edit(CONFIG, "learning_rate: 1.0e-3", "learning_rate: 2.0e-3"),
+        {"render_launch": 2, "train_phase": 2, "export_weights": 2, "evaluate": 2, "report": 1},
+    ),
     "a comment": (lambda project: project.append(CONFIG, "# a remark\n"), {}),
 }
 
 
-SLOW = [edit for edit in EDITS if edit != "a comment"]
-
-
-@pytest.mark.parametrize(
-    "edit",
-    [pytest.param(edit, marks=pytest.mark.slow if edit in SLOW else ()) for edit in EDITS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("edit", EDITS)
 def test_dvc_restore_leaves_each_edit_its_dependents(edit, restored):
     """After a restore an edit reruns each job that depends on it and no other, in both tools."""
     act, expected = EDITS[edit]
@@ -205,7 +204,8 @@ def spoil(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:5])
 
 
-@pytest.mark.parametrize("harm", ["spoiled", pytest.param("emptied", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("harm", ["spoiled", "emptied"])
 def test_dvc_restore_mends_the_cache(harm, stored):
     """What the cache has lost or spoiled comes from the remote, where results lie here too."""
     before = hashes(stored)
