@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from zerotrain import artifact
-from zerotrain.artifact import Artifact, digest
+from zerotrain.artifact import Artifact
 from zerotrain.base import choose_files, in_part
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.config import RunConfig
@@ -301,13 +301,9 @@ def lineage(
 ) -> tuple[dict[str, Artifact], dict[str, Any]]:
     """Parents, and for folders that no manifest lists, path and digest of their files' sizes."""
     parents = {name: found for name, found in origins.items() if isinstance(found, Artifact)}
-    others = {}
-    for name, found in origins.items():
-        if isinstance(found, Path):
-            # A checkpoint may be a single file of weights.
-            root = found.parent if found.is_file() else found
-            below = [found] if found.is_file() else found.rglob("*")
-            files = sorted(path for path in below if path.is_file())
-            sizes = [[path.relative_to(root).as_posix(), path.stat().st_size] for path in files]
-            others[name] = {"path": str(found), "files": digest(sizes)}
+    others = {
+        name: {"path": str(found), "files": artifact.sizes_digest(found)}
+        for name, found in origins.items()
+        if isinstance(found, Path)
+    }
     return parents, others

@@ -23,6 +23,7 @@ from zerotrain.artifact.manifest import (
     file_sha256,
     is_published,
     read,
+    sizes_digest,
     write_json,
 )
 from zerotrain.artifact.publication import Draft, link_or_copy, publish, publish_manifest
@@ -40,5 +41,6 @@ __all__ = [
     "publish",
     "publish_manifest",
     "read",
+    "sizes_digest",
     "write_json",
 ]

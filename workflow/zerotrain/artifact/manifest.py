@@ -30,6 +30,14 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def sizes_digest(place: Path) -> str:
+    """The digest by which a folder or a file of elsewhere is remembered: its names and sizes."""
+    root = place.parent if place.is_file() else place
+    below = [place] if place.is_file() else place.rglob("*")
+    files = sorted(path for path in below if path.is_file())
+    return digest([[path.relative_to(root).as_posix(), path.stat().st_size] for path in files])
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON value so that equal values give equal bytes."""
     path.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n")

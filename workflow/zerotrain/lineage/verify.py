@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from zerotrain.artifact import MANIFEST, Artifact, digest
+from zerotrain.artifact import MANIFEST, Artifact
 
 Problem = Literal["missing", "different", "unknown"]
 SHORT = 12
@@ -95,11 +95,3 @@ def unlisted(folder: Artifact) -> list[str]:
         and not any(part.startswith(".") for part in Path(name).parts)
         and not any(path.is_relative_to(other) for other in inside)
     )
-
-
-def sizes_digest(place: Path) -> str:
-    """The digest by which an export remembers a folder or file of elsewhere: names and sizes."""
-    root = place.parent if place.is_file() else place
-    below = [place] if place.is_file() else place.rglob("*")
-    files = sorted(path for path in below if path.is_file())
-    return digest([[path.relative_to(root).as_posix(), path.stat().st_size] for path in files])

@@ -12,14 +12,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact import MANIFEST, Artifact
+from zerotrain.artifact import MANIFEST, Artifact, sizes_digest
 from zerotrain.composed_base import read_selections
 from zerotrain.errors import PipelineError
 from zerotrain.lineage.chain import How, Link, Node, Walk
 from zerotrain.lineage.facts import facts_of
 from zerotrain.lineage.origins import check_origins
 from zerotrain.lineage.shelf import Shelf, Unreadable, has_manifest, load
-from zerotrain.lineage.verify import SHORT, Files, Finding, Problem, sizes_digest, unlisted
+from zerotrain.lineage.verify import SHORT, Files, Finding, Problem, unlisted
 from zerotrain.training.progress_folder import FINGERPRINT
 
 KINDS = {"start": "state"}
