@@ -49,7 +49,8 @@ said = lambda number, frame: print(f"got {number}", flush=True)
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
     signal.signal(number, said)
 print("ready", flush=True)
-time.sleep(60)
+for _ in range(600):
+    time.sleep(0.1)  # the thread that hears a signal may be another than the one that handles it
 """
 
 LAUNCHER = """
@@ -193,6 +194,19 @@ def test_a_failure_of_ours_leaves_no_command_behind(log: Path) -> None:
     with pytest.raises(RuntimeError):
         supervise(python(code), log=log, on_signal=fail)
     wait_until(lambda: not runs(seen[0]))
+
+
+def test_a_signal_that_another_thread_hears_is_handed_on(log: Path) -> None:
+    """The kernel may give it to any thread, and Python handles it in the main one alone, which
+    must not sleep for as long as the command runs."""
+
+    def hear() -> None:
+        wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    threading.Thread(target=hear).start()
+    code = "import time\nprint('ready', flush=True)\ntime.sleep(20)"
+    assert supervise(python(code), log=log) == 128 + signal.SIGUSR1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])

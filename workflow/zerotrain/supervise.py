@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import pty
 import re
@@ -86,7 +87,8 @@ def supervise(
         signals.started(child.pid)
         copier = threading.Thread(target=_copy, args=(reading, sink, last_lines), daemon=True)
         copier.start()
-        code = child.wait()
+        # Asked again and again: a wait without end misses what arrives as it begins, or elsewhere.
+        code = child.wait(timeout=math.inf)
         # Whatever the command left running keeps its output open: end it, then read to the end.
         copier.join(timeout=GRACE_SECONDS)
         _signal_group(child.pid, signal.SIGKILL)
