@@ -8,6 +8,7 @@ already, and both tools say that there is nothing to do.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.workflow.conftest import Project
 
 CONFIG = "config/config.yaml"
@@ -37,6 +39,7 @@ class Fuzz:
         self.random = random.Random(seed)
         self.known: dict[str, dict[str, str]] = {}
         self.killed: set[str] = set()
+        self.unknown: set[str] = set()
         self.branches = ["main"]
         self.number = 0
         self.story: list[str] = []
@@ -110,10 +113,11 @@ class Fuzz:
         unsound = {name for name, digest in right.items() if here.get(name) != digest}
         assert not unsound, self.told(f"{said}\nunsound: {unsound}")
         # A stage has one call: its first output stands for all.
-        spurious = {n for n in made if before.get(n) == right[n]} - self.killed
+        spurious = {n for n in made if before.get(n) == right[n]} - self.killed - self.unknown
         assert not spurious, self.told(f"{said}\nspurious: {spurious}")
         assert len(made) == len(set(made)), self.told(f"{said}\ntwice: {made}")
         self.killed.clear()
+        self.unknown.clear()
         self.nothing_to_do()
         self.checked += 1
 
@@ -131,10 +135,23 @@ class Fuzz:
     def repro(self) -> None:
         def run() -> tuple[int, str]:
             self.must("python", "-m", "zerotrain", "dvc", "generate")
+            self.unknown = self.unknown_to_dvc()
             done = self.project.command("dvc", "repro")
             return done.returncode, done.stdout
 
         self.whole_run(run)
+
+    def unknown_to_dvc(self) -> set[str]:
+        """Outputs of stages with folders that persist, which dvc.lock has not as they are now, such
+        as after a checkout of a branch alone. DVC takes no such stage from its run-cache: it calls
+        it, and the stage finds its work done."""
+        changed = json.loads(self.must("dvc", "status", "--json"))
+        stages = yaml.safe_load((self.project.folder / "dvc.yaml").read_text())["stages"]
+        return {
+            stages[name]["cmd"].split()[-1]
+            for name in changed
+            if any(isinstance(out, dict) for out in stages.get(name, {}).get("outs", ()))
+        }
 
     def part(self) -> None:
         """A target that is not the last one."""
