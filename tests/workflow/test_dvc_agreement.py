@@ -141,6 +141,10 @@ def test_outputs_that_dvc_brought_back_are_told_from_others(agreed):
     shutil.rmtree(agreed.folder / "results")
     shutil.rmtree(agreed.folder / ".snakemake")
     assert agreed.command("dvc", "checkout").returncode == 0
+    code, said = agreed.forked("--cores", "2", "train")
+    assert (code, agreed.calls()) == (0, []), said
+    assert "not entered" not in said  # records were written, and nothing was edited
+    assert clean(agreed)
     assert agreed.planned("train") == {}
     grid = agreed.folder / "results/tiny/plain/evaluation/manifest.json"
     grid.write_text(grid.read_text().replace("evaluation", "invention"))

@@ -73,6 +73,7 @@ class Agreement:
             wanted = running or disturbed(outputs)
             if wanted and not settle(config, killed=bool(running)):
                 return  # the next call tries again
+            self._meanwhile.began = time.time()  # what was settled was edited by nobody
             atexit.register(self._enter_or_warn)
 
     def begin(self) -> None:

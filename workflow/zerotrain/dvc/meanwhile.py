@@ -26,7 +26,7 @@ class Meanwhile:
 
     def __init__(self, config: Path) -> None:
         self._config = config
-        self._began = time.time()
+        self.began = time.time()
         self._values = _read(config)
         self.given = digest_of(config)
 
@@ -45,7 +45,7 @@ class Meanwhile:
         Returns:
             Files, and keys of the configuration; when each was.
         """
-        began = began_and_ended(workflow, job)[0] if workflow.dag.finished(job) else self._began
+        began = began_and_ended(workflow, job)[0] if workflow.dag.finished(job) else self.began
         edits = {str(path): changed_at(str(path)) for path in job.input}
         edits = {path: when for path, when in edits.items() if when > began}
         now, then = _read(self._config), changed_at(str(self._config))
