@@ -109,6 +109,7 @@ class Fuzz:
     def check(self, right: dict[str, str], before: dict[str, str], said: str) -> None:
         made = self.project.made()
         assert DISAGREED not in said, self.told(said)
+        assert "not entered" not in said, self.told(said)
         here = self.outputs(self.project.folder)
         unsound = {name for name, digest in right.items() if here.get(name) != digest}
         assert not unsound, self.told(f"{said}\nunsound: {unsound}")

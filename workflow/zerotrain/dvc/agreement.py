@@ -140,7 +140,9 @@ class Agreement:
         if workflow._executor_plugin is None or workflow.dryrun or workflow._dag is None:
             return
         dag = workflow.dag
-        if workflow.touch or dag.rules_allowed_for_needrun or len(workflow.rerun_triggers) < 5:
+        if workflow.touch or not workflow.execution_settings.keep_metadata:
+            return  # then it says nothing of what the outputs were made from
+        if dag.rules_allowed_for_needrun or len(workflow.rerun_triggers) < 5:
             return  # then Snakemake has not looked at everything
         if not self._is_current():
             print(f"{PIPELINE}: written anew, for the graph has changed", file=sys.stderr)
