@@ -32,8 +32,14 @@ class Place:
     repo: str | None = None
     commit: str | None = None
 
-    def fetch(self, names: Iterable[str]) -> Path:
-        """The folder that holds these files of it; of a repository, no others are downloaded."""
+    def fetch(self, names: Iterable[str], revision: str | None = None) -> Path:
+        """The folder that holds these files of it; of a repository, no others are downloaded.
+
+        Args:
+            names: Names of its files.
+            revision: Branch or tag by which the files are to be found without the hub as well;
+                the cache knows files that were downloaded by commit by that commit alone.
+        """
         if self.folder is not None:
             return self.folder
         from huggingface_hub import snapshot_download
@@ -41,7 +47,9 @@ class Place:
         assert self.repo is not None
         with _refusals(self.repo, self.commit):
             return Path(
-                snapshot_download(self.repo, revision=self.commit, allow_patterns=sorted(names))
+                snapshot_download(
+                    self.repo, revision=revision or self.commit, allow_patterns=sorted(names)
+                )
             )
 
 
@@ -140,6 +148,7 @@ def _refusals(repo: str, revision: str | None) -> Iterator[None]:
         raise Unreachable(
             f"base: there is no folder {repo}, the hub cannot be reached "
             f"({str(error).splitlines()[0]}), and its local cache does not hold {at}",
-            hint="check the network or HF_ENDPOINT, or download the model elsewhere "
-            "(`hf download`) and set `base` to its folder",
+            hint="on a node without internet run `zerotrain fetch CONFIG` on the login node and "
+            "source its env.sh in jobs; else check the network or HF_ENDPOINT, or download the "
+            "model elsewhere (`hf download`) and set `base` to its folder",
         ) from error

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli import by_hand, data, groups, launch, plan, restore, stages, trace
+from zerotrain.cli import by_hand, data, fetch, groups, launch, plan, restore, stages, trace
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memory
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
@@ -33,6 +33,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     by_hand.new,
     by_hand.check,
     plan.plan,
+    fetch.fetch,
     trace.trace,
     by_hand.switch,
     restore.restore,

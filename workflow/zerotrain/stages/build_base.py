@@ -15,10 +15,9 @@ from zerotrain.base import (
     MODEL_INDEX,
     check_config,
     check_model_index,
-    choose_files,
     part_digests,
 )
-from zerotrain.composed_base import listing, read_selections
+from zerotrain.base_places import base_files
 from zerotrain.config import RunConfig
 from zerotrain.data.conversation import Conversations, read_conversations
 from zerotrain.data.crop import crop_and_resize
@@ -26,7 +25,7 @@ from zerotrain.data.dataset import Dataset, Sample, read_dataset
 from zerotrain.data.source import Source, open_source
 from zerotrain.errors import PipelineError
 from zerotrain.families import ImageFamily, TextFamily, load_family
-from zerotrain.model_place import open_place, refuse_revision
+from zerotrain.model_place import refuse_revision
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -156,19 +155,8 @@ def _change_schedule(config: RunConfig, folder: Path) -> None:
 
 def _link(config: RunConfig, family: ImageFamily | TextFamily, target: Path) -> str | None:
     """Link the files that the family needs into the draft; the commit, of a hub repository."""
-    selections = read_selections(config.base)
-    if len({selection.place for selection in selections}) > 1:
-        refuse_revision(config.base, config.revision)
-    names = [selection.place for selection in selections] or [config.base]
-    places = {name: open_place(name, config.revision) for name in names}
-    if selections:
-        listed, source = listing(selections, places, family), "base"
-    else:
-        (place,) = places.values()
-        listed, source = {name: (place, name) for name in place.names}, place.name
-    chosen = {name: listed[file] for name, file in choose_files(listed, family, source).items()}
-    for place in places.values():
-        wanted = {name: file for name, (other, file) in chosen.items() if other is place}
+    files = base_files(config, family)
+    for place, wanted in files.places:
         folder = place.fetch(wanted.values())
         for name, file in wanted.items():
             link = target / name
@@ -177,11 +165,11 @@ def _link(config: RunConfig, family: ImageFamily | TextFamily, target: Path) -> 
     if family.modality == "text":
         from zerotrain.families.model_tensors import store_by_own_names
 
-        check_config(target / "config.json", family, source)
-        store_by_own_names(family, target, source)
+        check_config(target / "config.json", family, files.source)
+        store_by_own_names(family, target, files.source)
     else:
-        index: Any = check_model_index(target / MODEL_INDEX, family, source)
+        index: Any = check_model_index(target / MODEL_INDEX, family, files.source)
         (target / MODEL_INDEX).unlink()
         write_json(target / MODEL_INDEX, index)
-    commits = {place.commit for place in places.values()}
+    commits = {place.commit for place, _ in files.places}
     return commits.pop() if len(commits) == 1 else None
