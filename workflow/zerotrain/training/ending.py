@@ -5,6 +5,7 @@ A launcher loses exit codes and the reason; both go through the progress folder.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Iterable, Mapping
@@ -77,8 +78,8 @@ def unfinished(phase: str, progress: Path, until: int, reason: str) -> str:
 
 def clear(progress: Path) -> None:
     """Forget how an earlier start ended."""
-    for name in (EXIT, ENDED):
-        (progress / name).unlink(missing_ok=True)
+    for path in (progress / EXIT, *progress.glob(ENDED)):
+        path.unlink(missing_ok=True)
     pulse.clear(progress)
 
 
@@ -176,10 +177,11 @@ class Casualties:
 
 
 def _ended(progress: Path) -> dict[int, int]:
-    try:
-        found = json.loads((progress / ENDED).read_text())
-    except (OSError, ValueError):
-        return {}
+    """Exit codes by rank, of all machines."""
+    found: dict[str, int] = {}
+    for path in sorted(progress.glob(ENDED)):
+        with contextlib.suppress(OSError, ValueError):
+            found |= json.loads(path.read_text())
     return {int(rank): int(code) for rank, code in found.items()}
 
 
