@@ -158,6 +158,8 @@ def _launch(
             on_signal=ask_to_stop,
             last_lines=last_lines,
         )
+    if job and ending.ended_ranks(progress):
+        code = failures.EXIT_FAULT  # srun's is that of what it ended itself
     pulse.end_all(progress)  # a stopped process does not see that it is alone
     return _answer(phase, base, progress, code, casualties, last_lines)
 

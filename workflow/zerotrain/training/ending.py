@@ -103,7 +103,7 @@ class Casualties:
         """
         step = newest_step(progress, until)
         newest = f"newest checkpoint: step {step}" if step else "no checkpoint was saved yet"
-        ended = _ended(progress)
+        ended = ended_ranks(progress)
         killed = {rank: -code for rank, code in ended.items() if code < 0}
         # torchrun itself ends the others by SIGTERM, and what does not listen by SIGKILL.
         first = next(
@@ -176,8 +176,8 @@ class Casualties:
         return "", "somebody has ended it" + again
 
 
-def _ended(progress: Path) -> dict[int, int]:
-    """Exit codes by rank, of all machines."""
+def ended_ranks(progress: Path) -> dict[int, int]:
+    """Exit codes by rank of the processes that did not end with 0, of all machines."""
     found: dict[str, int] = {}
     for path in sorted(progress.glob(ENDED)):
         with contextlib.suppress(OSError, ValueError):
