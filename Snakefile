@@ -19,6 +19,7 @@ os.environ.update(PYTHONPATH=package_first)
 
 
 include: "rules/config.smk"
+include: "rules/sources.smk"
 include: "rules/inputs.smk"
 include: "rules/targets.smk"
 include: "rules/prepare_dataset.smk"

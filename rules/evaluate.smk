@@ -8,11 +8,11 @@ learning_rate.png), results/<run>/<phase>/metrics.json
 rule evaluate:
     """Sampling a grid from the weights of phase {wildcards.phase} and measuring them."""
     input:
-        dataset=f"{DATA}/manifest.json",
+        dataset=dataset,
         cache=phase_cache,
         weights=f"{RESULTS}/{{phase}}/weights/manifest.json",
         state=f"{RESULTS}/{{phase}}/state/manifest.json",
-        code=code("evaluate", FAMILY),
+        code=code("evaluate"),
     output:
         manifest=f"{RESULTS}/{{phase}}/evaluation/manifest.json",
         metrics=f"{RESULTS}/{{phase}}/metrics.json",
@@ -25,8 +25,8 @@ rule evaluate:
     threads: phase_threads
     params:
         config_file=config_file,
-        evaluate=RUN.evaluate.model_dump(mode="json"),
-        seed=RUN.seed,
+        evaluate=value("evaluate"),
+        seed=value("seed"),
     shell:
         """
         zerotrain --log {log:q} evaluate \

@@ -13,7 +13,7 @@ rule train_phase:
         base=f"{RESULTS}/base/manifest.json",
         cache=phase_cache,
         start=phase_start,
-        code=code("train_phase", "zerotrain.training.rank", FAMILY),
+        code=code("train_phase", "zerotrain.training.rank"),
     output:
         manifest=f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
     log:
