@@ -10,7 +10,7 @@ rule build_base:
     input:
         dataset=base_dataset,
         model=base_files,
-        code=base_code,
+        code=base_code(),
     output:
         manifest=f"{RESULTS}/base/manifest.json",
     log:
@@ -20,6 +20,9 @@ rule build_base:
     conda:
         "../envs/zerotrain.yaml"
     threads: stage_threads
+    resources:
+        **memory("build_base"),
+        runtime=minutes(120),
     params:
         config_file=config_file,
         with_dataset=lambda wildcards, input: (

@@ -19,6 +19,10 @@ rule cache_latents:
     conda:
         "../envs/zerotrain.yaml"
     threads: stage_threads
+    resources:
+        **memory("cache_latents"),
+        runtime=minutes(480),
+        gres="gpu:1",
     params:
         config_file=config_file,
         cache=value("cache"),

@@ -23,6 +23,10 @@ rule evaluate:
     conda:
         "../envs/zerotrain.yaml"
     threads: phase_threads
+    resources:
+        **memory("evaluate"),
+        runtime=minutes(240),
+        gres="gpu:1",
     params:
         config_file=config_file,
         evaluate=value("evaluate"),

@@ -19,6 +19,9 @@ rule export_weights:
         f"{RESULTS}/benchmarks/export_weights.{{phase}}.tsv"
     conda:
         "../envs/zerotrain.yaml"
+    resources:
+        **memory("export_weights"),
+        runtime=minutes(60),
     params:
         config_file=config_file,
         export=value("export"),

@@ -18,6 +18,9 @@ rule import_checkpoint:
         f"{RESULTS}/benchmarks/import_checkpoint.tsv"
     conda:
         "../envs/zerotrain.yaml"
+    resources:
+        **memory("import_checkpoint"),
+        runtime=minutes(60),
     params:
         config_file=config_file,
         folder=value("resume_from_checkpoint"),

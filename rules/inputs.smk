@@ -175,7 +175,7 @@ def phase_threads(wildcards):
     """CPU threads of the phase's processes on one machine."""
     launch = phase_of(wildcards).launch
     threads = launch.num_cpu_threads_per_process
-    of_machine = launch.num_processes // getattr(launch, "machines", 1)
+    of_machine = launch.num_processes // launch.machines
     return threads * of_machine if threads else os.cpu_count()
 
 

@@ -18,6 +18,9 @@ rule prepare_dataset:
     conda:
         "../envs/zerotrain.yaml"
     threads: lambda wildcards: max(1, run_of(wildcards).data.num_workers)
+    resources:
+        **memory("prepare_dataset"),
+        runtime=minutes(60),
     params:
         config_file=config_file,
         data=lambda wildcards: run_of(wildcards).data.model_dump(

@@ -4,6 +4,10 @@ OUTPUTS: results/<run>/<phase>/launch/manifest.json (accelerate.yaml, deepspeed.
 """
 
 
+localrules:
+    render_launch,
+
+
 rule render_launch:
     """Resolving every value of phase {wildcards.phase} into its launch files."""
     input:
@@ -13,7 +17,7 @@ rule render_launch:
         choice=preset_choice,
         base=launch_base,
         start=run_start,
-        code=launch_code,
+        code=launch_code(),
     output:
         manifest=f"{RESULTS}/{{phase}}/launch/manifest.json",
     log:

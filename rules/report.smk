@@ -4,6 +4,10 @@ OUTPUTS: results/<run>/report/manifest.json (index.html)
 """
 
 
+localrules:
+    report,
+
+
 rule report:
     """Putting grids, curves and metrics of all phases on one page."""
     input:
