@@ -50,3 +50,13 @@ rule all:
     default_target: True
     input:
         rules.train.input,
+
+
+# Snakemake knows one of each, in whichever file.
+onstart:
+    checked(refuse_running)
+    checked(AGREEMENT.begin)
+
+
+onsuccess:
+    checked(AGREEMENT.end)

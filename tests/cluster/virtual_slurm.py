@@ -66,9 +66,9 @@ ReturnToService=2
 MinJobAge=86400
 KillWait=5
 SlurmdTimeout=20
-PartitionName=cpu Nodes=ALL Default=YES MaxTime=60 PriorityTier=10
-PartitionName=gpu Nodes=ALL MaxTime=60 PriorityTier=10
-PartitionName=preemptible Nodes=ALL MaxTime=60 PriorityTier=1 GraceTime=20
+PartitionName=cpu Nodes=ALL Default=YES MaxTime=2-00:00:00 PriorityTier=10
+PartitionName=gpu Nodes=ALL MaxTime=2-00:00:00 PriorityTier=10
+PartitionName=preemptible Nodes=ALL MaxTime=2-00:00:00 PriorityTier=1 GraceTime=20
 """
 """facts: memory is watched without control groups; a preempted job gets SIGTERM and GraceTime."""
 

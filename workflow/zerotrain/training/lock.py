@@ -152,9 +152,18 @@ def holder_of(folder: Path) -> Holder | None:
 
 
 def _clear_if_dead(folder: Path) -> None:
+    refuse_held(folder)
+    (folder / LOCK).unlink(missing_ok=True)
+
+
+def refuse_held(folder: Path) -> None:
+    """Refuse a progress folder in which a training runs.
+
+    Raises:
+        PipelineError: the message names its process and job, and how to stop it.
+    """
     holder = holder_of(folder)
     if holder is None or not holder.lives():
-        (folder / LOCK).unlink(missing_ok=True)
         return
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.started))
     job = f", job {holder.job}" if holder.job else ""
