@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli import by_hand, data, groups, launch, plan, restore, stages, trace
+from zerotrain.cli import by_hand, data, groups, launch, plan, restore, stages, sweep, trace
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memory
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
@@ -32,6 +32,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     stages.report,
     by_hand.new,
     by_hand.check,
+    sweep.sweep,
     plan.plan,
     trace.trace,
     by_hand.switch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def _found(pattern: str, path: Path) -> Iterator[Path]:
     if not set(pattern) & set("*?["):
         yield Path(pattern)
         return
-    found = [one for one in sorted(Path().glob(pattern)) if os.path.relpath(one) != here]
+    found = [Path(one) for one in sorted(glob(pattern)) if os.path.relpath(one) != here]
     if not found:
         raise PipelineError(
             f"{path}: runs: {pattern}: no such file",

@@ -94,7 +94,8 @@ def main() -> None:
         try:
             found = machine_memory(config, asked["phase"], cpu=asked["cpu"])
         except PipelineError as error:
-            write(asked["key"], {"unknown": str(error).partition("\n")[0]})
+            why = str(error).partition("\n")[0].removeprefix("ERROR: ")
+            write(asked["key"], {"unknown": why})
         else:
             write(asked["key"], {"bytes": found})
 
