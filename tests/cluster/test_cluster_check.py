@@ -255,8 +255,12 @@ def project(private_project: Callable[[str], Path]) -> Iterator[Path]:
 
 
 def test_snakemake_takes_the_profile_as_it_is(recorded: Recorded, project: Path) -> None:
-    """A dry run names partition, limit and signal of each rule as they were written."""
-    recorded("alps")
+    """A dry run names partition, limit and signal of each rule as they were written, also where
+    Snakemake would evaluate a name as Python."""
+    commands = recorded("alps")
+    renamed = "s/([=,])h100([ ,])/\\1gpu.long\\2/g; s/([=,])batch([ ,])/\\1all\\2/g"
+    scontrol = commands / "scontrol"
+    scontrol.write_text(f"{scontrol.read_text().rstrip()} | sed -E '{renamed}'\n")
     check("--no-job", "--output", project / "profiles/mine")
     snakemake = Path(sys.executable).with_name("snakemake")
     done = subprocess.run(
@@ -269,8 +273,49 @@ def test_snakemake_takes_the_profile_as_it_is(recorded: Recorded, project: Path)
     assert done.returncode == 0, done.stdout
     shown = dict(block.split(":", 1) for block in done.stdout.split("\nrule ")[1:])
     for rule, words in {
-        "train_phase": "slurm_partition=h100 slurm_account=physics slurm_extra=--signal=USR1@120",
-        "export_weights": "slurm_partition=batch slurm_account=physics runtime=2160",
+        "train_phase": "slurm_partition=gpu.long runtime=2160 slurm_extra=--signal=USR1@120",
+        "export_weights": "slurm_partition=all slurm_account=physics runtime=2160",
     }.items():
         resources = shown[rule].partition("resources:")[2].partition("\n")[0].split(", ")
         assert set(words.split()) <= {one.strip() for one in resources}
+
+
+ENGINES = ("lsf", "sge", "htcondor", "kubernetes")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_profile_of_another_engine_says_that_nobody_ran_it(engine: str) -> None:
+    """Its first lines, and a reason above each entry."""
+    lines = (ROOT / "profiles" / engine / "config.yaml").read_text().splitlines()
+    head = " ".join(line.lstrip("# ") for line in lines[: lines.index("")])
+    assert "Nobody has run this profile" in head
+    top = [n for n, line in enumerate(lines) if line[:1].isalpha()]
+    assert all(lines[n - 1].startswith("#") for n in top)
+    rules = yaml.safe_load("\n".join(lines))["set-resources"]
+    assert set(rules) == {"train_phase", "cache_latents", "evaluate"}
+    assert all((ROOT / f"rules/{rule}.smk").is_file() for rule in rules)
+
+
+def test_grid_engines_words_become_states(tmp_path: Path) -> None:
+    """profiles/sge/status.sh, with stand-ins: queued, held by an error, ended well, killed."""
+    told = {"qstat": "", "qacct": ""}
+
+    def state(**scripts: str) -> str:
+        for name, script in {**told, **scripts}.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+            (tmp_path / name).chmod(0o755)
+        done = subprocess.run(
+            [ROOT / "profiles/sge/status.sh", "71"],
+            env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    gone = "exit 1"
+    assert state(qstat="echo '71 0.5 train me qw 11/23/2026'") == "running"
+    assert state(qstat="echo '71 0.5 train me Eqw 11/23/2026'") == "failed"
+    ended = "printf 'failed       0\nexit_status  {}\n'"
+    assert state(qstat=gone, qacct=ended.format(0)) == "success"
+    assert state(qstat=gone, qacct=ended.format(137)) == "failed"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import textwrap
+from keyword import kwlist
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ DAY = 24 * 60
 UNKNOWN_LATENCY = 60
 """Seconds after which caches of NFS look again."""
 NO_GPU_RULES = ("prepare_dataset", "build_base", "import_checkpoint", "export_weights")
+EVALUATED = {*dir(builtins), *kwlist, "input", "attempt", "threads", "wildcards"}
+"""Names that Snakemake would take for something else."""
 Entry = tuple[str, dict[str, Any]]
 
 
@@ -214,6 +218,10 @@ def _block(entry: Entry, indent: str) -> str:
 
 
 def _scalar(value: Any) -> str:
+    """A value in YAML. Snakemake evaluates texts of resources as Python where it can: `all.q`."""
+    if isinstance(value, str) and not value.startswith("--"):
+        plain = value.isidentifier() and value not in EVALUATED
+        value = value if plain else repr(value)
     return yaml.safe_dump(value, width=WIDTH).removesuffix("\n...\n").strip()
 
 
