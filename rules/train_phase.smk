@@ -13,7 +13,7 @@ rule train_phase:
         base=f"{RESULTS}/base/manifest.json",
         cache=phase_cache,
         start=phase_start,
-        code=code("train_phase", "zerotrain.training.rank", FAMILY),
+        code=code("train_phase", "zerotrain.training.rank"),
     output:
         manifest=f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
     log:
@@ -23,6 +23,16 @@ rule train_phase:
     conda:
         "../envs/zerotrain.yaml"
     threads: phase_threads
+    resources:
+        **memory("train_phase"),
+        # The same at each attempt: it goes on where the one before was stopped.
+        runtime=1440,
+        gres=phase_gres,
+        nodes=of_several(lambda machines: machines),
+        # A launcher on each machine, which starts the processes of that machine.
+        tasks=of_several(lambda machines: machines),
+        tasks_per_gpu=of_several(lambda machines: 0),
+        mpi=of_several(lambda machines: "srun"),
     params:
         with_start=lambda wildcards, input: (
             f"--start {input.start}" if input.start else ""
