@@ -17,6 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from zerotrain import cli
+from zerotrain.cluster import phases
 from zerotrain.cluster.findings import of_trial
 from zerotrain.cluster.slurm import (
     Cluster,
@@ -26,6 +27,7 @@ from zerotrain.cluster.slurm import (
     parse_minutes,
 )
 from zerotrain.cluster.trial import Trial, try_job
+from zerotrain.config import read_config
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "recorded"
@@ -67,6 +69,12 @@ def alps(recorded: Recorded) -> Cluster:
     """The cluster with accounts, typed GPUs and several partitions."""
     recorded("alps")
     return ask_slurm()
+
+
+@pytest.fixture
+def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No forecast of memory: 1 GiB for every phase."""
+    monkeypatch.setattr(phases, "machine_memory", lambda *_, **__: {"train_phase": 2**30})
 
 
 def check(*words: str | Path) -> tuple[int, str]:
@@ -111,7 +119,7 @@ def test_an_account_opens_a_partition(recorded: Recorded, tmp_path: Path) -> Non
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert written["default-resources"]["slurm_partition"] == "a100"
     assert written["default-resources"]["slurm_account"] == "chemistry"
-    assert written["default-resources"]["runtime"] == 24 * 60
+    assert written["set-resources"]["train_phase"]["runtime"] == 24 * 60
 
 
 def test_a_partition_that_cancels_is_warned_of(recorded: Recorded) -> None:
@@ -159,7 +167,9 @@ def test_a_controller_that_is_silent_is_a_sentence(recorded: Recorded) -> None:
         check("--no-job")
 
 
-def test_phases_are_held_against_nodes_and_cores(recorded: Recorded, tmp_path: Path) -> None:
+def test_phases_are_held_against_nodes_and_cores(
+    recorded: Recorded, tmp_path: Path, small_model: None
+) -> None:
     """Two nodes of four GPUs are too many for h100's limit or number; threads are counted."""
     recorded("alps")
     config = tmp_path / "big.yaml"
@@ -177,12 +187,29 @@ def test_phases_are_held_against_nodes_and_cores(recorded: Recorded, tmp_path: P
         "problem phase two asks for 4 nodes with 8 GPUs; h100 has 2 such (GPUs 2 x 8 h100)" in said
     )
     assert "problem phase two: 8 x 40 CPU threads; a node of h100 has 192" in said
-    assert "phase one: " not in said
+    assert "phase one takes " in said
     assert said.count("problem ") == 2
     assert "\n2 problems\n" in said
 
 
-def test_a_login_nodes_cores_are_no_number_to_rely_on(recorded: Recorded) -> None:
+def test_a_phase_that_no_node_holds_is_a_problem(
+    alps: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planner's forecast against the largest node of the partition."""
+    partition = next(one for one in alps.partitions if one.name == "a100")
+    run = read_config(ROOT / "config/config.yaml")
+    for needed, level in ((500 * 2**30, "problem"), (498 * 2**30, "ok")):
+        monkeypatch.setattr(
+            phases, "machine_memory", lambda *_, needed=needed, **__: {"train_phase": needed}
+        )
+        found = [one for one in phases.of_phases(run, partition) if "memory" in one.said]
+        assert [one.level for one in found] == [level] * len(run.phases)
+        assert "has 498.0 GiB" in found[0].said or "nodes of 498.0 GiB" in found[0].said
+
+
+def test_a_login_nodes_cores_are_no_number_to_rely_on(
+    recorded: Recorded, small_model: None
+) -> None:
     """Threads that no one set are those of the machine that renders."""
     recorded("alps")
     _, said = check("--no-job", ROOT / "config/sdxl-lora-24gb.yaml")
@@ -254,6 +281,7 @@ def project(private_project: Callable[[str], Path]) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_snakemake_takes_the_profile_as_it_is(recorded: Recorded, project: Path) -> None:
     """A dry run names partition, limit and signal of each rule as they were written, also where
     Snakemake would evaluate a name as Python."""
@@ -274,7 +302,7 @@ def test_snakemake_takes_the_profile_as_it_is(recorded: Recorded, project: Path)
     shown = dict(block.split(":", 1) for block in done.stdout.split("\nrule ")[1:])
     for rule, words in {
         "train_phase": "slurm_partition=gpu.long runtime=2160 slurm_extra=--signal=USR1@120",
-        "export_weights": "slurm_partition=all slurm_account=physics runtime=2160",
+        "export_weights": "slurm_partition=all slurm_account=physics runtime=60",
     }.items():
         resources = shown[rule].partition("resources:")[2].partition("\n")[0].split(", ")
         assert set(words.split()) <= {one.strip() for one in resources}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from zerotrain.cluster.choice import choose
 from zerotrain.cluster.findings import Finding, of_cluster, of_trial
-from zerotrain.cluster.phases import of_phases
 from zerotrain.cluster.profile import FILE, profile, refuse_present, write_profile
 from zerotrain.cluster.slurm import ask_slurm
 from zerotrain.cluster.trial import try_job
@@ -50,6 +49,8 @@ def check(
         trial = try_job(choice.training, Path(), choice.account, wait_s)
         findings += of_trial(trial, choice.training)
     if run:
+        from zerotrain.cluster.phases import of_phases  # torch, for the forecast of memory
+
         findings += of_phases(run, choice.training)
     if output is None:
         return findings, None

@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from zerotrain.cluster.findings import Finding, devices
 from zerotrain.cluster.slurm import Partition
 from zerotrain.config import RunConfig
+from zerotrain.errors import PipelineError
+from zerotrain.machine.host import gib
+from zerotrain.plan.forecast import machine_memory
+
+MEBI = 2**20
 
 
 def of_phases(config: RunConfig, partition: Partition) -> list[Finding]:
@@ -22,6 +27,7 @@ def of_phases(config: RunConfig, partition: Partition) -> list[Finding]:
         launch = phase.launch
         each = launch.num_processes // launch.machines
         found += _held(phase.name, launch.machines, each, partition)
+        found.append(_memory(config, phase.name, partition))
         found += _threads(phase.name, launch.num_cpu_threads_per_process, each, partition)
     return found
 
@@ -48,6 +54,26 @@ def _held(phase: str, machines: int, each: int, partition: Partition) -> Iterato
         )
     else:
         yield Finding("ok", f"{asks}; {partition.name} has {len(fit)}")
+
+
+def _memory(config: RunConfig, phase: str, partition: Partition) -> Finding:
+    """The planner's forecast of a node's memory against the nodes."""
+    try:
+        needed = machine_memory(config, phase, cpu=not partition.gpu_nodes)["train_phase"]
+    except PipelineError as error:
+        return Finding(
+            "warn", f"phase {phase}: its memory cannot be forecast: {error.what}", error.hint
+        )
+    asks = f"phase {phase} takes {gib(needed)} of a node's memory by the planner's forecast"
+    most = max(node.memory_mb for node in partition.nodes) * MEBI
+    if needed <= most:
+        return Finding("ok", f"{asks}; {partition.name} has nodes of {gib(most)}")
+    return Finding(
+        "problem",
+        f"{asks}; the largest of {partition.name} has {gib(most)}",
+        "a preset that keeps less in host memory, more machines, or another partition "
+        "(--partition); `zerotrain plan CONFIG` shows the presets",
+    )
 
 
 def _threads(phase: str, threads: int | None, each: int, partition: Partition) -> Iterator[Finding]:

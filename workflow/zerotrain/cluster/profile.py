@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from zerotrain.cluster.choice import Choice, preempt_mode
-from zerotrain.cluster.slurm import Cluster
+from zerotrain.cluster.slurm import Cluster, Partition
 from zerotrain.cluster.trial import Trial
 from zerotrain.errors import PipelineError
 
@@ -26,6 +26,10 @@ WARNING = 120
 DAY = 24 * 60
 UNKNOWN_LATENCY = 60
 """Seconds after which caches of NFS look again."""
+LONGEST_STAGE = 4 * 480
+"""Minutes that a stage may ask for at its last attempt (rules/cache_latents.smk)."""
+TRAINING = "train_phase"
+GPU_RULES = ("cache_latents", "evaluate")
 NO_GPU_RULES = ("prepare_dataset", "build_base", "import_checkpoint", "export_weights")
 EVALUATED = {*dir(builtins), *kwlist, "input", "attempt", "threads", "wildcards"}
 """Names that Snakemake would take for something else."""
@@ -151,28 +155,12 @@ def _defaults(cluster: Cluster, choice: Choice) -> list[Entry]:
     if choice.account:
         why = "Your default account." if cluster.accounts[:1] == (choice.account,) else "As named."
         entries.append((why, {"slurm_account": choice.account}))
-    if one.minutes is None:
-        why, minutes = f"Minutes; {one.name} has no limit, and a day is soon given.", DAY
-    else:
-        why, minutes = f"Minutes; the limit of {one.name}.", one.minutes
-    entries.append((why, {"runtime": minutes}))
-    entries.append(_memory(choice))
+    why = (
+        "Rules ask for the memory that the planner forecasts, because it is spoken of here; the "
+        "value is of rules that state none."
+    )
+    entries.append((why, {"mem_mb": 2000}))
     return entries
-
-
-def _memory(choice: Choice) -> Entry:
-    """Of a rule that states none itself; Snakemake's own default, 1 GB or so, ends a training."""
-    one = choice.training
-    node = min(one.gpu_nodes or one.nodes, key=lambda node: node.memory_mb)
-    of_one = node.memory_mb // max(1, node.gpu_count)
-    what = f"a GPU's share of the {node.memory_mb} MB on {node.name}"
-    if node.gpu_count < 2:
-        what = f"what {node.name} has"
-    least = min(choice.other.nodes, key=lambda node: node.memory_mb)
-    if least.memory_mb < of_one:
-        of_one, what = least.memory_mb, f"what {least.name} has, the smallest"
-    why = f"Memory of a rule that states none: {what}, less 5 % for what Slurm keeps."
-    return why, {"mem_mb": of_one * 95 // 100}
 
 
 def _why(cluster: Cluster, choice: Choice) -> str:
@@ -185,23 +173,35 @@ def _why(cluster: Cluster, choice: Choice) -> str:
 
 def _rules(choice: Choice) -> list[Entry]:
     one, other = choice.training, choice.other
-    warned = (
-        f"SIGUSR1 {WARNING} s before the time limit: training writes a checkpoint and ends "
-        "unfinished; raise it where a checkpoint takes longer."
-    )
-    entries: list[Entry] = [
-        (warned, {"train_phase": [("", {"slurm_extra": f"--signal=USR1@{WARNING}"})]})
-    ]
-    if other.name == one.name:
-        return entries
-    values: dict[str, Any] = {"slurm_partition": other.name}
-    if other.minutes is not None and (one.minutes is None or other.minutes < one.minutes):
-        values["runtime"] = other.minutes
-    why = "They use no GPU."
-    for rule in NO_GPU_RULES:
-        entries.append((why, {rule: [("", values)]}))
-        why = ""
+    entries: list[Entry] = []
+    for rule in (TRAINING, *GPU_RULES, *NO_GPU_RULES):
+        place = other if rule in NO_GPU_RULES else one
+        values: list[Entry] = []
+        if place.name != one.name:
+            values.append(("It uses no GPU.", {"slurm_partition": place.name}))
+        if rule == TRAINING:
+            values += _training(one)
+        elif place.minutes is not None and place.minutes < LONGEST_STAGE:
+            why = f"Its own minutes, more at each attempt, may pass the limit of {place.name}."
+            values.append((why, {"runtime": place.minutes}))
+        if rule not in NO_GPU_RULES and not one.gpu_nodes:
+            values.append((f"{one.name} has no GPUs.", {"gres": "none"}))
+        if values:
+            entries.append(("", {rule: values}))
     return entries
+
+
+def _training(one: Partition) -> list[Entry]:
+    minutes = DAY if one.minutes is None else one.minutes
+    limit = "has no limit, and a day is soon given" if one.minutes is None else "ends jobs then"
+    return [
+        (f"Minutes; {one.name} {limit}.", {"runtime": minutes}),
+        (
+            f"SIGUSR1 {WARNING} s before: training writes a checkpoint and ends unfinished; raise "
+            "it where a checkpoint takes longer.",
+            {"slurm_extra": f"--signal=USR1@{WARNING}"},
+        ),
+    ]
 
 
 def _block(entry: Entry, indent: str) -> str:
