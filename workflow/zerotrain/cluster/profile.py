@@ -197,9 +197,9 @@ def _training(one: Partition) -> list[Entry]:
     return [
         (f"Minutes; {one.name} {limit}.", {"runtime": minutes}),
         (
-            f"SIGUSR1 {WARNING} s before: training writes a checkpoint and ends unfinished; raise "
+            f"SIGTERM {WARNING} s before: training writes a checkpoint and ends unfinished; raise "
             "it where a checkpoint takes longer.",
-            {"slurm_extra": f"--signal=USR1@{WARNING}"},
+            {"slurm_extra": f"--signal=TERM@{WARNING}"},
         ),
     ]
 
