@@ -4,12 +4,17 @@
 one command of the package in workflow/zerotrain; `zerotrain --help` lists them.
 """
 
+import gc
 import os
 import sys
 
 from snakemake.utils import min_version
 
 min_version("9.27.1")
+
+# A graph is a million objects that live to the end: looking through them again and again takes a
+# quarter of the time in which a sweep is planned.
+gc.set_threshold(100_000)
 
 # The package that lies here plans and does the jobs, whichever checkout the environment's own is of:
 # `dvc exp run --temp` and DVC's queue work in copies of the project.
@@ -19,7 +24,9 @@ os.environ.update(PYTHONPATH=package_first)
 
 
 include: "rules/config.smk"
+include: "rules/sources.smk"
 include: "rules/inputs.smk"
+include: "rules/resources.smk"
 include: "rules/targets.smk"
 include: "rules/prepare_dataset.smk"
 include: "rules/build_base.smk"
@@ -43,3 +50,13 @@ rule all:
     default_target: True
     input:
         rules.train.input,
+
+
+# Snakemake knows one of each, in whichever file.
+onstart:
+    checked(refuse_running)
+    checked(AGREEMENT.begin)
+
+
+onsuccess:
+    checked(AGREEMENT.end)

@@ -6,11 +6,3 @@ OUTPUTS: none
 from zerotrain.dvc.agreement import Agreement
 
 AGREEMENT = Agreement(workflow, Path(CONFIG))
-
-
-onstart:
-    checked(AGREEMENT.begin)
-
-
-onsuccess:
-    checked(AGREEMENT.end)

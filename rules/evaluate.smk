@@ -8,11 +8,11 @@ learning_rate.png), results/<run>/<phase>/metrics.json
 rule evaluate:
     """Sampling a grid from the weights of phase {wildcards.phase} and measuring them."""
     input:
-        dataset=f"{DATA}/manifest.json",
+        dataset=dataset,
         cache=phase_cache,
         weights=f"{RESULTS}/{{phase}}/weights/manifest.json",
         state=f"{RESULTS}/{{phase}}/state/manifest.json",
-        code=code("evaluate", FAMILY),
+        code=code("evaluate"),
     output:
         manifest=f"{RESULTS}/{{phase}}/evaluation/manifest.json",
         metrics=f"{RESULTS}/{{phase}}/metrics.json",
@@ -23,10 +23,14 @@ rule evaluate:
     conda:
         "../envs/zerotrain.yaml"
     threads: phase_threads
+    resources:
+        **memory("evaluate"),
+        runtime=minutes(240),
+        gres="gpu:1",
     params:
         config_file=config_file,
-        evaluate=RUN.evaluate.model_dump(mode="json"),
-        seed=RUN.seed,
+        evaluate=value("evaluate"),
+        seed=value("seed"),
     shell:
         """
         zerotrain --log {log:q} evaluate \

@@ -9,7 +9,7 @@ rule export_weights:
     input:
         checkpoint=f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
         base=f"{RESULTS}/base/manifest.json",
-        code=code("export_weights", FAMILY),
+        code=code("export_weights"),
     output:
         weights=f"{RESULTS}/{{phase}}/weights/manifest.json",
         state=f"{RESULTS}/{{phase}}/state/manifest.json",
@@ -19,13 +19,16 @@ rule export_weights:
         f"{RESULTS}/benchmarks/export_weights.{{phase}}.tsv"
     conda:
         "../envs/zerotrain.yaml"
+    resources:
+        **memory("export_weights"),
+        runtime=minutes(60),
     params:
         config_file=config_file,
-        export=RUN.export.model_dump(mode="json"),
-        lora=RUN.model_dump(mode="json")["lora"],
-        peft=RUN.peft,
-        frozen_parameters=RUN.frozen_parameters,
-        trainable_parameters=RUN.trainable_parameters,
+        export=value("export"),
+        lora=value("lora"),
+        peft=value("peft"),
+        frozen_parameters=value("frozen_parameters"),
+        trainable_parameters=value("trainable_parameters"),
     shell:
         """
         zerotrain --log {log:q} export_weights \

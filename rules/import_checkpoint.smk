@@ -9,7 +9,7 @@ rule import_checkpoint:
     input:
         checkpoint=elsewhere_files,
         base=f"{RESULTS}/base/manifest.json",
-        code=code("import_checkpoint", FAMILY),
+        code=code("import_checkpoint"),
     output:
         state=f"{RESULTS}/imported/state/manifest.json",
     log:
@@ -18,15 +18,18 @@ rule import_checkpoint:
         f"{RESULTS}/benchmarks/import_checkpoint.tsv"
     conda:
         "../envs/zerotrain.yaml"
+    resources:
+        **memory("import_checkpoint"),
+        runtime=minutes(60),
     params:
         config_file=config_file,
-        folder=RUN.resume_from_checkpoint,
-        lora=RUN.model_dump(mode="json")["lora"],
-        peft=RUN.peft,
-        frozen_parameters=RUN.frozen_parameters,
-        trainable_parameters=RUN.trainable_parameters,
-        seed=RUN.seed,
-        batch=RUN.phases[0].train.global_batch_size,
+        folder=value("resume_from_checkpoint"),
+        lora=value("lora"),
+        peft=value("peft"),
+        frozen_parameters=value("frozen_parameters"),
+        trainable_parameters=value("trainable_parameters"),
+        seed=value("seed"),
+        batch=lambda wildcards: run_of(wildcards).phases[0].train.global_batch_size,
     shell:
         """
         zerotrain --log {log:q} import_checkpoint \

@@ -3,53 +3,62 @@
 OUTPUTS: none; functions for the other parts.
 """
 
-import importlib.util
+from functools import cache
 
 from zerotrain.data.source import source_files as data_files
 from zerotrain.composed_base import local_folders
-from zerotrain.sources import source_files
-
-FAMILY = f"zerotrain.families.{RUN.family}"
-
-
-def code(stage, *chosen):
-    """The sources that a stage's numbers depend on, its rule among them."""
-    return [*source_files(f"zerotrain.stages.{stage}", *chosen), f"rules/{stage}.smk"]
 
 
 def config_file(wildcards, input):
     """The file that stages read. By its second argument it is no parameter to rerun for: what a
     stage takes from the file stands in its other parameters, and the file may be renamed.
     """
-    return CONFIG
+    return FILES[run_of(wildcards).run]
 
 
-def images():
+def images(wildcards):
     """Every file of the dataset; empty for the built-in example."""
-    return checked(data_files, RUN.data)
+    return checked(data_files, run_of(wildcards).data)
 
 
-def preset_code():
-    """The module that builds a small model, where a preset is the base and the family has one."""
-    builder = f"{FAMILY}_nano"
-    return [builder] if RUN.is_preset and importlib.util.find_spec(builder) else []
+def dataset(wildcards):
+    """The dataset that the run trains on."""
+    return f"results/data/{run_of(wildcards).data_name}/manifest.json"
 
 
-def base_dataset():
+def base_dataset(wildcards):
     """A preset is built for its dataset; a real model is not."""
-    return f"{DATA}/manifest.json" if RUN.is_preset else []
+    return dataset(wildcards) if run_of(wildcards).is_preset else []
 
 
-def base_files():
+def base_files(wildcards):
     """The files of a base model that lies in folders of the user's; a preset has none."""
-    if RUN.is_preset:
-        return []
-    folders = checked(local_folders, RUN.base)
+    run = run_of(wildcards)
+    return [] if run.is_preset else checked(files_of_base, run.base)
+
+
+@cache
+def files_of_base(base):
+    """The files of the folders that a base names."""
+    folders = local_folders(base)
     found = sorted(
         str(path) for folder in folders for path in folder.rglob("*") if path.is_file()
     )
-    checked(refuse_braces, found, "base")
+    refuse_braces(found, "base")
     return found
+
+
+def cache_base(wildcards):
+    """The base model whose encoders fill the caches of the job's dataset."""
+    return base_of_data(run_of(wildcards).data_name)
+
+
+def base_of_data(name):
+    """That of the run of the dataset's name; where runs share a dataset under another name, one
+    beside it. So it has one path, whichever of these runs are planned.
+    """
+    own = name in RUNS and RUNS[name].data_name == name
+    return f"results/{'' if own else 'data/'}{name}/base/manifest.json"
 
 
 def refuse_braces(files, key):
@@ -62,58 +71,62 @@ def refuse_braces(files, key):
         )
 
 
+def phase_of(wildcards):
+    """The phase that a job is of."""
+    return run_of(wildcards).phase(wildcards.phase)
+
+
 def phase_cache(wildcards):
     """The cache at the phase's resolution, or of its longest rows of text."""
-    return f"{DATA}/cache/{RUN.cache_size(RUN.phase(wildcards.phase))}/manifest.json"
+    run = run_of(wildcards)
+    return f"results/data/{run.data_name}/cache/{run.cache_size(phase_of(wildcards))}/manifest.json"
 
 
 def launch_cache(wildcards):
     """The cache of a text family, whose rows an epoch counts; of images the dataset tells."""
-    return phase_cache(wildcards) if RUN.is_text else []
+    return phase_cache(wildcards) if run_of(wildcards).is_text else []
 
 
 def phase_preset(wildcards):
     """The launch preset of the phase."""
-    return f"config/launch/{RUN.phase(wildcards.phase).launch.preset}.yaml"
+    return f"config/launch/{phase_of(wildcards).launch.preset}.yaml"
 
 
 def preset_choice(wildcards):
     """The presets that `auto` chooses from; none for a phase that names its own."""
-    if RUN.phase(wildcards.phase).launch.preset != "auto":
+    if phase_of(wildcards).launch.preset != "auto":
         return []
     return sorted(str(path) for path in Path("config/launch").glob("*.yaml"))
 
 
-def launch_code(wildcards):
-    """The sources of rendering, and the planner's for `auto`."""
-    auto = RUN.phase(wildcards.phase).launch.preset == "auto"
-    return code("render_launch", *(["zerotrain.plan.planner"] if auto else []))
-
-
 def launch_base(wildcards):
     """The base model, whose sizes ZeRO's buckets follow; plain PyTorch has none."""
-    preset = RUN.phase(wildcards.phase).launch.preset
-    return [] if preset == "torch" else f"{RESULTS}/base/manifest.json"
+    preset = phase_of(wildcards).launch.preset
+    return (
+        []
+        if preset == "torch"
+        else f"results/{run_of(wildcards).run}/base/manifest.json"
+    )
 
 
 def phase_start(wildcards):
     """The state that the phase continues; none for the first of a run that begins from nothing."""
-    before = RUN.phase_before(wildcards.phase)
-    return [f"{RESULTS}/{before.name}/state/manifest.json"] if before else run_start()
+    before = run_of(wildcards).phase_before(wildcards.phase)
+    if before:
+        return [f"results/{run_of(wildcards).run}/{before.name}/state/manifest.json"]
+    return run_start(wildcards)
 
 
-def run_start(wildcards=None):
+def run_start(wildcards):
     """The state that the run begins with, where it goes on from a checkpoint of elsewhere."""
-    return (
-        [f"{RESULTS}/imported/state/manifest.json"]
-        if RUN.resume_from_checkpoint
-        else []
-    )
+    run = run_of(wildcards)
+    imported = f"results/{run.run}/imported/state/manifest.json"
+    return [imported] if run.resume_from_checkpoint else []
 
 
 def elsewhere_files(wildcards):
     """The files of the checkpoint of elsewhere."""
-    path = Path(RUN.resume_from_checkpoint).expanduser()
+    path = Path(run_of(wildcards).resume_from_checkpoint).expanduser()
     return (
         str(path)
         if path.is_file()
@@ -133,14 +146,64 @@ def files_below(folder, key):
     return found
 
 
+def value(key):
+    """A value of the run's configuration as a parameter; None for a section that is not there."""
+
+    def of_job(wildcards):
+        found = getattr(run_of(wildcards), key)
+        return found.model_dump(mode="json") if hasattr(found, "model_dump") else found
+
+    return of_job
+
+
+def preset_value(wildcards, found):
+    """A value that a preset is made from; a real model is taken as it is."""
+    return found if run_of(wildcards).is_preset else None
+
+
+def of_phases(*name):
+    """A file of each phase of the run, or its folder."""
+
+    def of_job(wildcards):
+        run = run_of(wildcards)
+        return [os.path.join("results", run.run, one.name, *name) for one in run.phases]
+
+    return of_job
+
+
 def phase_threads(wildcards):
-    """CPU threads of the phase's processes."""
-    launch = RUN.phase(wildcards.phase).launch
+    """CPU threads of the phase's processes on one machine."""
+    launch = phase_of(wildcards).launch
     threads = launch.num_cpu_threads_per_process
-    return threads * launch.num_processes if threads else os.cpu_count()
+    of_machine = launch.num_processes // launch.machines
+    return threads * of_machine if threads else os.cpu_count()
 
 
 def phases_so_far(wildcards):
     """All that is set for the phase and those before it; what comes later does not change it."""
-    upto = RUN.phases.index(RUN.phase(wildcards.phase)) + 1
-    return [phase.model_dump(mode="json") for phase in RUN.phases[:upto]]
+    run = run_of(wildcards)
+    upto = run.phases.index(phase_of(wildcards)) + 1
+    return [phase.model_dump(mode="json") for phase in run.phases[:upto]]
+
+
+def of_runs(*names, phases=slice(None)):
+    """Files of each run; those that begin with {phase} of each of its phases."""
+    return [
+        f"results/{run.run}/{name.format(phase=phase)}"
+        for run in RUNS.values()
+        for name in names
+        for phase in (
+            [one.name for one in run.phases[phases]] if "{phase}" in name else [None]
+        )
+    ]
+
+
+def caches():
+    """The caches of every run, and the base models whose encoders fill them."""
+    found = {}
+    for run in RUNS.values():
+        found[base_of_data(run.data_name)] = None
+        for phase in run.phases:
+            size = run.cache_size(phase)
+            found[f"results/data/{run.data_name}/cache/{size}/manifest.json"] = None
+    return [*found]

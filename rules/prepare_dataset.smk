@@ -7,20 +7,25 @@ OUTPUTS: results/data/<data.name>/manifest.json
 rule prepare_dataset:
     """Checking images and captions, and listing them with their hashes."""
     input:
-        images=images(),
-        code=code("prepare_dataset"),
+        images=images,
+        code=sources("prepare_dataset"),
     output:
         manifest=f"{DATA}/manifest.json",
     log:
-        f"{RESULTS}/logs/prepare_dataset.log",
+        f"{SHARED}/logs/prepare_dataset.log",
     benchmark:
-        f"{RESULTS}/benchmarks/prepare_dataset.tsv"
+        f"{SHARED}/benchmarks/prepare_dataset.tsv"
     conda:
         "../envs/zerotrain.yaml"
-    threads: max(1, RUN.data.num_workers)
+    threads: lambda wildcards: max(1, run_of(wildcards).data.num_workers)
+    resources:
+        **memory("prepare_dataset"),
+        runtime=minutes(60),
     params:
         config_file=config_file,
-        data=RUN.data.model_dump(mode="json", exclude={"name", "num_workers"}),
+        data=lambda wildcards: run_of(wildcards).data.model_dump(
+            mode="json", exclude={"name", "num_workers"}
+        ),
     shell:
         """
         zerotrain --log {log:q} prepare_dataset \

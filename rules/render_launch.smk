@@ -4,16 +4,20 @@ OUTPUTS: results/<run>/<phase>/launch/manifest.json (accelerate.yaml, deepspeed.
 """
 
 
+localrules:
+    render_launch,
+
+
 rule render_launch:
     """Resolving every value of phase {wildcards.phase} into its launch files."""
     input:
-        dataset=f"{DATA}/manifest.json",
+        dataset=dataset,
         cache=launch_cache,
         preset=phase_preset,
         choice=preset_choice,
         base=launch_base,
         start=run_start,
-        code=launch_code,
+        code=launch_code(),
     output:
         manifest=f"{RESULTS}/{{phase}}/launch/manifest.json",
     log:
@@ -24,12 +28,12 @@ rule render_launch:
         "../envs/zerotrain.yaml"
     params:
         config_file=config_file,
-        seed=RUN.seed,
-        family=RUN.family,
-        lora=RUN.model_dump(mode="json")["lora"],
-        peft=RUN.peft,
-        frozen_parameters=RUN.frozen_parameters,
-        trainable_parameters=RUN.trainable_parameters,
+        seed=value("seed"),
+        family=value("family"),
+        lora=value("lora"),
+        peft=value("peft"),
+        frozen_parameters=value("frozen_parameters"),
+        trainable_parameters=value("trainable_parameters"),
         phases=phases_so_far,
         with_base=lambda wildcards, input: f"--base {input.base}" if input.base else "",
         with_cache=lambda wildcards, input: (

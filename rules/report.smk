@@ -4,13 +4,17 @@ OUTPUTS: results/<run>/report/manifest.json (index.html)
 """
 
 
+localrules:
+    report,
+
+
 rule report:
     """Putting grids, curves and metrics of all phases on one page."""
     input:
-        evaluation=expand(f"{RESULTS}/{{phase}}/evaluation/manifest.json", phase=PHASES),
-        metrics=expand(f"{RESULTS}/{{phase}}/metrics.json", phase=PHASES),
-        launch=expand(f"{RESULTS}/{{phase}}/launch/manifest.json", phase=PHASES),
-        code=code("report"),
+        evaluation=of_phases("evaluation/manifest.json"),
+        metrics=of_phases("metrics.json"),
+        launch=of_phases("launch/manifest.json"),
+        code=sources("report"),
     output:
         manifest=f"{RESULTS}/report/manifest.json",
     log:
@@ -21,7 +25,7 @@ rule report:
         "../envs/zerotrain.yaml"
     params:
         config_file=config_file,
-        folders=expand(f"{RESULTS}/{{phase}}", phase=PHASES),
+        folders=of_phases(),
     shell:
         """
         zerotrain --log {log:q} report \

@@ -4,9 +4,6 @@ OUTPUTS: none of its own. Each target names every artifact on the way to it, not
 Snakemake records a failed job as finished, and only a target that names its output makes it run again.
 """
 
-PHASES = [phase.name for phase in RUN.phases]
-SIZES = sorted({RUN.cache_size(phase) for phase in RUN.phases})
-
 
 localrules:
     train,
@@ -22,14 +19,18 @@ localrules:
 rule dataset:
     """The checked list of samples."""
     input:
-        f"{DATA}/manifest.json",
+        [f"results/data/{name}/manifest.json" for name in BY_DATA],
 
 
 rule base:
     """The base model."""
     input:
-        base_dataset(),
-        f"{RESULTS}/base/manifest.json",
+        [
+            f"results/data/{run.data_name}/manifest.json"
+            for run in BY_DATA.values()
+            if run.is_preset
+        ],
+        of_runs("base/manifest.json"),
 
 
 rule cache:
@@ -37,14 +38,14 @@ rule cache:
     input:
         rules.dataset.input,
         rules.base.input,
-        expand(f"{DATA}/cache/{{size}}/manifest.json", size=SIZES),
+        caches(),
 
 
 rule launch:
     """The launch files of every phase."""
     input:
         rules.dataset.input,
-        expand(f"{RESULTS}/{{phase}}/launch/manifest.json", phase=PHASES),
+        of_runs("{phase}/launch/manifest.json"),
 
 
 rule checkpoints:
@@ -52,31 +53,26 @@ rule checkpoints:
     input:
         rules.cache.input,
         rules.launch.input,
-        expand(f"{RESULTS}/{{phase}}/state/manifest.json", phase=PHASES[:-1]),
-        expand(f"{RESULTS}/{{phase}}/checkpoint/manifest.json", phase=PHASES),
+        of_runs("{phase}/state/manifest.json", phases=slice(-1)),
+        of_runs("{phase}/checkpoint/manifest.json"),
 
 
 rule weights:
     """Weights and state of every phase."""
     input:
         rules.checkpoints.input,
-        expand(
-            f"{RESULTS}/{{phase}}/{{artifact}}/manifest.json",
-            phase=PHASES,
-            artifact=["weights", "state"],
-        ),
+        of_runs("{phase}/weights/manifest.json", "{phase}/state/manifest.json"),
 
 
 rule evaluation:
     """Grid, loss curve and metrics of every phase."""
     input:
         rules.weights.input,
-        expand(f"{RESULTS}/{{phase}}/evaluation/manifest.json", phase=PHASES),
-        expand(f"{RESULTS}/{{phase}}/metrics.json", phase=PHASES),
+        of_runs("{phase}/evaluation/manifest.json", "{phase}/metrics.json"),
 
 
 rule train:
     """Every phase trained, exported, evaluated and reported."""
     input:
         rules.evaluation.input,
-        f"{RESULTS}/report/manifest.json",
+        of_runs("report/manifest.json"),

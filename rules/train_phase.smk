@@ -5,6 +5,16 @@ The rolling checkpoints in progress/ are declared by no rule: they outlive a fai
 for a phase reaches it through launch/.
 """
 
+from zerotrain.training.lock import refuse_held
+
+
+def refuse_running():
+    """What a killed Snakemake left running on a cluster trains on: a second job would wait for its
+    machines to be refused by the lock there."""
+    for job in workflow.dag.needrun_jobs():
+        if job.rule.name == "train_phase" and workflow.is_main_process:
+            refuse_held(Path(job.params.progress))
+
 
 rule train_phase:
     """Training phase {wildcards.phase}, from the state of the phase before it."""
@@ -13,7 +23,7 @@ rule train_phase:
         base=f"{RESULTS}/base/manifest.json",
         cache=phase_cache,
         start=phase_start,
-        code=code("train_phase", "zerotrain.training.rank", FAMILY),
+        code=code("train_phase", "zerotrain.training.rank"),
     output:
         manifest=f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
     log:
@@ -23,6 +33,16 @@ rule train_phase:
     conda:
         "../envs/zerotrain.yaml"
     threads: phase_threads
+    resources:
+        **memory("train_phase"),
+        # The same at each attempt: it goes on where the one before was stopped.
+        runtime=1440,
+        gres=phase_gres,
+        nodes=of_several(lambda machines: machines),
+        # A launcher on each machine, which starts the processes of that machine.
+        tasks=of_several(lambda machines: machines),
+        tasks_per_gpu=of_several(lambda machines: 0),
+        mpi=of_several(lambda machines: "srun"),
     params:
         with_start=lambda wildcards, input: (
             f"--start {input.start}" if input.start else ""
@@ -30,7 +50,7 @@ rule train_phase:
         progress=f"{RESULTS}/{{phase}}/progress",
     shell:
         """
-        zerotrain --log {log:q} train_phase \
+        exec zerotrain --log {log:q} train_phase \
             --launch {input.launch:q} \
             --base {input.base:q} \
             --cache {input.cache:q} \

@@ -79,7 +79,17 @@ def test_a_device_out_of_memory_is_a_sentence(
 
 
 @pytest.mark.parametrize(
-    "name", sorted({*COMMANDS, "progress accept", "dvc generate", "launch import", "launch init"})
+    "name",
+    sorted(
+        {
+            *COMMANDS,
+            "progress accept",
+            "dvc generate",
+            "launch import",
+            "launch init",
+            "cluster check",
+        }
+    ),
 )
 def test_every_command_has_help(name: str) -> None:
     """A sentence for the command and one for each of its options."""

@@ -331,3 +331,20 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path.write_bytes("run: blüte\n".encode("latin-1"))
     with pytest.raises(PipelineError, match="not valid YAML"):
         read_config(path)
+
+
+@pytest.mark.parametrize(
+    ("launch", "words"),
+    [
+        ({"machines": 2, "num_processes": 3}, "num_processes 3 with machines 2: "),
+        (
+            {"machines": 2, "processes_per_machine": 2, "num_processes": 2},
+            "num_processes 2 with machines 2 and processes_per_machine 2: ",
+        ),
+        ({"machines": 2}, "num_processes 1 with machines 2: "),
+    ],
+)
+def test_processes_that_machines_cannot_share(launch: dict[str, Any], words: str) -> None:
+    """Each machine has as many as the other."""
+    text = refusal(launch=launch)
+    assert f"launch: {words}the processes of all machines are" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import yaml
 from ruamel.yaml import YAML
 
 from zerotrain.config import parse_config
-from zerotrain.launch.files import accelerate_config, write_launch_files
+from zerotrain.launch.files import SRUN, accelerate_config, write_launch_files
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
@@ -235,3 +236,35 @@ def test_several_processes_of_plain_torch_are_launched_together() -> None:
     assert (found["distributed_type"], found["num_processes"]) == ("MULTI_GPU", 2)
     found = accelerate_config(resolved("torch", num_processes=1), Path("deepspeed.json"))
     assert (found["distributed_type"], found["num_processes"]) == ("NO", 1)
+
+
+@pytest.mark.parametrize("preset", ["torch", "zero2"])
+def test_several_machines_are_launched_by_srun(preset: str, tmp_path: Path) -> None:
+    """One launcher each, which shares all of its machine's CPUs; DeepSpeed's own would use ssh."""
+    phase = resolved(preset, train={"global_batch_size": 16}, machines=2, num_processes=8)
+    folder = write(phase, tmp_path / preset)
+    found = yaml.safe_load((folder / "accelerate.yaml").read_text())
+    assert (found["num_machines"], found["num_processes"]) == (2, 8)
+    inside = found.get("deepspeed_config", {})
+    assert inside.get("deepspeed_multinode_launcher") == ("standard" if preset == "zero2" else None)
+    line = (folder / SRUN).read_text()
+    assert "exec srun --nodes=2 --ntasks=2 --ntasks-per-node=1 " in line
+    shown = subprocess.run(
+        ["sh", str(folder / SRUN), "launcher", "a b"],
+        env={"PATH": f"{fake_srun(tmp_path)}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert shown[-2:] == ["launcher", "a b"]
+    assert {"--kill-on-bad-exit=1", "--cpu-bind=none", "--export=ALL"} < set(shown)
+    assert not (write(resolved(preset), tmp_path / "alone") / SRUN).exists()
+
+
+def fake_srun(folder: Path) -> Path:
+    """A folder with an srun that shows its arguments, a line each."""
+    script = folder / "bin" / "srun"
+    script.parent.mkdir()
+    script.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    script.chmod(0o755)
+    return script.parent

@@ -233,6 +233,30 @@ def test_threads_are_the_users_or_all_cores() -> None:
     assert derived.sources["num_cpu_threads_per_process"][0] == "derived"
 
 
+def test_processes_of_several_machines() -> None:
+    """Their product, or their share; threads are those of one machine's cores; and one machine with
+    as many processes computes the same numbers."""
+    launch = {"machines": 2, "processes_per_machine": 4}
+    train = {"global_batch_size": 8}
+    phase = resolve({"name": "a", "until": 1}, launch=launch, train=train)
+    assert (phase.machines, phase.processes_per_machine, phase.num_processes) == (2, 4, 8)
+    why = "launch.machines x launch.processes_per_machine"
+    assert phase.sources["num_processes"] == ("derived", why)
+    assert phase.num_cpu_threads_per_process == max(1, (os.cpu_count() or 1) // 4)
+    share = resolve(
+        {"name": "a", "until": 1},
+        launch={"machines": 2, "num_processes": 8, "num_cpu_threads_per_process": 1},
+        train=train,
+    )
+    assert (share.processes_per_machine, share.sources["num_processes"][0]) == (4, "user")
+    alone = resolve(
+        {"name": "a", "until": 1},
+        launch={"num_processes": 8, "num_cpu_threads_per_process": 1},
+        train=train,
+    )
+    assert share.numbers() == alone.numbers()
+
+
 def test_numbers_do_not_follow_until() -> None:
     """Raising the end, appending a phase, renaming, logging and saving otherwise: no number of a
     phase depends on it, with a warm-up ratio neither."""
@@ -320,6 +344,7 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
         "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
         "main_process_port", "ddp_timeout", "accelerate", "deepspeed", "partition_activations",
+        "machines",
         "cpu_checkpointing",
         "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema", *AVERAGE_KEYS,
         "find_unused_parameters", "allow_tf32", "full_determinism", "dynamo_backend", "dynamo_mode",

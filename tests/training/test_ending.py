@@ -23,7 +23,7 @@ from zerotrain.stages import train_phase
 from zerotrain.supervise import SUPERVISOR
 from zerotrain.training import ending, rank
 from zerotrain.training.ending import Casualties, read_left
-from zerotrain.training.progress_folder import ENDED
+from zerotrain.training.progress_folder import ended_file
 from zerotrain.training.pulse import Beat
 
 KILL = -signal.SIGKILL
@@ -31,7 +31,7 @@ KILL = -signal.SIGKILL
 
 def explain(progress: Path, ended: dict[int, int], *lines: str) -> str:
     """What is said of processes that ended so."""
-    (progress / ENDED).write_text(json.dumps(ended))
+    ended_file(progress, 0).write_text(json.dumps(ended))
     error = Casualties().explain("main", progress, 10, 1, lines)
     assert error.hint
     return error.what
@@ -95,7 +95,7 @@ def test_a_kill_for_memory_counts_more_than_words(
 ) -> None:
     """What the others say of it, a time-out or a lost peer, is its consequence."""
     line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
-    (tmp_path / ENDED).write_text(json.dumps({0: 1, 1: KILL}))
+    ended_file(tmp_path, 0).write_text(json.dumps({0: 1, 1: KILL}))
     before = Casualties()
     monkeypatch.setattr(ending, "oom_kills", lambda: tuple(n + 1 for n in before._killed_before))
     said = before.explain("main", tmp_path, 10, 1, [line]).what
@@ -135,7 +135,7 @@ def test_a_kill_for_memory_is_told_from_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, int], said: str
 ) -> None:
     """The kernel counts whom it has killed for memory; what it counted before does not matter."""
-    (tmp_path / ENDED).write_text(json.dumps({0: KILL}))
+    ended_file(tmp_path, 0).write_text(json.dumps({0: KILL}))
     monkeypatch.setattr(ending, "oom_kills", lambda: (3, 5))
     before = Casualties()
     monkeypatch.setattr(ending, "oom_kills", lambda: (3 + kills[0], 5 + kills[1]))
@@ -205,7 +205,7 @@ def test_the_launcher_keeps_how_a_process_ended(
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == (1 if ended else 0), done.stderr
     assert "Traceback" not in done.stderr
-    file = tmp_path / ENDED
+    file = ended_file(tmp_path, 0)
     assert (json.loads(file.read_text()) if file.exists() else None) == ended
     assert (tmp_path / "stop").exists() == (what == "stop")
 

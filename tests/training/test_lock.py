@@ -37,6 +37,15 @@ time.sleep(60)
 """
 
 
+LAUNCHER = """
+import pathlib, sys, time
+from zerotrain.training.lock import end_with_holder
+end_with_holder(pathlib.Path(sys.argv[1]))
+print("looks", flush=True)
+time.sleep(60)
+"""
+
+
 def held_by(folder: Path, **changes: Any) -> Holder:
     """Write a lock as another holder would have left it; by default of a running process, us."""
     values = {"host": socket.gethostname(), "pid": os.getpid(), "job": ""}
@@ -254,3 +263,25 @@ def test_the_lock_of_a_jobs_earlier_start_is_taken_over(tmp_path: Path, monkeypa
     assert holder.host == "n2"
     held.release()
     assert holder_of(tmp_path) is None
+
+
+@pytest.mark.parametrize("what", ["released", "taken over", "its holder ends"])
+def test_a_launcher_ends_with_the_lock_of_its_starter(tmp_path: Path, what: str, sleeper) -> None:
+    """On another machine no signal of the starter's reaches it; of the holder's own machine it sees
+    the process, too. While the starter holds the lock, it stays."""
+    started = psutil.Process(sleeper.pid).create_time()
+    here = held_by(tmp_path, pid=sleeper.pid, started=started)
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == b"looks\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        launcher.wait(timeout=2.5 * lock.LOOK_SECONDS)
+    if what == "released":
+        (tmp_path / lock.LOCK).unlink()
+    elif what == "taken over":
+        held_by(tmp_path, pid=here.pid, started=started, job="72")
+    else:
+        sleeper.kill()
+    assert launcher.wait(timeout=SECONDS) == -9
+    launcher.stdout.close()

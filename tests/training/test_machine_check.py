@@ -77,7 +77,13 @@ def test_weights_of_32_bits_are_not_swapped_on_a_cpu() -> None:
 def test_more_processes_than_devices_are_refused() -> None:
     """CPU processes share what there is."""
     text = refusal(check, phase("zero2", num_processes=3), machine("cuda", A100, A100))
-    assert "num_processes 3, but this machine has 2 CUDA devices" in text
+    assert "3 of its processes are to run here, but this machine has 2 CUDA devices" in text
+    assert "give launch.num_processes at most that" in text
+    eight = phase("zero2", num_processes=8, machines=2)
+    assert check(eight, machine("cuda", *[A100] * 4), eight.processes_per_machine) == []
+    text = refusal(check, eight, machine("cuda", A100), eight.processes_per_machine)
+    assert "4 of its processes are to run here, but this machine has 1 CUDA device to" in text
+    assert "give launch.processes_per_machine at most that" in text
     assert check(phase("zero2", num_processes=2), machine("cuda", A100, A100)) == []
     assert check(phase("zero2", num_processes=3), machine()) == []
 

@@ -97,6 +97,8 @@ OTHER_VALUES: dict[str, Any] = {
     "train.tracker_run_name": "first",
     "launch.preset": "zero2_offload",
     "launch.num_processes": 2,
+    "launch.machines": 2,
+    "launch.processes_per_machine": 2,
     "launch.mixed_precision": "bf16",
     "launch.allow_tf32": True,
     "launch.full_determinism": False,
@@ -163,6 +165,8 @@ NEEDED_WITH = {
     "launch.preset": {"phases.0.launch": None, "phases.1.launch": None},
     "train.gradient_accumulation_steps": {"train.global_batch_size": 2},
     "launch.num_processes": {"train.global_batch_size": 2},
+    "launch.machines": {"launch.num_processes": 2, "train.global_batch_size": 2},
+    "launch.processes_per_machine": {"train.global_batch_size": 2},
     "launch.dynamo_mode": {"launch.dynamo_backend": "inductor"},
     "launch.device_memory": {
         "launch.preset": "auto",

@@ -12,7 +12,19 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli import by_hand, data, fetch, groups, launch, plan, restore, stages, trace
+from zerotrain.cli import (
+    by_hand,
+    cluster,
+    data,
+    fetch,
+    groups,
+    launch,
+    plan,
+    restore,
+    stages,
+    sweep,
+    trace,
+)
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memory
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
@@ -32,6 +44,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     stages.report,
     by_hand.new,
     by_hand.check,
+    sweep.sweep,
     plan.plan,
     fetch.fetch,
     trace.trace,
@@ -62,6 +75,7 @@ app.add_typer(groups.verify_app, name="verify")
 app.add_typer(launch.launch_app, name="launch")
 app.add_typer(groups.dvc_app, name="dvc")
 app.add_typer(data.data_app, name="data")
+app.add_typer(cluster.cluster_app, name="cluster")
 
 
 @app.callback()

@@ -201,12 +201,12 @@ def new(
 
 
 def check(
-    config: Annotated[Path, typer.Argument(metavar="FILE", help="The run's config.")],
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="The run's config, or a sweep's.")],
 ) -> None:
     """Check a configuration file, and say nothing where it is right."""
-    from zerotrain.config import read_config
+    from zerotrain.config.runs import read_runs
 
-    read_config(config)
+    read_runs(config)
 
 
 def switch(

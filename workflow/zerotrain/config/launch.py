@@ -52,6 +52,18 @@ class LaunchConfig(Section):
     num_processes: Whole = Field(
         1, ge=1, description="Processes, one a GPU; the global batch is shared among them."
     )
+    machines: Whole = Field(
+        1,
+        ge=1,
+        description="Machines that a job of a cluster trains on together; without a cluster all "
+        "processes run on the one there is. See [launchers.md](launchers.md#several-machines).",
+    )
+    processes_per_machine: Whole | None = Field(
+        None,
+        ge=1,
+        description="Processes on each of the `machines`, in place of num_processes, which is "
+        "their product. Default: num_processes / machines.",
+    )
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="Type of forward and backward passes; `no` is fp32."
     )
@@ -149,6 +161,23 @@ class LaunchConfig(Section):
         if isinstance(value, dict) and value.get("mixed_precision") is False:
             return {**value, "mixed_precision": "no"}
         return value
+
+    @model_validator(mode="after")
+    def _processes_of_all_machines(self) -> LaunchConfig:
+        """num_processes and processes_per_machine, whichever is given, make the other."""
+        own, machines, count = self.processes_per_machine, self.machines, self.num_processes
+        if own is not None and "num_processes" not in self.model_fields_set:
+            count = machines * own
+        if count != machines * (count // machines if own is None else own):
+            of_each = "" if own is None else f" and processes_per_machine {own}"
+            raise ValueError(
+                f"num_processes {count} with machines {machines}{of_each}: the processes of all "
+                f"machines are machines x processes_per_machine; remove num_processes, or give "
+                "a multiple of machines"
+            )
+        # The section is frozen for its readers.
+        self.__dict__.update(num_processes=count, processes_per_machine=count // machines)
+        return self
 
     @model_validator(mode="after")
     def _mode_with_its_backend(self) -> LaunchConfig:

@@ -42,14 +42,28 @@ EXPECTED = {
 
 
 def read_config(path: Path) -> RunConfig:
-    """Read and validate a configuration file.
+    """Read and validate a configuration file of one run.
 
     Raises:
         PipelineError: the file is missing, is no YAML mapping, or a value is wrong; the message
             names file, key and value.
     """
+    raw = load_config(path)
+    if isinstance(raw, dict) and "runs" in raw:
+        raise PipelineError(
+            f"{path}: plans several runs, and this wants one", hint="name the file of one of them"
+        )
+    return parse_config(raw, str(path))
+
+
+def load_config(path: Path) -> Any:
+    """What a configuration file holds, not validated.
+
+    Raises:
+        PipelineError: the file is missing or no YAML.
+    """
     try:
-        raw = YAML(typ="safe").load(path.read_text())
+        return YAML(typ="safe").load(path.read_text())
     except FileNotFoundError as error:
         raise PipelineError(
             f"{path}: no such configuration file",
@@ -65,7 +79,6 @@ def read_config(path: Path) -> RunConfig:
             f"{path}: not valid YAML: {' '.join(str(error).split())}",
             hint="check indentation, quotes and doubled keys near that line",
         ) from error
-    return parse_config(raw, str(path))
 
 
 def parse_config(raw: Any, source: str) -> RunConfig:

@@ -73,7 +73,7 @@ def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) ->
         return facts
     if progress_folder.end_step(progress, phase.until_step, phase.validation) is not None:
         return facts
-    _noting(report, lambda: machine_check.check(phase, machine))
+    _noting(report, lambda: machine_check.check(phase, machine, phase.processes_per_machine))
     if not facts["trains_now"]:
         _noting(report, lambda: machine_check.main_process_port(phase, launch))
     needed = dict.fromkeys(("cpu", "nvme"), 0)
@@ -81,7 +81,8 @@ def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) ->
         base = artifact.read(folder / "base", "base", verify=False)
         needed = {place: swap_folder.needed_bytes(phase, base, place) for place in needed}
     facts |= {"keeps_in_host_memory_bytes": needed["cpu"], "keeps_on_disk_bytes": needed["nvme"]}
-    _noting(report, lambda: machine_check.check_host_memory(phase, machine, needed["cpu"]))
+    of_one = needed["cpu"] // phase.machines
+    _noting(report, lambda: machine_check.check_host_memory(phase, machine, of_one))
     if swap_folder.swaps(phase):
         facts["offload_path"] = look_at_folder(Path(phase.offload_path or ""))
         _noting(report, lambda: machine_check.check_locked_memory(phase, machine, launch))

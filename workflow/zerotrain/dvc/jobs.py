@@ -73,7 +73,8 @@ def in_order(jobs: Any) -> list[Any]:
 
 def stage_name(job: Any) -> str:
     """The name of a job's stage in dvc.yaml: its rule's, and its phase or size."""
-    return "-".join([job.rule.name, *map(str, job.wildcards)])
+    own = [job.wildcards[key] for key in ("phase", "size") if key in job.wildcards.keys()]  # noqa: SIM118
+    return "-".join([job.rule.name, *own])
 
 
 def stage_command(job: Any, config: Path) -> str:

@@ -174,6 +174,16 @@ def _read_processes(
     else:
         reason = beside.processes.reason or "accelerate takes every GPU; here the number is said"
         draft.default("launch.num_processes", processes, reason)
+    if machines := flat.get("num_machines"):
+        if processes % machines:
+            raise PipelineError(
+                f"{where}: num_processes {processes} is no multiple of num_machines {machines}",
+                hint="num_processes counts those of all machines",
+            )
+        if machines > 1:
+            draft.keep("num_machines", machines, "launch.machines")
+        else:
+            draft.say("kept", "num_machines", machines, "asks for nothing more", "launch.machines")
     if "main_process_port" in flat and flat["main_process_port"] not in (AUTO, 0):
         draft.keep("main_process_port", flat["main_process_port"], "launch.main_process_port")
     elif "main_process_port" in flat:

@@ -13,9 +13,9 @@ from zerotrain.importing.keys import (
     section,
 )
 
-NODES = "a run on several machines comes with a later version; one machine, any number of GPUs"
+NODES = "set launch.machines and launch.processes_per_machine; Slurm chooses the machines"
 TPU = "only for TPUs, which are not supported"
-ONE_NODE = "says something for several machines only"
+ONE_NODE = "the machines of a Slurm job find each other by its id"
 COMPILE = "set launch.dynamo_backend and launch.dynamo_mode, which compile the model"
 OWN_LAUNCH = "zerotrain starts and ends its processes itself"
 
@@ -32,7 +32,7 @@ ACCELERATE = by_name(
         honoured("fp16", "flag", "launch.mixed_precision", reason="the form of old versions"),
         honoured("num_processes", "whole", "launch.num_processes"),
         honoured("main_process_port", "whole", "launch.main_process_port"),
-        refused("num_machines", "whole", NODES, 1),
+        honoured("num_machines", "whole", "launch.machines", 1),
         no_op("machine_rank", "whole", ONE_NODE),
         no_op("main_process_ip", "text", ONE_NODE),
         no_op("rdzv_backend", "text", ONE_NODE),

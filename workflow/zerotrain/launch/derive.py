@@ -64,7 +64,7 @@ def accelerate_settings(phase: ResolvedPhase) -> Settings:
         "enable_cpu_affinity": (False, "default", ""),
         "machine_rank": (0, "default", ""),
         "main_training_function": ("main", "default", ""),
-        "num_machines": (1, "default", ""),
+        "num_machines": (phase.machines, "derived", "launch.machines"),
         "num_processes": (phase.num_processes, "derived", "launch.num_processes"),
         "rdzv_backend": ("static", "default", ""),
         "same_network": (True, "default", ""),
@@ -76,6 +76,12 @@ def accelerate_settings(phase: ResolvedPhase) -> Settings:
             "derived",
             "launch.zero3_init",
         )
+        if phase.machines > 1:
+            found["deepspeed_config.deepspeed_multinode_launcher"] = (
+                "standard",
+                "derived",
+                "torchrun on each machine, as with one; DeepSpeed's own would go there by ssh",
+            )
     else:
         found["mixed_precision"] = (phase.mixed_precision, "derived", "launch.mixed_precision")
     return found

@@ -72,8 +72,10 @@ def resolve_phase(
         sources[key] = _source(train, key)
     for key in objective:
         sources[f"objective.{key}"] = _source(train, key)
-    for key in set(type(launch).model_fields) - {"device_memory", *FILES}:
+    for key in set(type(launch).model_fields) - {"device_memory", "processes_per_machine", *FILES}:
         sources[key] = _source(launch, key)
+    if "num_processes" not in launch.model_fields_set and launch.num_processes > 1:
+        sources["num_processes"] = ("derived", "launch.machines x launch.processes_per_machine")
     for key in ("lora", "peft", "frozen_parameters", "trainable_parameters"):
         sources[key] = _source(config, key)
     sources["allow"] = _source(phase, "allow")
@@ -96,10 +98,11 @@ def resolve_phase(
     train = with_own_keys(train, sources)
     threads = launch.num_cpu_threads_per_process
     if threads is None:
-        threads = max(1, (os.cpu_count() or 1) // launch.num_processes)
+        of_one = launch.num_processes // launch.machines
+        threads = max(1, (os.cpu_count() or 1) // of_one)
         sources["num_cpu_threads_per_process"] = (
             "derived",
-            f"cores of the machine that rendered / {_count(launch.num_processes, 'process')}",
+            f"cores of the machine that rendered / {_count(of_one, 'process')}",
         )
     horizon = train.lr_scheduler_steps
     if horizon is None:
@@ -135,6 +138,7 @@ def resolve_phase(
         offload_param=preset.offload_param,
         offload_path=launch.offload_path,
         num_processes=launch.num_processes,
+        machines=launch.machines,
         num_cpu_threads_per_process=threads,
         main_process_port=launch.main_process_port,
         ddp_timeout=launch.ddp_timeout,

@@ -68,6 +68,9 @@ class ResolvedPhase:
     offload_param: str = "none"
     offload_path: str | None = None
     num_processes: int
+    """Of all machines together."""
+    machines: int = 1
+    """Machines of a cluster's job; elsewhere the one there is has all processes."""
     num_cpu_threads_per_process: int
     main_process_port: int | None = None
     """Port on which the processes meet; None: one that is free at the start."""
@@ -162,6 +165,11 @@ class ResolvedPhase:
     """Where each value comes from, and why where it is derived."""
 
     @property
+    def processes_per_machine(self) -> int:
+        """Processes of each machine, where there are so many machines."""
+        return self.num_processes // self.machines
+
+    @property
     def adapter(self) -> dict[str, Any] | None:
         """The adapter that is trained, by either section; None where the model itself is."""
         return self.lora or self.peft
@@ -184,7 +192,7 @@ class ResolvedPhase:
         left_out = {
             "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
             "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
-            "main_process_port", "ddp_timeout", "accelerate", "deepspeed",
+            "machines", "main_process_port", "ddp_timeout", "accelerate", "deepspeed",
             "find_unused_parameters", "nan_action", "validation", *MEMORY_KEYS, *TRACKER_KEYS,
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:

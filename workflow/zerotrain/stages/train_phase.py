@@ -30,6 +30,7 @@ from zerotrain.training import (
     failures,
     lock,
     machine_check,
+    machines,
     nvme_check,
     progress_folder,
     pulse,
@@ -41,7 +42,6 @@ from zerotrain.training.watch import Watch
 
 __all__ = ["allocator", "fingerprint", "train_phase"]
 
-LAUNCHER = "zerotrain.training.launcher"
 ADVICE = "zerotrain.plan.advice"
 LAST_LINES = 200
 """Of what the processes said, kept for the failures that are known by their words alone."""
@@ -113,13 +113,13 @@ def _launch(
     resume: Path | None,
     progress: Path,
 ) -> int:
-    _check_machine(phase, launch, base)
+    job, said = machines.job_of(phase)
+    here = phase.processes_per_machine if job else phase.num_processes
+    _check_machine(phase, launch, base, here, said)
     if phase.engine == "deepspeed":
         compiled_ops.build()  # set-up has done it, unless this is another processor
     command = [
-        *(sys.executable, "-m", LAUNCHER, str(progress)),
-        *("--config_file", str(launch / "accelerate.yaml")),
-        *("--main_process_port", str(machine_check.main_process_port(phase, launch))),
+        *machines.launcher(phase, launch, progress, job),
         *("--module", RANK),
         *("--launch", str(launch), "--base", str(base), "--cache", str(cache)),
         *("--progress", str(progress)),
@@ -158,6 +158,8 @@ def _launch(
             on_signal=ask_to_stop,
             last_lines=last_lines,
         )
+    if job and ending.ended_ranks(progress):
+        code = failures.EXIT_FAULT  # srun's is that of what it ended itself
     pulse.end_all(progress)  # a stopped process does not see that it is alone
     return _answer(phase, base, progress, code, casualties, last_lines)
 
@@ -205,14 +207,20 @@ def _out_of_memory(
     return PipelineError(what, hint=found.what_to_do or left.hint)
 
 
-def _check_machine(phase: ResolvedPhase, launch: Path, base: Path) -> None:
-    """What the machine cannot do is refused before a device or an hour is spent on it."""
+def _check_machine(
+    phase: ResolvedPhase, launch: Path, base: Path, processes: int, said: list[str]
+) -> None:
+    """What the machine cannot do is refused before a device or an hour is spent on it.
+
+    It has so many of the phase's processes; `said` is told besides what the check says.
+    """
     check_installed(phase.report_to)
     machine = detect()
-    said = machine_check.check(phase, machine)
+    said = said + machine_check.check(phase, machine, processes)
     if "cpu" in (phase.offload_optimizer, phase.offload_param):
         needed = swap_folder.needed_bytes(phase, artifact.read(base, "base", verify=False), "cpu")
-        said += machine_check.check_host_memory(phase, machine, needed)
+        of_all = phase.num_processes // processes
+        said += machine_check.check_host_memory(phase, machine, needed // of_all)
     if swap_folder.swaps(phase):
         machine_check.check_locked_memory(phase, machine, launch)
     for line in said:

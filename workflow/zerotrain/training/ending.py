@@ -5,6 +5,7 @@ A launcher loses exit codes and the reason; both go through the progress folder.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Iterable, Mapping
@@ -77,8 +78,8 @@ def unfinished(phase: str, progress: Path, until: int, reason: str) -> str:
 
 def clear(progress: Path) -> None:
     """Forget how an earlier start ended."""
-    for name in (EXIT, ENDED):
-        (progress / name).unlink(missing_ok=True)
+    for path in (progress / EXIT, *progress.glob(ENDED)):
+        path.unlink(missing_ok=True)
     pulse.clear(progress)
 
 
@@ -102,7 +103,7 @@ class Casualties:
         """
         step = newest_step(progress, until)
         newest = f"newest checkpoint: step {step}" if step else "no checkpoint was saved yet"
-        ended = _ended(progress)
+        ended = ended_ranks(progress)
         killed = {rank: -code for rank, code in ended.items() if code < 0}
         # torchrun itself ends the others by SIGTERM, and what does not listen by SIGKILL.
         first = next(
@@ -175,11 +176,12 @@ class Casualties:
         return "", "somebody has ended it" + again
 
 
-def _ended(progress: Path) -> dict[int, int]:
-    try:
-        found = json.loads((progress / ENDED).read_text())
-    except (OSError, ValueError):
-        return {}
+def ended_ranks(progress: Path) -> dict[int, int]:
+    """Exit codes by rank of the processes that did not end with 0, of all machines."""
+    found: dict[str, int] = {}
+    for path in sorted(progress.glob(ENDED)):
+        with contextlib.suppress(OSError, ValueError):
+            found |= json.loads(path.read_text())
     return {int(rank): int(code) for rank, code in found.items()}
 
 

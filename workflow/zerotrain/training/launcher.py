@@ -3,21 +3,26 @@
 python -m zerotrain.training.launcher PROGRESS <what accelerate launch takes>
 
 accelerate's own command turns a killed process into a traceback and dies of a signal that it was to
-hand on. Here the first becomes a line of PROGRESS/ended.json, and a signal a request to stop.
+hand on. Here the first becomes a line of PROGRESS/ended-*.json, and a signal a request to stop.
+
+With --main_process_ip it is one of several, one on each machine of a Slurm job.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 from accelerate.commands.launch import launch_command, launch_command_parser
 
-from zerotrain.supervise import end_with_parent
-from zerotrain.training.progress_folder import ENDED
+from zerotrain.supervise import SUPERVISOR, end_with_parent
+from zerotrain.training.lock import end_with_holder
+from zerotrain.training.progress_folder import ended_file
 from zerotrain.training.stop_request import StopRequest
 
 GRACE_SECONDS = 5
@@ -25,20 +30,23 @@ GRACE_SECONDS = 5
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Launch, and leave ended.json where a process did not end with 0.
+    """Launch, and leave ended-*.json where a process did not end with 0.
 
     Returns:
         0, or 1 where a process ended otherwise.
     """
     words = sys.argv[1:] if argv is None else argv
     progress = Path(words[0])
-    end_with_parent()
-    StopRequest(progress, tell=True)
     arguments = launch_command_parser().parse_args(words[1:])
+    if arguments.main_process_ip:
+        _as_one_of_several(arguments, progress)
+    else:
+        end_with_parent()
+    StopRequest(progress, tell=True)
     # torchrun would end the processes at a signal instead of letting them finish their step.
     arguments.signals_to_handle = "SIGQUIT"
     arguments.shutdown_timeout = GRACE_SECONDS
-    logging.disable(logging.ERROR)  # torchrun repeats what ended.json says
+    logging.disable(logging.ERROR)  # torchrun repeats what ended-*.json says
     try:
         launch_command(arguments)
     except subprocess.CalledProcessError as error:
@@ -50,8 +58,15 @@ def main(argv: list[str] | None = None) -> int:
         ended = {rank: failure.exitcode for rank, failure in failures.items()}
     else:
         return 0
-    (progress / ENDED).write_text(json.dumps(ended))
+    ended_file(progress, arguments.machine_rank or 0).write_text(json.dumps(ended))
     return 1
+
+
+def _as_one_of_several(arguments: Namespace, progress: Path) -> None:
+    """Take the machine's number from srun, and stand in for a supervisor that may be elsewhere."""
+    arguments.machine_rank = int(os.environ["SLURM_NODEID"])
+    os.environ[SUPERVISOR] = str(os.getpid())
+    end_with_holder(progress)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,25 @@
 Two locks stand behind each other. The first names its holder, the small process that starts a
 training; a dead holder's is taken over. The second is the kernel's, held by the process that writes
 checkpoints, and ends with it: it covers the moment in which a killed holder's training still ends.
+
+Whether a holder on another machine lives, Slurm knows of its job. The launchers of a training on
+several machines look at the lock: where it is not their starter's any more, they end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import json
 import os
+import signal
 import socket
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TypedDict
 
 import psutil
 
@@ -24,6 +30,10 @@ from zerotrain.errors import PipelineError
 LOCK = "lock"
 TAKING = "lock.taking"
 WRITER = "lock.writer"
+JOB = "zerotrain.cluster.job"
+"""Imported by its name: what asks Slurm changes no trained number."""
+LOOK_SECONDS = 1.0
+"""How often a launcher looks whether its starter still holds the lock."""
 GRACE_SECONDS = 15.0
 """How long the training of a dead holder may take to notice that it is alone, and end."""
 
@@ -40,16 +50,27 @@ class Holder:
     """Slurm job id, or empty."""
     restart: int = 0
     """How often Slurm has requeued the job."""
+    cluster: str = ""
+    """Slurm's name of the cluster whose job it is."""
 
     def lives(self) -> bool:
-        """Whether the holder runs. Of another host nothing is known: it counts as alive.
+        """Whether the holder runs. Of another host only Slurm knows; else it counts as alive.
 
         Slurm has ended all processes of a job before it starts the job anew, on whatever host.
         """
         me = _slurm()
-        if self.job and self.job == me[0] and self.restart < me[1]:
-            return False
-        return self.host != socket.gethostname() or _same_process(self.pid, self.started)
+        if self.job and (self.job, self.cluster) == (me["job"], me["cluster"]):
+            if self.restart < me["restart"]:
+                return False
+        elif self.job and self.host != socket.gethostname():
+            return importlib.import_module(JOB).runs(self.job, self.cluster) is not False
+        return self.runs_here() is not False
+
+    def runs_here(self) -> bool | None:
+        """Whether its process runs, where it is of this host; None of another one."""
+        if self.host != socket.gethostname():
+            return None
+        return _same_process(self.pid, self.started)
 
 
 def this_process() -> Holder:
@@ -58,7 +79,7 @@ def this_process() -> Holder:
         socket.gethostname(),
         os.getpid(),
         psutil.Process().create_time(),
-        *_slurm(),
+        **_slurm(),
     )
 
 
@@ -131,18 +152,53 @@ def holder_of(folder: Path) -> Holder | None:
 
 
 def _clear_if_dead(folder: Path) -> None:
+    refuse_held(folder)
+    (folder / LOCK).unlink(missing_ok=True)
+
+
+def refuse_held(folder: Path) -> None:
+    """Refuse a progress folder in which a training runs.
+
+    Raises:
+        PipelineError: the message names its process and job, and how to stop it.
+    """
     holder = holder_of(folder)
     if holder is None or not holder.lives():
-        (folder / LOCK).unlink(missing_ok=True)
         return
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.started))
     job = f", job {holder.job}" if holder.job else ""
+    end_it = f" or `scancel {holder.job}`" if holder.job else ""
     raise PipelineError(
         f"{folder}: a training is running here already: pid {holder.pid} on {holder.host}"
         f"{job}, since {since}",
-        hint=f"wait for it, or stop it with `touch {folder}/stop`; if that host is gone for "
-        f"good, remove {folder}/{LOCK}",
+        hint=f"wait for it, or stop it with `touch {folder}/stop`{end_it}; if that host is gone "
+        f"for good, remove {folder}/{LOCK}",
     )
+
+
+def end_with_holder(folder: Path) -> None:
+    """End this process group once the lock is not what it is now, or its holder of this host ends.
+
+    For launchers on the machines of a job, whose starter is on one of them: a signal that nobody
+    can answer ends it alone, and what srun has started may go on.
+    """
+    first = holder_of(folder)
+
+    def gone() -> bool:
+        try:
+            now = holder_of(folder)
+        except OSError:  # a shared folder that does not answer now
+            return False
+        return now != first or (now is not None and now.runs_here() is False)
+
+    def watch() -> None:
+        times = 0
+        while times < 2:  # a network's file system may miss a file for a moment
+            time.sleep(LOOK_SECONDS)
+            times = times + 1 if gone() else 0
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="lock", daemon=True).start()
 
 
 def hold_writer(folder: Path) -> IO[str]:
@@ -169,10 +225,23 @@ def hold_writer(folder: Path) -> IO[str]:
             return stream  # a file system without this lock: the first one has to do
 
 
-def _slurm() -> tuple[str, int]:
-    """Our Slurm job, if any, and how often it has been requeued."""
-    restart = os.environ.get("SLURM_RESTART_COUNT", "0")
-    return os.environ.get("SLURM_JOB_ID", ""), int(restart) if restart.isdecimal() else 0
+class _Slurm(TypedDict):
+    job: str
+    restart: int
+    cluster: str
+
+
+def _slurm() -> _Slurm:
+    """Our Slurm job, if any, how often it has been requeued, and the cluster's name."""
+    job, count = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "")
+    if job and not count.isdecimal():
+        found = importlib.import_module(JOB).this_job()
+        count = str(found.restarts) if found else ""
+    return {
+        "job": job,
+        "restart": int(count) if count.isdecimal() else 0,
+        "cluster": os.environ.get("SLURM_CLUSTER_NAME", ""),
+    }
 
 
 def _same_process(pid: int, started: float) -> bool:

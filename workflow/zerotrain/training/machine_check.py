@@ -19,8 +19,13 @@ INSTEAD = {"no": "bf16, or zero3_offload", "bf16": "fp16, or no", "fp16": "bf16,
 ELEMENT_BYTES = {"no": 4, "bf16": 2, "fp16": 2}
 
 
-def check(phase: ResolvedPhase, machine: Machine) -> list[str]:
+def check(phase: ResolvedPhase, machine: Machine, processes: int | None = None) -> list[str]:
     """Refuse what the machine cannot do.
+
+    Args:
+        phase: The phase.
+        machine: The machine.
+        processes: How many of its processes run on this machine; default: all.
 
     Returns:
         Sentences for the user: an accelerator that stays unused, or one that nobody has tested.
@@ -42,13 +47,14 @@ def check(phase: ResolvedPhase, machine: Machine) -> list[str]:
             hint=f"use mixed_precision: {INSTEAD[phase.mixed_precision]}"
             + (more if phase.mixed_precision == "fp16" else ""),
         )
-    devices = len(machine.devices)
-    if machine.accelerator != "cpu" and phase.num_processes > devices:
+    devices, here = len(machine.devices), processes or phase.num_processes
+    if machine.accelerator != "cpu" and here > devices:
+        key = "num_processes" if here == phase.num_processes else "processes_per_machine"
         raise PipelineError(
-            f"phase {phase.phase}: launch.num_processes {phase.num_processes}, but this machine "
+            f"phase {phase.phase}: {here} of its processes are to run here, but this machine "
             f"has {devices} {machine.name} device{'s' if devices != 1 else ''} to use",
-            hint="a process has a device of its own: give launch.num_processes at most that "
-            "number; CUDA_VISIBLE_DEVICES may hide some",
+            hint=f"a process has a device of its own: give launch.{key} at most that "
+            "number; CUDA_VISIBLE_DEVICES, or what the job asks for, may hide some",
         )
     return [f"{phase.phase}: {line}" for line in notices(machine)]
 
@@ -108,11 +114,17 @@ def main_process_port(phase: ResolvedPhase, launch: Path) -> int:
     Raises:
         PipelineError: the named one is taken.
     """
-    named = yaml.safe_load((launch / "accelerate.yaml").read_text()).get("main_process_port")
-    if not named:
+    named = named_port(launch)
+    if named is None:
         return free_port()
-    check_port(int(named), phase.phase)
-    return int(named)
+    check_port(named, phase.phase)
+    return named
+
+
+def named_port(launch: Path) -> int | None:
+    """The port that accelerate.yaml names, if it does."""
+    named = yaml.safe_load((launch / "accelerate.yaml").read_text()).get("main_process_port")
+    return int(named) if named else None
 
 
 def _buffer_bytes(phase: ResolvedPhase, section: dict[str, Any]) -> int:

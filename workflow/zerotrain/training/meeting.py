@@ -13,9 +13,7 @@ from datetime import timedelta
 
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-
-FIRST_PORT, PORTS = 10000, 20000
-"""Below those that Linux gives to outgoing connections."""
+from zerotrain.machine.ports import port_of_job
 
 
 def adopt_slurm(environment: MutableMapping[str, str]) -> None:
@@ -32,7 +30,7 @@ def adopt_slurm(environment: MutableMapping[str, str]) -> None:
     visible = [one for one in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
     if visible:  # --gpus-per-task shows each task one device, under the number 0
         local %= len(visible)
-    port = FIRST_PORT + (int(job) * 31 + (int(step) if step.isdecimal() else 0)) % PORTS
+    port = port_of_job(int(job), int(step) if step.isdecimal() else 0)
     found = {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": tasks,

@@ -7,7 +7,7 @@ stop               touch it, and training writes a checkpoint and stops
 best.json          the best validated step that is saved, which is never removed
 finished.json      the step at which the phase has ended before its `until`, and why
 exit.json          how the last process ended: {"code": 85, "reason": "..."}
-ended.json         exit codes of processes that did not end with 0, by rank; -9: signal 9
+ended-<machine>.json   exit codes of its processes that did not end with 0, by rank; -9: signal 9
 ranks/             what each process is doing (zerotrain.training.pulse)
 lock, lock.*       who writes (zerotrain.training.lock)
 metrics.jsonl      the log of the run so far (zerotrain.training.log)
@@ -32,10 +32,15 @@ from zerotrain.training.validation_history import best_step, finished_step
 FINGERPRINT = "fingerprint.json"
 STOP = "stop"
 EXIT = "exit.json"
-ENDED = "ended.json"
+ENDED = "ended-*.json"
 LOG = "metrics.jsonl"
 RESOURCES = "resources.json"
 PENDING = "pending.json"
+
+
+def ended_file(progress: Path, machine: int) -> Path:
+    """How the processes of a machine have ended; machines are numbered from 0."""
+    return progress / ENDED.replace("*", str(machine))
 
 
 def step_folder(progress: Path, step: int) -> Path:

@@ -17,6 +17,8 @@ from zerotrain.training.progress_folder import STOP, saved_steps
 
 TELL_SECONDS = 10.0
 """How often a user who waits is told so."""
+LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
+"""How often the trainer is looked at: of another machine Slurm is asked, whom all users ask."""
 
 
 def trainer_of(progress: Path) -> Holder | None:
@@ -62,7 +64,7 @@ def stop_training(progress: Path, wait: float) -> bool:
             # A training that had only just begun has cleared the first request away.
             if trainer_of(progress) == trainer:
                 (progress / STOP).touch()
-        time.sleep(0.1)
+        time.sleep(LOOK_SECONDS if trainer.host == socket.gethostname() else AWAY_SECONDS)
     return True
 
 

@@ -1,0 +1,98 @@
+"""This part of the workflow says what jobs take of a machine; a profile says where it is found.
+
+OUTPUTS: none; functions for the other parts. docs/sweeps.md tells how to change them.
+"""
+
+GIB = 2**30
+UNKNOWN = 32 * GIB  # of one process, where the planner does not know the model
+LIGHT = GIB  # hashes and lists, with the decoded images of one process
+BUILD = 3 * GIB  # torch with the shards of a base model, of which one is held at a time
+NO_GPU = ("none", "", "0")
+
+
+def memory(stage):
+    """mem_mb: MiB of one machine, more at each attempt. Nothing where nobody asks: without a
+    cluster all jobs share the machine, and no forecast is worth a second.
+    """
+    if not memory_is_asked():
+        return {}
+    mebibytes = lambda wildcards: -(-bytes_of(stage, wildcards) // 2**20)
+    return {"mem_mb": lambda wildcards, attempt: mebibytes(wildcards) * attempt}
+
+
+def memory_is_asked():
+    """Whether profile or command line speak of memory; a job on its node has got its own."""
+    settings = workflow.resource_settings
+    asked = [*(settings.default_resources or ()), *(settings.resources or ())]
+    return not workflow.remote_exec and any(name.startswith("mem_m") for name in asked)
+
+
+def bytes_of(stage, wildcards):
+    """Bytes of one machine: of a stage without a model a constant, else the forecast's."""
+    run = run_of(wildcards)
+    if stage == "prepare_dataset":
+        return LIGHT * (1 + max(1, run.data.num_workers) // 4)
+    if stage == "build_base":
+        return BUILD
+    phases = [phase_of(wildcards)] if wildcards.get("phase") else run.phases
+    return max(forecast_of(run, phase, stage) for phase in phases)
+
+
+def forecast_of(run, phase, stage):
+    """The planner's forecast, or what stands for it; said once for each run."""
+    found = all_forecasts()[run.run, phase.name, not has_gpu("train_phase")]
+    if "bytes" in found:
+        return found["bytes"][stage]
+    launch = phase.launch
+    processes = launch.num_processes // launch.machines if stage == "train_phase" else 1
+    warn_once(run.run, found["unknown"])
+    return UNKNOWN * processes
+
+
+@cache
+def all_forecasts():
+    """The forecasts of all phases, made together when the first is asked for."""
+    from zerotrain.forecasts import forecasts  # nobody else waits for it
+
+    cpu = not has_gpu("train_phase")
+    phases = [(run, phase) for run in RUNS.values() for phase in run.phases]
+    return forecasts((FILES[run.run], run, phase, cpu) for run, phase in phases)
+
+
+@cache
+def warn_once(run, why):
+    """Say that a run's memory is not known."""
+    print(
+        f"WARNING: run {run}: its memory cannot be forecast, {UNKNOWN // GIB} GiB a process is "
+        f"asked for; set it in the profile (set-resources): {why}",
+        file=sys.stderr,
+    )
+
+
+@cache
+def has_gpu(stage):
+    """Whether jobs of a stage take GPUs; a profile says that they do not by `gres: none`."""
+    chosen = (workflow.resource_settings.overwrite_resources or {}).get(stage)
+    gres = chosen.get("gres") if chosen else None
+    return gres is None or str(gres.raw) not in NO_GPU
+
+
+def phase_gres(wildcards):
+    """The GPUs of one machine, one a process."""
+    launch = phase_of(wildcards).launch
+    return f"gpu:{launch.num_processes // launch.machines}"
+
+
+def of_several(value):
+    """A resource of a phase of several machines; nothing of one."""
+
+    def of_job(wildcards):
+        machines = phase_of(wildcards).launch.machines
+        return None if machines == 1 else value(machines)
+
+    return of_job
+
+
+def minutes(count):
+    """Minutes of a stage that begins anew at each attempt, with twice, three times the time."""
+    return lambda wildcards, attempt: count * attempt

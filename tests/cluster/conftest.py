@@ -1,0 +1,114 @@
+"""The virtual cluster, one for all tests of a worker, and projects whose jobs run on it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.virtual_slurm import VirtualSlurm, missing, virtual_slurm
+
+SECONDS = 300
+"""Longer than anything here is waited for."""
+PROFILE = (
+    *("--profile", "profiles/slurm"),
+    *("--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "5"),
+)
+NO_GPUS = (
+    "--set-resources",
+    *(f"{rule}:gres=none" for rule in ("train_phase", "cache_latents", "evaluate")),
+)
+"""What a profile says on a cluster that trains on CPUs."""
+
+
+@pytest.fixture(scope="session")
+def one_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VirtualSlurm]:
+    """A cluster that is started when a test first asks for it."""
+    if text := missing():
+        pytest.skip(text)
+    with virtual_slurm(tmp_path_factory.mktemp("slurm") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(one_cluster: VirtualSlurm) -> Iterator[VirtualSlurm]:
+    """The cluster without a job; what a test leaves on it is ended."""
+    one_cluster.clear()
+    yield one_cluster
+    one_cluster.clear()
+
+
+class Project:
+    """A copy of the project, whose `snakemake` submits to a cluster or runs here."""
+
+    def __init__(self, folder: Path, cluster: VirtualSlurm) -> None:
+        self.folder = folder
+        self.cluster = cluster
+        self.environment = {
+            **cluster.environment,
+            "PYTHONPATH": str(folder / "workflow"),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def configure(self, name: str, text: str) -> None:
+        """Write config/<name>.yaml."""
+        (self.folder / "config" / f"{name}.yaml").write_text(text)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """`snakemake`, without waiting for it; it leads a process group, and says all to stdout."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "snakemake", *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def snakemake(self, *words: str, code: int = 0) -> str:
+        """What `snakemake` printed, which is to end with this code."""
+        running = self.start(*words)
+        said, _ = running.communicate(timeout=3 * SECONDS)
+        assert running.returncode == code, said[-6000:]
+        return said
+
+    def progress(self, phase: str) -> Path:
+        """The progress folder of a phase, RUN/PHASE."""
+        return self.folder / "results" / phase / "progress"
+
+    def steps(self, phase: str) -> list[int]:
+        """The steps that training has logged, in the order in which it did them."""
+        path = self.progress(phase) / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        rows = [json.loads(line) for line in lines]
+        return [row["step"] for row in rows if "loss" in row]
+
+    def wait_for_step(self, phase: str, step: int) -> None:
+        """Wait until a phase has logged a step."""
+        wait_until(lambda: max(self.steps(phase), default=0) >= step, f"{phase} at step {step}")
+
+    def ranks(self, phase: str) -> list[int]:
+        """Pids of the training processes of a phase, by rank."""
+        paths = sorted((self.progress(phase) / "ranks").glob("*.json"))
+        return [json.loads(path.read_text())["pid"] for path in paths]
+
+
+def wait_until(what: Callable[[], Any], name: str) -> None:
+    """Look until something holds."""
+    deadline = time.monotonic() + SECONDS
+    while not what():
+        assert time.monotonic() < deadline, f"waited {SECONDS} s for {name}"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def project(private_project: Callable[[str], Path], cluster: VirtualSlurm) -> Project:
+    """A copy of the project beside a cluster without jobs."""
+    return Project(private_project("project"), cluster)

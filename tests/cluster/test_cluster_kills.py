@@ -1,0 +1,135 @@
+"""Time limits, preemption, dead nodes and a killed Snakemake: the same weights in the end.
+
+A training is held (SIGSTOP) until what is to hit it is on its way, so that no step is too fast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from safetensors import safe_open
+from tests.cluster.conftest import NO_GPUS, PROFILE, Project, wait_until
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """\
+run: {run}
+base: nano
+data: {{name: digits, source: digits, holdout: 0.5}}
+train: {{resolution: 32, global_batch_size: 32, learning_rate: 1.0e-3, save_every: 20, log_every: 1}}
+launch: {{num_cpu_threads_per_process: 1}}
+phases: [{{name: plain, until: 150}}]
+"""
+WEIGHTS = "results/{run}/plain/weights/manifest.json"
+SUBMIT = (*PROFILE, *NO_GPUS, "train_phase:runtime=1", "train_phase:slurm_partition=preemptible",
+          "train_phase:slurm_extra='--signal=TERM@5'", "--retries", "9")  # fmt: skip
+"""The shortest limit that Slurm has, in a partition whose jobs others may drive away."""
+
+
+def arguments(run: str, *words: str) -> list[str]:
+    """Of a `snakemake` that makes a run's weights."""
+    return [*words, "--configfile", f"config/{run}.yaml", "--", WEIGHTS.format(run=run)]
+
+
+def tensors(project: Project, run: str) -> dict[str, bytes]:
+    """The trained weights by name, as bytes."""
+    path = project.folder / f"results/{run}/plain/weights/unet/diffusion_pytorch_model.safetensors"
+    with safe_open(path, "np") as found:
+        return {name: found.get_tensor(name).tobytes() for name in found.keys()}  # noqa: SIM118
+
+
+@contextlib.contextmanager
+def held(project: Project, step: int, *, always: bool = False) -> Iterator[None]:
+    """A training process that stands still from a step on, until the block ends.
+
+    Args:
+        project: The project; its run is `disturbed`.
+        step: Where it is stopped at the earliest.
+        always: Stop it again should somebody else let it go on.
+    """
+    project.wait_for_step("disturbed/plain", step)
+    (pid,) = project.ranks("disturbed/plain")
+    over = threading.Event()
+
+    def stop() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            while always and not over.wait(0.02):
+                os.kill(pid, signal.SIGSTOP)
+
+    holding = threading.Thread(target=stop)
+    holding.start()
+    try:
+        yield
+    finally:
+        over.set()
+        holding.join()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_kills_change_no_bit(project: Project) -> None:
+    """Warned of its time limit, killed at its time limit without another word, preempted, its
+    Snakemake killed while it trains on: an undisturbed training's weights, bit by bit. Between two
+    of them at most what followed the newest checkpoint is trained twice. A Snakemake that finds
+    the training under way refuses to start a second one."""
+    for run in ("disturbed", "undisturbed"):
+        project.configure(run, CONFIG.format(run=run))
+    cluster, progress = project.cluster, project.progress("disturbed/plain")
+    project.snakemake("--cores", "2", *arguments("undisturbed"))
+    project.snakemake(
+        "--cores", "2", "--configfile", "config/disturbed.yaml", "--", "base", "launch"
+    )
+
+    first = project.start(*arguments("disturbed", *SUBMIT))
+    with held(project, 10):
+        (warned,) = cluster.jobs(running=True)
+        wait_until((progress / "stop").exists, "the warning before the time limit")
+    wait_until(lambda: warned not in cluster.jobs(), "the end of the warned job")
+    assert state_of(project, warned) == "FAILED"  # unfinished, 85
+    assert "plain: unfinished: stopped on request" in log(project)
+    seen = max(project.steps("disturbed/plain"))
+
+    with held(project, seen + 10, always=True):
+        (limited,) = cluster.jobs(running=True)
+        wait_until(lambda: limited not in cluster.jobs(), "the time limit")
+    assert state_of(project, limited) == "TIMEOUT"
+    seen = max(project.steps("disturbed/plain"))
+
+    with held(project, seen + 10):
+        (preempted,) = cluster.jobs(running=True)
+        cluster.ask("sbatch", "-p", "cpu", "-N2", "--exclusive", "--wait", "--wrap", "true")
+    seen = max(project.steps("disturbed/plain"))
+    project.wait_for_step("disturbed/plain", seen + 5)
+    print(state_of(project, preempted), cluster.jobs())
+
+    with held(project, seen + 10):
+        (last,) = cluster.jobs(running=True)
+        first.kill()
+        said, _ = first.communicate()
+        project.snakemake("--unlock", "--configfile", "config/disturbed.yaml")
+        refused = project.snakemake(*arguments("disturbed", *SUBMIT), code=2)
+        assert "a training is running here already: pid " in refused
+        assert f", job {last}, since " in refused
+        assert f"`scancel {last}`" in refused
+        assert cluster.jobs() == [last]
+    wait_until(lambda: last not in cluster.jobs(), "the end of the job that nobody watches")
+    project.snakemake(*arguments("disturbed", *SUBMIT))
+    assert tensors(project, "disturbed") == tensors(project, "undisturbed")
+    print(project.steps("disturbed/plain"))
+
+
+def state_of(project: Project, job: str) -> str:
+    """The state of a job, as Slurm calls it."""
+    shown = project.cluster.ask("scontrol", "show", "job", "-o", job)
+    return shown.partition(" JobState=")[2].partition(" ")[0]
+
+
+def log(project: Project) -> str:
+    """The log of the training's rule."""
+    return (project.folder / "results/disturbed/logs/train_phase.plain.log").read_text()

@@ -1,0 +1,174 @@
+"""The profiles ask a cluster for what the rules state, and survive what a cluster does to jobs.
+
+A fake stands in for the stages; Snakemake, its executors and Slurm are the real ones.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cluster.conftest import PROFILE, Project, wait_until
+from tests.cluster.virtual_slurm import VirtualSlurm
+
+pytestmark = pytest.mark.slow
+
+FAKE = Path(__file__).parents[1] / "workflow" / "fake_zerotrain.py"
+ONCE = """\
+#!/bin/sh
+# zerotrain --log FILE STAGE ...: what the file once-STAGE says, if it is there, but once.
+if mv "once-$3" "done-$3" 2>/dev/null; then . "./done-$3"; fi
+exec {python} -IS {fake} "$@"
+"""
+CONFIG = """\
+run: tiny
+base: nano
+data: {{images: photos, num_workers: 1}}
+train: {{resolution: 64, global_batch_size: 4}}
+launch: {{num_cpu_threads_per_process: 1}}
+phases:
+  - {{name: plain, until: 300, launch: {{{launch}}}}}
+"""
+TRAINED = "results/tiny/plain/checkpoint/manifest.json"
+INPUTS = ("--", "base", "cache", "launch")
+"""What the training reads: made here, where jobs need not queue for it."""
+GENERIC = ("--profile", "profiles/cluster-generic", "--latency-wait", "5")
+
+
+@pytest.fixture
+def faked(private_project: Callable[[str], Path], cluster: VirtualSlurm) -> Project:
+    """A project whose stages are quick, and do once what a test writes into once-STAGE."""
+    project = Project(private_project("project"), cluster)
+    project.configure("config", CONFIG.format(launch="num_processes: 1"))
+    (project.folder / "photos").mkdir()
+    (project.folder / "photos" / "cat.png").write_bytes(b"pixels")
+    (project.folder / "photos" / "cat.txt").write_text("a cat\n")
+    command = project.folder / "bin" / "zerotrain"
+    command.parent.mkdir()
+    command.write_text(ONCE.format(python=sys.executable, fake=FAKE))
+    command.chmod(0o755)
+    project.environment["PATH"] = f"{command.parent}:{project.environment['PATH']}"
+    return project
+
+
+def submitted(project: Project) -> list[dict[str, str]]:
+    """What Slurm knows of the jobs that it was given, in their order."""
+    jobs = project.cluster.ask("scontrol", "show", "job", "-o").splitlines()
+    found = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in jobs]
+    own = [job for job in found if job.get("WorkDir") == str(project.folder)]
+    return sorted(own, key=lambda job: int(job["JobId"]))
+
+
+def planned(project: Project, profile: tuple[str, ...]) -> dict[str, str]:
+    """What a dry run says that the training asks for."""
+    said = project.snakemake(*profile, "-n", "--", TRAINED)
+    block = re.search(r"^rule train_phase:\n(.*?)\n\n", said, re.M | re.S)
+    assert block, said
+    line = re.search(r"resources: (.*)", block[1])
+    assert line, block[1]
+    return dict(one.split("=", 1) for one in line[1].split(", "))
+
+
+def minutes(limit: str) -> int:
+    """Slurm's [days-]hours:minutes:seconds in minutes."""
+    days, _, rest = limit.rpartition("-")
+    hours, mins, _ = rest.split(":")
+    return (int(days or 0) * 24 + int(hours)) * 60 + int(mins)
+
+
+def memory_mb(size: str) -> int:
+    """Slurm's 1500M or 3G in MiB."""
+    return round(float(size[:-1]) * {"M": 1, "G": 1024}[size[-1]])
+
+
+@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+def test_a_job_asks_for_what_the_dry_run_says(faked: Project, profile: tuple[str, ...]) -> None:
+    """GPUs, memory, time and CPUs of the training, by either profile; and it may be requeued."""
+    faked.configure("config", CONFIG.format(launch="num_processes: 2"))
+    faked.snakemake("--cores", "2", *INPUTS)
+    wanted = planned(faked, profile)
+    faked.snakemake(*profile, "--", TRAINED)
+    assert len(submitted(faked)) == 1
+    job = submitted(faked)[-1]
+    assert job["JobState"] == "COMPLETED"
+    assert wanted["gres"] == "gpu:2"
+    assert job["TresPerNode"] == "gres:gpu:2"
+    assert memory_mb(job["MinMemoryNode"]) == int(wanted["mem_mb"])
+    assert minutes(job["TimeLimit"]) == int(wanted["runtime"]) == 1440
+    assert job["CPUs/Task"] == "2"  # a dry run shows the threads of this machine
+    assert job["Requeue"] == "1"
+
+
+def test_a_phase_of_two_machines_is_a_job_of_two_nodes(faked: Project) -> None:
+    """With a launcher and the GPUs of its processes on each."""
+    faked.configure("config", CONFIG.format(launch="machines: 2, processes_per_machine: 2"))
+    faked.snakemake("--cores", "2", *INPUTS)
+    faked.snakemake(*PROFILE, "--", TRAINED)
+    (job,) = submitted(faked)
+    assert job["NumNodes"] == "2"
+    assert job["NumTasks"] == "2"
+    assert job["NodeList"] == "n[1-2]"
+    assert job["TresPerNode"] == "gres:gpu:2"
+
+
+@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+def test_a_job_over_its_memory_gets_more(faked: Project, profile: tuple[str, ...]) -> None:
+    """Slurm ends it; the second attempt asks for twice as much, and all else is made."""
+    (faked.folder / "once-prepare_dataset").write_text(
+        f"{sys.executable} -c \"import time; x = b'x' * 1400 * 2**20; time.sleep(30)\"\n"
+    )
+    faked.snakemake(*profile, "--", "results/data/tiny/dataset/manifest.json")
+    first, second = submitted(faked)
+    assert first["JobState"] in ("FAILED", "OUT_OF_MEMORY", "CANCELLED")
+    assert second["JobState"] == "COMPLETED"
+    assert memory_mb(first["MinMemoryNode"]) == 1024
+    assert memory_mb(second["MinMemoryNode"]) == 2048
+
+
+@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+def test_a_cancelled_job_is_submitted_again(faked: Project, profile: tuple[str, ...]) -> None:
+    """scancel is a failure to Snakemake; where it has retries left, a new job does the work."""
+    (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
+    running = faked.start(*profile, "--", "results/data/tiny/dataset/manifest.json")
+    wait_until((faked.folder / "done-prepare_dataset").exists, "the job")
+    (job,) = faked.cluster.jobs(running=True)
+    faked.cluster.ask("scancel", job)
+    said, _ = running.communicate(timeout=300)
+    assert running.returncode == 0, said
+    states = [one["JobState"] for one in submitted(faked)]
+    assert states in (["CANCELLED", "COMPLETED"], ["FAILED", "COMPLETED"])
+
+
+def test_a_dead_nodes_job_is_begun_again_elsewhere(faked: Project) -> None:
+    """Under its own id, without a retry: Snakemake need not know."""
+    (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
+    running = faked.start(
+        *PROFILE, "--retries", "0", "--", "results/data/tiny/dataset/manifest.json"
+    )
+    wait_until((faked.folder / "done-prepare_dataset").exists, "the job")
+    (before,) = submitted(faked)
+    faked.cluster.kill_node(before["NodeList"])
+    faked.cluster.ask(
+        *("scontrol", "update", f"nodename={before['NodeList']}", "state=down", "reason=dead")
+    )
+    said, _ = running.communicate(timeout=300)
+    assert running.returncode == 0, said
+    (after,) = submitted(faked)
+    assert after["JobId"] == before["JobId"]
+    assert (before["Restarts"], after["Restarts"]) == ("0", "1")
+    assert after["NodeList"] != before["NodeList"]
+
+
+def test_ctrl_c_ends_the_jobs(faked: Project) -> None:
+    """Of the generic profile, too, and Snakemake's lock is gone."""
+    (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
+    running = faked.start(*GENERIC, "--", "results/data/tiny/dataset/manifest.json")
+    wait_until((faked.folder / "done-prepare_dataset").exists, "the job")
+    running.send_signal(2)
+    running.communicate(timeout=120)
+    wait_until(lambda: not faked.cluster.jobs(), "the end of its jobs")
+    assert submitted(faked)[0]["JobState"] == "CANCELLED"
+    faked.snakemake(*GENERIC, "--", "results/data/tiny/dataset/manifest.json")

@@ -1,0 +1,106 @@
+"""What Slurm says of a job, asked by scontrol.
+
+Within a job the environment says little: Snakemake's jobstep strips all of SLURM_* but the job's id
+and a few more, the count of restarts and the nodes among what is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+
+ANSWER_SECONDS = 30.0
+"""How long a busy controller may take; its own time-out is 10 seconds a try."""
+HOLDS_NODES = frozenset(
+    {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"}
+)
+"""States in which processes of a job may be there (slurm.schedmd.com/squeue.html, job states)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as it is now."""
+
+    id: str
+    state: str
+    restarts: int
+    """How often it has been requeued; all processes of an earlier start have ended."""
+    nodes: int
+    node_list: str
+    """In Slurm's short form, as n[1-2]."""
+
+    @property
+    def holds_nodes(self) -> bool:
+        """Whether processes of it may run."""
+        return self.state in HOLDS_NODES
+
+
+def this_job() -> Job | None:
+    """The job that this process is part of; None outside of one, or where Slurm does not answer."""
+    own = os.environ.get("SLURM_JOB_ID", "")
+    return ask(own)[0] if own else None
+
+
+def ask(job: str) -> tuple[Job | None, bool]:
+    """A job, and whether Slurm has answered: one that ended long ago it does not know any more."""
+    done = _scontrol("show", "job", "-o", job)
+    if done is None:
+        return None, False
+    if done.returncode:
+        return None, "Invalid job id" in done.stderr
+    values = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", done.stdout.partition("\n")[0]))
+    count = re.match(r"\d+", values.get("NumNodes", ""))
+    found = Job(
+        id=values.get("JobId", job),
+        state=values.get("JobState", ""),
+        restarts=int(values.get("Restarts", "0")),
+        nodes=int(count[0]) if count else 1,
+        node_list=values.get("NodeList", ""),
+    )
+    return found, True
+
+
+def runs(job: str, cluster: str) -> bool | None:
+    """Whether processes of a job may run; None where it cannot be told.
+
+    Args:
+        job: Its id.
+        cluster: The name of its cluster: ids of another one mean nothing here. May be empty.
+    """
+    here = os.environ.get("SLURM_CLUSTER_NAME") or _value("config", "ClusterName")
+    if not here or (cluster and cluster != here):
+        return None
+    found, answered = ask(job)
+    if not answered:
+        return None
+    return found is not None and found.holds_nodes
+
+
+def address_of_first(job: Job) -> str:
+    """The address by which the first node of a job is reached, as Slurm itself reaches it."""
+    done = _scontrol("show", "hostnames", job.node_list)
+    names = done.stdout.split() if done and not done.returncode else []
+    first = names[0] if names else job.node_list
+    return _value("node", "NodeAddr", first) or first
+
+
+def _value(what: str, key: str, *names: str) -> str:
+    done = _scontrol("show", what, *names, *(("-o",) if names else ()))
+    text = done.stdout if done and not done.returncode else ""
+    found = re.search(rf"\b{key}\s*=\s*(\S+)", text)
+    return found[1] if found else ""
+
+
+def _scontrol(*words: str) -> subprocess.CompletedProcess[str] | None:
+    try:
+        return subprocess.run(
+            ["scontrol", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None

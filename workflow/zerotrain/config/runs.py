@@ -1,0 +1,123 @@
+"""The runs that a configuration file plans: its own, or those of the files under its `runs`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from zerotrain.config.models import RunConfig
+from zerotrain.config.read import load_config, parse_config
+from zerotrain.errors import PipelineError
+
+KEY = "runs"
+
+
+def read_runs(path: Path) -> dict[str, RunConfig]:
+    """The runs of a configuration file, by the files that hold them.
+
+    Args:
+        path: The file of one run, or one whose only key is `runs`: a list of files or glob
+            patterns, relative to the working directory.
+
+    Raises:
+        PipelineError: a file is wrong, two runs have one name, or runs that share a dataset differ
+            in what it or its cache depends on.
+    """
+    raw = load_config(path)
+    if not (isinstance(raw, dict) and KEY in raw):
+        return {str(path): parse_config(raw, str(path))}
+    runs = {}
+    for file in _files(raw, path):
+        own = load_config(file)
+        if isinstance(own, dict) and KEY in own:
+            raise PipelineError(
+                f"{path}: runs: {file} has `runs` itself", hint="name files of one run each"
+            )
+        runs[str(file)] = parse_config(own, str(file))
+    _refuse_equal_names(runs)
+    _refuse_other_data(runs)
+    return runs
+
+
+def shared_values(run: RunConfig) -> dict[str, Any]:
+    """What the dataset and its caches are made from, by key: runs of one data.name agree on it.
+
+    The caches' own sizes are left out, for each has a folder of its own.
+    """
+    first = run.phases[0].train
+    own = {"seed": run.seed, "train.resolution": first.resolution} if run.is_preset else {}
+    return {
+        **{f"data.{key}": value for key, value in run.data if key not in ("name", "num_workers")},
+        "family": run.family,
+        "base": run.base,
+        "revision": run.revision,
+        "prediction_type": run.prediction_type,
+        "rescale_betas_zero_snr": run.rescale_betas_zero_snr,
+        "vae": run.vae,
+        **own,
+        **{f"cache.{key}": value for key, value in run.cache},
+        "validation.prompts": run.validation_prompts,
+        "train.packing": first.packing,
+        "peft.num_virtual_tokens": (run.peft or {}).get("num_virtual_tokens"),
+        "launch.num_cpu_threads_per_process": run.launch.num_cpu_threads_per_process,
+    }
+
+
+def _files(raw: Mapping[str, Any], path: Path) -> list[Path]:
+    """The files that are listed, each once, in the order of the list."""
+    if others := [key for key in raw if key != KEY]:
+        raise PipelineError(
+            f"{path}: {', '.join(map(str, others))}: not beside `runs`, of which each has its own",
+            hint="move these keys into the files under `runs`, or remove `runs`",
+        )
+    listed = raw[KEY]
+    if not (isinstance(listed, list) and listed and all(isinstance(one, str) for one in listed)):
+        raise PipelineError(
+            f"{path}: runs: must be a list of files or patterns (found {listed!r})",
+            hint="as `runs: [config/lr/*.yaml]`",
+        )
+    return list(dict.fromkeys(file for pattern in listed for file in _found(pattern, path)))
+
+
+def _found(pattern: str, path: Path) -> Iterator[Path]:
+    here = os.path.relpath(path)
+    if not set(pattern) & set("*?["):
+        yield Path(pattern)
+        return
+    found = [Path(one) for one in sorted(glob(pattern)) if os.path.relpath(one) != here]
+    if not found:
+        raise PipelineError(
+            f"{path}: runs: {pattern}: no such file",
+            hint="patterns begin at the folder in which `snakemake` is called",
+        )
+    yield from found
+
+
+def _refuse_equal_names(runs: Mapping[str, RunConfig]) -> None:
+    files: dict[str, str] = {}
+    for file, run in runs.items():
+        if run.run in files:
+            raise PipelineError(
+                f"{files[run.run]} and {file}: both have the run {run.run}, and would write one "
+                "folder",
+                hint="give one of them another `run`",
+            )
+        files[run.run] = file
+
+
+def _refuse_other_data(runs: Mapping[str, RunConfig]) -> None:
+    """Refuse runs that would make one dataset or cache, each in its own way."""
+    first: dict[str, tuple[str, dict[str, Any]]] = {}
+    for file, run in runs.items():
+        values = shared_values(run)
+        of, others = first.setdefault(run.data_name, (file, values))
+        for key in {**others, **values}:
+            if others.get(key) != values.get(key):
+                raise PipelineError(
+                    f"{of} and {file}: {key}: {others.get(key)!r} and {values.get(key)!r}, but "
+                    f"both have the data.name {run.data_name}, whose files depend on it",
+                    hint="give them one value, or each its own data.name",
+                )

@@ -1,0 +1,137 @@
+"""Forecasts of memory, kept by what they depend on. This module is light: the Snakefile imports it.
+
+A forecast takes seconds, and torch; so each is made once, in a process of its own, and lies in
+.snakemake/forecasts under the digest of all that it depends on: the phase, the model's
+architecture, the planner's code and torch's version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from zerotrain.artifact import digest, file_sha256
+from zerotrain.config import Phase, RunConfig
+from zerotrain.errors import PipelineError
+from zerotrain.plan.architecture import find_architecture
+from zerotrain.sources import source_files
+
+STORE = Path(".snakemake/forecasts")
+WITHOUT_EFFECT = (
+    "learning_rate", "lr_scheduler", "lr_scheduler_args", "lr_warmup_steps", "lr_warmup_ratio",
+    "lr_scheduler_steps", "adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay",
+    "max_grad_norm", "nan_action", "caption_dropout_probability", "ema_decay", "save_every",
+    "log_every", "report_to", "tracker_project_name", "tracker_run_name",
+)  # fmt: skip
+"""Training values that change no memory, so that a sweep over them is one forecast."""
+
+Forecast = Mapping[str, Any]
+"""{"bytes": {rule: bytes of one machine}}, or {"unknown": why}."""
+
+
+def forecasts(
+    wanted: Iterable[tuple[str, RunConfig, Phase, bool]],
+) -> dict[tuple[str, str, bool], Forecast]:
+    """What phases take of one machine's memory; what is not in the store is forecast first.
+
+    Args:
+        wanted: A run's file, the run, one of its phases, and whether that trains on the CPU.
+
+    Returns:
+        By run, phase and CPU.
+    """
+    keys: dict[tuple[str, str, bool], str] = {}
+    asked: dict[str, dict[str, Any]] = {}
+    for file, run, phase, cpu in wanted:
+        key = forecast_key(run, phase, cpu=cpu)
+        keys[run.run, phase.name, cpu] = key
+        asked[key] = {"config": file, "phase": phase.name, "cpu": cpu, "key": key}
+    stored = {key: read(key) for key in asked}
+    if missing := [asked[key] for key, found in stored.items() if found is None]:
+        command = [sys.executable, "-m", "zerotrain.plan.forecast"]
+        done = subprocess.run(
+            command, input=json.dumps(missing), text=True, stdout=sys.stderr, stderr=subprocess.PIPE
+        )
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        for key in (one["key"] for one in missing):
+            stored[key] = read(key) or {"unknown": last or f"exit code {done.returncode}"}
+    return {place: stored[key] or {} for place, key in keys.items()}
+
+
+def forecast_key(run: RunConfig, phase: Phase, *, cpu: bool) -> str:
+    """Digest of what a forecast depends on."""
+    return digest(
+        {
+            "family": run.family,
+            "model": _model(run),
+            "adapter": run.adapter_values(),
+            "frozen": run.frozen_parameters,
+            "trainable": run.trainable_parameters,
+            "tokens": run.cache.max_sequence_length,
+            "train": phase.train.model_dump(mode="json", exclude={*WITHOUT_EFFECT}),
+            "launch": phase.launch.model_dump(mode="json"),
+            "cpu": cpu,
+            "code": _code(run.family, is_preset=run.is_preset),
+        }
+    )
+
+
+def made_base(run: RunConfig) -> Path | None:
+    """The run's base model, where it has been made and only it tells the architecture."""
+    return None if run.is_preset or _architecture(run.family, run.base) else _made(run.run)
+
+
+@cache
+def _architecture(family: str, base: str) -> Any:
+    with contextlib.suppress(PipelineError):
+        return asdict(find_architecture(family, base))
+    return None
+
+
+def _made(run: str) -> Path | None:
+    folder = Path("results") / run / "base"
+    return folder if (folder / "manifest.json").is_file() else None
+
+
+def _model(run: RunConfig) -> Any:
+    """The architecture; of a preset, which takes torch to build, its name, for its code counts."""
+    if run.is_preset:
+        return run.base
+    made = made_base(run)
+    return _architecture(run.family, str(made or run.base))
+
+
+@cache
+def _code(family: str, *, is_preset: bool) -> list[str]:
+    """The code that forecasts, by its bytes, the presets, and torch's version."""
+    of_family = f"zerotrain.families.{family}"
+    builders = [f"{of_family}_nano"] if is_preset else []
+    sources = source_files("zerotrain.plan.forecast", of_family, *builders)
+    presets = sorted(map(str, Path("config/launch").glob("*.yaml")))
+    return [*(file_sha256(Path(name)) for name in [*sources, *presets]), version("torch")]
+
+
+def read(key: str) -> Forecast | None:
+    """A forecast from the store; None where there is none."""
+    try:
+        found: Forecast = json.loads((STORE / f"{key}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def write(key: str, found: Forecast) -> None:
+    """Put a forecast into the store."""
+    STORE.mkdir(parents=True, exist_ok=True)
+    new = STORE / f".{key}.{os.getpid()}"
+    new.write_text(json.dumps(found))
+    new.replace(STORE / f"{key}.json")
