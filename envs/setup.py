@@ -198,6 +198,16 @@ def install() -> None:
     run(f"{len(pins)} packages", *pip, "-e", f"{ROOT}[dev]", explain=PIP_FAILURES)
 
 
+def download(folder: Path) -> None:
+    """Put the pinned packages into a folder, for a set-up without a network.
+
+    It runs in an environment that is set up: to say what it needs, deepspeed asks for torch.
+    """
+    pip = [sys.executable, "-m", "pip", "download", "--no-input", "--no-build-isolation"]
+    needs = [*BUILD_NEEDS, "-r", CONSTRAINTS, "-c", CONSTRAINTS]
+    run(f"packages for {folder}", *pip, "-d", folder, *needs, explain=PIP_FAILURES)
+
+
 def build_ops() -> None:
     """Compile DeepSpeed's ops; a GPU machine without nvcc goes on, it can train without offload."""
     label = "DeepSpeed's compiled ops"
@@ -215,7 +225,7 @@ def run(label: str, *command: object, explain: tuple = ()) -> None:  # type: ign
     start = time.monotonic()
     env = {key: value for key, value in os.environ.items() if key not in UNWANTED}
     env["TMPDIR"] = str(VENV / "tmp")  # one disk to check, and /tmp may be small
-    Path(env["TMPDIR"]).mkdir(exist_ok=True)
+    Path(env["TMPDIR"]).mkdir(parents=True, exist_ok=True)
     with LOG.open("a") as log:
         print(f"\n$ {' '.join(map(str, command))}", file=log, flush=True)
         written = log.tell()
@@ -280,7 +290,10 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        if sys.argv[1:2] == ["--download"]:
+            download(Path(sys.argv[2]))
+        else:
+            main()
     except KeyboardInterrupt:
         print("\nset-up interrupted; the next make goes on where it stopped", file=sys.stderr)
         sys.exit(130)

@@ -52,6 +52,17 @@ class Place:
                 )
             )
 
+    def missing(self, names: Iterable[str], revision: str) -> dict[str, int]:
+        """Bytes of each of these files of a repository that would have to be downloaded."""
+        from huggingface_hub import snapshot_download
+
+        assert self.repo is not None
+        with _refusals(self.repo, self.commit):
+            files = snapshot_download(
+                self.repo, revision=revision, allow_patterns=sorted(names), dry_run=True
+            )
+        return {one.filename: one.file_size or 0 for one in files if one.will_download}
+
 
 def open_place(base: str, revision: str | None) -> Place:
     """Open a folder or a hub repository.

@@ -123,6 +123,13 @@ def _engine(cluster: Cluster) -> list[Entry]:
             {"slurm-requeue": True},
         )
     )
+    entries.append(
+        (
+            "What makes a job's environment: .venv, modules or conda, what `zerotrain fetch` has "
+            "fetched. Copy the file and change it where one of the others is meant.",
+            {"precommand": ". profiles/slurm/job-environment.sh"},
+        )
+    )
     return entries
 
 

@@ -44,7 +44,9 @@ def hub_rows(
     ) as error:
         raise PipelineError(
             f"data.path: {data.path}, split {data.hub_split}: {' '.join(str(error).split())}",
-            hint="check data.path, data.subset and data.hub_split, and the network",
+            hint="check data.path, data.subset and data.hub_split, and the network; on a node "
+            "without internet run `zerotrain fetch CONFIG` on the login node and source its env.sh "
+            "in jobs",
         ) from error
     names = data.label_names
     if names is None and data.response_column in found.features:

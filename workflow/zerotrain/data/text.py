@@ -69,6 +69,18 @@ def text_files(data: DataConfig) -> list[str]:
     return [str(path)] if _is_table(path, data) else []
 
 
+def hub_id(data: DataConfig) -> str | None:
+    """The id of a dataset that is taken from the hub; None of all others.
+
+    Raises:
+        PipelineError: it is a file that is missing, or whose format is not read.
+    """
+    path = _path(data)
+    if data.source != "text" or path.is_dir() or _is_table(path, data):
+        return None
+    return data.path
+
+
 def _rows(data: DataConfig) -> tuple[Rows, list[str] | dict[str, str] | None]:
     """The rows of the source, and the names of its labels."""
     path = _path(data)
