@@ -17,7 +17,33 @@ def memory(stage):
     if not memory_is_asked():
         return {}
     mebibytes = lambda wildcards: -(-bytes_of(stage, wildcards) // 2**20)
-    return {"mem_mb": lambda wildcards, attempt: mebibytes(wildcards) * attempt}
+    times = (
+        times_of_training
+        if stage == "train_phase"
+        else lambda wildcards, attempt: attempt
+    )
+    return {
+        "mem_mb": lambda wildcards, attempt: mebibytes(wildcards)
+        * times(wildcards, attempt)
+    }
+
+
+def times_of_training(wildcards, attempt):
+    """One that was warned of its time limit goes on with the memory that it had: a node may have
+    no more."""
+    run = run_of(wildcards)
+    return 1 + killed_before(f"results/{run.run}/{wildcards.phase}/progress", attempt)
+
+
+@cache
+def killed_before(progress, attempt):
+    """Attempts of a training that left no word of how they ended, as those leave none that the
+    system ends for memory; asked before each attempt, of the one before it."""
+    if attempt == 1:
+        return 0
+    return killed_before(progress, attempt - 1) + (
+        not Path(progress, "exit.json").exists()
+    )
 
 
 def memory_is_asked():

@@ -43,12 +43,34 @@ def cluster(one_cluster: VirtualSlurm) -> Iterator[VirtualSlurm]:
     one_cluster.clear()
 
 
+class Snakemake:
+    """A `snakemake` that runs; what it says goes to a file, since a pipe that nobody reads fills."""
+
+    def __init__(
+        self, words: list[str], folder: Path, environment: dict[str, str], said: Path
+    ) -> None:
+        self._said = said
+        with said.open("w") as stream:
+            self.process = subprocess.Popen(
+                words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=stream,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def end(self, code: int | None = 0) -> str:
+        """What it printed, once it has ended with this code; None: whichever."""
+        self.process.wait(3 * SECONDS)
+        said = self._said.read_text()
+        assert code is None or self.process.returncode == code, said[-6000:]
+        return said
+
+
 class Project:
     """A copy of the project, whose `snakemake` submits to a cluster or runs here."""
 
     def __init__(self, folder: Path, cluster: VirtualSlurm) -> None:
         self.folder = folder
         self.cluster = cluster
+        self._started = 0
         self.environment = {
             **cluster.environment,
             "PYTHONPATH": str(folder / "workflow"),
@@ -59,25 +81,19 @@ class Project:
         """Write config/<name>.yaml."""
         (self.folder / "config" / f"{name}.yaml").write_text(text)
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """`snakemake`, without waiting for it; it leads a process group, and says all to stdout."""
-        return subprocess.Popen(
+    def start(self, *words: str) -> Snakemake:
+        """`snakemake`, without waiting for it; it leads a process group."""
+        self._started += 1
+        return Snakemake(
             [sys.executable, "-m", "snakemake", *words],
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+            self.folder,
+            self.environment,
+            self.folder.with_name(f"snakemake-{self._started}.txt"),
         )
 
     def snakemake(self, *words: str, code: int = 0) -> str:
         """What `snakemake` printed, which is to end with this code."""
-        running = self.start(*words)
-        said, _ = running.communicate(timeout=3 * SECONDS)
-        assert running.returncode == code, said[-6000:]
-        return said
+        return self.start(*words).end(code)
 
     def progress(self, phase: str) -> Path:
         """The progress folder of a phase, RUN/PHASE."""

@@ -106,12 +106,12 @@ def test_kills_change_no_bit(project: Project) -> None:
         cluster.ask("sbatch", "-p", "cpu", "-N2", "--exclusive", "--wait", "--wrap", "true")
     seen = max(project.steps("disturbed/plain"))
     project.wait_for_step("disturbed/plain", seen + 5)
-    print(state_of(project, preempted), cluster.jobs())
+    assert state_of(project, preempted) == "FAILED"  # unfinished within the grace time
 
     with held(project, seen + 10):
         (last,) = cluster.jobs(running=True)
-        first.kill()
-        said, _ = first.communicate()
+        first.process.kill()
+        first.end(-9)
         project.snakemake("--unlock", "--configfile", "config/disturbed.yaml")
         refused = project.snakemake(*arguments("disturbed", *SUBMIT), code=2)
         assert "a training is running here already: pid " in refused
@@ -122,6 +122,7 @@ def test_kills_change_no_bit(project: Project) -> None:
     project.snakemake(*arguments("disturbed", *SUBMIT))
     assert tensors(project, "disturbed") == tensors(project, "undisturbed")
     print(project.steps("disturbed/plain"))
+    print(log(project))
 
 
 def state_of(project: Project, job: str) -> str:

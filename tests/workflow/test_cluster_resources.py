@@ -92,6 +92,23 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
 
 
 @pytest.mark.slow
+def test_cluster_resources_grow_after_a_kill_alone(project: Project):
+    """A stage that begins anew asks for twice the memory; so does a training that was killed, but
+    not one that has said how it ended, as at its time limit."""
+    first = resources(project.forked("-n", "train", *ASKED)[1])
+    progress = project.folder / "results/tiny/plain/progress"
+    progress.mkdir(parents=True)
+    for left, times in (("", 2), ("exit.json", 1)):
+        if left:
+            (progress / left).write_text('{"code": 85, "reason": "stopped on request"}')
+        second = resources(project.forked("-n", "train", *ASKED, "--attempt", "2")[1])
+        wanted = {"checkpoint": times, "weights": 2, "evaluation": 2}
+        for folder, factor in wanted.items():
+            output = f"results/tiny/plain/{folder}/manifest.json"
+            assert int(second[output]["mem_mb"]) == factor * int(first[output]["mem_mb"]), folder
+
+
+@pytest.mark.slow
 def test_cluster_resources_of_an_unknown_model_are_said(built_on_folder: Project):
     """What the planner does not know gets a figure of its own, and a warning that names it."""
     code, said = built_on_folder.forked("-n", "train", "--forceall", *ASKED)
