@@ -58,8 +58,9 @@ def test_each_way_works_in_the_shell_of_jobs(tmp_path: Path, way: str, expected:
             script += lines[-1].removeprefix("# ") + "\n"
     assert script.count("\n") == 1
     for place, content in WAYS.values():
-        (tmp_path / place.replace("/", "_")).write_text(content + "\n")
-        script = script.replace(place, str(tmp_path / place.replace("/", "_")))
+        stands_in = tmp_path / Path(place).name
+        stands_in.write_text(content + "\n")
+        script = script.replace(place, str(stands_in))
     done = subprocess.run(
         ["/bin/sh", "-c", f'{script} echo "$WAY"'],
         cwd=tmp_path, capture_output=True, text=True, check=True,

@@ -226,7 +226,7 @@ def _block(entry: Entry, indent: str) -> str:
 
 def _scalar(value: Any) -> str:
     """A value in YAML. Snakemake evaluates texts of resources as Python where it can: `all.q`."""
-    if isinstance(value, str) and not value.startswith("--"):
+    if isinstance(value, str) and not value.startswith(("--", ". ")):
         plain = value.isidentifier() and value not in EVALUATED
         value = value if plain else repr(value)
     return yaml.safe_dump(value, width=WIDTH).removesuffix("\n...\n").strip()
