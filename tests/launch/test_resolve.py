@@ -344,7 +344,7 @@ def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
         "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
         "main_process_port", "ddp_timeout", "accelerate", "deepspeed", "partition_activations",
-        "machines",
+        "machines", "scratch",
         "cpu_checkpointing",
         "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema", *AVERAGE_KEYS,
         "find_unused_parameters", "allow_tf32", "full_determinism", "dynamo_backend", "dynamo_mode",

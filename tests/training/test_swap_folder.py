@@ -19,8 +19,8 @@ from tests.training.test_nvme_check import a_phase
 from zerotrain import artifact, compiled_ops
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
-from zerotrain.stages import train_phase as stage
-from zerotrain.training import nvme_check
+from zerotrain.machine import disk
+from zerotrain.training import machine_folders, nvme_check
 from zerotrain.training.lock import Holder, this_process
 from zerotrain.training.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder, swaps
 
@@ -241,14 +241,51 @@ def test_the_stage_gives_the_ranks_their_folder(
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: asked.append("op"))
     monkeypatch.setattr(nvme_check, "check", lambda *_: asked.append("check") or "it is right")
     phase = a_phase(tmp_path)
-    with stage._swap_folder(phase, tmp_path, inputs / "base") as words:
+    with machine_folders.swap_words(phase, tmp_path, inputs / "base") as words:
         assert words == ["--swap", str(next(tmp_path.iterdir()))]
         assert asked == ["op", "check"]
     assert list(tmp_path.iterdir()) == []
     assert "it is right" in capfd.readouterr().err
     in_memory = replace(phase, offload_optimizer="cpu", offload_param="cpu")
-    with stage._swap_folder(in_memory, tmp_path, inputs / "base") as words:
+    with machine_folders.swap_words(in_memory, tmp_path, inputs / "base") as words:
         assert words == []
+
+
+def test_each_machine_has_a_folder_and_room_for_its_share(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a phase of two machines; on one alone it swaps all there."""
+    asked: list[int] = []
+    monkeypatch.setattr(disk, "check_space", lambda *words: asked.append(words[2]))
+    monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: None)
+    monkeypatch.setattr(nvme_check, "check", lambda *_: None)
+    phase = replace(a_phase(tmp_path), machines=2, num_processes=4)
+    first, second, alone = (
+        machine_folders.swap_words(phase, tmp_path, inputs / "base", machines)
+        for machines in (2, 2, 1)
+    )
+    with first as one, second as other, alone:
+        assert one[0] == other[0] == "--swap"
+        assert one[1] != other[1]
+    assert asked[0] == asked[1] == asked[2] // 2 > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_job_is_found_on_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands below a variable is made there, where the variable's folder is; nothing else."""
+    monkeypatch.setenv("JOB_DISK", str(tmp_path))
+    phase = replace(a_phase(tmp_path), offload_path="${JOB_DISK}/a/swap")
+    with swap_folder(phase, 0) as (folder, _):
+        assert folder.parent == tmp_path / "a" / "swap"
+    monkeypatch.setenv("JOB_DISK", str(tmp_path / "away"))
+    with pytest.raises(PipelineError, match="/away/a/swap is no folder"), swap_folder(phase, 0):
+        pass
+    monkeypatch.delenv("JOB_DISK")
+    with pytest.raises(PipelineError, match="JOB_DISK is not set on "), swap_folder(phase, 0):
+        pass
+    assert not (tmp_path / "away").exists()
 
 
 def test_a_refused_check_leaves_nothing(
@@ -262,7 +299,7 @@ def test_a_refused_check_leaves_nothing(
     monkeypatch.setattr(compiled_ops, "build_swap_op", refuse)
     with (
         pytest.raises(PipelineError, match="no libaio"),
-        stage._swap_folder(a_phase(tmp_path), tmp_path, inputs / "base"),
+        machine_folders.swap_words(a_phase(tmp_path), tmp_path, inputs / "base"),
     ):
         pass
     assert list(tmp_path.iterdir()) == []

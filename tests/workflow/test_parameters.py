@@ -109,6 +109,7 @@ OTHER_VALUES: dict[str, Any] = {
     "launch.offload_optimizer": "cpu",
     "launch.offload_param": "cpu",
     "launch.offload_path": "swap",
+    "launch.scratch": "$TMPDIR",
     "launch.partition_activations": True,
     "launch.cpu_checkpointing": True,
     "launch.contiguous_memory_optimization": True,

@@ -108,7 +108,14 @@ class LaunchConfig(Section):
         "the preset's.",
     )
     offload_path: str | None = Field(
-        None, description="Folder on a fast disk for what is offloaded to NVMe."
+        None,
+        description="Folder on a fast disk for what is offloaded to NVMe; variables such as "
+        "`$TMPDIR` are those of the machine that trains.",
+    )
+    scratch: str | None = Field(
+        None,
+        description="Folder on a machine's own disk, such as `$TMPDIR`, to which the cache is "
+        "copied before its processes read it. See [offline.md](offline.md#scratch).",
     )
     partition_activations: bool = Field(
         False, description="DeepSpeed's key of that name; needs gradient_checkpointing."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +85,7 @@ def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) ->
     of_one = needed["cpu"] // phase.machines
     _noting(report, lambda: machine_check.check_host_memory(phase, machine, of_one))
     if swap_folder.swaps(phase):
-        facts["offload_path"] = look_at_folder(Path(phase.offload_path or ""))
+        facts["offload_path"] = look_at_folder(Path(os.path.expandvars(phase.offload_path or "")))
         _noting(report, lambda: machine_check.check_locked_memory(phase, machine, launch))
         _noting(report, lambda: swap_folder.check_disk(phase, needed["nvme"]))
     return facts

@@ -137,6 +137,7 @@ def resolve_phase(
         offload_optimizer=preset.offload_optimizer,
         offload_param=preset.offload_param,
         offload_path=launch.offload_path,
+        scratch=launch.scratch,
         num_processes=launch.num_processes,
         machines=launch.machines,
         num_cpu_threads_per_process=threads,

@@ -67,6 +67,8 @@ class ResolvedPhase:
     offload_optimizer: str
     offload_param: str = "none"
     offload_path: str | None = None
+    scratch: str | None = None
+    """Where each machine copies the cache to; None: it is read where it is."""
     num_processes: int
     """Of all machines together."""
     machines: int = 1
@@ -191,8 +193,8 @@ class ResolvedPhase:
         """
         left_out = {
             "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
-            "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
-            "machines", "main_process_port", "ddp_timeout", "accelerate", "deepspeed",
+            "keep_every", "disk_low_threshold", "log_every", "offload_path", "scratch", "allow",
+            "sources", "machines", "main_process_port", "ddp_timeout", "accelerate", "deepspeed",
             "find_unused_parameters", "nan_action", "validation", *MEMORY_KEYS, *TRACKER_KEYS,
         }  # fmt: skip
         if self.lr_warmup_ratio is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 
@@ -14,6 +16,37 @@ from zerotrain.errors import PipelineError
 IN_MEMORY = ("tmpfs", "ramfs")
 SAMPLE = b"\0" * 4096
 """What is written to see whether writing works; a quota may let a file be made but not filled."""
+
+
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+
+
+def on_this_machine(text: str, key: str) -> Path:
+    """A folder of the configuration, with the variables of this machine's environment.
+
+    What stands below a variable is made where the variable's folder is there: a cluster gives each
+    job an empty one. Nothing else is made: a disk that is not mounted would go unnoticed.
+
+    Args:
+        text: The folder, such as $TMPDIR/swap.
+        key: The key that it is the value of.
+
+    Raises:
+        PipelineError: a variable is not set here.
+    """
+    for found in VARIABLE.finditer(text):
+        name = found[1] or found[2]
+        if not os.environ.get(name):
+            raise PipelineError(
+                f"{key} {text}: the variable {name} is not set on {socket.gethostname()}",
+                hint=f"export {name} in the job's environment (profiles/slurm/job-environment.sh), "
+                "or name a folder that every machine has",
+            )
+    folder = Path(os.path.expandvars(text))
+    last = [*VARIABLE.finditer(text)][-1:]
+    if last and Path(os.path.expandvars(text[: last[0].end()])).is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def mount(folder: Path) -> tuple[str, str]:

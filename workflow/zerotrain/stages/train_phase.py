@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from zerotrain import artifact, compiled_ops
@@ -31,7 +31,6 @@ from zerotrain.training import (
     lock,
     machine_check,
     machines,
-    nvme_check,
     progress_folder,
     pulse,
     swap_folder,
@@ -116,8 +115,6 @@ def _launch(
     job, said = machines.job_of(phase)
     here = phase.processes_per_machine if job else phase.num_processes
     _check_machine(phase, launch, base, here, said)
-    if phase.engine == "deepspeed":
-        compiled_ops.build()  # set-up has done it, unless this is another processor
     command = [
         *machines.launcher(phase, launch, progress, job),
         *("--module", RANK),
@@ -143,9 +140,9 @@ def _launch(
     last_lines: deque[str] = deque(maxlen=LAST_LINES)
     casualties = ending.Casualties()
     watch = Watch(progress, phase.phase, phase.ddp_timeout)
-    with _swap_folder(phase, launch, base) as swapping, watch:
+    with watch:
         code = supervise(
-            [*command, *swapping],
+            command,
             log=None,
             environment={
                 **os.environ,
@@ -225,22 +222,6 @@ def _check_machine(
         machine_check.check_locked_memory(phase, machine, launch)
     for line in said:
         print(line, file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _swap_folder(phase: ResolvedPhase, launch: Path, base: Path) -> Iterator[list[str]]:
-    """The rank's arguments for swapping to a disk: a folder of its own, on a disk that is right."""
-    if not swap_folder.swaps(phase):
-        yield []
-        return
-    needed = swap_folder.needed_bytes(phase, artifact.read(base, "base", verify=False))
-    with swap_folder.swap_folder(phase, needed) as (folder, said):
-        for line in said:
-            print(line, file=sys.stderr, flush=True)
-        compiled_ops.build_swap_op()
-        if passed := nvme_check.check(phase, launch, folder):
-            print(passed, file=sys.stderr, flush=True)
-        yield ["--swap", str(folder)]
 
 
 def _chosen(progress: Path, end: int, phase: ResolvedPhase) -> Path:

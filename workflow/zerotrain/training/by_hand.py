@@ -126,6 +126,13 @@ def _begin(arguments: argparse.Namespace, phase: ResolvedPhase, held: ExitStack)
         held.callback(lock.take(progress).release)
         inputs = read_inputs(arguments.launch, arguments.base, arguments.cache, arguments.start)
         prepare(inputs, progress)
+        if phase.scratch:
+            print(
+                f"{phase.phase}: launch.scratch is for train_phase, which starts a launcher on "
+                f"each machine: the cache is read from {arguments.cache}",
+                file=sys.stderr,
+                flush=True,
+            )
         resume = arguments.resume or newest_whole(progress, phase.until_step)
         end = end_step(progress, phase.until_step, phase.validation)
         if end is None:

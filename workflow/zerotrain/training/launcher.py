@@ -20,8 +20,11 @@ from pathlib import Path
 
 from accelerate.commands.launch import launch_command, launch_command_parser
 
+from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.supervise import SUPERVISOR, end_with_parent
+from zerotrain.training import ending
 from zerotrain.training.lock import end_with_holder
+from zerotrain.training.machine_folders import on_own_disks
 from zerotrain.training.progress_folder import ended_file
 from zerotrain.training.stop_request import StopRequest
 
@@ -33,22 +36,29 @@ def main(argv: list[str] | None = None) -> int:
     """Launch, and leave ended-*.json where a process did not end with 0.
 
     Returns:
-        0, or 1 where a process ended otherwise.
+        0, or 1 where a process ended otherwise; 2 where this machine cannot do what is asked.
     """
     words = sys.argv[1:] if argv is None else argv
     progress = Path(words[0])
     arguments = launch_command_parser().parse_args(words[1:])
-    if arguments.main_process_ip:
+    several = bool(arguments.main_process_ip)
+    if several:
         _as_one_of_several(arguments, progress)
     else:
         end_with_parent()
-    StopRequest(progress, tell=True)
+    stop = StopRequest(progress, tell=True)
     # torchrun would end the processes at a signal instead of letting them finish their step.
     arguments.signals_to_handle = "SIGQUIT"
     arguments.shutdown_timeout = GRACE_SECONDS
     logging.disable(logging.ERROR)  # torchrun repeats what ended-*.json says
     try:
-        launch_command(arguments)
+        given = arguments.training_script_args
+        with on_own_disks(given, stop, one_of_several=several) as own:
+            arguments.training_script_args = own
+            launch_command(arguments)
+    except PipelineError as error:
+        ending.leave(progress, EXIT_USER_ERROR, error.what, error.hint)
+        return EXIT_USER_ERROR
     except subprocess.CalledProcessError as error:
         ended = {0: error.returncode}
     except Exception as error:

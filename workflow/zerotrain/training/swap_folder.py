@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def swap_folder(phase: ResolvedPhase, needed_bytes: int) -> Iterator[tuple[Path,
         PipelineError: offload_path is no folder, cannot be written, lies in memory, or has too
             little space.
     """
-    path = Path(phase.offload_path or "")
+    path = disk.on_this_machine(phase.offload_path or "", "launch.offload_path")
     disk.check_folder(path, phase.phase)
     said = clear_dead(path)
     check_disk(phase, needed_bytes)
@@ -72,7 +73,7 @@ def check_disk(phase: ResolvedPhase, needed_bytes: int) -> None:
     Raises:
         PipelineError: it is no folder, cannot be written, lies in memory, or has too little space.
     """
-    path = Path(phase.offload_path or "")
+    path = Path(os.path.expandvars(phase.offload_path or ""))
     disk.check_folder(path, phase.phase)
     weight = WEIGHT_BYTES[phase.mixed_precision]
     why = f"{OPTIMIZER_BYTES} bytes a trained parameter, {weight} a parameter"
