@@ -18,6 +18,7 @@ from tests.training.test_hang import beat
 from tests.training.test_preflight import phase as any_phase
 
 from zerotrain.errors import EXIT_USER_ERROR
+from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.machine.host import oom_kills
 from zerotrain.stages import train_phase
 from zerotrain.supervise import SUPERVISOR
@@ -175,7 +176,7 @@ def test_the_first_word_counts(tmp_path: Path) -> None:
 
 SCRIPT = """
 import os, pathlib, signal, sys, time
-progress, what = pathlib.Path(sys.argv[1]), sys.argv[2]
+progress, what = pathlib.Path(sys.argv[-2]), sys.argv[-1]
 if what == "code":
     sys.exit(7)
 if what == "die":
@@ -197,10 +198,12 @@ def test_the_launcher_keeps_how_a_process_ended(
     request to stop, and no end of it."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
+    write_run_yaml(any_phase(), tmp_path / "run.yaml")
+    folders = [word for name in ("launch", "base", "cache") for word in (f"--{name}", tmp_path)]
     command = [
         *(sys.executable, "-m", "zerotrain.training.launcher", str(tmp_path)),
         *("--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"),
-        *("--dynamo_backend", "no", str(script), str(tmp_path), what),
+        *("--dynamo_backend", "no", str(script), *map(str, folders), str(tmp_path), what),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == (1 if ended else 0), done.stderr

@@ -19,8 +19,10 @@ from tests.training.test_nvme_check import a_phase
 from zerotrain import artifact, compiled_ops
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
+from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.machine import disk
 from zerotrain.training import machine_folders, nvme_check
+from zerotrain.training.ending import read_left
 from zerotrain.training.lock import Holder, this_process
 from zerotrain.training.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder, swaps
 
@@ -286,6 +288,29 @@ def test_the_folder_of_a_job_is_found_on_its_machine(
     with pytest.raises(PipelineError, match="JOB_DISK is not set on "), swap_folder(phase, 0):
         pass
     assert not (tmp_path / "away").exists()
+
+
+def test_a_machine_that_cannot_swap_is_answered_by_its_launcher(
+    inputs: Path, tmp_path: Path
+) -> None:
+    """In progress/, where the stage reads it: the launcher may be on another machine."""
+    away = replace(a_phase(tmp_path), offload_path="$NOWHERE/swap", engine="torch")
+    write_run_yaml(away, tmp_path / "run.yaml")
+    words = [
+        *(sys.executable, "-m", "zerotrain.training.launcher", str(tmp_path)),
+        *("--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"),
+        *("--dynamo_backend", "no", "--module", "zerotrain.training.rank"),
+        *("--launch", str(tmp_path), "--base", str(inputs / "base"), "--cache", str(tmp_path)),
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    left = read_left(tmp_path)
+    assert left
+    assert left.code == 2
+    assert left.reason.startswith(
+        "launch.offload_path $NOWHERE/swap: the variable NOWHERE is not set on "
+    )
+    assert left.hint
 
 
 def test_a_refused_check_leaves_nothing(
