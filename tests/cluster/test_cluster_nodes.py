@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.cluster.conftest import NO_GPUS, PROFILE, Project
+from tests.cluster.virtual_slurm import NODES
 
 pytestmark = pytest.mark.slow
 
@@ -31,11 +32,17 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([found[name].flatten() for name in sorted(found)])
 
 
-def test_two_nodes_train_what_one_machine_does(project: Project) -> None:
+def test_two_nodes_train_what_one_machine_does(project: Project, tmp_path: Path) -> None:
     """The example, shortened, in two phases of two nodes with two processes each: every bit of one
     machine's with four; and within 1e-5, relative, of one process's. Each phase was one job of two
-    nodes, and neither was tried twice."""
-    launches = {"nodes": "machines: 2, processes_per_machine: 2", "machine": "num_processes: 4"}
+    nodes, and neither was tried twice. The nodes read the cache from copies on disks of their own,
+    on which nothing is left."""
+    disks = [tmp_path / "disks" / node for node in NODES]
+    for disk in disks:
+        disk.mkdir(parents=True)
+    project.environment["DISKS"] = str(tmp_path / "disks")
+    own_disk = 'machines: 2, processes_per_machine: 2, scratch: "$DISKS/$SLURMD_NODENAME"'
+    launches = {"nodes": own_disk, "machine": "num_processes: 4"}
     for run, launch in {**launches, "process": "num_processes: 1"}.items():
         project.configure(run, CONFIG.format(run=run, launch=launch))
     project.snakemake(*PROFILE, *NO_GPUS, "--configfile", "config/nodes.yaml", "--", "train")
@@ -47,6 +54,9 @@ def test_two_nodes_train_what_one_machine_does(project: Project) -> None:
         last = f"results/{run}/sharded/weights/manifest.json"
         project.snakemake("--cores", "2", "--configfile", f"config/{run}.yaml", "--", last)
     results = project.folder / "results"
+    log = (results / "nodes/logs/train_phase.plain.log").read_text()
+    assert all(f"the cache is read from its copy {disk}/" in log for disk in disks)
+    assert [path for disk in disks for path in disk.iterdir()] == []
     for phase in PHASES:
         nodes, machine, process = (
             weights(results / run / phase) for run in ("nodes", "machine", "process")
