@@ -116,12 +116,13 @@ class Project:
         return [json.loads(path.read_text())["pid"] for path in paths]
 
 
-def wait_until(what: Callable[[], Any], name: str) -> None:
-    """Look until something holds."""
+def wait_until(what: Callable[[], Any], name: str) -> Any:
+    """Look until something holds; what was seen."""
     deadline = time.monotonic() + SECONDS
-    while not what():
+    while not (seen := what()):
         assert time.monotonic() < deadline, f"waited {SECONDS} s for {name}"
         time.sleep(0.1)
+    return seen
 
 
 @pytest.fixture
