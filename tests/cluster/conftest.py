@@ -44,7 +44,7 @@ def cluster(one_cluster: VirtualSlurm) -> Iterator[VirtualSlurm]:
 
 
 class Snakemake:
-    """A `snakemake` that runs; what it says goes to a file, since a pipe that nobody reads fills."""
+    """A `snakemake` that runs; what it says goes to a file, for a pipe that nobody reads fills."""
 
     def __init__(
         self, words: list[str], folder: Path, environment: dict[str, str], said: Path

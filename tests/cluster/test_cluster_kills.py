@@ -21,7 +21,8 @@ CONFIG = """\
 run: {run}
 base: nano
 data: {{name: digits, source: digits, holdout: 0.5}}
-train: {{resolution: 32, global_batch_size: 32, learning_rate: 1.0e-3, save_every: 20, log_every: 1}}
+train:
+  {{resolution: 32, global_batch_size: 32, learning_rate: 1.0e-3, save_every: 20, log_every: 1}}
 launch: {{num_cpu_threads_per_process: 1}}
 phases: [{{name: plain, until: 150}}]
 """
@@ -158,7 +159,7 @@ def state_of(project: Project, job: str) -> str:
 
 
 def failed_logs(project: Project) -> list[str]:
-    """What failed jobs have said; Snakemake removes what others have said when it sees their end."""
+    """What failed jobs have said; of others Snakemake removes it when it sees their end."""
     logs = (project.folder / ".snakemake/slurm_logs/rule_train_phase/plain").glob("*.log")
     return [path.read_text() for path in logs if state_of(project, path.stem) == "FAILED"]
 
