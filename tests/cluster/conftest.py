@@ -44,7 +44,7 @@ def cluster(one_cluster: VirtualSlurm) -> Iterator[VirtualSlurm]:
 
 
 class Snakemake:
-    """A `snakemake` that runs; what it says goes to a file, since a pipe that nobody reads fills."""
+    """A `snakemake` that runs; what it says goes to a file, for a pipe that nobody reads fills."""
 
     def __init__(
         self, words: list[str], folder: Path, environment: dict[str, str], said: Path
@@ -116,12 +116,13 @@ class Project:
         return [json.loads(path.read_text())["pid"] for path in paths]
 
 
-def wait_until(what: Callable[[], Any], name: str) -> None:
-    """Look until something holds."""
+def wait_until(what: Callable[[], Any], name: str) -> Any:
+    """Look until something holds; what was seen."""
     deadline = time.monotonic() + SECONDS
-    while not what():
+    while not (seen := what()):
         assert time.monotonic() < deadline, f"waited {SECONDS} s for {name}"
         time.sleep(0.1)
+    return seen
 
 
 @pytest.fixture

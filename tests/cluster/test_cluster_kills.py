@@ -21,7 +21,8 @@ CONFIG = """\
 run: {run}
 base: nano
 data: {{name: digits, source: digits, holdout: 0.5}}
-train: {{resolution: 32, global_batch_size: 32, learning_rate: 1.0e-3, save_every: 20, log_every: 1}}
+train:
+  {{resolution: 32, global_batch_size: 32, learning_rate: 1.0e-3, save_every: 20, log_every: 1}}
 launch: {{num_cpu_threads_per_process: 1}}
 phases: [{{name: plain, until: 150}}]
 """
@@ -29,6 +30,10 @@ WEIGHTS = "results/{run}/plain/weights/manifest.json"
 SUBMIT = (*PROFILE, *NO_GPUS, "train_phase:runtime=1", "train_phase:slurm_partition=preemptible",
           "train_phase:slurm_extra='--signal=TERM@5'", "--retries", "9")  # fmt: skip
 """The shortest limit that Slurm has, in a partition whose jobs others may drive away."""
+
+
+INPUTS = ("--configfile", "config/disturbed.yaml", "--", "base", "cache", "launch")
+"""What the training reads: made here, where jobs need not queue for it."""
 
 
 def arguments(run: str, *words: str) -> list[str]:
@@ -82,9 +87,7 @@ def test_kills_change_no_bit(project: Project) -> None:
         project.configure(run, CONFIG.format(run=run))
     cluster, progress = project.cluster, project.progress("disturbed/plain")
     project.snakemake("--cores", "2", *arguments("undisturbed"))
-    project.snakemake(
-        "--cores", "2", "--configfile", "config/disturbed.yaml", "--", "base", "launch"
-    )
+    project.snakemake("--cores", "2", *INPUTS)
 
     first = project.start(*arguments("disturbed", *SUBMIT))
     with held(project, 10):
@@ -121,14 +124,44 @@ def test_kills_change_no_bit(project: Project) -> None:
     wait_until(lambda: last not in cluster.jobs(), "the end of the job that nobody watches")
     project.snakemake(*arguments("disturbed", *SUBMIT))
     assert tensors(project, "disturbed") == tensors(project, "undisturbed")
-    print(project.steps("disturbed/plain"))
-    print(log(project))
+    assert project.steps("disturbed/plain") == [*range(1, 151)]
+
+
+def test_of_two_snakemakes_one_trains(project: Project) -> None:
+    """Both have planned and submitted before a training begins. The second job names the holder and
+    ends; its Snakemake fails, and takes nothing away that the first one has made meanwhile."""
+    project.configure("disturbed", CONFIG.format(run="disturbed").replace("150", "40"))
+    cluster, path = project.cluster, project.folder / "results/disturbed/plain"
+    project.snakemake("--cores", "2", *INPUTS)
+    words = arguments("disturbed", *PROFILE, *NO_GPUS, "--nolock", "--retries", "0")
+    both = [project.start(*words), project.start(*words)]
+    with held(project, 10):
+        (refused,) = wait_until(lambda: failed_logs(project), "the refusal of the other job")
+        assert "a training is running here already: pid " in refused
+        (winner,) = cluster.jobs()
+        assert f", job {winner}, since " in refused
+    for snakemake in both:
+        snakemake.process.send_signal(signal.SIGSTOP)
+    wait_until((path / "checkpoint/manifest.json").exists, "the checkpoint")
+    wait_until(lambda: not cluster.jobs(), "the end of its job")
+    for snakemake in both:
+        snakemake.process.send_signal(signal.SIGCONT)
+    said = [snakemake.end(None) for snakemake in both]
+    assert sorted(one.process.returncode for one in both) == [0, 1], said
+    assert project.steps("disturbed/plain") == [*range(1, 41)]
+    assert (path / "weights/manifest.json").exists()
 
 
 def state_of(project: Project, job: str) -> str:
     """The state of a job, as Slurm calls it."""
     shown = project.cluster.ask("scontrol", "show", "job", "-o", job)
     return shown.partition(" JobState=")[2].partition(" ")[0]
+
+
+def failed_logs(project: Project) -> list[str]:
+    """What failed jobs have said; of others Snakemake removes it when it sees their end."""
+    logs = (project.folder / ".snakemake/slurm_logs/rule_train_phase/plain").glob("*.log")
+    return [path.read_text() for path in logs if state_of(project, path.stem) == "FAILED"]
 
 
 def log(project: Project) -> str:
