@@ -46,8 +46,9 @@ def test_two_nodes_train_what_one_machine_does(project: Project, tmp_path: Path)
     for run, launch in {**launches, "process": "num_processes: 1"}.items():
         project.configure(run, CONFIG.format(run=run, launch=launch))
     project.snakemake(*PROFILE, *NO_GPUS, "--configfile", "config/nodes.yaml", "--", "train")
-    shown = [project.cluster.ask("scontrol", "show", "job", "-o", str(n)) for n in range(1, 10)]
-    trained = [line for line in shown if "Comment=rule_train_phase" in line]
+    shown = project.cluster.ask("scontrol", "show", "job", "-o").splitlines()
+    mine = [line for line in shown if str(project.folder) in line]
+    trained = [line for line in mine if "Comment=rule_train_phase" in line]
     assert len(trained) == 2
     assert all(" NumNodes=2 " in line and " NodeList=n[1-2] " in line for line in trained)
     for run in ("machine", "process"):

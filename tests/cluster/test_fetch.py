@@ -1,14 +1,15 @@
-"""fetch: a model of the hub is found by its name in the fetched folder, without the hub."""
+"""fetch: a model of the hub is found by its name in the fetched folder, without a network."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -129,3 +130,43 @@ def test_without_fetch_the_command_is_named(hub, tmp_path):
     told = run(tmp_path, hub[0], f"{build} --config config.json --output base")
     assert "zerotrain fetch CONFIG" in told
     assert "Traceback" not in told
+
+
+NO_NETWORK = ["unshare", "--map-root-user", "--net", "bash", "-ec"]
+"""A shell in which no other machine can be reached; gloo and torchrun want the loopback."""
+TRAINED = "results/digits/only/weights/manifest.json"
+
+
+def without_network(folder: Path, words: str) -> subprocess.CompletedProcess[str]:
+    """What a command says in a job whose node has no network, in the environment of jobs."""
+    begun = f"ip link set lo up; . profiles/slurm/job-environment.sh; {words}"
+    env = {**os.environ, "PYTHONPATH": str(folder / "workflow"), "HF_HOME": str(folder / "home")}
+    return subprocess.run(
+        [*NO_NETWORK, begun], cwd=folder, env=env, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=False, timeout=600,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_needs_no_network(
+    hub: tuple[str, list[str]], tmp_path: Path, private_project: Callable[[str], Path]
+) -> None:
+    """Base, dataset, cache, training and weights of a model of the hub; without fetch a sentence
+    that names it."""
+    if not shutil.which("ip") or subprocess.call([*NO_NETWORK, "ip link set lo up"]):
+        pytest.skip("needs the right to a network of its own (`unshare --net`), and iproute2's ip")
+    project = private_project("project")
+    shutil.copy(tmp_path / "config.json", project / "config" / "offline.json")
+    reached = without_network(
+        project, f"exec 3<>/dev/tcp/{hub[0].removeprefix('http://').replace(':', '/')}"
+    )
+    assert "Connection refused" in reached.stdout
+    snakemake = f"{sys.executable} -m snakemake --cores 2 --configfile config/offline.json -- "
+    refused = without_network(project, snakemake + TRAINED)
+    assert refused.returncode != 0
+    assert "run `zerotrain fetch CONFIG` on the login node" in refused.stdout
+    assert "Traceback" not in refused.stdout
+    run(project, hub[0], "zerotrain fetch config/offline.json")
+    done = without_network(project, snakemake + TRAINED)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert (project / TRAINED).is_file()

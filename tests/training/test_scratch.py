@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +112,23 @@ def test_what_a_killed_training_left_is_taken_over_or_removed(
     left(place, cache)
     with copy_of_cache(str(place), publish(tmp_path / "other", "others")) as (found, _):
         assert [*place.iterdir()] == [found.parent]
+
+
+def test_machines_that_share_the_folder_share_no_copy(
+    cache: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems there are whose locks hold on one machine alone."""
+    other = publish(tmp_path / "other", "others")
+    abandoned = left(place, other).parent
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "elsewhere")
+        with copy_of_cache(str(place), other) as (copy, _):
+            assert copy.parent != abandoned
+        with copy_of_cache(str(place), cache):
+            assert abandoned.is_dir()
+    assert list(place.iterdir()) == [abandoned]
+    with copy_of_cache(str(place), cache):
+        assert not abandoned.exists()
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "missing"])

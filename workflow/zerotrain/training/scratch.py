@@ -1,6 +1,6 @@
 """A copy of the cache on a machine's own disk, which all training processes of the machine read.
 
-<launch.scratch>/zerotrain-cache-<user>-<identity>/
+<launch.scratch>/zerotrain-cache-<user>-<host>-<identity>/
     lock     held shared by each training that reads the copy, exclusively by one that makes or
              removes it; the kernel frees that of a killed one
     cache/   the copy, there once it is whole
@@ -80,9 +80,11 @@ def _folder(scratch: str) -> Path:
 @contextlib.contextmanager
 def _copy(scratch: Path, cache: Artifact, needed: int, stop: Callable[[], bool]) -> Iterator[Path]:
     """The copy, whole, for the time of the block."""
-    place = scratch / f"{PREFIX}{os.getuid()}-{cache.identity[:32]}"
-    for other in scratch.glob(f"{PREFIX}{os.getuid()}-*"):
-        if other != place:
+    # Where machines share the folder, their locks may not know of each other.
+    own = f"{PREFIX}{os.getuid()}-{socket.gethostname()}"
+    place = scratch / f"{own}-{cache.identity[:32]}"
+    for other in scratch.glob(f"{own}-*"):
+        if other.name.rpartition("-")[0] == own and other != place:
             _remove_unused(other)
     lock = _shared(place, cache, needed, stop)
     try:
