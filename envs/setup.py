@@ -206,6 +206,7 @@ def download(folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--no-input", "--no-build-isolation"]
     needs = [*BUILD_NEEDS, "-r", CONSTRAINTS, "-c", CONSTRAINTS]
     run(f"packages for {folder}", *pip, "-d", folder, *needs, explain=PIP_FAILURES)
+    shutil.rmtree(str(VENV / "tmp"), ignore_errors=True)
 
 
 def build_ops() -> None:
