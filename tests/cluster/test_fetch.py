@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,16 +10,23 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import datasets
 import pytest
+from huggingface_hub.errors import HTTPError
 from PIL import Image
 
-from zerotrain.config import parse_config
+from zerotrain import fetch as fetching
+from zerotrain.base_places import BaseFiles
+from zerotrain.config import DataConfig, parse_config
+from zerotrain.data.hub_text import hub_rows
+from zerotrain.errors import PipelineError
 from zerotrain.families import nano as nano_parts
+from zerotrain.model_place import Place
 from zerotrain.stages.build_base import build_base
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
@@ -41,6 +49,11 @@ class Hub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         name = path.partition("/resolve/")[2].partition("/")[2]
         files = [file for file in self.folder.rglob("*") if file.is_file()]
+        if name and not (self.folder / name).is_file():
+            self.send_response(404)
+            self.send_header("X-Error-Code", "EntryNotFound")
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
         if name:
             body = (self.folder / name).read_bytes()
         elif "/tree/" in path:
@@ -91,8 +104,15 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, 
     (tmp_path / "model" / "manifest.json").unlink()
     raw["base"] = REPO
     (tmp_path / "config.json").write_text(json.dumps(raw))
+    with served(tmp_path / "model") as (address, asked):
+        yield address, asked
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """The address of a hub whose one repository is this folder, and what it was asked."""
     asked: list[str] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, tmp_path / "model", asked))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, folder, asked))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}", asked
     server.shutdown()
@@ -130,6 +150,105 @@ def test_without_fetch_the_command_is_named(hub, tmp_path):
     told = run(tmp_path, hub[0], f"{build} --config config.json --output base")
     assert "zerotrain fetch CONFIG" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.slow
+def test_a_fetched_dataset_needs_no_hub(tmp_path: Path) -> None:
+    """Text of the hub, prepared from what was fetched, with the hub not to be reached."""
+    (tmp_path / "words").mkdir()
+    rows = "".join(json.dumps({"ask": f"{n}?", "say": f"{n}!"}) + "\n" for n in range(20))
+    (tmp_path / "words" / "train.jsonl").write_text(rows)
+    raw = {
+        "run": "words", "family": "causal_lm", "base": "nano",
+        "data": {
+            "source": "text", "path": "owner/words",
+            "prompt_column": "ask", "response_column": "say",
+        },
+        "train": {"max_length": 16}, "phases": [{"name": "only", "until": 1, "launch": "torch"}],
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    prepare = "zerotrain prepare_dataset --config config.json --output dataset"
+    with served(tmp_path / "words") as (address, asked):
+        told = run(tmp_path, address, "zerotrain fetch config.json --to shared")
+        assert "dataset owner/words, split train" in told, (told, asked)
+    told = run(tmp_path, "http://127.0.0.1:9", prepare)
+    assert "zerotrain fetch CONFIG" in told, told
+    told = run(tmp_path, "http://127.0.0.1:9", f"source shared/env.sh; {prepare}")
+    assert (tmp_path / "dataset/manifest.json").is_file(), told
+
+
+def test_a_connection_that_breaks_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's client has errors of its own, which are no OSError."""
+
+    def load_dataset(*_: object, **__: object) -> None:
+        raise HTTPError("Server disconnected")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    data = DataConfig(source="text", path="owner/words", prompt_column="ask", response_column="say")
+    with pytest.raises(PipelineError, match="owner/words, split train: Server disconnected"):
+        hub_rows(data)
+
+
+def configured(folder: Path) -> list[Path]:
+    """The configuration of a run whose base is on the hub."""
+    raw = {"run": "one", "base": REPO, "data": {"images": "images"}}
+    (folder / "config.json").write_text(
+        json.dumps({**raw, "phases": [{"name": "only", "until": 1, "launch": "torch"}]})
+    )
+    return [folder / "config.json"]
+
+
+def test_nothing_is_downloaded_where_there_is_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes are known before; a job finds no env.sh to source."""
+    asked: list[str] = []
+
+    class Large(Place):
+        def missing(self, names: Iterable[str], revision: str) -> dict[str, int]:
+            return dict.fromkeys(names, 10**15)
+
+        def fetch(self, names: Iterable[str], revision: str | None = None) -> Path:
+            asked.extend(names)
+            return tmp_path
+
+    place = Large(REPO, ("model",), repo=REPO)
+    monkeypatch.setattr(
+        fetching, "base_files", lambda *_: BaseFiles(REPO, [(place, {"model": "model"})])
+    )
+    with pytest.raises(PipelineError, match="are free, the models that are missing take 1000000"):
+        list(fetching.fetch(configured(tmp_path), tmp_path / "shared"))
+    assert asked == []
+    assert not (tmp_path / "shared" / "env.sh").exists()
+
+
+def test_packages_are_fetched_once_and_anew_for_other_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Complete once the download has ended well; a failed one is a sentence."""
+    calls: list[list[str]] = []
+    codes = iter([1, 0, 0])
+
+    def call(words: list[str]) -> int:
+        calls.append(words)
+        (tmp_path / "wheels" / "one.whl").write_bytes(b"1")
+        return next(codes)
+
+    setup = tmp_path / "envs" / "setup.py"
+    setup.parent.mkdir()
+    (setup.parent / "constraints.txt").write_text("torch==1")
+    monkeypatch.setattr(fetching, "SET_UP", setup)
+    monkeypatch.setattr(subprocess, "call", call)
+    with pytest.raises(PipelineError, match="the pinned packages were not downloaded"):
+        list(fetching._wheels(tmp_path / "wheels"))
+    for _ in range(2):
+        (said,) = fetching._wheels(tmp_path / "wheels")
+        assert said.startswith("1 packages, ")
+        assert f"PIP_NO_INDEX=1 PIP_FIND_LINKS={tmp_path / 'wheels'} make setup" in said
+    assert calls == [[sys.executable, str(setup), "--download", str(tmp_path / "wheels")]] * 2
+    (setup.parent / "constraints.txt").write_text("torch==2")
+    list(fetching._wheels(tmp_path / "wheels"))
+    assert len(calls) == 3
 
 
 NO_NETWORK = ["unshare", "--map-root-user", "--net", "bash", "-ec"]

@@ -25,6 +25,7 @@ def hub_rows(
             disk.
     """
     import datasets
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     folder = Path(str(data.path)).expanduser()
     try:
@@ -40,6 +41,7 @@ def hub_rows(
         ValueError,
         KeyError,
         RuntimeError,
+        HTTPError,
         datasets.exceptions.DatasetsError,
     ) as error:
         raise PipelineError(
