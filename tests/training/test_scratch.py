@@ -201,6 +201,17 @@ def test_the_disk_of_a_damaged_cache_is_not_believed(cache: Path, place: Path) -
         assert "has another hash than manifest.json says" in said
 
 
+def test_a_disk_that_keeps_nothing_is_given_up(
+    cache: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read from it is not what was written."""
+    monkeypatch.setattr(scratch, "_is_whole", lambda *_: False)
+    with copy_of_cache(str(place), cache) as (found, said):
+        assert found == cache
+        assert "was made 3 times, never whole" in said
+    assert list(place.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_weights_are_the_same_with_it_and_after_a_kill(
     training: Any,

@@ -34,6 +34,8 @@ PREFIX = "zerotrain-cache-"
 LOCK, COPY, NEW = "lock", "cache", "new"
 CHUNK = 2**23
 POLL_SECONDS = 0.2
+TRIES = 3
+"""Another training may remove a copy before its maker reads it; a bad disk never keeps one."""
 
 
 class _InTheWay(Exception):
@@ -96,6 +98,7 @@ def _copy(scratch: Path, cache: Artifact, needed: int, stop: Callable[[], bool])
 
 def _shared(place: Path, cache: Artifact, needed: int, stop: Callable[[], bool]) -> IO[str]:
     """The lock, held shared, of a copy that is whole; made or mended where it is not."""
+    made = 0
     while True:
         lock = _open(place)
         try:
@@ -107,7 +110,10 @@ def _shared(place: Path, cache: Artifact, needed: int, stop: Callable[[], bool])
             else:
                 _wait(lock, fcntl.LOCK_EX, stop)
             if _is_there(lock, place) and not _is_whole(place, cache):
+                if made == TRIES:
+                    raise _InTheWay(f"its copy {place / COPY} was made {TRIES} times, never whole")
                 _make(place, cache, needed, stop)
+                made += 1
         except BlockingIOError as error:
             lock.close()
             why = f"its copy {place / COPY} is damaged, and another training reads that"
