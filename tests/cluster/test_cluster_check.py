@@ -301,7 +301,7 @@ def test_snakemake_takes_the_profile_as_it_is(recorded: Recorded, project: Path)
     assert done.returncode == 0, done.stdout
     shown = dict(block.split(":", 1) for block in done.stdout.split("\nrule ")[1:])
     for rule, words in {
-        "train_phase": "slurm_partition=gpu.long runtime=2160 slurm_extra=--signal=USR1@120",
+        "train_phase": "slurm_partition=gpu.long runtime=2160 slurm_extra=--signal=TERM@120",
         "export_weights": "slurm_partition=all slurm_account=physics runtime=60",
     }.items():
         resources = shown[rule].partition("resources:")[2].partition("\n")[0].split(", ")

@@ -6,6 +6,7 @@ A fake stands in for the stages; Snakemake, its executors and Slurm are the real
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ launch: {{num_cpu_threads_per_process: 1}}
 phases:
   - {{name: plain, until: 300, launch: {{{launch}}}}}
 """
+DATASET = "results/data/tiny/manifest.json"
 TRAINED = "results/tiny/plain/checkpoint/manifest.json"
 INPUTS = ("--", "base", "cache", "launch")
 """What the training reads: made here, where jobs need not queue for it."""
@@ -120,7 +122,7 @@ def test_a_job_over_its_memory_gets_more(faked: Project, profile: tuple[str, ...
     (faked.folder / "once-prepare_dataset").write_text(
         f"{sys.executable} -c \"import time; x = b'x' * 1400 * 2**20; time.sleep(30)\"\n"
     )
-    faked.snakemake(*profile, "--", "results/data/tiny/dataset/manifest.json")
+    faked.snakemake(*profile, "--", DATASET)
     first, second = submitted(faked)
     assert first["JobState"] in ("FAILED", "OUT_OF_MEMORY", "CANCELLED")
     assert second["JobState"] == "COMPLETED"
@@ -132,12 +134,11 @@ def test_a_job_over_its_memory_gets_more(faked: Project, profile: tuple[str, ...
 def test_a_cancelled_job_is_submitted_again(faked: Project, profile: tuple[str, ...]) -> None:
     """scancel is a failure to Snakemake; where it has retries left, a new job does the work."""
     (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
-    running = faked.start(*profile, "--", "results/data/tiny/dataset/manifest.json")
+    running = faked.start(*profile, "--", DATASET)
     wait_until((faked.folder / "done-prepare_dataset").exists, "the job")
     (job,) = faked.cluster.jobs(running=True)
     faked.cluster.ask("scancel", job)
-    said, _ = running.communicate(timeout=300)
-    assert running.returncode == 0, said
+    running.end()
     states = [one["JobState"] for one in submitted(faked)]
     assert states in (["CANCELLED", "COMPLETED"], ["FAILED", "COMPLETED"])
 
@@ -145,30 +146,45 @@ def test_a_cancelled_job_is_submitted_again(faked: Project, profile: tuple[str, 
 def test_a_dead_nodes_job_is_begun_again_elsewhere(faked: Project) -> None:
     """Under its own id, without a retry: Snakemake need not know."""
     (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
-    running = faked.start(
-        *PROFILE, "--retries", "0", "--", "results/data/tiny/dataset/manifest.json"
-    )
+    running = faked.start(*PROFILE, "--retries", "0", "--", DATASET)
     wait_until((faked.folder / "done-prepare_dataset").exists, "the job")
     (before,) = submitted(faked)
     faked.cluster.kill_node(before["NodeList"])
     faked.cluster.ask(
         *("scontrol", "update", f"nodename={before['NodeList']}", "state=down", "reason=dead")
     )
-    said, _ = running.communicate(timeout=300)
-    assert running.returncode == 0, said
+    running.end()
     (after,) = submitted(faked)
     assert after["JobId"] == before["JobId"]
     assert (before["Restarts"], after["Restarts"]) == ("0", "1")
     assert after["NodeList"] != before["NodeList"]
 
 
-def test_ctrl_c_ends_the_jobs(faked: Project) -> None:
-    """Of the generic profile, too, and Snakemake's lock is gone."""
+@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+def test_ctrl_c_ends_the_jobs(faked: Project, profile: tuple[str, ...]) -> None:
+    """And Snakemake's lock is gone: the same command makes what is missing."""
     (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
-    running = faked.start(*GENERIC, "--", "results/data/tiny/dataset/manifest.json")
+    running = faked.start(*profile, "--", DATASET)
     wait_until((faked.folder / "done-prepare_dataset").exists, "the job")
-    running.send_signal(2)
-    running.communicate(timeout=120)
+    running.process.send_signal(signal.SIGINT)
+    running.end(1)
     wait_until(lambda: not faked.cluster.jobs(), "the end of its jobs")
-    assert submitted(faked)[0]["JobState"] == "CANCELLED"
-    faked.snakemake(*GENERIC, "--", "results/data/tiny/dataset/manifest.json")
+    assert [job["JobState"] for job in submitted(faked)] == ["CANCELLED"]
+    faked.snakemake(*profile, "--", DATASET)
+    assert [job["JobState"] for job in submitted(faked)] == ["CANCELLED", "COMPLETED"]
+
+
+@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+def test_sigterm_lets_the_job_end(faked: Project, profile: tuple[str, ...]) -> None:
+    """Snakemake submits nothing more, and ends with what ran; a second call makes the rest."""
+    (faked.folder / "once-prepare_dataset").write_text("while [ ! -e go ]; do sleep 0.1; done\n")
+    running = faked.start(*profile, "--", *INPUTS[1:])
+    wait_until((faked.folder / "done-prepare_dataset").exists, "the job")
+    running.process.send_signal(signal.SIGTERM)
+    (faked.folder / "go").touch()
+    said = running.end(1)
+    assert "Will exit after finishing currently running jobs" in said
+    assert "1 of 7 steps (14%) done" in said
+    assert [job["JobState"] for job in submitted(faked)] == ["COMPLETED"]
+    faked.snakemake(*profile, "--", DATASET)
+    assert len(submitted(faked)) == 1
