@@ -1,18 +1,21 @@
 """The profiles ask a cluster for what the rules state, and survive what a cluster does to jobs.
 
-A fake stands in for the stages; Snakemake, its executors and Slurm are the real ones.
+A fake stands in for the stages, but where weights are compared; Snakemake, its executors and Slurm
+are the real ones.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import PROFILE, Project, wait_until
+from safetensors import safe_open
+from tests.cluster.conftest import NO_GPUS, PROFILE, Project, wait_until
 from tests.cluster.virtual_slurm import VirtualSlurm
 
 pytestmark = pytest.mark.slow
@@ -37,6 +40,14 @@ DATASET = "results/data/tiny/manifest.json"
 TRAINED = "results/tiny/plain/checkpoint/manifest.json"
 INPUTS = ("--", "base", "cache", "launch")
 """What the training reads: made here, where jobs need not queue for it."""
+REAL = """\
+run: {run}
+base: nano
+data: {{name: digits, source: digits, holdout: 0.5}}
+train: {{resolution: 32, global_batch_size: 32, learning_rate: 1.0e-3, save_every: 4, log_every: 1}}
+launch: {{num_cpu_threads_per_process: 1}}
+phases: [{{name: plain, until: 8}}]
+"""
 GENERIC = ("--profile", "profiles/cluster-generic", "--latency-wait", "5")
 
 
@@ -188,3 +199,46 @@ def test_sigterm_lets_the_job_end(faked: Project, profile: tuple[str, ...]) -> N
     assert [job["JobState"] for job in submitted(faked)] == ["COMPLETED"]
     faked.snakemake(*profile, "--", DATASET)
     assert len(submitted(faked)) == 1
+
+
+def weights(project: Project, run: str) -> dict[str, bytes]:
+    """The trained weights by name, as bytes."""
+    path = project.folder / f"results/{run}/plain/weights/unet/diffusion_pytorch_model.safetensors"
+    with safe_open(path, "np") as found:
+        return {name: found.get_tensor(name).tobytes() for name in found.keys()}  # noqa: SIM118
+
+
+def test_the_generic_profile_trains_what_this_machine_does(project: Project) -> None:
+    """Training and weights are jobs of sbatch; every bit is the local run's."""
+    for run, words in {"local": ("--cores", "2"), "submitted": (*GENERIC, *NO_GPUS)}.items():
+        project.configure(run, REAL.format(run=run))
+        made = f"results/{run}/plain/weights/manifest.json"
+        project.snakemake(*words, "--configfile", f"config/{run}.yaml", "--", made)
+    jobs = submitted(project)
+    assert [job["JobName"] for job in jobs][-2:] == ["train_phase", "export_weights"]
+    assert {job["JobState"] for job in jobs} == {"COMPLETED"}
+    assert weights(project, "submitted") == weights(project, "local")
+    assert project.steps("submitted/plain") == project.steps("local/plain") == [*range(1, 9)]
+
+
+def test_the_profile_of_cluster_check_runs_jobs(faked: Project) -> None:
+    """Written from what this cluster says, it plans the whole run and makes the data by a job in
+    the partition that it names. Without accounting the executor finds no account, and goes on."""
+    checked = subprocess.run(
+        [sys.executable, "-m", "zerotrain", "cluster", "check", "--output", "profiles/mine"],
+        cwd=faked.folder, env=faked.environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    problems = re.findall("^problem (.*)", checked.stdout, re.M)
+    assert all("but there is none that torch knows" in one for one in problems)  # GPUs are fake
+    assert "ok      the project's folder is shared" in checked.stdout
+    mine = ("--profile", "profiles/mine", *PROFILE[2:])
+    assert planned(faked, mine)["slurm_partition"] == "cpu"
+    said = faked.snakemake(*mine, "--", DATASET)
+    assert "Unable to guess SLURM account. Trying to proceed without." in said
+    (trial, job) = (
+        *faked.cluster.ask("squeue", "-h", "-t", "all", "-n", "cluster-check", "-o", "%T").split(),
+        submitted(faked)[-1],
+    )
+    assert trial == "COMPLETED"
+    assert (job["JobState"], job["Partition"]) == ("COMPLETED", "cpu")
+    assert memory_mb(job["MinMemoryNode"]) == 1024
