@@ -6,6 +6,7 @@ are the real ones.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -242,3 +243,41 @@ def test_the_profile_of_cluster_check_runs_jobs(faked: Project) -> None:
     assert trial == "COMPLETED"
     assert (job["JobState"], job["Partition"]) == ("COMPLETED", "cpu")
     assert memory_mb(job["MinMemoryNode"]) == 1024
+
+
+GRID_ENGINE = {
+    "qsub": "for script; do :; done\n"
+    '(setsid sh -c \'echo $$ >job-pid; exec sh "$0"\' "$script"; echo $? >job-ended) '
+    ">job-said 2>&1 &\necho 71\n",
+    "qstat": "[ ! -e job-ended ]\n",
+    "qacct": "printf 'failed 0\\nexit_status %s\\n' \"$(cat job-ended)\"\n",
+}
+"""Stand-ins; a job is a group of processes, as to Grid Engine."""
+LISTENS = """\
+{python} -c "
+import pathlib, signal, time
+warned = pathlib.Path('warned')
+signal.signal(signal.SIGUSR1, lambda *_: warned.touch())
+pathlib.Path('listens').touch()
+while not warned.exists():
+    time.sleep(0.1)
+time.sleep(2)
+"
+"""
+
+
+def test_grid_engines_warning_leaves_the_job_its_time(faked: Project) -> None:
+    """SIGUSR1 to all processes of a job: the stage hears it, and the shell and the Snakemake around
+    it live until it has ended in order."""
+    for name, script in GRID_ENGINE.items():
+        path = faked.folder / "bin" / name
+        path.write_text(f"#!/bin/sh\n{script}")
+        path.chmod(0o755)
+    (faked.folder / "once-prepare_dataset").write_text(LISTENS.format(python=sys.executable))
+    words = ("--profile", "profiles/sge", "--latency-wait", "5", "--retries", "0")
+    running = faked.start(*words, "--", DATASET)
+    wait_until((faked.folder / "listens").exists, "the job")
+    os.killpg(int((faked.folder / "job-pid").read_text()), signal.SIGUSR1)
+    assert "1 of 1 steps (100%) done" in running.end()
+    assert (faked.folder / "warned").exists()
+    assert (faked.folder / "job-ended").read_text() == "0\n"
