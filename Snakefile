@@ -37,6 +37,7 @@ include: "rules/train_phase.smk"
 include: "rules/export_weights.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"
+include: "rules/running.smk"
 include: "rules/agreement.smk"
 
 

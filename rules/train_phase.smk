@@ -5,16 +5,6 @@ The rolling checkpoints in progress/ are declared by no rule: they outlive a fai
 for a phase reaches it through launch/.
 """
 
-from zerotrain.training.lock import refuse_held
-
-
-def refuse_running():
-    """What a killed Snakemake left running on a cluster trains on: a second job would wait for its
-    machines to be refused by the lock there."""
-    for job in workflow.dag.needrun_jobs():
-        if job.rule.name == "train_phase" and workflow.is_main_process:
-            refuse_held(Path(job.params.progress))
-
 
 rule train_phase:
     """Training phase {wildcards.phase}, from the state of the phase before it."""

@@ -94,7 +94,8 @@ def test_a_part_of_the_run_enters_that_part(agreed):
 def test_a_failed_run_enters_what_it_made(agreed):
     """The stages before the one that failed are clean; the failed one is not."""
     agreed.edit(CONFIG, "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
-    assert agreed.snakemake("--cores", "1", "train", FAIL="export_weights").returncode == 1
+    failing = agreed.snakemake("--cores", "1", "--keep-going", "train", FAIL="export_weights")
+    assert failing.returncode == 1
     stale = set(json.loads(agreed.command("dvc", "status", "--json").stdout))
     assert {"render_launch-plain", "render_launch-offload", "train_phase-plain"}.isdisjoint(stale)
     assert "export_weights-plain" in stale

@@ -1,7 +1,8 @@
 """Which source files a module depends on, found by reading its imports, without importing it.
 
-Snakemake takes these files as inputs of a rule, so that an edit reruns what depends on it; training
-puts their digest into its fingerprint. No list is kept by hand.
+Snakemake takes a listing of these files as an input of a rule (zerotrain.source_listing), so that
+an edit reruns what depends on it; training puts their digest into its fingerprint. No list is kept
+by hand.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def source_files(*modules: str) -> list[str]:
             time (a model family) is named here beside the one that chooses it.
 
     Returns:
-        Paths relative to the working directory where possible, as Snakemake records inputs.
+        Paths relative to the working directory where possible.
     """
     return [_shown(path) for path in sorted(_closure(modules))]
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zerotrain.source_listing import listed
+
 MISSING = object()
 
 
@@ -46,7 +48,7 @@ class Meanwhile:
             Files, and keys of the configuration; when each was.
         """
         began = began_and_ended(workflow, job)[0] if workflow.dag.finished(job) else self.began
-        edits = {str(path): changed_at(str(path)) for path in job.input}
+        edits = {path: changed_at(path) for path in listed(map(str, job.input))}
         edits = {path: when for path, when in edits.items() if when > began}
         now, then = _read(self._config), changed_at(str(self._config))
         for keys in (one.get(str(self._config), ()) for one in stage.get("params") or ()):
@@ -57,7 +59,7 @@ class Meanwhile:
 def edited_during(workflow: Any, job: Any, times: Iterable[float] = ()) -> bool:
     """Whether any of these times, or of a change of its inputs, lies within a job that has run."""
     began, ended = began_and_ended(workflow, job)
-    changes = list(times) or [changed_at(str(path)) for path in job.input]
+    changes = list(times) or [changed_at(path) for path in listed(map(str, job.input))]
     return any(began < change <= ended for change in changes)
 
 

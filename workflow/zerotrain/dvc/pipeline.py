@@ -15,6 +15,7 @@ from zerotrain.config import RunConfig, read_config
 from zerotrain.dvc.jobs import in_order, stage_command, stage_name, workflow_of
 from zerotrain.dvc.plots import artifacts_of, plots_of
 from zerotrain.errors import PipelineError
+from zerotrain.source_listing import listed
 from zerotrain.sources import PACKAGE
 
 PIPELINE = Path("dvc.yaml")
@@ -200,7 +201,7 @@ def _keys(value: Any, parts: Sequence[str], last: int) -> list[str]:
 
 def dependencies(job: Any, run: RunConfig) -> list[str]:
     """The inputs of a job. A user's folder stands for its files, so that DVC sees a new one."""
-    paths = {os.path.relpath(path) for path in job.input}
+    paths = {os.path.relpath(path) for path in listed(map(str, job.input))}
     data = [Path(name).expanduser() for name in (run.data.images, run.data.path) if name]
     for folder in (*data, *local_folders(run.base)):
         root = os.path.relpath(folder)
