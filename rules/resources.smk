@@ -5,7 +5,7 @@ OUTPUTS: none; functions for the other parts. docs/sweeps.md tells how to change
 
 GIB = 2**30
 UNKNOWN = 32 * GIB  # of one process, where the planner does not know the model
-LIGHT = GIB  # hashes and lists, with the decoded images of one process
+LIGHT = GIB  # hashes, lists, decoded images of one process: 0.2 GiB; Snakemake in the job: 0.4
 BUILD = 3 * GIB  # torch with the shards of a base model, of which one is held at a time
 NO_GPU = ("none", "", "0")
 

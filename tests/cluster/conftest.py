@@ -91,7 +91,7 @@ class Project:
             self.folder.with_name(f"snakemake-{self._started}.txt"),
         )
 
-    def snakemake(self, *words: str, code: int = 0) -> str:
+    def snakemake(self, *words: str, code: int | None = 0) -> str:
         """What `snakemake` printed, which is to end with this code."""
         return self.start(*words).end(code)
 

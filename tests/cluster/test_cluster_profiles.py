@@ -1,17 +1,22 @@
 """The profiles ask a cluster for what the rules state, and survive what a cluster does to jobs.
 
-A fake stands in for the stages; Snakemake, its executors and Slurm are the real ones.
+A fake stands in for the stages, but where weights are compared; Snakemake, its executors and Slurm
+are the real ones.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import PROFILE, Project, wait_until
+from safetensors import safe_open
+from tests.cluster.conftest import NO_GPUS, PROFILE, Project, wait_until
 from tests.cluster.virtual_slurm import VirtualSlurm
 
 pytestmark = pytest.mark.slow
@@ -32,9 +37,18 @@ launch: {{num_cpu_threads_per_process: 1}}
 phases:
   - {{name: plain, until: 300, launch: {{{launch}}}}}
 """
+DATASET = "results/data/tiny/manifest.json"
 TRAINED = "results/tiny/plain/checkpoint/manifest.json"
 INPUTS = ("--", "base", "cache", "launch")
 """What the training reads: made here, where jobs need not queue for it."""
+REAL = """\
+run: {run}
+base: nano
+data: {{name: digits, source: digits, holdout: 0.5}}
+train: {{resolution: 32, global_batch_size: 32, learning_rate: 1.0e-3, save_every: 4, log_every: 1}}
+launch: {{num_cpu_threads_per_process: 1}}
+phases: [{{name: plain, until: 8}}]
+"""
 GENERIC = ("--profile", "profiles/cluster-generic", "--latency-wait", "5")
 
 
@@ -120,7 +134,7 @@ def test_a_job_over_its_memory_gets_more(faked: Project, profile: tuple[str, ...
     (faked.folder / "once-prepare_dataset").write_text(
         f"{sys.executable} -c \"import time; x = b'x' * 1400 * 2**20; time.sleep(30)\"\n"
     )
-    faked.snakemake(*profile, "--", "results/data/tiny/dataset/manifest.json")
+    faked.snakemake(*profile, "--", DATASET)
     first, second = submitted(faked)
     assert first["JobState"] in ("FAILED", "OUT_OF_MEMORY", "CANCELLED")
     assert second["JobState"] == "COMPLETED"
@@ -132,12 +146,11 @@ def test_a_job_over_its_memory_gets_more(faked: Project, profile: tuple[str, ...
 def test_a_cancelled_job_is_submitted_again(faked: Project, profile: tuple[str, ...]) -> None:
     """scancel is a failure to Snakemake; where it has retries left, a new job does the work."""
     (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
-    running = faked.start(*profile, "--", "results/data/tiny/dataset/manifest.json")
+    running = faked.start(*profile, "--", DATASET)
     wait_until((faked.folder / "done-prepare_dataset").exists, "the job")
     (job,) = faked.cluster.jobs(running=True)
     faked.cluster.ask("scancel", job)
-    said, _ = running.communicate(timeout=300)
-    assert running.returncode == 0, said
+    running.end()
     states = [one["JobState"] for one in submitted(faked)]
     assert states in (["CANCELLED", "COMPLETED"], ["FAILED", "COMPLETED"])
 
@@ -145,30 +158,126 @@ def test_a_cancelled_job_is_submitted_again(faked: Project, profile: tuple[str, 
 def test_a_dead_nodes_job_is_begun_again_elsewhere(faked: Project) -> None:
     """Under its own id, without a retry: Snakemake need not know."""
     (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
-    running = faked.start(
-        *PROFILE, "--retries", "0", "--", "results/data/tiny/dataset/manifest.json"
-    )
+    running = faked.start(*PROFILE, "--retries", "0", "--", DATASET)
     wait_until((faked.folder / "done-prepare_dataset").exists, "the job")
     (before,) = submitted(faked)
     faked.cluster.kill_node(before["NodeList"])
     faked.cluster.ask(
         *("scontrol", "update", f"nodename={before['NodeList']}", "state=down", "reason=dead")
     )
-    said, _ = running.communicate(timeout=300)
-    assert running.returncode == 0, said
+    running.end()
     (after,) = submitted(faked)
     assert after["JobId"] == before["JobId"]
     assert (before["Restarts"], after["Restarts"]) == ("0", "1")
     assert after["NodeList"] != before["NodeList"]
 
 
-def test_ctrl_c_ends_the_jobs(faked: Project) -> None:
-    """Of the generic profile, too, and Snakemake's lock is gone."""
+@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+def test_ctrl_c_ends_the_jobs(faked: Project, profile: tuple[str, ...]) -> None:
+    """And Snakemake's lock is gone: the same command makes what is missing."""
     (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
-    running = faked.start(*GENERIC, "--", "results/data/tiny/dataset/manifest.json")
+    running = faked.start(*profile, "--", DATASET)
     wait_until((faked.folder / "done-prepare_dataset").exists, "the job")
-    running.send_signal(2)
-    running.communicate(timeout=120)
+    running.process.send_signal(signal.SIGINT)
+    running.end(1)
     wait_until(lambda: not faked.cluster.jobs(), "the end of its jobs")
-    assert submitted(faked)[0]["JobState"] == "CANCELLED"
-    faked.snakemake(*GENERIC, "--", "results/data/tiny/dataset/manifest.json")
+    assert [job["JobState"] for job in submitted(faked)] == ["CANCELLED"]
+    faked.snakemake(*profile, "--", DATASET)
+    assert [job["JobState"] for job in submitted(faked)] == ["CANCELLED", "COMPLETED"]
+
+
+@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+def test_sigterm_lets_the_job_end(faked: Project, profile: tuple[str, ...]) -> None:
+    """Snakemake submits nothing more, and ends with what ran; a second call makes the rest."""
+    (faked.folder / "once-prepare_dataset").write_text("while [ ! -e go ]; do sleep 0.1; done\n")
+    running = faked.start(*profile, "--", *INPUTS[1:])
+    wait_until((faked.folder / "done-prepare_dataset").exists, "the job")
+    running.process.send_signal(signal.SIGTERM)
+    (faked.folder / "go").touch()
+    said = running.end(1)
+    assert "Will exit after finishing currently running jobs" in said
+    assert "1 of 7 steps (14%) done" in said
+    assert [job["JobState"] for job in submitted(faked)] == ["COMPLETED"]
+    faked.snakemake(*profile, "--", DATASET)
+    assert len(submitted(faked)) == 1
+
+
+def weights(project: Project, run: str) -> dict[str, bytes]:
+    """The trained weights by name, as bytes."""
+    path = project.folder / f"results/{run}/plain/weights/unet/diffusion_pytorch_model.safetensors"
+    with safe_open(path, "np") as found:
+        return {name: found.get_tensor(name).tobytes() for name in found.keys()}  # noqa: SIM118
+
+
+def test_the_generic_profile_trains_what_this_machine_does(project: Project) -> None:
+    """Training and weights are jobs of sbatch; every bit is the local run's."""
+    for run, words in {"local": ("--cores", "2"), "submitted": (*GENERIC, *NO_GPUS)}.items():
+        project.configure(run, REAL.format(run=run))
+        made = f"results/{run}/plain/weights/manifest.json"
+        project.snakemake(*words, "--configfile", f"config/{run}.yaml", "--", made)
+    jobs = submitted(project)
+    assert [job["JobName"] for job in jobs][-2:] == ["train_phase", "export_weights"]
+    assert {job["JobState"] for job in jobs} == {"COMPLETED"}
+    assert weights(project, "submitted") == weights(project, "local")
+    assert project.steps("submitted/plain") == project.steps("local/plain") == [*range(1, 9)]
+
+
+def test_the_profile_of_cluster_check_runs_jobs(faked: Project) -> None:
+    """Written from what this cluster says, it plans the whole run and makes the data by a job in
+    the partition that it names. Without accounting the executor finds no account, and goes on."""
+    checked = subprocess.run(
+        [sys.executable, "-m", "zerotrain", "cluster", "check", "--output", "profiles/mine"],
+        cwd=faked.folder, env=faked.environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    problems = re.findall("^problem (.*)", checked.stdout, re.M)
+    assert all("but there is none that torch knows" in one for one in problems)  # GPUs are fake
+    assert "ok      the project's folder is shared" in checked.stdout
+    mine = ("--profile", "profiles/mine", *PROFILE[2:])
+    assert planned(faked, mine)["slurm_partition"] == "cpu"
+    said = faked.snakemake(*mine, "--", DATASET)
+    assert "Unable to guess SLURM account. Trying to proceed without." in said
+    (trial, job) = (
+        *faked.cluster.ask("squeue", "-h", "-t", "all", "-n", "cluster-check", "-o", "%T").split(),
+        submitted(faked)[-1],
+    )
+    assert trial == "COMPLETED"
+    assert (job["JobState"], job["Partition"]) == ("COMPLETED", "cpu")
+    assert memory_mb(job["MinMemoryNode"]) == 1024
+
+
+GRID_ENGINE = {
+    "qsub": "for script; do :; done\n"
+    '(setsid sh -c \'echo $$ >job-pid; exec sh "$0"\' "$script"; echo $? >job-ended) '
+    ">job-said 2>&1 &\necho 71\n",
+    "qstat": "[ ! -e job-ended ]\n",
+    "qacct": "printf 'failed 0\\nexit_status %s\\n' \"$(cat job-ended)\"\n",
+}
+"""Stand-ins; a job is a group of processes, as to Grid Engine."""
+LISTENS = """\
+{python} -c "
+import pathlib, signal, time
+warned = pathlib.Path('warned')
+signal.signal(signal.SIGUSR1, lambda *_: warned.touch())
+pathlib.Path('listens').touch()
+while not warned.exists():
+    time.sleep(0.1)
+time.sleep(2)
+"
+"""
+
+
+def test_grid_engines_warning_leaves_the_job_its_time(faked: Project) -> None:
+    """SIGUSR1 to all processes of a job: the stage hears it, and the shell and the Snakemake around
+    it live until it has ended in order."""
+    for name, script in GRID_ENGINE.items():
+        path = faked.folder / "bin" / name
+        path.write_text(f"#!/bin/sh\n{script}")
+        path.chmod(0o755)
+    (faked.folder / "once-prepare_dataset").write_text(LISTENS.format(python=sys.executable))
+    words = ("--profile", "profiles/sge", "--latency-wait", "5", "--retries", "0")
+    running = faked.start(*words, "--", DATASET)
+    wait_until((faked.folder / "listens").exists, "the job")
+    os.killpg(int((faked.folder / "job-pid").read_text()), signal.SIGUSR1)
+    assert "1 of 1 steps (100%) done" in running.end()
+    assert (faked.folder / "warned").exists()
+    assert (faked.folder / "job-ended").read_text() == "0\n"

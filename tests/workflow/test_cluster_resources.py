@@ -9,7 +9,7 @@ import pytest
 from tests.workflow.conftest import Project
 
 from zerotrain.config import read_config
-from zerotrain.plan.forecast import LIBRARIES, machine_memory
+from zerotrain.plan.forecast import LIBRARIES, SNAKEMAKE, machine_memory
 from zerotrain.plan.planner import Place, plan
 
 ASKED = ("--default-resources", "mem_mb=1000", "disk_mb=1000")
@@ -72,7 +72,8 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
     ):
         made = plan(run, phase, Place(None, None, cpu=cpu), only=[preset])
         row = made.rows[preset][made.mode]
-        planned = (row.device if cpu else row.host) // machines + (processes + 1) * LIBRARIES
+        model = (row.device if cpu else row.host) // machines
+        planned = model + (processes + 1) * LIBRARIES + SNAKEMAKE
         assert int(of(found, phase, "mem_mb")) == -(-planned // 2**20)
         said_of = machine_memory(run, phase, cpu=cpu)
         for rule, folder in (("evaluate", "evaluation"), ("export_weights", "weights")):

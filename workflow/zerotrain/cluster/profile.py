@@ -104,9 +104,6 @@ def _engine(cluster: Cluster) -> list[Entry]:
                 {"slurm-status-command": "squeue"},
             )
         )
-        entries.append(
-            ("Nobody is billed; left out, the executor asks sacct.", {"slurm-no-account": True})
-        )
         age = cluster.seconds("MinJobAge")
         if age is not None and age < 3 * FIRST_LOOK:
             entries.append(

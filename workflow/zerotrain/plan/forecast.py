@@ -31,6 +31,10 @@ kernels, which no formula has, come on top of it on a GPU."""
 WORK = 2 * GIB
 """Bytes of a stage that handles one shard or batch at a time, beside the model it has loaded: a
 shard of weights holds 1 GiB, and is there twice while it is converted."""
+SNAKEMAKE = GIB // 2
+"""Bytes of what a job runs beside its stage, all of it in the memory that Slurm grants: 430 MiB, of
+which the jobstep's Snakemake and the one that it starts take 174 each, train_phase 72, srun 7 and
+shells the rest (rss on the first of two nodes, snakemake 9.27, executor slurm 2.8)."""
 STATE = 4
 """Values of a parameter in a checkpoint of elsewhere: weight, master weight, two moments."""
 
@@ -52,7 +56,7 @@ def machine_memory(config: RunConfig, name: str, *, cpu: bool = False) -> dict[s
     processes = launch.num_processes // launch.machines
     sizes = _parameters(config.family, str(made_base(config) or config.base))
     trained = sizes[FAMILIES[config.family].trained_part]
-    return {
+    stages = {
         # The launcher is a process of its own.
         "train_phase": of_all // launch.machines + (processes + 1) * LIBRARIES,
         "cache_latents": FP32 * (sum(sizes.values()) - trained) + LIBRARIES + WORK,
@@ -60,6 +64,7 @@ def machine_memory(config: RunConfig, name: str, *, cpu: bool = False) -> dict[s
         "export_weights": LIBRARIES + WORK,
         "import_checkpoint": STATE * FP32 * trained + LIBRARIES + WORK,
     }
+    return {stage: taken + SNAKEMAKE for stage, taken in stages.items()}
 
 
 def _prediction(config: RunConfig, name: str, *, cpu: bool) -> Prediction:
