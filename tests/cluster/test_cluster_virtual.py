@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
+import contextlib
 from pathlib import Path
 
+import psutil
+from tests.cluster.conftest import wait_until
 from tests.cluster.virtual_slurm import VirtualSlurm
 
 
@@ -19,15 +21,22 @@ def test_a_job_has_two_nodes_with_two_gpus_each(cluster: VirtualSlurm, tmp_path:
     assert sorted(output.read_text().split("\n")) == ["", "n1 2", "n2 2"]
 
 
-def test_a_dead_node_comes_back(cluster: VirtualSlurm) -> None:
-    """With all that ran on it gone."""
-    job = subprocess.Popen(
-        ["srun", "-w", "n2", "--mem=100", "sleep", "600"],
-        env=cluster.environment, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    while not cluster.jobs(running=True):
-        pass
+def test_a_dead_node_comes_back(cluster: VirtualSlurm, tmp_path: Path) -> None:
+    """With all that ran on it gone, without a word."""
+    written, trapped = tmp_path / "pid", tmp_path / "trapped"
+    inner = f"trap 'touch {trapped}' TERM; echo $$ >{written}; while sleep 1; do :; done"
+    where = ("--no-requeue", "-w", "n2", "--mem=100", "--output=/dev/null")
+    cluster.ask("sbatch", *where, "--wrap", inner)
+    pid = wait_until(lambda: written.exists() and written.read_text().strip(), "the job")
     cluster.kill_node("n2")
-    assert job.wait(timeout=60) != 0
+    wait_until(lambda: not running(int(pid)), "its end")
     cluster.clear()
+    assert not trapped.exists()
     assert cluster.ask("sinfo", "-h", "-n", "n2", "-p", "cpu", "-o", "%t") == "idle"
+
+
+def running(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
