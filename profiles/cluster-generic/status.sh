@@ -4,6 +4,7 @@ state=$(scontrol show job -o "$1" 2>&1 | sed -n 's/.* JobState=\([A-Z_]*\) .*/\1
 case $state in
   COMPLETED) echo success ;;
   BOOT_FAIL | CANCELLED | DEADLINE | FAILED | NODE_FAIL | OUT_OF_MEMORY | TIMEOUT) echo failed ;;
+  PREEMPTED | REVOKED | SPECIAL_EXIT) echo failed ;; # one that is requeued shows PENDING
   '')
     # Slurm forgets jobs some minutes after their end (MinJobAge); accounting, if on, remembers.
     if scontrol ping >/dev/null 2>&1 && ! squeue -h -j "$1" >/dev/null 2>&1; then

@@ -6,27 +6,30 @@ existed in its configuration alone: typed GPUs, several partitions, a drained no
 
 from __future__ import annotations
 
+import grp
+import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.cluster.conftest import wait_until
+from tests.cluster.virtual_slurm import NODES, VirtualSlurm
 from typer.testing import CliRunner
 
 from zerotrain import cli
 from zerotrain.cluster import phases
-from zerotrain.cluster.findings import of_trial
-from zerotrain.cluster.slurm import (
-    Cluster,
-    ask_slurm,
-    parse_accounts,
-    parse_gres,
-    parse_minutes,
-)
+from zerotrain.cluster.ask import ask_slurm
+from zerotrain.cluster.profile import GPU_RULES, NO_GPU_RULES, TRAINING
+from zerotrain.cluster.slurm import Cluster, Partition, parse_accounts, parse_gres, parse_minutes
 from zerotrain.cluster.trial import Trial, try_job
+from zerotrain.cluster.trial_findings import of_trial
 from zerotrain.config import read_config
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +56,11 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
             "scontrol": f'cat "{says}/$2"',
             "sbatch": "exit 1",
             "sacct": "true" if books else NO_BOOKS,
-            "sacctmgr": f"printf '{books}'" if books else NO_BOOKS,
+            # The same books hold another cluster's accounts as well.
+            "sacctmgr": f"case $* in *cluster={name}*) ;; *) printf 'theirs|theirs|1\\n' ;; esac\n"
+            f"printf '{books}'"
+            if books
+            else NO_BOOKS,
             "srun": 'while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
         }
         for command, script in scripts.items():
@@ -97,17 +104,51 @@ def test_a_cluster_becomes_sentences_and_a_profile(
     generated(GOLDEN / f"{name}.yaml", (tmp_path / "mine/config.yaml").read_text())
 
 
+def without_reason(profile: Path, *, shared: bool) -> list[str]:
+    """Entries of a profile without a comment above them, but for rules, whose values have theirs.
+
+    Args:
+        profile: The file.
+        shared: Whether a comment holds for all that follows without a gap, at its depth or deeper.
+    """
+    bare, reason = [], None
+    for line in profile.read_text().splitlines():
+        depth = len(line) - len(line.lstrip())
+        if not line:
+            reason = None
+        elif line.lstrip().startswith("#"):
+            reason = depth
+        elif re.match(r" *[\w-]+:", line):
+            if (reason is None or depth < reason) and not re.fullmatch(r"  \w+:", line):
+                bare.append(line.strip())
+            reason = reason if shared else None
+    return bare
+
+
 @pytest.mark.parametrize("name", ["alps", "virtual"])
 def test_each_line_of_a_profile_has_its_reason(
     name: str, recorded: Recorded, tmp_path: Path
 ) -> None:
-    """A comment stands above each entry, but for rules and values that share one."""
+    """A comment of its own stands above each entry."""
     recorded(name)
     check("--no-job", "--output", tmp_path)
-    lines = (tmp_path / "config.yaml").read_text().splitlines()
-    assert yaml.safe_load("\n".join(lines))["executor"] == "slurm"
-    top = [n for n, line in enumerate(lines) if line[:1].isalpha()]
-    assert all(lines[n - 1].startswith("#") for n in top)
+    file = tmp_path / "config.yaml"
+    assert yaml.safe_load(file.read_text())["executor"] == "slurm"
+    assert without_reason(file, shared=False) == []
+
+
+def test_profiles_know_the_rules_that_become_jobs() -> None:
+    """Those that are not local; on a cluster with a partition of CPUs each has its place."""
+    texts = [path.read_text() for path in [ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk")]]
+    made = r"^rule (\w+):|^use rule \w+ as (\w+)"
+    rules = {"".join(names) for text in texts for names in re.findall(made, text, re.M)}
+    blocks = [
+        block
+        for text in texts
+        for block in re.findall(r"^localrules:\n(.*?)\n\n", text, re.M | re.S)
+    ]
+    local = {name for block in blocks for name in re.findall(r"\w+", block)}
+    assert {TRAINING, *GPU_RULES, *NO_GPU_RULES} == rules - local
 
 
 def test_an_account_opens_a_partition(recorded: Recorded, tmp_path: Path) -> None:
@@ -120,6 +161,60 @@ def test_an_account_opens_a_partition(recorded: Recorded, tmp_path: Path) -> Non
     assert written["default-resources"]["slurm_partition"] == "a100"
     assert written["default-resources"]["slurm_account"] == "chemistry"
     assert written["set-resources"]["train_phase"]["runtime"] == 24 * 60
+
+
+@pytest.mark.parametrize(
+    ("closing", "refusal"),
+    [
+        ("s/AllowGroups=ALL/AllowGroups=wheel9,admin9/", "only for groups wheel9,admin9"),
+        ("s/RootOnly=NO/RootOnly=YES/", "for the administrator alone"),
+        ("s/ReqResv=NO/ReqResv=YES/", "only within a reservation"),
+        ("s/AllowAccounts=[a-z,]*/DenyAccounts=vision,physics/", "not for account physics"),
+    ],
+)
+def test_a_partition_that_is_closed_is_not_chosen(
+    closing: str, refusal: str, recorded: Recorded
+) -> None:
+    """As h100 would be, were it not closed to this user; and it is said why."""
+    scontrol = recorded("alps") / "scontrol"
+    own = grp.getgrgid(os.getegid()).gr_name
+    ours = f"s/AllowGroups=ALL/AllowGroups=admin9,{own}/"
+    scontrol.write_text(
+        f"{scontrol.read_text().rstrip()} | sed -E '/Name=h100/{closing}; /Name=a100/{ours}'\n"
+    )
+    assert "trainings go to a100, other jobs to batch" in check("--no-job")[1]
+    with pytest.raises(cli.PipelineError, match="has not a partition 'h100'") as what:
+        check("--no-job", "--partition", "h100")
+    assert f"h100 ({refusal})" in what.value.what
+
+
+def test_jobs_that_are_soon_forgotten(recorded: Recorded, tmp_path: Path) -> None:
+    """Without accounting an end may be missed; the first look comes so soon that the executor does
+    not turn to sacct, which would not answer."""
+    commands = recorded("alps")
+    (commands / "sacct").write_text(f"#!/bin/sh\n{NO_BOOKS}\n")
+    _, said = check("--no-job", "--output", tmp_path)
+    assert "warn    Slurm forgets a job 60 s after its end (MinJobAge)" in said
+    assert "asks every 180 s or less" in said
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert written["slurm-init-seconds-before-status-checks"] == 20
+    assert written["slurm-status-command"] == "squeue"
+    scontrol = commands / "scontrol"
+    scontrol.write_text(f"{scontrol.read_text().rstrip()} | sed 's/= 60 sec/= 180 sec/'\n")
+    _, said = check("--no-job", "--output", tmp_path, "--force")
+    assert "MinJobAge" not in said
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert "slurm-init-seconds-before-status-checks" not in written
+
+
+def test_memory_is_ended_only_where_slurm_says_so(recorded: Recorded) -> None:
+    """Control groups alone end no job: cgroup.conf says whether they do."""
+    ended = "ok      a job that takes more memory than it asked for is ended"
+    scontrol = recorded("alps") / "scontrol"
+    assert ended not in check("--no-job")[1]
+    constrain = "s/(ConstrainRAMSpace *= )no/\\1yes/"
+    scontrol.write_text(f"{scontrol.read_text().rstrip()} | sed -E '{constrain}'\n")
+    assert ended in check("--no-job")[1]
 
 
 def test_a_partition_that_cancels_is_warned_of(recorded: Recorded) -> None:
@@ -230,6 +325,15 @@ def test_a_trial_job_sees_the_folder_the_clock_and_torch(alps: Cluster, tmp_path
     assert [*tmp_path.glob(".cluster-check-*")] == []
 
 
+def test_a_node_that_has_much_to_say_is_heard(
+    recorded: Recorded, alps: Cluster, tmp_path: Path
+) -> None:
+    """More on stderr than a pipe holds; the last line says why it failed."""
+    noise = "head -c 200000 /dev/zero | tr '\\0' x >&2; echo >&2; echo 'the reason' >&2"
+    (recorded("alps") / "srun").write_text(f"#!/bin/sh\n{noise}\necho '{{}}'\nexit 3\n")
+    assert try_job(alps.partitions[0], tmp_path, None, 5.0).failure == "the reason"
+
+
 def test_what_stops_a_training_on_a_node_is_a_problem(alps: Cluster) -> None:
     """Clock, folder, torch, and a Python that is not there, each by its sentence."""
     partition = next(one for one in alps.partitions if one.name == "h100")
@@ -250,8 +354,49 @@ def test_what_stops_a_training_on_a_node_is_a_problem(alps: Cluster) -> None:
     (only,) = of_trial(away, partition)
     assert only.level == "problem"
     assert "execve(): /x/python" in only.said
-    busy = Trial(["srun"], failure="srun: error: Unable to allocate resources: not available now")
-    assert [one.level for one in of_trial(busy, partition)] == ["warn"]
+
+
+REFUSED = "srun: error: Unable to allocate resources: "
+
+
+@pytest.mark.parametrize(
+    ("said", "level"),
+    [
+        ("Requested nodes are busy", "warn"),
+        ("Immediate execution impossible, insufficient priority", "warn"),
+        ("Invalid partition name specified", "problem"),
+        ("Requested node configuration is not available", "problem"),
+        ("Requested partition configuration not available now", "problem"),
+        ("Required node not available (down, drained or reserved)", "problem"),
+        ("Partition in DOWN state", "problem"),
+        ("Access/permission denied", "problem"),
+    ],
+)
+def test_only_full_nodes_are_worth_a_wait(alps: Cluster, said: str, level: str) -> None:
+    """What srun of Slurm 22.05 says; a job that is refused will never run."""
+    (only,) = of_trial(Trial(["srun"], failure=f"{REFUSED}{said}"), alps.partitions[0])
+    assert only.level == level
+    assert said in only.said
+    assert "Python" not in only.said
+
+
+def test_srun_itself_refuses_and_lets_wait(
+    cluster: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the virtual cluster: no such partition, and nodes that are all taken."""
+    monkeypatch.setenv("PATH", cluster.environment["PATH"])
+    (cpu, *_) = ask_slurm().partitions
+
+    def tried(partition: Partition) -> str:
+        (only,) = of_trial(try_job(partition, tmp_path, None, 1.0), partition)
+        return f"{only.level} {only.said}"
+
+    invalid = f"problem Slurm refuses a trial job: {REFUSED}Invalid partition name specified"
+    assert tried(replace(cpu, name="nowhere")) == invalid
+    for _ in NODES:
+        cluster.ask("sbatch", "--exclusive", "--output=/dev/null", "--wrap", "sleep 60")
+    wait_until(lambda: len(cluster.jobs(running=True)) == len(NODES), "all nodes to be taken")
+    assert tried(cpu) == f"warn no node was free for a trial: {REFUSED}Requested nodes are busy"
 
 
 def test_slurms_own_forms_are_read() -> None:
@@ -308,42 +453,70 @@ def test_snakemake_takes_the_profile_as_it_is(recorded: Recorded, project: Path)
         assert set(words.split()) <= {one.strip() for one in resources}
 
 
+PROFILES = sorted(path.parent.name for path in ROOT.glob("profiles/*/config.yaml"))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_each_line_of_our_profiles_has_its_reason(name: str) -> None:
+    """As of those that are written; here neighbours may share one, and a rule's values its own."""
+    assert without_reason(ROOT / "profiles" / name / "config.yaml", shared=True) == []
+
+
 ENGINES = ("lsf", "sge", "htcondor", "kubernetes")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_profile_of_another_engine_says_that_nobody_ran_it(engine: str) -> None:
-    """Its first lines, and a reason above each entry."""
+    """In its first lines."""
     lines = (ROOT / "profiles" / engine / "config.yaml").read_text().splitlines()
     head = " ".join(line.lstrip("# ") for line in lines[: lines.index("")])
     assert "Nobody has run this profile" in head
-    top = [n for n, line in enumerate(lines) if line[:1].isalpha()]
-    assert all(lines[n - 1].startswith("#") for n in top)
     rules = yaml.safe_load("\n".join(lines))["set-resources"]
     assert set(rules) == {"train_phase", "cache_latents", "evaluate"}
     assert all((ROOT / f"rules/{rule}.smk").is_file() for rule in rules)
 
 
+def state(profile: str, commands: Path, **scripts: str) -> str:
+    """What a profile's status.sh says of job 71, with stand-ins for the engine's commands."""
+    for name, script in scripts.items():
+        (commands / name).write_text(f"#!/bin/sh\n{script}\n")
+        (commands / name).chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "profiles" / profile / "status.sh", "71"],
+        env={"PATH": f"{commands}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_slurms_words_become_states(tmp_path: Path) -> None:
+    """profiles/cluster-generic/status.sh: a state is final or not; jobs that Slurm has forgotten,
+    and a controller that does not answer."""
+    shown = partial(state, "cluster-generic", tmp_path)
+    record = "echo 'JobId=71 JobName=train JobState={} Reason=None Dependency=(null)'".format
+    states = {
+        "running": "PENDING CONFIGURING RUNNING SUSPENDED STOPPED COMPLETING STAGE_OUT REQUEUED "
+        "REQUEUE_HOLD RESIZING SIGNALING",
+        "success": "COMPLETED",
+        "failed": "BOOT_FAIL CANCELLED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED "
+        "SPECIAL_EXIT TIMEOUT",
+    }
+    for wanted, names in states.items():
+        found = {name: shown(scontrol=record(name)) for name in names.split()}
+        assert found == dict.fromkeys(names.split(), wanted)
+    forgotten = '[ "$1" = ping ]'
+    assert shown(scontrol=forgotten, squeue="exit 1", sacct="echo ' COMPLETED '") == "success"
+    assert shown(scontrol=forgotten, squeue="exit 1", sacct="exit 1") == "failed"
+    assert shown(scontrol="exit 1", squeue="exit 1", sacct="exit 1") == "running"
+
+
 def test_grid_engines_words_become_states(tmp_path: Path) -> None:
-    """profiles/sge/status.sh, with stand-ins: queued, held by an error, ended well, killed."""
-    told = {"qstat": "", "qacct": ""}
-
-    def state(**scripts: str) -> str:
-        for name, script in {**told, **scripts}.items():
-            (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-            (tmp_path / name).chmod(0o755)
-        done = subprocess.run(
-            [ROOT / "profiles/sge/status.sh", "71"],
-            env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.strip()
-
+    """profiles/sge/status.sh: queued, held by an error, ended well, killed."""
     gone = "exit 1"
-    assert state(qstat="echo '71 0.5 train me qw 11/23/2026'") == "running"
-    assert state(qstat="echo '71 0.5 train me Eqw 11/23/2026'") == "failed"
+    assert state("sge", tmp_path, qstat="echo '71 0.5 train me qw 11/23/2026'") == "running"
+    assert state("sge", tmp_path, qstat="echo '71 0.5 train me Eqw 11/23/2026'") == "failed"
     ended = "printf 'failed       0\nexit_status  {}\n'"
-    assert state(qstat=gone, qacct=ended.format(0)) == "success"
-    assert state(qstat=gone, qacct=ended.format(137)) == "failed"
+    assert state("sge", tmp_path, qstat=gone, qacct=ended.format(0)) == "success"
+    assert state("sge", tmp_path, qstat=gone, qacct=ended.format(137)) == "failed"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from zerotrain.cluster.ask import ask_slurm
 from zerotrain.cluster.choice import choose
-from zerotrain.cluster.findings import Finding, of_cluster, of_trial
+from zerotrain.cluster.findings import Finding, of_cluster
 from zerotrain.cluster.profile import FILE, profile, refuse_present, write_profile
-from zerotrain.cluster.slurm import ask_slurm
 from zerotrain.cluster.trial import try_job
+from zerotrain.cluster.trial_findings import of_trial
 from zerotrain.config.read import read_config
 
 

@@ -92,12 +92,17 @@ def _minutes(partition: Partition) -> float:
 
 
 def _open(partition: Partition, account: str | None) -> bool:
-    return not partition.accounts or account in partition.accounts
+    named = not partition.accounts or account in partition.accounts
+    return named and account not in partition.denied and not partition.closed
 
 
 def _refusal(partition: Partition, account: str | None) -> str:
     if not partition.up:
         return "not up"
+    if partition.closed:
+        return partition.closed
+    if account in partition.denied:
+        return f"not for account {account}"
     if not _open(partition, account):
         return f"only for accounts {', '.join(partition.accounts)}"
     return "usable" if partition.nodes else "no node answers"

@@ -8,14 +8,9 @@ from typing import Literal
 
 from zerotrain.cluster.choice import Choice, preempt_mode, preemptors
 from zerotrain.cluster.slurm import Cluster, Node, Partition
-from zerotrain.cluster.trial import Trial
 
 LEAST_JOB_AGE = 180
-"""Seconds: the executor asks for the state of jobs at least that often."""
-LARGEST_SKEW = 1.0
-"""Seconds: Snakemake compares times of files that here and there were written."""
-SMALL_TEMPORARY = 20 * 10**9
-"""Bytes that a node-local copy of a cache will soon pass."""
+"""Seconds: the executor's longest wait between two looks at its jobs."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +42,6 @@ def of_cluster(cluster: Cluster, choice: Choice) -> list[Finding]:
     ]
 
 
-def of_trial(trial: Trial, partition: Partition) -> list[Finding]:
-    """What a job on a compute node tells."""
-    facts = trial.facts
-    if "time" not in facts:
-        return [_no_start(trial)]
-    found = [Finding("ok", f"a job ran on {facts['host']} by `{' '.join(trial.command[:4])} ...`")]
-    found += [_clock(trial), _folder(trial)]
-    if "temporary" not in facts:
-        return [*found, Finding("problem", f"the job ended early: {trial.failure}")]
-    found += [_torch(trial, partition), _temporary(trial), _hub(trial)]
-    return found
-
-
 def devices(nodes: Iterable[Node]) -> str:
     """GPUs of nodes: `2 x 4 a100, 1 x 8 h100`."""
     kinds: dict[str, int] = {}
@@ -85,6 +67,10 @@ def _said(one: Partition) -> str:
         known.append(f"features {' '.join(sorted(features))}")
     if one.accounts:
         known.append(f"for accounts {' '.join(one.accounts)} alone")
+    if one.denied:
+        known.append(f"not for accounts {' '.join(one.denied)}")
+    if one.closed:
+        known.append(one.closed)
     if not one.up:
         known.append("not up")
     return ", ".join(known)
@@ -116,8 +102,9 @@ def _gpus(choice: Choice) -> Iterator[Finding]:
         yield Finding(
             "warn",
             f"{one.name} has GPUs of several types ({names}): a job may get any of them",
-            f"ask for a type in the profile, under set-resources of train_phase: gres: "
-            f"gpu:{max(kinds)}:1, or constraint: a feature of its nodes",
+            "ask for a type in the profile, under set-resources of train_phase, evaluate and "
+            "cache_latents: constraint: FEATURE of its nodes; or gres, which then counts as well: "
+            "docs/hpc.md, 3",
         )
 
 
@@ -189,7 +176,10 @@ def _ending(cluster: Cluster) -> Iterator[Finding]:
 
 
 def _memory(cluster: Cluster) -> Iterator[Finding]:
-    kinds = cluster.config.get("TaskPlugin", "") + cluster.config.get("JobAcctGatherParams", "")
+    ends = "OverMemoryKill" in cluster.config.get("JobAcctGatherParams", "") or (
+        "cgroup" in cluster.config.get("TaskPlugin", "")
+        and cluster.config.get("ConstrainRAMSpace") == "yes"  # cgroup.conf, shown with the rest
+    )
     counted = "MEMORY" in cluster.config.get("SelectTypeParameters", "").upper()
     if not counted:
         yield Finding(
@@ -198,88 +188,7 @@ def _memory(cluster: Cluster) -> Iterator[Finding]:
             "take more than it has",
             "ask for whole nodes: add --exclusive to slurm_extra in the profile",
         )
-    elif "cgroup" in kinds or "OverMemoryKill" in kinds:
+    elif ends:
         yield Finding("ok", "a job that takes more memory than it asked for is ended")
     else:
-        yield Finding("ok", "memory is handed out, and what a job takes beyond it is not watched")
-
-
-def _no_start(trial: Trial) -> Finding:
-    queued = "Unable to allocate" in trial.failure or "immediate" in trial.failure
-    if queued:
-        return Finding(
-            "warn",
-            f"no node was free for a trial: {trial.failure}",
-            "wait longer with --wait SECONDS, or look at the rest with --no-job",
-        )
-    return Finding(
-        "problem",
-        f"the project's Python does not start on a node: {trial.failure}",
-        "install the project (make setup) on a folder that the nodes see, with a Python that they "
-        f"have too; by hand: `{' '.join(trial.command)}`",
-    )
-
-
-def _clock(trial: Trial) -> Finding:
-    skew = trial.skew_seconds or 0.0
-    if abs(skew) <= LARGEST_SKEW:
-        return Finding("ok", f"its clock and this one differ by {abs(skew):.2f} s or less")
-    way = "ahead of" if skew > 0 else "behind"
-    return Finding(
-        "problem",
-        f"its clock is {abs(skew):.1f} s {way} this one: Snakemake takes files for older than "
-        "they are",
-        "ask the administrators to set the clocks (NTP)",
-    )
-
-
-def _folder(trial: Trial) -> Finding:
-    if trial.facts.get("asked_after") is None:
-        return Finding(
-            "problem",
-            "the node does not see a file that was written here",
-            "move the project to a file system that all nodes share (`df -T .` names this one's)",
-        )
-    if trial.seen_after is None:
-        return Finding(
-            "problem",
-            "what the node wrote is not seen here",
-            "move the project to a file system that all nodes share",
-        )
-    slower = max(trial.facts["asked_after"], trial.seen_after)
-    return Finding("ok", f"the project's folder is shared: a file is seen after {slower:.1f} s")
-
-
-def _torch(trial: Trial, partition: Partition) -> Finding:
-    facts = trial.facts
-    if facts["torch"]:
-        return Finding(
-            "problem", f"torch does not load there: {facts['torch']}", "`make setup`, then again"
-        )
-    if partition.gpu_nodes and facts["accelerator"] == "cpu":
-        why = facts["unused"] or "the job got a GPU by Slurm, but there is none that torch knows"
-        return Finding(
-            "problem",
-            f"torch computes on the CPU there: {why}",
-            "`make setup` where a GPU is seen, or with the build of torch that fits it; "
-            "`nvidia-smi` in a job of that partition shows driver and GPUs",
-        )
-    return Finding("ok", f"torch loads there and computes on {facts['machine']}")
-
-
-def _temporary(trial: Trial) -> Finding:
-    place, free = trial.facts["temporary"], trial.facts["temporary_free"]
-    said = f"a job's own disk, {place}, has {free / 1e9:.0f} GB free"
-    if free < SMALL_TEMPORARY:
-        return Finding("warn", said, "too small for a cache or a swap folder: keep them shared")
-    return Finding("ok", f"{said}: room for node-local scratch")
-
-
-def _hub(trial: Trial) -> Finding:
-    if trial.facts["hub"]:
-        return Finding(
-            "warn",
-            f"compute nodes do not reach the hub ({trial.facts['hub']})",
-            "call `zerotrain fetch` here before the jobs; see docs/hpc.md",
-        )
-    return Finding("ok", "compute nodes reach the hub")
+        yield Finding("ok", "memory is handed out; nothing here ends a job that takes more")

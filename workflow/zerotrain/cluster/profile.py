@@ -26,11 +26,14 @@ WARNING = 120
 DAY = 24 * 60
 UNKNOWN_LATENCY = 60
 """Seconds after which caches of NFS look again."""
-LONGEST_STAGE = 4 * 480
+LONGEST_STAGE = 2 * 480
 """Minutes that a stage may ask for at its last attempt (rules/cache_latents.smk)."""
 TRAINING = "train_phase"
 GPU_RULES = ("cache_latents", "evaluate")
-NO_GPU_RULES = ("prepare_dataset", "build_base", "import_checkpoint", "export_weights")
+NO_GPU_RULES = (
+    *("prepare_dataset", "build_base", "build_shared_base"),
+    *("import_checkpoint", "export_weights"),
+)
 EVALUATED = {*dir(builtins), *kwlist, "input", "attempt", "threads", "wildcards"}
 """Names that Snakemake would take for something else."""
 Entry = tuple[str, dict[str, Any]]

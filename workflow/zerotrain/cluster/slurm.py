@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
+import contextlib
+import grp
+import os
 import re
-import shutil
-import subprocess
 from dataclasses import dataclass, field
 
-from zerotrain.errors import PipelineError
-
-ANSWER_SECONDS = 60.0
-"""How long scontrol or sacct may take: a busy controller answers late."""
 UNUSABLE = frozenset(
     {"DOWN", "DRAIN", "FAIL", "FAILING", "FUTURE", "INVAL", "INVALID_REG", "NOT_RESPONDING"}
     | {"MAINT", "UNKNOWN"}
@@ -49,14 +45,16 @@ class Partition:
     default: bool
     minutes: int | None
     """Longest job; None has no limit."""
-    default_minutes: int | None
-    """Limit of a job that states none; None: the longest."""
     priority: int
     """PriorityTier: jobs of a higher one may preempt those of a lower."""
     preempt_mode: str
     grace_seconds: int
     accounts: tuple[str, ...]
     """Accounts that alone may use it; empty: all."""
+    denied: tuple[str, ...]
+    """Accounts that may not."""
+    closed: str
+    """Why it takes no job of this user, whatever the account; empty: it does."""
     most_nodes: int | None
     nodes: tuple[Node, ...]
     """Those that can be used."""
@@ -88,44 +86,6 @@ class Cluster:
         """A duration of slurm.conf; None where it is not a number."""
         found = re.match(r"\d+", self.config.get(key, ""))
         return int(found[0]) if found else None
-
-
-def ask_slurm() -> Cluster:
-    """Ask the cluster that this login node belongs to.
-
-    Raises:
-        PipelineError: there is no Slurm here, or its controller does not answer.
-    """
-    for command in ("sinfo", "scontrol", "sbatch"):
-        if shutil.which(command) is None:
-            raise PipelineError(
-                f"this machine has no Slurm: there is no command {command!r}",
-                hint="call it on the login node; `module load slurm` first where the cluster "
-                "keeps its commands in a module. Other engines: docs/hpc.md",
-            )
-    version = _answer("sinfo", "--version").split()[-1]
-    config = parse_config(_answer("scontrol", "show", "config"))
-    nodes = parse_nodes(_answer("scontrol", "show", "node", "-o"))
-    partitions = parse_partitions(_answer("scontrol", "show", "partition", "-o"), nodes)
-    unanswered: list[str] = []
-    accounts: tuple[str, ...] = ()
-    most = None
-    accounting = True
-    try:
-        _answer("sacct", "-n", "-X", "-S", "now-1hours", "-o", "jobid")
-    except PipelineError as error:
-        accounting = False
-        unanswered.append(error.what)
-    else:
-        try:
-            wanted = "format=account,defaultaccount,maxsubmit"
-            said = _answer("sacctmgr", "-nP", "show", "user", getpass.getuser(), "-s", wanted)
-            accounts, most = parse_accounts(said)
-        except PipelineError as error:
-            unanswered.append(error.what)
-    return Cluster(
-        version, config, nodes, partitions, accounting, accounts, most, tuple(unanswered)
-    )
 
 
 def parse_config(text: str) -> dict[str, str]:
@@ -205,14 +165,35 @@ def _partition(record: dict[str, str], nodes: tuple[Node, ...]) -> Partition:
         up=record.get("State") == "UP",
         default=record.get("Default") == "YES",
         minutes=parse_minutes(record.get("MaxTime", "")),
-        default_minutes=parse_minutes(record.get("DefaultTime", "")),
         priority=int(record.get("PriorityTier", "1")),
         preempt_mode=record.get("PreemptMode", "OFF"),
         grace_seconds=int(record.get("GraceTime", "0")),
         accounts=() if accounts == "ALL" else _names(accounts),
+        denied=_names(record.get("DenyAccounts", "")),
+        closed=_closed(record),
         most_nodes=int(most) if most.isdecimal() else None,
         nodes=tuple(node for node in nodes if name in node.partitions and node.usable),
     )
+
+
+def _closed(record: dict[str, str]) -> str:
+    groups = record.get("AllowGroups", "ALL")
+    if record.get("RootOnly") == "YES":
+        return "for the administrator alone"
+    if record.get("ReqResv") == "YES":
+        return "only within a reservation"
+    if groups != "ALL" and not _own_groups() & set(_names(groups)):
+        return f"only for groups {groups}"
+    return ""
+
+
+def _own_groups() -> set[str]:
+    """Names of the groups that this process is in."""
+    found = set()
+    for number in {*os.getgroups(), os.getegid()}:
+        with contextlib.suppress(KeyError):  # a number without a name
+            found.add(grp.getgrgid(number).gr_name)
+    return found
 
 
 def _record(line: str) -> dict[str, str]:
@@ -222,30 +203,3 @@ def _record(line: str) -> dict[str, str]:
 
 def _names(text: str) -> tuple[str, ...]:
     return () if text == "(null)" else tuple(filter(None, text.split(",")))
-
-
-def _answer(*command: str) -> str:
-    """What a command of Slurm prints.
-
-    Raises:
-        PipelineError: it fails or does not answer.
-    """
-    line = " ".join(command)
-    hint = "ask again when the cluster answers `sinfo`; `scontrol ping` says whether it is up"
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ANSWER_SECONDS,
-        )
-    except OSError as error:
-        raise PipelineError(f"`{line}`: {error.strerror}", hint=hint) from error
-    except subprocess.TimeoutExpired as error:
-        what = f"`{line}` has not answered in {ANSWER_SECONDS:.0f} s"
-        raise PipelineError(what, hint=hint) from error
-    if done.returncode:
-        said = next(iter(done.stderr.strip().splitlines()), f"code {done.returncode}")
-        raise PipelineError(f"`{line}` fails: {said}", hint=hint)
-    return done.stdout

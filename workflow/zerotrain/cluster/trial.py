@@ -55,7 +55,7 @@ def try_job(partition: Partition, folder: Path, account: str | None, wait_s: flo
     command += [f"--account={account}"] if account else []
     command += ["--cpus-per-task=1", "--mem=4G"]  # Left out, it may be all that the node has.
     command += ["--gres=gpu:1"] if partition.gpu_nodes else []
-    with _shared(folder) as shared:
+    with _shared(folder) as shared, tempfile.TemporaryFile("w+", errors="replace") as errors:
         word = secrets.token_hex(8)
         trial = Trial([*command, sys.executable, "-m", "zerotrain.cluster.trial_node", str(shared)])
         try:
@@ -63,7 +63,7 @@ def try_job(partition: Partition, folder: Path, account: str | None, wait_s: flo
                 trial.command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stderr=errors,  # no pipe, which nobody would empty while the job speaks
                 text=True,
             )
         except OSError as error:
@@ -73,13 +73,13 @@ def try_job(partition: Partition, folder: Path, account: str | None, wait_s: flo
             (shared / ASKED).write_text(word)
             try:
                 _listen(job, shared, trial)
-                errors = job.stderr.read() if job.stderr else ""
             except BaseException:
                 job.terminate()
                 raise
         if job.returncode:
-            lines = [line for line in errors.strip().splitlines() if line.strip()]
-            trial.failure = lines[-1] if lines else f"srun ended with code {job.returncode}"
+            errors.seek(0)
+            lines = [line for line in errors if line.strip()]
+            trial.failure = lines[-1].strip() if lines else f"srun ended with code {job.returncode}"
     return trial
 
 

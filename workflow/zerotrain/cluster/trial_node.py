@@ -37,7 +37,6 @@ def main(folder: Path) -> None:
         {
             "temporary": str(temporary),
             "temporary_free": shutil.disk_usage(temporary).free,
-            "cores": len(os.sched_getaffinity(0)),
             "hub": _hub(),
             **_torch(),
         }
@@ -80,7 +79,6 @@ def _torch() -> dict[str, Any]:
         "unused": machine.unused,
         "torch": found["error"] or "",
         "accelerator": found.get("accelerator", machine.accelerator),
-        "devices": len(machine.devices),
     }
 
 
