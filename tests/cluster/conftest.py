@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.cluster.virtual_slurm import VirtualSlurm, missing, virtual_slurm
 
 SECONDS = 300
@@ -123,6 +125,12 @@ def wait_until(what: Callable[[], Any], name: str) -> Any:
         assert time.monotonic() < deadline, f"waited {SECONDS} s for {name}"
         time.sleep(0.1)
     return seen
+
+
+def weights(phase: Path) -> torch.Tensor:
+    """All of a phase's trained weights, one after the other by their names."""
+    found = load_file(phase / "weights" / "unet" / "diffusion_pytorch_model.safetensors")
+    return torch.cat([found[name].flatten() for name in sorted(found)])
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from tests.cluster.conftest import NO_GPUS, PROFILE, Project
+from tests.cluster.conftest import NO_GPUS, PROFILE, Project, weights
 from tests.cluster.virtual_slurm import NODES
 
 pytestmark = pytest.mark.slow
@@ -24,12 +23,6 @@ phases:
 evaluate: {{images_per_prompt: 1, num_inference_steps: 2, batch_size: 100}}
 """
 PHASES = ("plain", "sharded")
-
-
-def weights(folder: Path) -> torch.Tensor:
-    """All of a phase's trained weights, one after the other."""
-    found = load_file(folder / "weights" / "unet" / "diffusion_pytorch_model.safetensors")
-    return torch.cat([found[name].flatten() for name in sorted(found)])
 
 
 def test_two_nodes_train_what_one_machine_does(project: Project, tmp_path: Path) -> None:

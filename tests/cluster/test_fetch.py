@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -220,6 +222,29 @@ def test_nothing_is_downloaded_where_there_is_no_room(
         list(fetching.fetch(configured(tmp_path), tmp_path / "shared"))
     assert asked == []
     assert not (tmp_path / "shared" / "env.sh").exists()
+
+
+def test_a_file_system_without_locks_is_fetched_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As some clusters' shared ones are; what another fetch may be downloading is left alone."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    begun = tmp_path / "fetched/hub/begun.incomplete"
+    begun.parent.mkdir(parents=True)
+    begun.write_text("")
+    files = configured(tmp_path)
+    raw = {**json.loads(files[0].read_text()), "base": "nano"}
+    files[0].write_text(json.dumps(raw))
+    fetch = partial(fetching.fetch, files, tmp_path / "fetched")
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", refuse)
+        assert "jobs source" in [*fetch()][-1]
+    assert begun.exists()
+    assert "jobs source" in [*fetch()][-1]
+    assert not begun.exists()
 
 
 def test_packages_are_fetched_once_and_anew_for_other_versions(

@@ -91,9 +91,10 @@ def open_dataset(config: RunConfig) -> None:
 def _alone(folder: Path) -> Iterator[None]:
     """One fetch at a time; the kernel frees a killed one's lock, and what it had begun goes."""
     with (folder / ".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for path in (folder / "hub").rglob("*.incomplete"):
-            path.unlink()
+        with contextlib.suppress(OSError):  # a file system without this lock: others may download
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for path in (folder / "hub").rglob("*.incomplete"):
+                path.unlink()
         yield
 
 
