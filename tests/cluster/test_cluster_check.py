@@ -429,12 +429,17 @@ def project(private_project: Callable[[str], Path]) -> Iterator[Path]:
 @pytest.mark.slow
 def test_snakemake_takes_the_profile_as_it_is(recorded: Recorded, project: Path) -> None:
     """A dry run names partition, limit and signal of each rule as they were written, also where
-    Snakemake would evaluate a name as Python."""
+    Snakemake would evaluate a name as Python; and a type of GPU as docs/hpc.md asks for it."""
     commands = recorded("alps")
     renamed = "s/([=,])h100([ ,])/\\1gpu.long\\2/g; s/([=,])batch([ ,])/\\1all\\2/g"
     scontrol = commands / "scontrol"
     scontrol.write_text(f"{scontrol.read_text().rstrip()} | sed -E '{renamed}'\n")
     check("--no-job", "--output", project / "profiles/mine")
+    typed = re.search(r"gres: \"'gpu:a100.*\"", (ROOT / "docs/hpc.md").read_text())
+    assert typed
+    file = project / "profiles/mine/config.yaml"
+    text = file.read_text().replace("runtime: 2160", f"runtime: 2160\n    {typed[0]}")
+    file.write_text(text.replace("'main'", "'offload'"))
     snakemake = Path(sys.executable).with_name("snakemake")
     done = subprocess.run(
         [snakemake, "--profile", "profiles/mine", "-n"],
@@ -446,7 +451,8 @@ def test_snakemake_takes_the_profile_as_it_is(recorded: Recorded, project: Path)
     assert done.returncode == 0, done.stdout
     shown = dict(block.split(":", 1) for block in done.stdout.split("\nrule ")[1:])
     for rule, words in {
-        "train_phase": "slurm_partition=gpu.long runtime=2160 slurm_extra=--signal=TERM@120",
+        "train_phase": "slurm_partition=gpu.long runtime=2160 slurm_extra=--signal=TERM@120 "
+        "gres=gpu:a100:4",
         "export_weights": "slurm_partition=all slurm_account=physics runtime=60",
     }.items():
         resources = shown[rule].partition("resources:")[2].partition("\n")[0].split(", ")
