@@ -7,12 +7,14 @@ GIB = 2**30
 UNKNOWN = 32 * GIB  # of one process, where the planner does not know the model
 LIGHT = GIB  # hashes, lists, decoded images of one process: 0.2 GiB; Snakemake in the job: 0.4
 BUILD = 3 * GIB  # torch with the shards of a base model, of which one is held at a time
+MEMORY = {"mem_mb", "mem_mib"}  # who says memory by the core, says it of every job
 NO_GPU = ("none", "", "0")
+MOST = 2  # times what was forecast: beyond, nodes and limits do not suffice for what never fits
 
 
 def memory(stage):
-    """mem_mb: MiB of one machine, more at each attempt. Nothing where nobody asks: without a
-    cluster all jobs share the machine, and no forecast is worth a second.
+    """mem_mb: MiB of one machine, twice as much after a failure. Nothing where nobody asks: without
+    a cluster all jobs share the machine, and no forecast is worth a second.
     """
     if not memory_is_asked():
         return {}
@@ -20,7 +22,7 @@ def memory(stage):
     times = (
         times_of_training
         if stage == "train_phase"
-        else lambda wildcards, attempt: attempt
+        else lambda wildcards, attempt: min(attempt, MOST)
     )
     return {
         "mem_mb": lambda wildcards, attempt: mebibytes(wildcards)
@@ -32,7 +34,8 @@ def times_of_training(wildcards, attempt):
     """One that was warned of its time limit goes on with the memory that it had: a node may have
     no more."""
     run = run_of(wildcards)
-    return 1 + killed_before(f"results/{run.run}/{wildcards.phase}/progress", attempt)
+    killed = killed_before(f"results/{run.run}/{wildcards.phase}/progress", attempt)
+    return min(1 + killed, MOST)
 
 
 @cache
@@ -47,10 +50,10 @@ def killed_before(progress, attempt):
 
 
 def memory_is_asked():
-    """Whether profile or command line speak of memory; a job on its node has got its own."""
+    """Whether profile or command line speak of a job's memory; a job on its node has got its own."""
     settings = workflow.resource_settings
     asked = [*(settings.default_resources or ()), *(settings.resources or ())]
-    return not workflow.remote_exec and any(name.startswith("mem_m") for name in asked)
+    return not workflow.remote_exec and not MEMORY.isdisjoint(asked)
 
 
 def bytes_of(stage, wildcards):
@@ -66,7 +69,7 @@ def bytes_of(stage, wildcards):
 
 def forecast_of(run, phase, stage):
     """The planner's forecast, or what stands for it; said once for each run."""
-    found = all_forecasts()[run.run, phase.name, not has_gpu("train_phase")]
+    found = all_forecasts()[run.run, phase.name, not has_gpu()]
     if "bytes" in found:
         return found["bytes"][stage]
     launch = phase.launch
@@ -80,7 +83,7 @@ def all_forecasts():
     """The forecasts of all phases, made together when the first is asked for."""
     from zerotrain.forecasts import forecasts  # nobody else waits for it
 
-    cpu = not has_gpu("train_phase")
+    cpu = not has_gpu()
     phases = [(run, phase) for run in RUNS.values() for phase in run.phases]
     return forecasts((FILES[run.run], run, phase, cpu) for run, phase in phases)
 
@@ -96,9 +99,9 @@ def warn_once(run, why):
 
 
 @cache
-def has_gpu(stage):
-    """Whether jobs of a stage take GPUs; a profile says that they do not by `gres: none`."""
-    chosen = (workflow.resource_settings.overwrite_resources or {}).get(stage)
+def has_gpu():
+    """Whether trainings take GPUs; a profile says that they do not by `gres: none`."""
+    chosen = (workflow.resource_settings.overwrite_resources or {}).get("train_phase")
     gres = chosen.get("gres") if chosen else None
     return gres is None or str(gres.raw) not in NO_GPU
 
@@ -120,5 +123,5 @@ def of_several(value):
 
 
 def minutes(count):
-    """Minutes of a stage that begins anew at each attempt, with twice, three times the time."""
-    return lambda wildcards, attempt: count * attempt
+    """Minutes of a stage that begins anew after a failure, with twice the time."""
+    return lambda wildcards, attempt: count * min(attempt, MOST)

@@ -31,6 +31,7 @@ rule train_phase:
         nodes=of_several(lambda machines: machines),
         # A launcher on each machine, which starts the processes of that machine.
         tasks=of_several(lambda machines: machines),
+        # Else Slurm would be asked for these tasks on each GPU.
         tasks_per_gpu=of_several(lambda machines: 0),
         mpi=of_several(lambda machines: "srun"),
     params:

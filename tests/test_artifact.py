@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from zerotrain import artifact
-from zerotrain.artifact import MANIFEST, Artifact
+from zerotrain.artifact import MANIFEST, Artifact, leftovers
 from zerotrain.errors import PipelineError
 
 KILLED_BETWEEN_THE_RENAMES = """
@@ -354,3 +355,31 @@ def test_a_manifest_that_was_linked_in_is_not_written_into(link, folder, tmp_pat
         draft.content = {"step": 2}
     assert (tmp_path / "others" / MANIFEST).read_bytes() == before
     assert list(artifact.read(folder, "weights").files) == ["a.txt"]
+
+
+def test_a_writer_of_another_host_is_left_alone_while_it_writes(folder: Path) -> None:
+    """Nobody here sees its process; a job's draft must not go because the login node reads. What
+    is silent for long has been left behind, and is mended as one of our own."""
+    publish(folder.parent / ".weights.old-n_2-1", "first")
+    draft = folder.parent / ".weights.new-n_1-1"
+    draft.mkdir()
+    (draft / "a.txt").write_text("half")
+    artifact.mend(folder)
+    assert (draft / "a.txt").read_text() == "half"
+    assert not folder.exists()
+    artifact.mend(folder, alone=True)
+    assert not draft.exists()
+    assert (folder / "a.txt").read_text() == "first"
+
+
+def test_a_writer_of_another_host_that_is_silent_has_ended(folder: Path, monkeypatch) -> None:
+    """A day for what is written, a minute for the exchange of two names."""
+    publish(folder.parent / ".weights.old-n_2-1", "first")
+    draft = folder.parent / ".weights.new-n_1-1"
+    draft.mkdir()
+    for seconds, left in ((50, True), (70, True), (25 * 3600, False)):
+        now = time.time() + seconds
+        monkeypatch.setattr(leftovers.time, "time", lambda now=now: now)
+        artifact.mend(folder)
+        assert folder.exists() == (seconds > 60)
+        assert draft.exists() == left

@@ -267,6 +267,15 @@ def test_what_is_ignored_stays_ignored(start, log: Path) -> None:
     assert log.read_text() == f"ready\ngot {int(signal.SIGUSR1)}\n"
 
 
+def test_what_a_jobs_shell_ignores_is_heard(start, log: Path) -> None:
+    """It ignores a cluster's warning to live until the training has written its checkpoint."""
+    ignore = lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # noqa: E731
+    process = start(python(CHILD), preexec_fn=ignore)
+    wait_until(logged(log, "ready"))
+    process.send_signal(signal.SIGUSR1)
+    wait_until(logged(log, f"got {int(signal.SIGUSR1)}"))
+
+
 def test_a_terminal_that_is_gone_does_not_stop_the_command(start, log: Path) -> None:
     """Output that nobody takes any more is still read, and logged."""
     code = (

@@ -30,7 +30,8 @@ from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.position import TrainingPosition
 from zerotrain.stages.train_phase import fingerprint
 from zerotrain.training import stop
-from zerotrain.training.lock import Holder, holder_of
+from zerotrain.training.holder import Holder
+from zerotrain.training.lock import holder_of
 from zerotrain.training.progress_folder import step_folder
 from zerotrain.training.stop import stop_training
 

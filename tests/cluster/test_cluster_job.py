@@ -17,7 +17,8 @@ from zerotrain.launch.files import SRUN
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.ports import port_of_job
 from zerotrain.training import lock, machines
-from zerotrain.training.lock import Holder, take
+from zerotrain.training.holder import Holder
+from zerotrain.training.lock import take
 
 LINE = (
     "JobId=71 JobName=a b UserId=me(1) Priority=1 JobState={state} Reason=None Requeue=1 "
@@ -77,6 +78,8 @@ def test_a_job_is_read_from_what_scontrol_shows(slurm: Slurm) -> None:
     assert ask("71") == (None, True)
     slurm(error=DEAF)
     assert ask("71") == (None, False)
+    slurm(error="", state="' >/dev/null; printf '")  # nothing, and no error
+    assert ask("71") == (None, False)
 
 
 def test_without_a_job_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +112,22 @@ def test_whether_a_job_runs(slurm: Slurm, state: str, error: str, running: bool 
     assert runs("71", "alps") is running
     assert runs("71", "") is running
     assert runs("71", "pyrenees") is None
+
+
+def test_that_slurm_does_not_know_a_job_counts_for_ones_own_alone(
+    tmp_path: Path, slurm: Slurm
+) -> None:
+    """With PrivateData=jobs it says so of other users' jobs that run. Whoever shares the folder is
+    refused their lock."""
+    slurm(error=GONE)
+    assert runs("71", "alps", own=False) is None
+    held_elsewhere(tmp_path, user=os.getuid() + 1)
+    with pytest.raises(PipelineError, match="pid 1 on n9, job 71"):
+        take(tmp_path)
+    held_elsewhere(tmp_path, user=os.getuid())
+    take(tmp_path).release()
+    slurm("TIMEOUT")
+    assert runs("71", "alps", own=False) is False
 
 
 def held_elsewhere(progress: Path, **changes: object) -> None:
@@ -186,3 +205,15 @@ def test_without_enough_machines_all_processes_run_on_this_one(
     assert machines.job_of(phase(machines=1)) == (None, [])
     words = machines.launcher(phase(machines=1), tmp_path, tmp_path / "progress", None)
     assert "--num_machines" not in words
+
+
+def test_within_a_job_a_silent_slurm_is_no_missing_one(
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else four processes would share the first of two machines that wait for them."""
+    slurm(error=DEAF)
+    monkeypatch.setenv("SLURM_JOB_ID", "71")
+    with pytest.raises(PipelineError) as caught:
+        machines.job_of(phase())
+    assert "Slurm does not say which those of job 71 are" in str(caught.value)
+    assert machines.job_of(phase(machines=1)) == (None, [])

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
@@ -80,9 +82,9 @@ def held(project: Project, step: int, *, always: bool = False) -> Iterator[None]
 
 def test_kills_change_no_bit(project: Project) -> None:
     """Warned of its time limit, killed at its time limit without another word, preempted, its
-    Snakemake killed while it trains on: an undisturbed training's weights, bit by bit. Between two
-    of them at most what followed the newest checkpoint is trained twice. A Snakemake that finds
-    the training under way refuses to start a second one."""
+    Snakemake killed while it trains on: an undisturbed training's weights, bit by bit. Each start
+    goes on from the newest checkpoint of the one before: at most what followed it is trained twice.
+    A Snakemake that finds the training under way refuses to start a second one."""
     for run in ("disturbed", "undisturbed"):
         project.configure(run, CONFIG.format(run=run))
     cluster, progress = project.cluster, project.progress("disturbed/plain")
@@ -96,22 +98,25 @@ def test_kills_change_no_bit(project: Project) -> None:
     wait_until(lambda: warned not in cluster.jobs(), "the end of the warned job")
     assert state_of(project, warned) == "FAILED"  # unfinished, 85
     assert "plain: unfinished: stopped on request" in log(project)
-    seen = max(project.steps("disturbed/plain"))
+    seen = saved = newest_checkpoint(progress)
 
     with held(project, seen + 10, always=True):
+        assert first_step(project) >= saved
         (limited,) = cluster.jobs(running=True)
         wait_until(lambda: limited not in cluster.jobs(), "the time limit")
     assert state_of(project, limited) == "TIMEOUT"
-    seen = max(project.steps("disturbed/plain"))
+    seen, saved = max(project.steps("disturbed/plain")), newest_checkpoint(progress)
 
     with held(project, seen + 10):
+        assert first_step(project) >= saved
         (preempted,) = cluster.jobs(running=True)
         cluster.ask("sbatch", "-p", "cpu", "-N2", "--exclusive", "--wait", "--wrap", "true")
-    seen = max(project.steps("disturbed/plain"))
+    seen = saved = newest_checkpoint(progress)
     project.wait_for_step("disturbed/plain", seen + 5)
     assert state_of(project, preempted) == "FAILED"  # unfinished within the grace time
 
     with held(project, seen + 10):
+        assert first_step(project) >= saved
         (last,) = cluster.jobs(running=True)
         first.process.kill()
         first.end(-9)
@@ -125,6 +130,7 @@ def test_kills_change_no_bit(project: Project) -> None:
     project.snakemake(*arguments("disturbed", *SUBMIT))
     assert tensors(project, "disturbed") == tensors(project, "undisturbed")
     assert project.steps("disturbed/plain") == [*range(1, 151)]
+    assert not list(progress.parent.glob("progress.stale-*"))
 
 
 def test_of_two_snakemakes_one_trains(project: Project) -> None:
@@ -162,6 +168,17 @@ def failed_logs(project: Project) -> list[str]:
     """What failed jobs have said; of others Snakemake removes it when it sees their end."""
     logs = (project.folder / ".snakemake/slurm_logs/rule_train_phase/plain").glob("*.log")
     return [path.read_text() for path in logs if state_of(project, path.stem) == "FAILED"]
+
+
+def newest_checkpoint(progress: Path) -> int:
+    """The step of the newest checkpoint."""
+    return max(int(path.name.removeprefix("step-")) for path in progress.glob("step-*"))
+
+
+def first_step(project: Project) -> int:
+    """The step from which the training that runs has gone on. A slow machine may have reached the
+    time limit once more before."""
+    return int(re.findall(r"^plain: torch on cpu, steps (\d+) to 150,", log(project), re.M)[-1])
 
 
 def log(project: Project) -> str:

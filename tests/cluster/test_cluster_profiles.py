@@ -249,13 +249,14 @@ GRID_ENGINE = {
 """Stand-ins; a job is a group of processes, as to Grid Engine."""
 LISTENS = """\
 {python} -c "
-import pathlib, signal, time
-warned = pathlib.Path('warned')
-signal.signal(signal.SIGUSR1, lambda *_: warned.touch())
+import pathlib, time
+from zerotrain.training.stop_request import StopRequest
+warned = StopRequest(pathlib.Path())
 pathlib.Path('listens').touch()
-while not warned.exists():
+while not warned():
     time.sleep(0.1)
 time.sleep(2)
+pathlib.Path('warned').touch()
 "
 """
 

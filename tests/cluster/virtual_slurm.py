@@ -70,7 +70,7 @@ PartitionName=cpu Nodes=ALL Default=YES MaxTime=2-00:00:00 PriorityTier=10
 PartitionName=gpu Nodes=ALL MaxTime=2-00:00:00 PriorityTier=10
 PartitionName=preemptible Nodes=ALL MaxTime=2-00:00:00 PriorityTier=1 GraceTime=20
 """
-"""facts: memory is watched without control groups; a preempted job gets SIGTERM and GraceTime."""
+"""Memory is watched without control groups; a preempted job gets SIGTERM and GraceTime."""
 
 
 def missing() -> str:

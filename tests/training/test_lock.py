@@ -22,7 +22,8 @@ import pytest
 
 from zerotrain.errors import PipelineError
 from zerotrain.training import lock
-from zerotrain.training.lock import Holder, hold_writer, holder_of, take
+from zerotrain.training.holder import Holder
+from zerotrain.training.lock import hold_writer, holder_of, take
 
 TAKERS, ROUNDS = 8, 20
 SECONDS = 60
@@ -169,6 +170,28 @@ def test_file_systems_without_links_or_locks(tmp_path: Path, monkeypatch) -> Non
     hold_writer(tmp_path).close()
 
 
+def test_without_locks_a_later_takers_lock_is_not_removed(
+    tmp_path: Path, sleeper, monkeypatch
+) -> None:
+    """While one looks at a dead holder, another takes over; the file system knows no flock."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError("not supported")
+
+    lives = Holder.lives
+
+    def meanwhile(self: Holder) -> bool:
+        monkeypatch.setattr(Holder, "lives", lives)
+        held_by(tmp_path, pid=sleeper.pid, started=psutil.Process(sleeper.pid).create_time())
+        return False
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(Holder, "lives", meanwhile)
+    held_by(tmp_path, host="elsewhere")
+    assert f"pid {sleeper.pid} on" in refusal(tmp_path)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["lock", "lock.taking"]
+
+
 def _take_often(folder: Path, barrier: Barrier, results: Any) -> None:
     for number in range(ROUNDS):
         place = folder / str(number)
@@ -247,9 +270,9 @@ def test_the_lock_of_a_jobs_earlier_start_is_taken_over(tmp_path: Path, monkeypa
     the same start, or another job, is alive."""
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    monkeypatch.setattr(lock.socket, "gethostname", lambda: "n1")
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
     take(tmp_path)
-    monkeypatch.setattr(lock.socket, "gethostname", lambda: "n2")
+    monkeypatch.setattr(socket, "gethostname", lambda: "n2")
     with pytest.raises(PipelineError, match=r"pid \d+ on n1, job 71"):
         take(tmp_path)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
@@ -268,13 +291,13 @@ def test_the_lock_of_a_jobs_earlier_start_is_taken_over(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("what", ["released", "taken over", "its holder ends"])
 def test_a_launcher_ends_with_the_lock_of_its_starter(tmp_path: Path, what: str, sleeper) -> None:
     """On another machine no signal of the starter's reaches it; of the holder's own machine it sees
-    the process, too. While the starter holds the lock, it stays."""
+    the process, too. While the starter holds the lock, it stays, even if it sees it late."""
     started = psutil.Process(sleeper.pid).create_time()
-    here = held_by(tmp_path, pid=sleeper.pid, started=started)
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == b"looks\n"
+    here = held_by(tmp_path, pid=sleeper.pid, started=started)
     with pytest.raises(subprocess.TimeoutExpired):
         launcher.wait(timeout=2.5 * lock.LOOK_SECONDS)
     if what == "released":

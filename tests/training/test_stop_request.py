@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.supervise import SAME_SECONDS
+from zerotrain.supervise import HEARD, SAME_SECONDS
 from zerotrain.training import lock, stop_request
-from zerotrain.training.stop_request import HEARD, StopRequest
+from zerotrain.training.stop_request import StopRequest
 
 
 class Ended(Exception):
@@ -72,3 +72,11 @@ def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
     stop = StopRequest(tmp_path)
     os.kill(os.getpid(), signal.SIGINT)
     assert not stop()
+
+
+def test_the_warning_of_a_cluster_is_heard_where_the_jobs_shell_ignores_it(tmp_path: Path) -> None:
+    """LSF and Grid Engine send SIGUSR1 to all processes of a job; its shell is to live on."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    stop = StopRequest(tmp_path)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert stop()

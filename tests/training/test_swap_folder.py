@@ -23,7 +23,7 @@ from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.machine import disk
 from zerotrain.training import machine_folders, nvme_check
 from zerotrain.training.ending import read_left
-from zerotrain.training.lock import Holder, this_process
+from zerotrain.training.holder import Holder, this_process
 from zerotrain.training.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder, swaps
 
 

@@ -228,6 +228,26 @@ def test_resume_after_the_training_process_was_killed(phase):
 
 
 @pytest.mark.slow
+def test_a_training_whose_lock_is_anothers_ends(phase):
+    """A cluster may give up a machine that runs on, and start the job elsewhere: there is one
+    training soon, and it is the later one's lock that stays."""
+    command = phase("lost", save_every=3, until=10**5)
+    running = command.start()
+    command.wait_for_save()
+    path = command.progress / lock.LOCK
+    later = json.dumps({**json.loads(path.read_text()), "host": "elsewhere", "job": "71"})
+    path.write_text(later)
+    code, said = command.end(running)
+    assert code == EXIT_USER_ERROR
+    holder = json.loads(later)["pid"]
+    assert f"another training has taken over: pid {holder} on elsewhere, job 71, since" in said
+    assert said.count("ERROR: ") == said.count("Hint: ") == 1
+    command.wait_for_silence()
+    assert path.read_text() == later
+    assert not command.checkpoint.exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["torch", "zero2"])
 def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
     """The others do not wait for it until their time-out: the command ends, names the rank and its

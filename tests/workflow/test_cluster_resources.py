@@ -76,9 +76,17 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
         planned = model + (processes + 1) * LIBRARIES + SNAKEMAKE
         assert int(of(found, phase, "mem_mb")) == -(-planned // 2**20)
         said_of = machine_memory(run, phase, cpu=cpu)
-        for rule, folder in (("evaluate", "evaluation"), ("export_weights", "weights")):
-            output = f"results/tiny/{phase}/{folder}/manifest.json"
-            assert int(found[output]["mem_mb"]) == -(-said_of[rule] // 2**20)
+        for rule, folder in (
+            ("evaluate", f"tiny/{phase}/evaluation"),
+            ("export_weights", f"tiny/{phase}/weights"),
+            ("cache_latents", "data/tiny/cache/64"),
+        ):
+            asked = found[f"results/{folder}/manifest.json"]["mem_mb"]
+            assert int(asked) == -(-said_of[rule] // 2**20)
+    fixed = {"tiny/base": 3, "data/tiny": 1}
+    assert {
+        folder: int(found[f"results/{folder}/manifest.json"]["mem_mb"]) // 1024 for folder in fixed
+    } == fixed
     assert of(found, "plain", "gres") == ("none" if cpu else "gpu:1")
 
     stored = project.folder / ".snakemake/forecasts"
@@ -94,15 +102,15 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
 
 @pytest.mark.slow
 def test_cluster_resources_grow_after_a_kill_alone(project: Project):
-    """A stage that begins anew asks for twice the memory; so does a training that was killed, but
-    not one that has said how it ended, as at its time limit."""
+    """A stage that begins anew asks for twice the memory, and never for more; so does a training
+    that was killed, but not one that has said how it ended, as at its time limit."""
     first = resources(project.forked("-n", "train", *ASKED)[1])
     progress = project.folder / "results/tiny/plain/progress"
     progress.mkdir(parents=True)
-    for left, times in (("", 2), ("exit.json", 1)):
+    for left, attempt, times in (("", "2", 2), ("", "3", 2), ("exit.json", "3", 1)):
         if left:
             (progress / left).write_text('{"code": 85, "reason": "stopped on request"}')
-        second = resources(project.forked("-n", "train", *ASKED, "--attempt", "2")[1])
+        second = resources(project.forked("-n", "train", *ASKED, "--attempt", attempt)[1])
         wanted = {"checkpoint": times, "weights": 2, "evaluation": 2}
         for folder, factor in wanted.items():
             output = f"results/tiny/plain/{folder}/manifest.json"

@@ -31,7 +31,11 @@ GRACE_SECONDS = 5.0
 SAME_SECONDS = 2.0
 """What arrives so soon after the first signal is the same request: a cluster signals a process, and
 a launcher above it hands the same on."""
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+"""Signals that ask for an end."""
+LEFT_IGNORED = (signal.SIGINT, signal.SIGHUP)
+"""What nohup or a shell's background job ignores stays ignored. A job's shell that ignores the
+others does so to live until the training below it has written its checkpoint."""
 _CONTROL = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -94,6 +98,15 @@ def supervise(
         _signal_group(child.pid, signal.SIGKILL)
         copier.join(timeout=GRACE_SECONDS)
     return 128 - code if code < 0 else code
+
+
+def heard() -> list[signal.Signals]:
+    """The signals to listen to, of which some may be ignored on purpose."""
+    return [
+        number
+        for number in HEARD
+        if number not in LEFT_IGNORED or signal.getsignal(number) != signal.SIG_IGN
+    ]
 
 
 def end_with_parent() -> None:
@@ -196,9 +209,7 @@ class _Signals:
 
 @contextlib.contextmanager
 def _listening(handler: _Signals) -> Iterator[None]:
-    # What nohup or a shell's background job ignores stays ignored.
-    heard = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heard}
+    before = {number: signal.signal(number, handler) for number in heard()}
     try:
         yield
     finally:

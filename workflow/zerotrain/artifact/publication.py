@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain import __version__
-from zerotrain.artifact.leftovers import mend
+from zerotrain.artifact.leftovers import beside, mend
 from zerotrain.artifact.manifest import FORMAT, MANIFEST, Artifact, file_sha256, write_json
 
 
@@ -41,7 +41,7 @@ def publish(
     """
     mend(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    new = folder.parent / f".{folder.name}.new-{os.getpid()}"
+    new = beside(folder, "new")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
     try:
@@ -81,7 +81,7 @@ def publish_manifest(
     """Publish an artifact that is its manifest alone; other folders inside `folder` stay."""
     folder.mkdir(parents=True, exist_ok=True)
     mend(folder / MANIFEST)
-    new = folder / f".{MANIFEST}.new-{os.getpid()}"
+    new = beside(folder / MANIFEST, "new")
     write_json(new, _manifest(kind, content, {}, parents, made_by))
     _fsync(new)
     new.replace(folder / MANIFEST)
@@ -132,7 +132,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def _swap_in(new: Path, folder: Path) -> None:
-    old = folder.parent / f".{folder.name}.old-{os.getpid()}"
+    old = beside(folder, "old")
     try:
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)

@@ -51,6 +51,8 @@ def ask(job: str) -> tuple[Job | None, bool]:
     if done.returncode:
         return None, "Invalid job id" in done.stderr
     values = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", done.stdout.partition("\n")[0]))
+    if "JobState" not in values:
+        return None, False
     count = re.match(r"\d+", values.get("NumNodes", ""))
     found = Job(
         id=values.get("JobId", job),
@@ -62,18 +64,19 @@ def ask(job: str) -> tuple[Job | None, bool]:
     return found, True
 
 
-def runs(job: str, cluster: str) -> bool | None:
+def runs(job: str, cluster: str, *, own: bool = True) -> bool | None:
     """Whether processes of a job may run; None where it cannot be told.
 
     Args:
         job: Its id.
         cluster: The name of its cluster: ids of another one mean nothing here. May be empty.
+        own: Whether it is a job of this user: of others' jobs Slurm may hide that they run.
     """
     here = os.environ.get("SLURM_CLUSTER_NAME") or _value("config", "ClusterName")
     if not here or (cluster and cluster != here):
         return None
     found, answered = ask(job)
-    if not answered:
+    if not answered or (found is None and not own):
         return None
     return found is not None and found.holds_nodes
 

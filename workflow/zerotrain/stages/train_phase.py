@@ -170,6 +170,8 @@ def _answer(
     last_lines: Sequence[str],
 ) -> int:
     """Say how the training ended, where it has not done so itself; its exit code."""
+    if code:
+        lock.refuse_taken_over(progress)
     left = ending.read_left(progress)
     if left and left.code == EXIT_UNFINISHED:
         said = ending.unfinished(phase.phase, progress, phase.until_step, left.reason)

@@ -43,9 +43,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = launch_command_parser().parse_args(words[1:])
     several = bool(arguments.main_process_ip)
     if several:
-        _as_one_of_several(arguments, progress)
+        _as_one_of_several(arguments)
     else:
         end_with_parent()
+    end_with_holder(progress)
     stop = StopRequest(progress, tell=True)
     # torchrun would end the processes at a signal instead of letting them finish their step.
     arguments.signals_to_handle = "SIGQUIT"
@@ -72,11 +73,10 @@ def main(argv: list[str] | None = None) -> int:
     return 1
 
 
-def _as_one_of_several(arguments: Namespace, progress: Path) -> None:
+def _as_one_of_several(arguments: Namespace) -> None:
     """Take the machine's number from srun, and stand in for a supervisor that may be elsewhere."""
     arguments.machine_rank = int(os.environ["SLURM_NODEID"])
     os.environ[SUPERVISOR] = str(os.getpid())
-    end_with_holder(progress)
 
 
 if __name__ == "__main__":

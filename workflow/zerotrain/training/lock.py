@@ -4,83 +4,32 @@ Two locks stand behind each other. The first names its holder, the small process
 training; a dead holder's is taken over. The second is the kernel's, held by the process that writes
 checkpoints, and ends with it: it covers the moment in which a killed holder's training still ends.
 
-Whether a holder on another machine lives, Slurm knows of its job. The launchers of a training on
-several machines look at the lock: where it is not their starter's any more, they end.
+Launchers look at the lock as well: where it is not their starter's any more, they end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import json
 import os
 import signal
-import socket
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TypedDict
-
-import psutil
+from typing import IO
 
 from zerotrain.errors import PipelineError
+from zerotrain.training.holder import Holder, this_process
 
 LOCK = "lock"
 TAKING = "lock.taking"
 WRITER = "lock.writer"
-JOB = "zerotrain.cluster.job"
-"""Imported by its name: what asks Slurm changes no trained number."""
 LOOK_SECONDS = 1.0
 """How often a launcher looks whether its starter still holds the lock."""
 GRACE_SECONDS = 15.0
 """How long the training of a dead holder may take to notice that it is alone, and end."""
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Who trains: a process, told from a later one of the same pid by its start time."""
-
-    host: str
-    pid: int
-    started: float
-    """Start of the process, seconds since the epoch."""
-    job: str
-    """Slurm job id, or empty."""
-    restart: int = 0
-    """How often Slurm has requeued the job."""
-    cluster: str = ""
-    """Slurm's name of the cluster whose job it is."""
-
-    def lives(self) -> bool:
-        """Whether the holder runs. Of another host only Slurm knows; else it counts as alive.
-
-        Slurm has ended all processes of a job before it starts the job anew, on whatever host.
-        """
-        me = _slurm()
-        if self.job and (self.job, self.cluster) == (me["job"], me["cluster"]):
-            if self.restart < me["restart"]:
-                return False
-        elif self.job and self.host != socket.gethostname():
-            return importlib.import_module(JOB).runs(self.job, self.cluster) is not False
-        return self.runs_here() is not False
-
-    def runs_here(self) -> bool | None:
-        """Whether its process runs, where it is of this host; None of another one."""
-        if self.host != socket.gethostname():
-            return None
-        return _same_process(self.pid, self.started)
-
-
-def this_process() -> Holder:
-    """The process that asks."""
-    return Holder(
-        socket.gethostname(),
-        os.getpid(),
-        psutil.Process().create_time(),
-        **_slurm(),
-    )
 
 
 class Lock:
@@ -88,12 +37,12 @@ class Lock:
 
     def __init__(self, folder: Path, holder: Holder) -> None:
         self._path = folder / LOCK
-        self._holder = holder
+        self.holder = holder
         _HELD.append(self)
 
     def release(self) -> None:
         """Give the lock back, unless somebody removed it and another took it since."""
-        if holder_of(self._path.parent) == self._holder:
+        if holder_of(self._path.parent) == self.holder:
             self._path.unlink(missing_ok=True)
         if self in _HELD:
             _HELD.remove(self)
@@ -107,6 +56,20 @@ def release_all() -> None:
     for lock in list(_HELD):
         with contextlib.suppress(OSError):
             lock.release()
+
+
+def refuse_taken_over(folder: Path) -> None:
+    """Refuse to speak of a training that another one has taken over from this process.
+
+    Raises:
+        PipelineError: the message names the other's process and job.
+    """
+    holder = holder_of(folder)
+    if holder is not None and all(holder != held.holder for held in _HELD):
+        raise PipelineError(
+            f"{folder}: another training has taken over: {holder}; this one was ended",
+            hint="wait for the other, which goes on from the newest checkpoint",
+        )
 
 
 def take(folder: Path) -> Lock:
@@ -127,7 +90,7 @@ def take(folder: Path) -> Lock:
             with contextlib.suppress(OSError):  # a file system without this lock
                 fcntl.flock(turn, fcntl.LOCK_EX)
             while True:
-                _clear_if_dead(folder)
+                _clear_if_dead(folder, draft.with_suffix(".dead"))
                 try:
                     # A hard link appears with its content and fails where one exists: no moment
                     # between the two.
@@ -143,34 +106,46 @@ def take(folder: Path) -> Lock:
 
 def holder_of(folder: Path) -> Holder | None:
     """Who holds the lock of a progress folder, alive or not; None if nobody does."""
+    return _read(folder / LOCK)
+
+
+def _read(lock: Path) -> Holder | None:
     try:
-        return Holder(**json.loads((folder / LOCK).read_text()))
+        return Holder(**json.loads(lock.read_text()))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
         return None  # a lock appears whole: what is not came out of a power cut
 
 
-def _clear_if_dead(folder: Path) -> None:
-    refuse_held(folder)
-    (folder / LOCK).unlink(missing_ok=True)
+def _clear_if_dead(folder: Path, aside: Path) -> None:
+    """Remove a dead holder's lock, and no other: without flock another taker may have been here."""
+    dead = refuse_held(folder)
+    try:
+        (folder / LOCK).rename(aside)
+    except FileNotFoundError:
+        return
+    if _read(aside) != dead:
+        with contextlib.suppress(OSError):
+            os.link(aside, folder / LOCK)
+    aside.unlink()
 
 
-def refuse_held(folder: Path) -> None:
+def refuse_held(folder: Path) -> Holder | None:
     """Refuse a progress folder in which a training runs.
+
+    Returns:
+        The holder of the lock, who runs no more; None if nobody holds it.
 
     Raises:
         PipelineError: the message names its process and job, and how to stop it.
     """
     holder = holder_of(folder)
     if holder is None or not holder.lives():
-        return
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.started))
-    job = f", job {holder.job}" if holder.job else ""
+        return holder
     end_it = f" or `scancel {holder.job}`" if holder.job else ""
     raise PipelineError(
-        f"{folder}: a training is running here already: pid {holder.pid} on {holder.host}"
-        f"{job}, since {since}",
+        f"{folder}: a training is running here already: {holder}",
         hint=f"wait for it, or stop it with `touch {folder}/stop`{end_it}; if that host is gone "
         f"for good, remove {folder}/{LOCK}",
     )
@@ -179,16 +154,19 @@ def refuse_held(folder: Path) -> None:
 def end_with_holder(folder: Path) -> None:
     """End this process group once the lock is not what it is now, or its holder of this host ends.
 
-    For launchers on the machines of a job, whose starter is on one of them: a signal that nobody
-    can answer ends it alone, and what srun has started may go on.
+    For launchers: of several machines' the starter is on one of them, where a signal that nobody
+    can answer ends it alone. And a machine that its cluster has given up for lost may run: what is
+    started elsewhere since holds the lock.
     """
     first = holder_of(folder)
 
     def gone() -> bool:
+        nonlocal first
         try:
             now = holder_of(folder)
         except OSError:  # a shared folder that does not answer now
             return False
+        first = first or now  # what is new in a network's folder may be seen late
         return now != first or (now is not None and now.runs_here() is False)
 
     def watch() -> None:
@@ -223,32 +201,3 @@ def hold_writer(folder: Path) -> IO[str]:
             time.sleep(0.1)
         except OSError:
             return stream  # a file system without this lock: the first one has to do
-
-
-class _Slurm(TypedDict):
-    job: str
-    restart: int
-    cluster: str
-
-
-def _slurm() -> _Slurm:
-    """Our Slurm job, if any, how often it has been requeued, and the cluster's name."""
-    job, count = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "")
-    if job and not count.isdecimal():
-        found = importlib.import_module(JOB).this_job()
-        count = str(found.restarts) if found else ""
-    return {
-        "job": job,
-        "restart": int(count) if count.isdecimal() else 0,
-        "cluster": os.environ.get("SLURM_CLUSTER_NAME", ""),
-    }
-
-
-def _same_process(pid: int, started: float) -> bool:
-    try:
-        process = psutil.Process(pid)
-        # Boot time is read in whole seconds, so a start time may move by one.
-        same = abs(process.create_time() - started) < 2
-        return same and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

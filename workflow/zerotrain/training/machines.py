@@ -6,10 +6,12 @@ first machine; on each of them a launcher starts the machine's share of the proc
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from zerotrain.cluster.job import Job, address_of_first, this_job
+from zerotrain.errors import PipelineError
 from zerotrain.launch.files import SRUN
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.ports import port_of_job
@@ -23,10 +25,19 @@ def job_of(phase: ResolvedPhase) -> tuple[Job | None, list[str]]:
 
     Returns:
         The job, or None where all processes run on this machine; and what a user is told then.
+
+    Raises:
+        PipelineError: Slurm does not answer within a job of it.
     """
     if phase.machines == 1:
         return None, []
     job = this_job()
+    if job is None and (own := os.environ.get("SLURM_JOB_ID")):
+        raise PipelineError(
+            f"{phase.phase}: machines {phase.machines}, but Slurm does not say which those of job "
+            f"{own} are (`scontrol show job {own}`)",
+            hint="start again when it answers; `unset SLURM_JOB_ID` trains on this machine alone",
+        )
     if job and job.nodes >= phase.machines:
         return job, []
     why = f"job {job.id} has {job.nodes}" if job else "this is no job of Slurm"

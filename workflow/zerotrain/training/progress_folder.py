@@ -253,7 +253,7 @@ def accept(phase: Path) -> str:
 def _clear_leftovers(progress: Path) -> None:
     """Clear what a process that was killed while it wrote or removed a checkpoint left behind."""
     for draft in progress.glob(".step-*"):
-        artifact.mend(progress / draft.name[1:].rpartition(".")[0])
+        artifact.mend(progress / draft.name[1:].rpartition(".")[0], alone=True)
     for folder in progress.glob("step-*"):
         if not artifact.is_published(folder):
             shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 
 from zerotrain.errors import PipelineError
-from zerotrain.training.lock import Holder, hold_writer, holder_of
+from zerotrain.training.holder import Holder
+from zerotrain.training.lock import hold_writer, holder_of
 from zerotrain.training.progress_folder import STOP, saved_steps
 
 TELL_SECONDS = 10.0

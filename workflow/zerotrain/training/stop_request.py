@@ -12,11 +12,9 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from zerotrain.supervise import SAME_SECONDS
+from zerotrain.supervise import SAME_SECONDS, heard
 from zerotrain.training import lock
 from zerotrain.training.progress_folder import STOP
-
-HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopRequest:
@@ -32,9 +30,8 @@ class StopRequest:
         self._file = progress / STOP
         self._first: float | None = None
         self._tell = tell
-        for number in HEARD:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._note)
+        for number in heard():
+            signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

@@ -1,7 +1,7 @@
 """Swap folders on a fast disk: each training has its own, and clears those of dead ones.
 
 <offload_path>/zerotrain-<run>-<phase>-<token>/
-    owner.json   the process that answers for the training (zerotrain.training.lock.Holder)
+    owner.json   the process that answers for the training (zerotrain.training.holder.Holder)
     ...          what DeepSpeed swaps out
 
 DeepSpeed names its files alike in every training and removes none: two trainings of one path would
@@ -23,7 +23,7 @@ from zerotrain.artifact import Artifact
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import disk
 from zerotrain.model_sizes import read_sizes
-from zerotrain.training.lock import Holder, this_process
+from zerotrain.training.holder import Holder, this_process
 
 PREFIX = "zerotrain-"
 OWNER = "owner.json"
