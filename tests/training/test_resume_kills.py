@@ -75,6 +75,7 @@ def test_killed_three_times_ends_in_the_same_files(training, setup):
         ended = {process.exitcode for process in ranks}
         assert ended == ({-signal.SIGKILL} if how == signal.SIGKILL else {0})
         saved = progress_folder.saved_steps(training.progress("killed"))[-1]
-        assert place - SAVE_EVERY <= saved < STEPS
+        # The newest one may have been under way, and is lost; the one before it is whole.
+        assert place - 2 * SAVE_EVERY <= saved < STEPS
     assert training.train("killed") == whole
     assert training.hashes("killed", STEPS) == training.hashes("whole", STEPS)
