@@ -56,11 +56,12 @@ class Holder:
             return None
         return _same_process(self.pid, self.started)
 
-    def __str__(self) -> str:
-        """As messages name it."""
+    @property
+    def details(self) -> str:
+        """The rest of a sentence that names it: its job, and since when it runs."""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
         job = f", job {self.job}" if self.job else ""
-        return f"pid {self.pid} on {self.host}{job}, since {since}"
+        return f"{job}, since {since}"
 
 
 def this_process() -> Holder:

@@ -67,7 +67,8 @@ def refuse_taken_over(folder: Path) -> None:
     holder = holder_of(folder)
     if holder is not None and all(holder != held.holder for held in _HELD):
         raise PipelineError(
-            f"{folder}: another training has taken over: {holder}; this one was ended",
+            f"{folder}: another training has taken over: pid {holder.pid} on {holder.host}"
+            f"{holder.details}; this one was ended",
             hint="wait for the other, which goes on from the newest checkpoint",
         )
 
@@ -145,7 +146,8 @@ def refuse_held(folder: Path) -> Holder | None:
         return holder
     end_it = f" or `scancel {holder.job}`" if holder.job else ""
     raise PipelineError(
-        f"{folder}: a training is running here already: {holder}",
+        f"{folder}: a training is running here already: pid {holder.pid} on {holder.host}"
+        f"{holder.details}",
         hint=f"wait for it, or stop it with `touch {folder}/stop`{end_it}; if that host is gone "
         f"for good, remove {folder}/{LOCK}",
     )
