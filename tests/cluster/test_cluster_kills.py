@@ -110,7 +110,8 @@ def test_kills_change_no_bit(project: Project) -> None:
     with held(project, seen + 10):
         assert first_step(project) >= saved
         (preempted,) = cluster.jobs(running=True)
-        cluster.ask("sbatch", "-p", "cpu", "-N2", "--exclusive", "--wait", "--wrap", "true")
+        quietly = ("--wait", "--output=/dev/null", "--wrap", "true")
+        cluster.ask("sbatch", "-p", "cpu", "-N2", "--exclusive", *quietly)
     seen = saved = newest_checkpoint(progress)
     project.wait_for_step("disturbed/plain", seen + 5)
     assert state_of(project, preempted) == "FAILED"  # unfinished within the grace time
