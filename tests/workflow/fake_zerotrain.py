@@ -57,6 +57,12 @@ def sections(text, phase):
     return found | {"phases": found["phases"][:count]}
 
 
+def listed(path, content):
+    """A file of the folder, written, and how its manifest lists it."""
+    path.write_text(json.dumps(content))
+    return {path.name: {"sha256": sha256(path), "bytes": path.stat().st_size}}
+
+
 def main():
     options, others = split(sys.argv[1:])
     stage, *folders = others
@@ -101,9 +107,18 @@ def main():
         path.write_text(text.replace(old, new) if old else text + new)
     for name, path in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
+        files = {}
+        if stage == "train_phase":
+            launched = json.loads(Path(options["launch"]).read_text())["content"]["config"]
+            end = {"step": launched["phases"][-1]["until"]}
+            files = listed(path.with_name("checkpoint.json"), end)
+        if stage == "export_weights":
+            end = json.loads(Path(options["checkpoint"]).with_name("checkpoint.json").read_text())
+            files = listed(path.with_name("state.json"), end)
+            content |= end
         manifest = {
             "format": 1, "kind": path.parent.name, "content": {"output": name, **content},
-            "files": {}, "parents": {}, "made_by": {},
+            "files": files, "parents": {}, "made_by": {},
         }  # fmt: skip
         path.write_text(json.dumps(manifest, indent=1))
         if stage != "prepare_dataset" and name != "metrics":

@@ -68,7 +68,7 @@ def supervise(
             log.parent.mkdir(parents=True, exist_ok=True)
             sink = stack.enter_context(log.open("ab"))
         signals = _Signals(on_signal)
-        stack.enter_context(_listening(signals))
+        stack.enter_context(handling_signals(signals))
         try:
             child = subprocess.Popen(
                 command,
@@ -107,6 +107,26 @@ def heard() -> list[signal.Signals]:
         for number in HEARD
         if number not in LEFT_IGNORED or signal.getsignal(number) != signal.SIG_IGN
     ]
+
+
+def unwind(number: int, frame: FrameType | None) -> None:
+    """Handle a signal that asks for an end by unwinding the stack: what was begun is undone."""
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def handling_signals(handler: Callable[[int, FrameType | None], None] | int) -> Iterator[None]:
+    """Handle signals that ask for an end, but for those that are ignored on purpose.
+
+    Args:
+        handler: A function such as `unwind`, or signal.SIG_IGN.
+    """
+    before = {number: signal.signal(number, handler) for number in heard()}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def end_with_parent() -> None:
@@ -205,16 +225,6 @@ class _Signals:
             self._on_signal(self._seen[0])
         else:
             _signal_group(self._group, self._seen[0])
-
-
-@contextlib.contextmanager
-def _listening(handler: _Signals) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in heard()}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)
 
 
 def _runs(pid: int) -> bool:

@@ -2,37 +2,88 @@
 
 Only the configuration is edited. What the edit asks for, Snakemake does: it renders the cut phase's
 launch, publishes its rolling checkpoint as its end (no step is trained) and exports it.
+
+One switch of a run works at a time, from reading to the end. What others do to the configuration
+meanwhile stays: the edit is made of the bytes that are there, and undone alone.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
-import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from zerotrain import artifact, graph
+from zerotrain import artifact, graph, snakemake_runs
+from zerotrain.artifact.leftovers import beside
 from zerotrain.config import Phase, RunConfig, parse_config, read_config
-from zerotrain.config.edit import Split, split_phase
+from zerotrain.config.edit import Split
 from zerotrain.config.find import CONFIGS, find_config
+from zerotrain.config.replace import check_replaceable, explained
 from zerotrain.errors import PipelineError
-from zerotrain.switch_checks import refuse_other_jobs, refuse_other_making
+from zerotrain.supervise import handling_signals, unwind
+from zerotrain.switch_checks import (
+    check_switched,
+    holds_split,
+    refuse_other_jobs,
+    refuse_other_making,
+)
+from zerotrain.switch_edit import SwitchEdit, read_note, remove_note
 from zerotrain.switch_point import (
     RESULTS,
     choose_step,
+    current_phase,
+    is_exported,
     made_otherwise,
+    phase_ends,
     phase_folder,
     unfinished_phase,
 )
 from zerotrain.training import lock
+from zerotrain.training.holder import Holder
 from zerotrain.training.progress_folder import FINGERPRINT, saved_steps, step_folder
 from zerotrain.training.stop import stop_training, trainer_of
 
 PRESETS = CONFIGS / "launch"
+OWN_FOLDER = ".switch"
+"""In a run's results: the lock of the switch that works, and its note."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for; see `switch`."""
+
+    preset: str
+    at: str = "last"
+    name: str | None = None
+    offload_path: str | None = None
+
+    def is_met_by(self, step: int, name: str, launch: object) -> bool:
+        """Whether a switch at a step, to a phase of this name and launch, is what is asked for."""
+        values = launch if isinstance(launch, dict) else vars(launch)
+        return (
+            values["preset"] == self.preset
+            and self.at in ("last", str(step))
+            and self.name in (None, name)
+            and self.offload_path in (None, values.get("offload_path"))
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A switch that can be made."""
+
+    config: RunConfig
+    phase: Phase
+    edit: SwitchEdit
+    targets: list[str]
+    jobs: dict[str, int]
 
 
 def switch(
@@ -64,8 +115,8 @@ def switch(
         What was done and the next command, or the difference that a dry run found.
 
     Raises:
-        PipelineError: nothing to cut, or it cannot be cut without loss; the configuration is as it
-            was.
+        PipelineError: nothing to cut, it cannot be cut without loss, or another switch of the run
+            is under way; the configuration is as it was, or the message says what it has.
     """
     if not Path("Snakefile").is_file():
         raise PipelineError(
@@ -73,36 +124,169 @@ def switch(
         )
     _check_preset(preset)
     file = find_config(run, config)
-    while True:
-        parsed = read_config(file)
-        phase, until = unfinished_phase(parsed, file)
-        folder = phase_folder(parsed, phase)
-        progress = folder / "progress"
-        # A training is stopped only for a switch that would succeed, as far as can be seen before.
-        if dry_run or saved_steps(progress) or not trainer_of(progress):
-            step = choose_step(parsed, phase, at, until, file)
-            split = _split(parsed, phase, step, preset, name, offload_path)
-            former = file.read_bytes()
-            text = split_phase(former.decode(), split).encode()
-            _check_split(text, file, split)
-            targets = [f"{folder}/{part}/manifest.json" for part in ("state", "weights")]
-            jobs = refuse_other_jobs(text, file, parsed, phase, targets)
-        if dry_run or not stop_training(progress, wait):
-            break
+    request = Request(preset, at, name, offload_path)
+    folder = RESULTS / read_config(file).run / OWN_FOLDER
+    refuse = partial(_refuse_other_switch, file)
     if dry_run:
-        before, after = former.decode().splitlines(), text.decode().splitlines()
-        lines = difflib.unified_diff(before, after, str(file), str(file), lineterm="")
-        planned = ", ".join(jobs) or "nothing to be done"
-        return "\n".join([*lines, f"{graph.command(file, targets)}: {planned}"])
-    with _replaced(file, text):
-        graph.make(file, [f"{folder}/launch/manifest.json"])
-        with _accepted(progress) if accept else nullcontext():
-            refuse_other_making(parsed, phase)
-            graph.make(file, targets)
-    return (
-        f"{phase.name}: ends at step {step} (was {until}), exported; {split.name} goes on to "
-        f"{until} under {preset}. Next: {graph.train_command(file)}"
+        refuse(folder)
+        return _dry_run(request, file, folder)
+    with handling_signals(unwind):
+        with explained(folder):
+            held = lock.take(folder, refuse)
+        try:
+            return _switch(request, file, folder, wait, accept)
+        finally:
+            held.release()
+
+
+def _refuse_other_switch(file: Path, folder: Path) -> Holder | None:
+    holder = lock.holder_of(folder)
+    if holder is None or not holder.lives():
+        return holder
+    raise PipelineError(
+        f"{file}: another `zerotrain switch` of it is under way: pid {holder.pid} on "
+        f"{holder.host}{holder.details}",
+        hint="wait until it has ended, and run this again if it failed; if that host is gone for "
+        f"good, remove {folder}/{lock.LOCK}",
     )
+
+
+def _dry_run(request: Request, file: Path, folder: Path) -> str:
+    config, text = _read(file)
+    if done := _done_already(config, file, request):
+        return done
+    plan = _plan(config, text, file, folder, request)
+    before, after = text.splitlines(), plan.edit.text.splitlines()
+    lines = difflib.unified_diff(before, after, str(file), str(file), lineterm="")
+    planned = ", ".join(plan.jobs) or "nothing to be done"
+    return "\n".join([*lines, f"{graph.command(file, plan.targets)}: {planned}"])
+
+
+def _switch(request: Request, file: Path, folder: Path, wait: float, accept: bool) -> str:
+    check_replaceable(file)
+    pending = _pending(request, file, folder)
+    while True:
+        config, text = _read(file)
+        if folder.parent != RESULTS / config.run:
+            raise PipelineError(f"{file}: its run is {config.run} now", hint="run this again")
+        if pending is None and (done := _done_already(config, file, request)):
+            return done
+        phase = config.phase(pending.split.phase) if pending else unfinished_phase(config, file)[0]
+        progress = phase_folder(config, phase) / "progress"
+        plan = None
+        with _undone_on_failure(pending) if pending else nullcontext():
+            # A training is stopped only for a switch that would succeed, as far as can be seen.
+            if pending:
+                plan = _plan_again(config, phase, pending, folder)
+            elif saved_steps(progress) or not trainer_of(progress):
+                plan = _plan(config, text, file, folder, request)
+            stopped = stop_training(progress, wait)
+        if plan is None or stopped:
+            continue
+        with _undone_on_failure(plan.edit):
+            if not pending and not plan.edit.apply(folder):
+                _say(f"{file}: was saved by another program meanwhile; it is read again")
+                continue
+            _end_phase(plan, accept)
+        remove_note(folder)
+        split = plan.edit.split
+        return (
+            f"{phase.name}: ends at step {split.step} (was {plan.edit.until}), exported; "
+            f"{split.name} goes on to {plan.edit.until} under {request.preset}. "
+            f"Next: {graph.train_command(file)}"
+        )
+
+
+def _pending(request: Request, file: Path, folder: Path) -> SwitchEdit | None:
+    """Find the switch that was killed after its edit, if it is the one that is asked for.
+
+    Another one is undone.
+
+    Raises:
+        PipelineError: it cannot be undone.
+    """
+    edit = read_note(folder)
+    if edit is None:
+        return None
+    split = edit.split
+    config = read_config(edit.file) if edit.file.is_file() else None
+    if config and holds_split(config, split):
+        done = is_exported(config, config.phase(split.phase), split.step)
+        same = edit.file == file and request.is_met_by(split.step, split.name, split.launch)
+        command = f"`zerotrain switch` to {split.launch['preset']}"
+        if same and not done:
+            _say(f"{file}: a {command} was killed before its end; it is completed")
+            return edit
+        if not done:
+            said = edit.undo()
+            if holds_split(read_config(edit.file), split):
+                raise PipelineError(
+                    f"a {command} was killed before its end, and cannot be undone: {said}",
+                    hint="undo it by hand, or complete it with the command that was killed",
+                )
+            _say(f"a {command} was killed before its end; it is undone: {said}")
+    remove_note(folder)
+    return None
+
+
+def _done_already(config: RunConfig, file: Path, request: Request) -> str | None:
+    """What to say where the switch that is asked for was done before; None where it was not."""
+    phase, until = current_phase(config)
+    before = config.phase_before(phase.name)
+    if before is None:
+        return None
+    end = dict((one.name, end) for one, end in phase_ends(config))[before.name]
+    steps = saved_steps(progress := phase_folder(config, phase) / "progress")
+    if (
+        not request.is_met_by(end, phase.name, phase.launch)
+        or not is_exported(config, before, end)
+        or (steps and any(made_otherwise(step_folder(progress, steps[-1]), phase)))
+    ):
+        return None
+    done = f"done already: {before.name} ended at step {end}, {phase.name}"
+    if is_exported(config, phase, until):
+        return f"{done} ended at step {until} under {request.preset}; the run is finished"
+    return f"{done} continues to {until} under {request.preset}. Next: {graph.train_command(file)}"
+
+
+def _read(file: Path) -> tuple[RunConfig, str]:
+    """Read a configuration, and the text that it has then."""
+    while True:
+        try:
+            text = file.read_bytes().decode()
+        except (OSError, UnicodeDecodeError):
+            text = ""  # reading the values says what is wrong
+        config = read_config(file)
+        if file.read_bytes() == text.encode():
+            return config, text
+
+
+def _plan(config: RunConfig, text: str, file: Path, folder: Path, request: Request) -> Plan:
+    phase, until = unfinished_phase(config, file)
+    step = choose_step(config, phase, request.at, until, file)
+    split = _split(config, phase, step, request)
+    edit = SwitchEdit(file=file, former=text, split=split, until=until)
+    _check_split(edit.text.encode(), file, split)
+    return _plan_again(config, phase, edit, folder)
+
+
+def _plan_again(config: RunConfig, phase: Phase, edit: SwitchEdit, folder: Path) -> Plan:
+    targets = [
+        f"{phase_folder(config, phase)}/{part}/manifest.json" for part in ("state", "weights")
+    ]
+    jobs = refuse_other_jobs(edit.text, edit.file, config, phase, targets, folder)
+    return Plan(config, phase, edit, targets, jobs)
+
+
+def _end_phase(plan: Plan, accept: bool) -> None:
+    """Let Snakemake end the phase and export it, and check that it has."""
+    file, folder = plan.edit.file, phase_folder(plan.config, plan.phase)
+    snakemake_runs.wait_for_orphans()
+    graph.make(file, [f"{folder}/launch/manifest.json"])
+    with _accepted(folder / "progress") if accept else nullcontext():
+        refuse_other_making(plan.config, plan.phase)
+        graph.make(file, plan.targets)
+        check_switched(file, plan.edit.split)
 
 
 def _check_preset(preset: str) -> None:
@@ -116,15 +300,9 @@ def _check_preset(preset: str) -> None:
         )
 
 
-def _split(
-    config: RunConfig,
-    phase: Phase,
-    step: int,
-    preset: str,
-    name: str | None,
-    offload_path: str | None,
-) -> Split:
+def _split(config: RunConfig, phase: Phase, step: int, request: Request) -> Split:
     """What to edit. Where the file already has the new launch, the phase gets its own back."""
+    preset, offload_path = request.preset, request.offload_path
     rolling = step_folder(phase_folder(config, phase) / "progress", step)
     launch, ended = made_otherwise(rolling, phase)
     if phase.launch.preset == preset and not launch and not ended:
@@ -137,7 +315,7 @@ def _split(
     return Split(
         phase=phase.name,
         step=step,
-        name=name or _free_name(config, f"{phase.name}-{preset}"),
+        name=request.name or _free_name(config, f"{phase.name}-{preset}"),
         launch={"preset": preset, **path},
         ended=ended,
         ended_launch=launch,
@@ -164,17 +342,16 @@ def _check_split(text: bytes, file: Path, split: Split) -> None:
 
 
 @contextmanager
-def _replaced(file: Path, text: bytes) -> Iterator[None]:
-    """Let a file have another content at once; where the block fails, it gets its own back."""
-    former = file.read_bytes()
-    _write(file, text)
+def _undone_on_failure(edit: SwitchEdit) -> Iterator[None]:
+    """Undo an edit of the configuration where the block fails, and say what the file is then."""
     try:
         yield
     except BaseException as error:
-        _write(file, former)
+        with handling_signals(signal.SIG_IGN):
+            said = edit.undo()
         if isinstance(error, PipelineError):
-            said = f"{error.what}; {file} is as it was"
-            raise PipelineError(said, hint=error.hint) from error
+            raise PipelineError(f"{error.what}; {said}", hint=error.hint) from error
+        _say(said)
         raise
 
 
@@ -193,7 +370,9 @@ def _accepted(progress: Path) -> Iterator[None]:
             if former is None:
                 path.unlink(missing_ok=True)
             else:
-                _write(path, former)
+                draft = beside(path, "new")
+                draft.write_bytes(former)
+                draft.replace(path)
         raise
 
 
@@ -206,9 +385,5 @@ def _held(progress: Path) -> Iterator[None]:
         held.release()
 
 
-def _write(file: Path, text: bytes) -> None:
-    target = file.resolve()
-    draft = target.with_name(f".{target.name}.switch-{os.getpid()}")
-    draft.write_bytes(text)
-    shutil.copymode(target, draft)
-    draft.replace(target)
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

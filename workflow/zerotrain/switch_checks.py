@@ -1,15 +1,18 @@
-"""Whether `zerotrain switch` would only end a phase, or what it depends on has changed since."""
+"""What `zerotrain switch` checks: that it would only end a phase, and, at last, that it has."""
 
 from __future__ import annotations
 
 import json
-import os
+from itertools import pairwise
 from pathlib import Path
 
 from zerotrain import artifact, graph
-from zerotrain.config import Phase, RunConfig
+from zerotrain.artifact.leftovers import beside
+from zerotrain.config import Phase, RunConfig, read_config
+from zerotrain.config.edit import Split
+from zerotrain.config.replace import explained
 from zerotrain.errors import PipelineError
-from zerotrain.switch_point import RESULTS, imported_state, phase_folder
+from zerotrain.switch_point import RESULTS, imported_state, phase_folder, published_end
 from zerotrain.training.progress_folder import FINGERPRINT
 
 PUBLISHING = ("render_launch", "train_phase", "export_weights")
@@ -17,9 +20,17 @@ PUBLISHING = ("render_launch", "train_phase", "export_weights")
 
 
 def refuse_other_jobs(
-    text: bytes, file: Path, config: RunConfig, phase: Phase, targets: list[str]
+    text: str, file: Path, config: RunConfig, phase: Phase, targets: list[str], folder: Path
 ) -> dict[str, int]:
     """Refuse where Snakemake would do more than end the phase: what it depends on has changed.
+
+    Args:
+        text: The configuration with the switch.
+        file: Its file, for messages.
+        config: The run.
+        phase: The phase to end.
+        targets: What ends it.
+        folder: Where a copy of the text may lie meanwhile.
 
     Returns:
         The jobs that end the phase, by rule.
@@ -27,9 +38,11 @@ def refuse_other_jobs(
     Raises:
         PipelineError: naming the jobs that would run beside them.
     """
-    draft = file.with_name(f".{file.name}.switch-{os.getpid()}")
+    draft = beside(folder / file.name, "new")
     try:
-        draft.write_bytes(text)
+        with explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(text.encode())
         jobs = graph.plan(draft, targets)
     finally:
         draft.unlink(missing_ok=True)
@@ -83,3 +96,50 @@ def refuse_other_making(config: RunConfig, phase: Phase) -> None:
             f"{', '.join(differing)}), so training would start afresh",
             hint="undo the change; or go on from these checkpoints in spite of it with --accept",
         )
+
+
+def holds_split(config: RunConfig, split: Split) -> bool:
+    """Whether a configuration has a switch: the phase that ends, and directly after it the new."""
+    for ended, following in pairwise(config.phases):
+        if (ended.name, ended.until) == (split.phase, f"{split.step} steps"):
+            new = (following.name, following.launch.preset)
+            return new == (split.name, split.launch["preset"])
+    return False
+
+
+def check_switched(file: Path, split: Split) -> None:
+    """Check what a switch promises: its configuration, and what was exported at its step.
+
+    Raises:
+        PipelineError: saying what is there instead.
+    """
+    config = read_config(file)
+    folder = RESULTS / config.run / split.phase
+    again = f"run the same command again; what {folder} holds is kept"
+    if not holds_split(config, split):
+        found = ", ".join(f"{one.name} until {one.until}" for one in config.phases)
+        raise PipelineError(
+            f"{file}: was edited during the switch and has lost it: its phases are {found}",
+            hint=again,
+        )
+    end = published_end(folder / "checkpoint")
+    if end != split.step:
+        raise PipelineError(
+            f"{folder}/checkpoint: ends at step {end}; the switch was to end it at {split.step}",
+            hint=again,
+        )
+    # The best of the phase may be an earlier one than that of its end.
+    trained = json.loads((folder / "checkpoint/checkpoint.json").read_text())["step"]
+    state = artifact.read(folder / "state", "state", verify=False)
+    weights = artifact.read(folder / "weights", "weights", verify=False)
+    steps = {
+        state.folder: json.loads(state.path("state.json").read_text())["step"],
+        weights.folder: weights.content["step"],
+    }
+    for part, step in steps.items():
+        if step != trained:
+            raise PipelineError(
+                f"{part}: is of step {step}; the checkpoint that was to be exported is of step "
+                f"{trained}",
+                hint=again,
+            )

@@ -17,12 +17,8 @@ from zerotrain.training.stop import trainer_of
 RESULTS = Path("results")
 
 
-def unfinished_phase(config: RunConfig, file: Path) -> tuple[Phase, int]:
-    """The phase that trains or trained last without being finished, and the step of its end.
-
-    Raises:
-        PipelineError: every phase is finished.
-    """
+def phase_ends(config: RunConfig) -> list[tuple[Phase, int]]:
+    """List the phases of a run with the steps of their ends."""
     from zerotrain.launch.resolve import phase_spans
 
     epochs = any(phase.until.endswith("epochs") for phase in config.phases)
@@ -32,27 +28,48 @@ def unfinished_phase(config: RunConfig, file: Path) -> tuple[Phase, int]:
         position = read_position(artifact.read(state, "state", verify=False), "state.json")
         begun_at = position.step, position.samples
     spans = phase_spans(config, size, begun_at)
-    ends = [(phase, spans[phase.name][1]) for phase in config.phases]
-    unfinished = [
-        (phase, until)
-        for phase, until in ends
-        if _published_end(phase_folder(config, phase) / "checkpoint") != until
-    ]
-    if not unfinished:
-        last, until = ends[-1]
+    return [(phase, spans[phase.name][1]) for phase in config.phases]
+
+
+def unfinished_phase(config: RunConfig, file: Path) -> tuple[Phase, int]:
+    """Find the phase that trains or trained last without being finished, and the step of its end.
+
+    Raises:
+        PipelineError: every phase is finished.
+    """
+    found, until = current_phase(config)
+    if _is_finished(config, found, until):
         raise PipelineError(
-            f"{file}: the run {config.run} is finished: {last.name} ended at step {until}",
+            f"{file}: the run {config.run} is finished: {found.name} ended at step {until}",
             hint=f"append a phase with a later end to {file}, and "
             f"`{graph.train_command(file)}` trains its steps alone:\n"
             f"    - name: more\n      until: {until + max(1, until // 2)}\n      launch: PRESET",
         )
+    return found, until
+
+
+def current_phase(config: RunConfig) -> tuple[Phase, int]:
+    """Find the unfinished phase as `unfinished_phase` does; of a finished run the last phase."""
+    ends = phase_ends(config)
+    unfinished = [(phase, until) for phase, until in ends if not _is_finished(config, phase, until)]
     begun = [
         (phase, until)
         for phase, until in unfinished
         if saved_steps(phase_folder(config, phase) / "progress")
         or trainer_of(phase_folder(config, phase) / "progress")
     ]
-    return (begun or unfinished)[0]
+    return (begun or unfinished or ends[-1:])[0]
+
+
+def is_exported(config: RunConfig, phase: Phase, until: int) -> bool:
+    """Whether a phase is finished, and its weights and its state are published."""
+    folder = phase_folder(config, phase)
+    parts = all(artifact.is_published(folder / part) for part in ("weights", "state"))
+    return parts and _is_finished(config, phase, until)
+
+
+def _is_finished(config: RunConfig, phase: Phase, until: int) -> bool:
+    return published_end(phase_folder(config, phase) / "checkpoint") == until
 
 
 def _epoch_size(config: RunConfig) -> int:
@@ -168,8 +185,8 @@ def imported_state(config: RunConfig) -> Path | None:
     return RESULTS / config.run / "imported" / "state" if config.resume_from_checkpoint else None
 
 
-def _published_end(checkpoint: Path) -> int | None:
-    """The `until` that a published checkpoint satisfies, which may be of an earlier step."""
+def published_end(checkpoint: Path) -> int | None:
+    """Read the `until` that a published checkpoint satisfies, which may be of an earlier step."""
     path = checkpoint / "checkpoint.json"
     if not artifact.is_published(checkpoint) or not path.is_file():
         return None

@@ -16,6 +16,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
@@ -73,8 +74,13 @@ def refuse_taken_over(folder: Path) -> None:
         )
 
 
-def take(folder: Path) -> Lock:
-    """Take the lock of a progress folder.
+def take(folder: Path, refuse: Callable[[Path], Holder | None] | None = None) -> Lock:
+    """Take the lock of a folder.
+
+    Args:
+        folder: A progress folder, or another one where one process may work at a time.
+        refuse: Raises where a process that lives holds the lock, else returns its holder; default:
+            `refuse_held`.
 
     Raises:
         PipelineError: another process holds it; the message names host, pid and since when.
@@ -91,7 +97,7 @@ def take(folder: Path) -> Lock:
             with contextlib.suppress(OSError):  # a file system without this lock
                 fcntl.flock(turn, fcntl.LOCK_EX)
             while True:
-                _clear_if_dead(folder, draft.with_suffix(".dead"))
+                _clear_if_dead(folder, draft.with_suffix(".dead"), refuse or refuse_held)
                 try:
                     # A hard link appears with its content and fails where one exists: no moment
                     # between the two.
@@ -119,9 +125,9 @@ def _read(lock: Path) -> Holder | None:
         return None  # a lock appears whole: what is not came out of a power cut
 
 
-def _clear_if_dead(folder: Path, aside: Path) -> None:
+def _clear_if_dead(folder: Path, aside: Path, refuse: Callable[[Path], Holder | None]) -> None:
     """Remove a dead holder's lock, and no other: without flock another taker may have been here."""
-    dead = refuse_held(folder)
+    dead = refuse(folder)
     try:
         (folder / LOCK).rename(aside)
     except FileNotFoundError:

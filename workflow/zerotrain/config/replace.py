@@ -1,0 +1,117 @@
+"""Give a file new bytes at once, unless somebody else has given it others in the meantime."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zerotrain.artifact.leftovers import beside, mend
+from zerotrain.errors import PipelineError
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
+"""What a kernel or a file system says that cannot exchange two names, as NFS cannot."""
+HINTS = {
+    errno.ENOSPC: "make room on its disk, and run this again",
+    errno.EDQUOT: "make room in your quota, and run this again",
+    errno.EPERM: "`chattr -i` where `lsattr` shows the file as immutable; then run this again",
+}
+
+
+def replace_file(file: Path, expected: bytes, new: bytes) -> bool:
+    """Replace a file's bytes, if they still are what is expected.
+
+    What an editor saves at the same moment is never lost: the two names are exchanged, and what was
+    replaced is put back where it is not what was expected.
+
+    Args:
+        file: The file, or a link to it.
+        expected: The bytes that it had when `new` was made of them.
+        new: Its new bytes.
+
+    Returns:
+        Whether it has them; False if it had others than expected, which it keeps.
+
+    Raises:
+        PipelineError: the file cannot be replaced; it is as it was.
+    """
+    target = file.resolve()
+    draft = beside(target, "new")
+    with explained(file):
+        try:
+            _write(draft, new, target)
+            if target.read_bytes() != expected:
+                return False
+            if not _exchange(draft, target):
+                draft.replace(target)
+                return True
+            replaced, ours = draft.read_bytes(), new
+            if replaced == expected:
+                return True
+            while True:  # put it back; what was saved in between is newer, and stays
+                _exchange(draft, target)
+                found = draft.read_bytes()
+                if found == ours:
+                    break
+                ours, replaced = replaced, found
+            return False
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def check_replaceable(file: Path) -> None:
+    """Check that `replace_file` can replace a file, and remove what killed processes left of it.
+
+    Raises:
+        PipelineError: it cannot: the file or its folder is read-only, or the disk is full.
+    """
+    target = file.resolve()
+    draft = beside(target, "new")
+    with explained(file):
+        mend(target)
+        with target.open("r+b") as stream:  # refused for an immutable file, whose folder is not
+            content = stream.read()
+        try:
+            _write(draft, content + bytes(4096), target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def explained(file: Path) -> Iterator[None]:
+    """Turn what the system says of a file that cannot be written into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise PipelineError(
+            f"{file}: cannot be written: {error.strerror}",
+            hint=HINTS.get(
+                error.errno or 0, "make the file and its folder writable, and run this again"
+            ),
+        ) from error
+
+
+def _write(draft: Path, content: bytes, target: Path) -> None:
+    with draft.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    shutil.copymode(target, draft)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the files of two names in one step; False where the system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(other))
