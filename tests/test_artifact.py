@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -304,7 +305,7 @@ def test_links_share_the_bytes_and_fall_back_to_copies(tmp_path: Path, monkeypat
     assert not (tmp_path / "new" / "b").is_symlink()
 
     def refuse(*paths: Path) -> None:
-        raise OSError("no links here")
+        raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", refuse)
     artifact.link_or_copy(tmp_path / "a", tmp_path / "c")
@@ -328,7 +329,7 @@ def test_what_a_library_kept_for_its_owner_becomes_readable(folder: Path, tmp_pa
     own.chmod(0o600)
     before = os.umask(0o022)
     try:
-        with artifact.publish(folder, "weights") as draft:
+        with artifact.publish(folder, "base") as draft:
             for name in ("a.safetensors", "part/b.safetensors"):
                 path = draft.folder / name
                 path.parent.mkdir(exist_ok=True)
@@ -341,7 +342,7 @@ def test_what_a_library_kept_for_its_owner_becomes_readable(folder: Path, tmp_pa
     written = ("a.safetensors", "part/b.safetensors", MANIFEST)
     assert {oct((folder / name).stat().st_mode & 0o777) for name in written} == {"0o644"}
     assert own.stat().st_mode & 0o777 == 0o600
-    artifact.read(folder, "weights")
+    artifact.read(folder, "base")
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
@@ -349,12 +350,12 @@ def test_a_manifest_that_was_linked_in_is_not_written_into(link, folder, tmp_pat
     """A base is linked from where it lies: weights of another run keep their own manifest."""
     publish(tmp_path / "others")
     before = (tmp_path / "others" / MANIFEST).read_bytes()
-    with artifact.publish(folder, "weights") as draft:
+    with artifact.publish(folder, "base") as draft:
         for name in ("a.txt", MANIFEST):
             link(tmp_path / "others" / name, draft.folder / name)
         draft.content = {"step": 2}
     assert (tmp_path / "others" / MANIFEST).read_bytes() == before
-    assert list(artifact.read(folder, "weights").files) == ["a.txt"]
+    assert list(artifact.read(folder, "base").files) == ["a.txt"]
 
 
 def test_a_writer_of_another_host_is_left_alone_while_it_writes(folder: Path) -> None:

@@ -102,7 +102,10 @@ def _over_steps(folder: Path, prompts: list[str]) -> Image.Image:
             steps.append(path)
     steps = [*steps[:1], *steps[1:][1 - MOST_STEPS :]]
     rows = [
-        [Image.open(path.with_suffix("") / f"{number:02d}-00.png") for path in steps]
+        [
+            Image.open(path.with_suffix("") / f"{number:02d}-00.png", formats=["PNG"])
+            for path in steps
+        ]
         for number in range(len(prompts))
     ]
     grid = draw_grid(prompts, rows)

@@ -6,7 +6,6 @@ The rule export_weights and the command `zerotrain export` both lead here.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -169,9 +168,11 @@ def export(
                 )
             )
             if isinstance(source, Checkpoint | State):
-                records = source.artifact.folder / artifact.RECORDS
-                if records.is_dir():
-                    shutil.copytree(records, draft.folder / artifact.RECORDS)
+                for name in source.artifact.files:
+                    if name.startswith(artifact.RECORDS):
+                        copy = draft.folder / name
+                        copy.parent.mkdir(parents=True, exist_ok=True)
+                        artifact.copy_new(source.artifact.path(name), copy)
 
 
 def refuse_loss(source: Path, targets: list[Path]) -> None:

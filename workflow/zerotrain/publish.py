@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from zerotrain import artifact
@@ -90,7 +89,9 @@ def _write_card(found: Artifact, repo_id: str, folder: Path, license: str | None
             answers = read_answers(evaluation.path(ANSWERS))[:MOST_ANSWERS]
         else:
             prompts = evaluation.content["prompts"]
-            shutil.copyfile(evaluation.path("grid.png"), folder / GRID)
+            # A picture without a card may be the user's own.
+            if not (folder / GRID).exists():
+                artifact.copy_new(evaluation.path("grid.png"), folder / GRID)
     text = model_card(found, repo_id, origin, license, prompts, answers)
     (folder / CARD).write_text(text, encoding="utf-8")
     return True

@@ -10,8 +10,8 @@ The *identity* of a folder is a digest of its kind, content and files: two folde
 can stand for each other, whoever made them. Files under ``records/`` (logs, timings) are listed and
 checked but are no part of the identity.
 
-`manifest` reads, `publication` writes, `leftovers` mends what a killed writer left, and `in_use`
-keeps what is read from being removed.
+`manifest` reads, `publication` writes, `leftovers` mends what a killed writer left, `in_use` keeps
+what is read from being removed, and `untrusted` checks names and links of folders from elsewhere.
 """
 
 from zerotrain.artifact.leftovers import mend
@@ -26,13 +26,22 @@ from zerotrain.artifact.manifest import (
     sizes_digest,
     write_json,
 )
-from zerotrain.artifact.publication import Draft, link_or_copy, publish, publish_manifest
+from zerotrain.artifact.publication import (
+    Draft,
+    copy_new,
+    link_or_copy,
+    publish,
+    publish_manifest,
+)
+from zerotrain.artifact.untrusted import check_name, read_shard_names
 
 __all__ = [
     "MANIFEST",
     "RECORDS",
     "Artifact",
     "Draft",
+    "check_name",
+    "copy_new",
     "digest",
     "file_sha256",
     "is_published",
@@ -41,6 +50,7 @@ __all__ = [
     "publish",
     "publish_manifest",
     "read",
+    "read_shard_names",
     "sizes_digest",
     "write_json",
 ]

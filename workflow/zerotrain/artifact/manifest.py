@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.leftovers import mend
+from zerotrain.artifact.untrusted import check_links, find_manifest_error
 from zerotrain.errors import PipelineError
 
 FORMAT = 1
@@ -64,13 +65,14 @@ class Artifact:
         """The path of a listed file.
 
         Raises:
-            PipelineError: if the manifest does not list it.
+            PipelineError: if the manifest does not list it, or it is a link to another place.
         """
         if name not in self.files:
             raise PipelineError(
                 f"{self.folder}: {name} is not listed in {MANIFEST}",
                 hint="files that the manifest does not list are never read; build the folder again",
             )
+        check_links(self.folder, name, self.kind)
         return self.folder / name
 
     def verify(self) -> None:
@@ -84,6 +86,7 @@ class Artifact:
         def check(item: tuple[str, dict[str, Any]]) -> str | None:
             name, expected = item
             path = self.folder / name
+            check_links(self.folder, name, self.kind)
             if not path.is_file():
                 return f"{path}: listed in {MANIFEST} but missing"
             size = path.stat().st_size
@@ -119,7 +122,7 @@ def read(folder: Path, kind: str, *, verify: bool = True) -> Artifact:
         )
     try:
         found = json.loads(path.read_text())
-    except ValueError as error:  # UnicodeDecodeError is one
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise PipelineError(f"{path}: not JSON ({error})", hint=f"remove {folder}") from error
     found = found if isinstance(found, dict) else {}
     if found.get("format") != FORMAT or found.get("kind") != kind:
@@ -128,9 +131,11 @@ def read(folder: Path, kind: str, *, verify: bool = True) -> Artifact:
             f"expected kind {kind!r}, format {FORMAT}",
             hint="give the folder of the right stage, or rebuild it with this version",
         )
-    if missing := {"content", "files", "parents", "made_by"} - found.keys():
+    if wrong := find_manifest_error(found):
         raise PipelineError(
-            f"{path}: {', '.join(sorted(missing))} missing", hint=f"remove {folder}"
+            f"{path}: {wrong}",
+            hint=f"no version of this program writes that: remove {folder} if you do not know who "
+            "made it",
         )
     artifact = Artifact(
         folder, kind, found["content"], found["files"], found["parents"], found["made_by"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -14,6 +15,11 @@ from typing import Any
 from zerotrain import __version__
 from zerotrain.artifact.leftovers import beside, mend
 from zerotrain.artifact.manifest import FORMAT, MANIFEST, Artifact, file_sha256, write_json
+from zerotrain.errors import PipelineError
+
+NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
+"""Errors that say that a file can have no second name there."""
+COPY_BYTES = 2**23
 
 
 @dataclass
@@ -122,13 +128,54 @@ def _share(folder: Path, names: Iterable[str]) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name without a second copy where the file system can, else copy it."""
+    """Give a file a second name without a second copy where the file system can, else copy it.
+
+    Args:
+        source: The file; links are followed.
+        target: A path that does not exist yet; its folders are made.
+
+    Raises:
+        PipelineError: the target exists, which is left as it is.
+        OSError: the disk is full or read-only, or the source cannot be read.
+    """
     source = source.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+    except FileExistsError as error:
+        raise _exists(target) from error
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        copy_new(source, target)
+
+
+def copy_new(source: Path, target: Path) -> None:
+    """Copy a file, its mode and its times to a path that does not exist yet.
+
+    Raises:
+        PipelineError: the target exists, which is left as it is.
+        OSError: the file cannot be read or written; no part of a copy stays.
+    """
+    with source.open("rb") as reading:
+        try:
+            writing = target.open("xb")
+        except FileExistsError as error:
+            raise _exists(target) from error
+        try:
+            with writing:
+                shutil.copyfileobj(reading, writing, COPY_BYTES)
+            shutil.copystat(source, target)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+
+def _exists(target: Path) -> PipelineError:
+    return PipelineError(
+        f"{target}: exists already, and nothing is overwritten",
+        hint="move it away, or name another folder",
+    )
 
 
 def _swap_in(new: Path, folder: Path) -> None:

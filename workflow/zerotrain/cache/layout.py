@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from zerotrain.artifact import write_json
+from zerotrain.artifact import check_name, write_json
 
 KIND = "cache"
 FORMAT = 1
@@ -127,12 +127,16 @@ def listed_shards(folder: Path, index: str = INDEX) -> list[Shard]:
     Raises:
         OSError: there is none.
         ValueError: it is no index of this format.
+        PipelineError: it names a shard outside of the folder.
     """
     found = json.loads((folder / index).read_text())
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"{folder / index}: not an index of format {FORMAT}")
     series = [value for value in found.values() if isinstance(value, dict) and "shards" in value]
-    return [Shard(**shard) for one in series for shard in one["shards"]]
+    try:
+        return [_shard(shard) for one in series for shard in one["shards"]]
+    except TypeError as error:
+        raise ValueError(f"{folder / index}: {error}") from error
 
 
 def _entry(found: dict[str, Any]) -> Entry:
@@ -142,5 +146,11 @@ def _entry(found: dict[str, Any]) -> Entry:
 
 def parse_series(found: dict[str, Any]) -> Series:
     """A series as index.json holds it."""
-    shards = tuple(Shard(**shard) for shard in found["shards"])
+    shards = tuple(_shard(shard) for shard in found["shards"])
     return Series(found["count"], tuple(found["tensors"]), shards)
+
+
+def _shard(found: dict[str, Any]) -> Shard:
+    shard = Shard(**found)
+    check_name(shard.file, INDEX)
+    return shard

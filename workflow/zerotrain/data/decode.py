@@ -9,6 +9,26 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from zerotrain.data.source import BadImage
 
+FORMATS = {
+    "AVIF": "AVIF",
+    "BMP": "BMP",
+    "DIB": "BMP",
+    "GIF": "GIF",
+    "JPEG": "JPEG",
+    "JPEG2000": "JPEG 2000",
+    "PNG": "PNG",
+    "PPM": "PPM",
+    "PSD": "PSD",
+    "QOI": "QOI",
+    "TGA": "TGA",
+    "TIFF": "TIFF",
+    "WEBP": "WebP",
+}
+"""Pillow's name and the usual name of each format that is opened. Pillow knows more, among them
+EPS, which is a program for an interpreter of PostScript."""
+PREFIX_BYTES = 16
+"""By which Pillow tells formats apart."""
+
 # Pillow warns above this many pixels and refuses above twice as many; a large scan is no bomb, and
 # the refusal is reported as a bad sample, so the warning says nothing more.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -20,23 +40,34 @@ def decode(data: bytes) -> Image.Image:
     Of an animation the first frame is taken. 16-bit greys are scaled to 8 bits.
 
     Raises:
-        BadImage: the bytes are no image, are truncated, or would fill memory.
+        BadImage: the bytes are no image of these FORMATS, are truncated, or would fill memory.
     """
     if not data:
         raise BadImage("empty file (0 bytes)")
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=[*FORMATS]) as image:
             image.load()
             return _to_rgb(ImageOps.exif_transpose(image))
     except BadImage:
         raise
     except UnidentifiedImageError as error:
-        raise BadImage("not an image that Pillow can read") from error
+        raise BadImage(_name_other_format(data)) from error
     except Image.DecompressionBombError as error:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise BadImage(f"more than {limit:,} pixels, a possible decompression bomb") from error
     except Exception as error:  # Pillow's plugins raise what they like on broken files.
         raise BadImage(f"unreadable image ({error or type(error).__name__})") from error
+
+
+def _name_other_format(data: bytes) -> str:
+    """Name the format of what is not opened; only its first bytes are looked at."""
+    Image.init()
+    for name, (_, accepts) in Image.OPEN.items():
+        if name not in FORMATS and accepts and accepts(data[:PREFIX_BYTES]) is True:
+            *others, last = dict.fromkeys(FORMATS.values())
+            listed = f"{', '.join(others)} and {last}"
+            return f"of the format {name}, which is not opened; images are {listed}"
+    return "not an image that Pillow can read"
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

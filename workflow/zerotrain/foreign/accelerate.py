@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from zerotrain.artifact import read_shard_names
 from zerotrain.errors import PipelineError
 from zerotrain.foreign import numbered, pickles
 from zerotrain.foreign.checkpoint import ForeignCheckpoint
@@ -69,8 +70,7 @@ def _weights_in(folder: Path) -> list[Path]:
         for suffix in ("safetensors", "bin"):
             index = folder / f"{stem}.{suffix}.index.json"
             if index.is_file():
-                files = json.loads(index.read_text())["weight_map"].values()
-                return [folder / name for name in sorted(set(files))]
+                return [folder / name for name in read_shard_names(index)]
             if (folder / f"{stem}.{suffix}").is_file():
                 return [folder / f"{stem}.{suffix}"]
     return []

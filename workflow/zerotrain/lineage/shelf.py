@@ -11,13 +11,9 @@ from typing import Any
 
 from zerotrain.artifact import MANIFEST, Artifact
 from zerotrain.artifact.manifest import FORMAT
+from zerotrain.artifact.untrusted import PARTS, find_manifest_error
 
 RESULTS = "results"
-PARTS = {"content": dict, "files": dict, "parents": dict, "made_by": dict}
-ENTRIES: dict[str, dict[str, type]] = {
-    "files": {"sha256": str, "bytes": int},
-    "parents": {"path": str, "identity": str},
-}
 
 
 class Unreadable(Exception):
@@ -52,15 +48,8 @@ def load(folder: Path) -> Artifact:
         raise Unreadable(path, said)
     if not isinstance(found.get("kind"), str):
         raise Unreadable(path, "no kind")
-    for part, kind in PARTS.items():
-        if not isinstance(found.get(part), kind):
-            raise Unreadable(path, f"no {part}")
-    for part, keys in ENTRIES.items():
-        for entry in found[part].values():
-            if not isinstance(entry, dict) or any(
-                not isinstance(entry.get(key), kind) for key, kind in keys.items()
-            ):
-                raise Unreadable(path, f"{part} without {' or '.join(keys)}")
+    if wrong := find_manifest_error(found):
+        raise Unreadable(path, wrong)
     return Artifact(folder, found["kind"], *(found[part] for part in PARTS))
 
 

@@ -175,7 +175,8 @@ def _make(place: Path, cache: Artifact, needed: int, stop: Callable[[], bool]) -
         )
 
     def copy(name: str) -> None:
-        source, target = cache.folder / name, place / NEW / name
+        source = cache.folder / name if name == MANIFEST else cache.path(name)
+        target = place / NEW / name
         target.parent.mkdir(parents=True, exist_ok=True)
         found = hashlib.sha256()
         with source.open("rb") as reading, target.open("wb") as writing:
