@@ -7,7 +7,7 @@ VENV := $(CURDIR)/.venv/bin
 export PATH := $(VENV):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train restore test test-full switch-table lint clean
+.PHONY: help setup train restore test test-full test-soak switch-table lint clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,11 +29,14 @@ restore: setup ## Bring all results of this commit back; ARGS=REV or ARGS=WEIGHT
 	@zerotrain restore $(ARGS)
 
 test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generated files)
-	@pytest -n 2 --dist loadfile $(ARGS)
+	@pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Exit code 5 says that ARGS selected none of them.
-test-full: setup ## Run the tests that take minutes each
-	@pytest -m slow -n 2 --dist loadfile $(ARGS) || [ $$? -eq 5 ]
+test-full: setup ## Run the tests that take long
+	@pytest -m "slow and not soak" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
+
+test-soak: setup ## Run by hand what CI only samples: long kills, fuzz, every switch
+	@pytest -m soak -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
 
 switch-table: setup ## Measure every switch and write the tables of docs/switching.md
 	@pytest -m "slow or not slow" -k matrix --fix tests/training/test_switch.py

@@ -31,6 +31,20 @@ def pytest_configure() -> None:
     os.environ.update(compiled_ops.environment())
 
 
+LONGEST = (
+    "test_cluster_nodes.py", "test_cluster_kills.py", "test_example.py", "test_cluster_profiles.py",
+    "test_train_phase.py", "test_dvc_restore.py", "test_dvc_fuzz.py", "test_dvc_agreement.py",
+    "test_peft_methods.py", "test_switch.py", "test_parameters.py", "test_host_memory.py",
+)  # fmt: skip
+"""Files that take longest as a whole."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files, of which each is one worker's: none is left alone with one."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
 @pytest.fixture(scope="session")
 def server() -> multiprocessing.context.ForkServerContext:
     """Forks processes that need not import torch, diffusers and DeepSpeed again.

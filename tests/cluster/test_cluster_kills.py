@@ -11,11 +11,11 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import safe_open
-from tests.cluster.conftest import NO_GPUS, PROFILE, Project, wait_until
+from tests.cluster.conftest import NO_GPUS, PROFILE, Project, Snakemake, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -80,58 +80,84 @@ def held(project: Project, step: int, *, always: bool = False) -> Iterator[None]
             os.kill(pid, signal.SIGCONT)
 
 
-def test_kills_change_no_bit(project: Project) -> None:
+def warn(project: Project, snakemake: Snakemake, seen: int, saved: int) -> tuple[int, int]:
+    """Let Slurm warn a job of its time limit; what was seen and saved then."""
+    with held(project, seen + 10):
+        assert first_step(project) >= saved
+        (warned,) = project.cluster.jobs(running=True)
+        wait_until(
+            (project.progress("disturbed/plain") / "stop").exists, "the warning before the limit"
+        )
+    wait_until(lambda: warned not in project.cluster.jobs(), "the end of the warned job")
+    assert state_of(project, warned) == "FAILED"  # unfinished, 85
+    assert "plain: unfinished: stopped on request" in log(project)
+    return (newest_checkpoint(project),) * 2
+
+
+def exceed(project: Project, snakemake: Snakemake, seen: int, saved: int) -> tuple[int, int]:
+    """Let a job reach its time limit, which kills it."""
+    with held(project, seen + 10, always=True):
+        assert first_step(project) >= saved
+        (limited,) = project.cluster.jobs(running=True)
+        wait_until(lambda: limited not in project.cluster.jobs(), "the time limit")
+    assert state_of(project, limited) == "TIMEOUT"
+    return max(project.steps("disturbed/plain")), newest_checkpoint(project)
+
+
+def preempt(project: Project, snakemake: Snakemake, seen: int, saved: int) -> tuple[int, int]:
+    """Drive a job away; it ends within its grace time, and the next one trains further."""
+    with held(project, seen + 10):
+        assert first_step(project) >= saved
+        (preempted,) = project.cluster.jobs(running=True)
+        quietly = ("--wait", "--output=/dev/null", "--wrap", "true")
+        project.cluster.ask("sbatch", "-p", "cpu", "-N2", "--exclusive", *quietly)
+    saved = newest_checkpoint(project)
+    project.wait_for_step("disturbed/plain", saved + 5)
+    assert state_of(project, preempted) == "FAILED"  # unfinished within the grace time
+    return saved, saved
+
+
+def orphan(project: Project, snakemake: Snakemake, seen: int, saved: int) -> tuple[int, int]:
+    """Kill Snakemake: the job trains to its end, and a second one is refused meanwhile."""
+    with held(project, seen + 10):
+        assert first_step(project) >= saved
+        (last,) = project.cluster.jobs(running=True)
+        snakemake.process.kill()
+        snakemake.end(-9)
+        project.snakemake("--unlock", "--configfile", "config/disturbed.yaml")
+        refused = project.snakemake(*arguments("disturbed", *SUBMIT), code=2)
+        assert "a training is running here already: pid " in refused
+        assert f", job {last}, since " in refused
+        assert f"`scancel {last}`" in refused
+        assert project.cluster.jobs() == [last]
+    wait_until(lambda: last not in project.cluster.jobs(), "the end of the job without Snakemake")
+    return seen, saved
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param((preempt, orphan), id="two"),
+        pytest.param((warn, exceed, preempt, orphan), id="four", marks=pytest.mark.soak),
+    ],
+)
+def test_kills_change_no_bit(project: Project, events: tuple[Any, ...]) -> None:
     """Warned of its time limit, killed at its time limit without another word, preempted, its
     Snakemake killed while it trains on: an undisturbed training's weights, bit by bit. Each start
     goes on from the newest checkpoint of the one before: at most what followed it is trained twice.
     A Snakemake that finds the training under way refuses to start a second one."""
     for run in ("disturbed", "undisturbed"):
         project.configure(run, CONFIG.format(run=run))
-    cluster, progress = project.cluster, project.progress("disturbed/plain")
     project.snakemake("--cores", "2", *arguments("undisturbed"))
     project.snakemake("--cores", "2", *INPUTS)
-
-    first = project.start(*arguments("disturbed", *SUBMIT))
-    with held(project, 10):
-        (warned,) = cluster.jobs(running=True)
-        wait_until((progress / "stop").exists, "the warning before the time limit")
-    wait_until(lambda: warned not in cluster.jobs(), "the end of the warned job")
-    assert state_of(project, warned) == "FAILED"  # unfinished, 85
-    assert "plain: unfinished: stopped on request" in log(project)
-    seen = saved = newest_checkpoint(progress)
-
-    with held(project, seen + 10, always=True):
-        assert first_step(project) >= saved
-        (limited,) = cluster.jobs(running=True)
-        wait_until(lambda: limited not in cluster.jobs(), "the time limit")
-    assert state_of(project, limited) == "TIMEOUT"
-    seen, saved = max(project.steps("disturbed/plain")), newest_checkpoint(progress)
-
-    with held(project, seen + 10):
-        assert first_step(project) >= saved
-        (preempted,) = cluster.jobs(running=True)
-        quietly = ("--wait", "--output=/dev/null", "--wrap", "true")
-        cluster.ask("sbatch", "-p", "cpu", "-N2", "--exclusive", *quietly)
-    seen = saved = newest_checkpoint(progress)
-    project.wait_for_step("disturbed/plain", seen + 5)
-    assert state_of(project, preempted) == "FAILED"  # unfinished within the grace time
-
-    with held(project, seen + 10):
-        assert first_step(project) >= saved
-        (last,) = cluster.jobs(running=True)
-        first.process.kill()
-        first.end(-9)
-        project.snakemake("--unlock", "--configfile", "config/disturbed.yaml")
-        refused = project.snakemake(*arguments("disturbed", *SUBMIT), code=2)
-        assert "a training is running here already: pid " in refused
-        assert f", job {last}, since " in refused
-        assert f"`scancel {last}`" in refused
-        assert cluster.jobs() == [last]
-    wait_until(lambda: last not in cluster.jobs(), "the end of the job that nobody watches")
+    snakemake = project.start(*arguments("disturbed", *SUBMIT))
+    seen = saved = 0
+    for happen in events:
+        seen, saved = happen(project, snakemake, seen, saved)
     project.snakemake(*arguments("disturbed", *SUBMIT))
     assert tensors(project, "disturbed") == tensors(project, "undisturbed")
     assert project.steps("disturbed/plain") == [*range(1, 151)]
-    assert not list(progress.parent.glob("progress.stale-*"))
+    assert not list((project.folder / "results/disturbed/plain").glob("progress.stale-*"))
 
 
 def test_of_two_snakemakes_one_trains(project: Project) -> None:
@@ -174,8 +200,9 @@ def failed_logs(project: Project) -> list[str]:
     return [path.read_text() for path in logs if state_of(project, path.stem) == "FAILED"]
 
 
-def newest_checkpoint(progress: Path) -> int:
+def newest_checkpoint(project: Project) -> int:
     """The step of the newest checkpoint."""
+    progress = project.progress("disturbed/plain")
     return max(int(path.name.removeprefix("step-")) for path in progress.glob("step-*"))
 
 

@@ -25,7 +25,13 @@ evaluate: {{images_per_prompt: 1, num_inference_steps: 2, batch_size: 100}}
 PHASES = ("plain", "sharded")
 
 
-def test_two_nodes_train_what_one_machine_does(project: Project, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "target",
+    ["results/nodes/sharded/weights/manifest.json", pytest.param("train", marks=pytest.mark.soak)],
+)
+def test_two_nodes_train_what_one_machine_does(
+    project: Project, tmp_path: Path, target: str
+) -> None:
     """The example, shortened, in two phases of two nodes with two processes each: every bit of one
     machine's with four; and within 1e-5, relative, of one process's. Each phase was one job of two
     nodes, and neither was tried twice. The nodes read the cache from copies on disks of their own,
@@ -38,7 +44,7 @@ def test_two_nodes_train_what_one_machine_does(project: Project, tmp_path: Path)
     launches = {"nodes": own_disk, "machine": "num_processes: 4"}
     for run, launch in {**launches, "process": "num_processes: 1"}.items():
         project.configure(run, CONFIG.format(run=run, launch=launch))
-    project.snakemake(*PROFILE, *NO_GPUS, "--configfile", "config/nodes.yaml", "--", "train")
+    project.snakemake(*PROFILE, *NO_GPUS, "--configfile", "config/nodes.yaml", "--", target)
     shown = project.cluster.ask("scontrol", "show", "job", "-o").splitlines()
     mine = [line for line in shown if str(project.folder) in line]
     trained = [line for line in mine if "Comment=rule_train_phase" in line]

@@ -22,13 +22,22 @@ CHANNELS = [256, 640]
 M_MMAP_THRESHOLD = -3
 FAST = ["zero2:no"]
 SLOW = [
+    "torch:bf16",
+    "zero1:bf16:2",
+    "zero2_offload:no",
+    "zero3:no",
+    "zero3_offload:bf16:2",
+    "zero3:bf16:1:init",
+]
+"""Each engine, each precision, two processes and a start on no device, once."""
+SOAK = [
     f"{preset}:{precision}"
     for preset in ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
     for precision in ("no", "bf16")
-    if f"{preset}:{precision}" not in FAST
+    if f"{preset}:{precision}" not in (*FAST, *SLOW)
 ] + [
-    "torch:no:2", "zero1:bf16:2", "zero2:no:2", "zero2:bf16:2", "zero2_offload:no:2", "zero3:no:2",
-    "zero3:bf16:2", "zero3_offload:bf16:2", "zero3:bf16:1:init", "zero3_offload:no:2:init",
+    "torch:no:2", "zero2:no:2", "zero2:bf16:2", "zero2_offload:no:2", "zero3:no:2", "zero3:bf16:2",
+    "zero3_offload:no:2:init",
 ]  # fmt: skip
 
 
@@ -78,7 +87,12 @@ def modules(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "case", [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
+    "case",
+    [
+        *FAST,
+        *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW),
+        *(pytest.param(case, marks=pytest.mark.soak) for case in SOAK),
+    ],
 )
 def test_host_memory_is_predicted(
     case: str, inputs: Path, modules: Path, tmp_path: Path, server: Any

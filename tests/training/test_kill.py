@@ -1,5 +1,5 @@
 """kill -9 while a checkpoint is saved, exported or taken over: nothing half-written is ever taken
-for whole, and nothing is lost. Thirty kills in all, at changes of the disk that a seed draws."""
+for whole, and nothing is lost. Each kill is at a change of the disk that a seed draws."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ from zerotrain.checkpoint import Checkpoint
 from zerotrain.families import load_family
 from zerotrain.training import progress_folder
 
-SAVING, EXPORTING, IMPORTING = 10, 14, 6
-"""Kills of each kind; an import is the slowest to start."""
 STEPS_A_KILL = 3
 """A training is killed within as many changes as so many steps make."""
-STEPS = SAVING * STEPS_A_KILL + 5
 
 
 def _export(checkpoint: Path, base: Path, weights: Path, state: Path, kill: KillPoint) -> None:
@@ -40,16 +37,18 @@ def ended(process: ForkServerProcess) -> int | None:
     return process.exitcode
 
 
-def test_kill_while_saving_loses_no_checkpoint(training, server):
+@pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.soak)])
+def test_kill_while_saving_loses_no_checkpoint(training, server, kills):
     """A checkpoint at every step: each one found after a kill is whole, none goes back, and the
     end has the bits of a run that was left alone."""
-    shape = {"save_every": 1, "keep": 3, "lr_scheduler_steps": STEPS}
-    training.phase("whole", "torch", STEPS, **shape)
+    steps = kills * STEPS_A_KILL + 5
+    shape = {"save_every": 1, "keep": 3, "lr_scheduler_steps": steps}
+    training.phase("whole", "torch", steps, **shape)
     counter = KillPoint(server, training.folder)
     assert ended(training.start("whole", kill=counter)) == 0
-    training.phase("cut", "torch", STEPS, **shape)
+    training.phase("cut", "torch", steps, **shape)
     reached = 0
-    for change in spread(STEPS_A_KILL * counter.begun // STEPS, SAVING, seed=1):
+    for change in spread(STEPS_A_KILL * counter.begun // steps, kills, seed=1):
         kill = KillPoint(server, training.folder, change)
         assert ended(training.start("cut", kill=kill)) == -signal.SIGKILL
         saved = progress_folder.saved_steps(training.progress("cut"))
@@ -58,14 +57,15 @@ def test_kill_while_saving_loses_no_checkpoint(training, server):
             assert Checkpoint(folder).position.step == step
         assert reached <= max(saved, default=0)
         reached = max(saved, default=0)
-    assert 0 < reached < STEPS
+    assert 0 < reached < steps
     training.train("cut")
-    assert training.hashes("cut", STEPS) == training.hashes("whole", STEPS)
-    assert [line["step"] for line in training.log("cut")] == list(range(1, STEPS + 1))
+    assert training.hashes("cut", steps) == training.hashes("whole", steps)
+    assert [line["step"] for line in training.log("cut")] == list(range(1, steps + 1))
 
 
 @pytest.mark.slow
-def test_kill_while_exporting_leaves_the_old_or_the_new(training, server):
+@pytest.mark.parametrize("kills", [5, pytest.param(14, marks=pytest.mark.soak)])
+def test_kill_while_exporting_leaves_the_old_or_the_new(training, server, kills):
     """Each of weights and state is what it was or the new one, whole; and weights are never there
     before their state. The next export clears away what is left over."""
     training.run("run", "zero2", 4, save_every=2, keep=2)
@@ -89,7 +89,7 @@ def test_kill_while_exporting_leaves_the_old_or_the_new(training, server):
     new = identities()
     assert old[0] != new[0]
     assert old[1] != new[1]
-    for change in spread(counter.begun, EXPORTING, seed=2):
+    for change in spread(counter.begun, kills, seed=2):
         before = identities()
         checkpoint, goal = (earlier, old) if before[0] == new[0] else (later, new)
         assert export(checkpoint, KillPoint(server, training.folder, change)) == -signal.SIGKILL
@@ -100,7 +100,8 @@ def test_kill_while_exporting_leaves_the_old_or_the_new(training, server):
 
 
 @pytest.mark.slow
-def test_kill_while_importing_leaves_the_state_and_no_progress(training, server):
+@pytest.mark.parametrize("kills", [3, pytest.param(6, marks=pytest.mark.soak)])
+def test_kill_while_importing_leaves_the_state_and_no_progress(training, server, kills):
     """A phase killed before it has saved anything starts again from the state, to the same bits."""
     training.run("first", "torch", 3)
     rolling = progress_folder.step_folder(training.progress("first"), 3)
@@ -110,7 +111,7 @@ def test_kill_while_importing_leaves_the_state_and_no_progress(training, server)
     counter = KillPoint(server, training.folder)
     assert ended(training.start("whole", state=state, kill=counter)) == 0
     training.phase("second", "zero2", 5)
-    for change in spread(counter.begun, IMPORTING, seed=3):
+    for change in spread(counter.begun, kills, seed=3):
         kill = KillPoint(server, training.folder, change)
         assert ended(training.start("second", state=state, kill=kill)) == -signal.SIGKILL
         assert artifact.read(state, "state").identity == before

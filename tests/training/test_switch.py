@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from tests.training.matrix import (
     Matrix,
     Setup,
     Switch,
+    added,
     covering,
     deviation,
     export_state,
+    follows,
     fp32_pairs,
     sampled,
 )
@@ -46,11 +49,15 @@ def matrix(tmp_path_factory, inputs, server, request) -> Iterator[Matrix]:
 
 
 def _cases() -> list[Any]:
-    later = [switch for switch in covering() if switch not in sampled()]
-    return [
-        *(pytest.param(switch, id=str(switch)) for switch in [*fp32_pairs(), *sampled()]),
-        *(pytest.param(switch, id=str(switch), marks=pytest.mark.slow) for switch in later),
-    ]
+    quick = [switch for switch in fp32_pairs() if not follows(switch)] + sampled()
+
+    def marks(switch: Switch) -> Any:
+        if switch in quick:
+            return ()
+        return pytest.mark.slow if switch in added() else pytest.mark.soak
+
+    everything = [*fp32_pairs(), *covering()]
+    return [pytest.param(switch, id=str(switch), marks=marks(switch)) for switch in everything]
 
 
 @pytest.mark.parametrize("switch", _cases())
@@ -115,6 +122,10 @@ def test_switch_state_is_the_same_from_every_engine(matrix, preset):
     """Each engine's fragments give the model's own parameters, without the frozen and the second
     of the tied ones: their names and shapes, and the weights and moments that plain PyTorch has."""
     state, torchs = State(matrix.state(Setup(preset))), State(matrix.state(Setup("torch")))
+    if preset in EXACT:
+        assert matrix.whole(Setup(preset)) == matrix.whole(Setup("torch"))
+    one, other = (replace(s.position, phase="", engine={}) for s in (state, torchs))
+    assert one == other
     unet = load_file(matrix.training.base / "unet" / "diffusion_pytorch_model.safetensors")
     left_out = ("time_embedding.linear_1.", "mid_block.resnets.1.conv1.weight")
     trained = [name for name in unet if not name.startswith(left_out)]

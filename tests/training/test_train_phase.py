@@ -25,7 +25,7 @@ from zerotrain.training import lock, progress_folder, pulse
 
 STEPS = 300
 KILLED = 128 + signal.SIGKILL
-PRESETS = ["torch", pytest.param("zero2_offload", marks=pytest.mark.slow)]
+PRESETS = ["torch", pytest.param("zero2_offload", marks=pytest.mark.soak)]
 
 
 class Command:
@@ -145,7 +145,7 @@ def train_beforehand(training, name: str, until: int, **changes: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["torch", "zero2_offload"])
+@pytest.mark.parametrize("preset", PRESETS)
 def test_resume_after_a_signal_to_the_command(training, phase, preset):
     """A signal ends the command with exit code 85 and a checkpoint and leaves no process; meanwhile
     a second start is refused, naming the holder, and disturbs nothing; the next start ends in the
@@ -248,7 +248,7 @@ def test_a_training_whose_lock_is_anothers_ends(phase):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["torch", "zero2"])
+@pytest.mark.parametrize("preset", [pytest.param("torch", marks=pytest.mark.soak), "zero2"])
 def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
     """The others do not wait for it until their time-out: the command ends, names the rank and its
     signal in one sentence, without the launcher's traceback; the next start goes on to the same
@@ -272,7 +272,7 @@ def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["torch", "zero2"])
+@pytest.mark.parametrize("preset", ["torch", pytest.param("zero2", marks=pytest.mark.soak)])
 def test_resume_after_one_process_of_two_hung(phase, preset):
     """Its wait is timed out with its rank, pid and place, and neither it nor the launcher stays."""
     command = phase(f"{preset}-hung", preset, num_processes=2, save_every=3, ddp_timeout=10)
@@ -289,9 +289,20 @@ def test_resume_after_one_process_of_two_hung(phase, preset):
     assert progress_folder.saved_steps(command.progress)
 
 
+PARTS = ("launcher", "rank 1", "launcher and ranks")
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("whom", ["launcher", "rank 1", "launcher and ranks"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [
+        # Each signal and each part once; the other pairs are for `make test-soak`.
+        pytest.param(number, whom, marks=() if at == place else pytest.mark.soak)
+        for at, number in enumerate(STOPPING)
+        for place, whom in enumerate(PARTS)
+    ],
+)
 def test_resume_after_a_signal_to_a_part(phase, whom, number):
     """Whoever of the processes gets the signal, and however many of them: one checkpoint at the
     next step, exit code 85, and no process is left."""
@@ -400,7 +411,7 @@ def test_resume_refuses_a_damaged_cache(training, phase, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["torch", "zero3"])
+@pytest.mark.parametrize("preset", [pytest.param("torch", marks=pytest.mark.soak), "zero3"])
 def test_resume_of_two_processes_after_a_signal(training, phase, preset):
     """Two processes under the real launcher stop together, with one checkpoint of both their parts,
     and end in the weights of two that were left alone; each rank writes its own file."""

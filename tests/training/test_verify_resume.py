@@ -54,8 +54,11 @@ def test_a_phase_before_it_is_not_trained_unasked(monkeypatch, tmp_path):
     ("preset", "changes"),
     [
         ("torch", {"gradient_accumulation_steps": 2, "use_ema": True}),
-        ("zero2_offload", {"num_processes": 2, "mixed_precision": "bf16"}),
-        ("zero3", {}),
+        pytest.param(
+            *("zero2_offload", {"num_processes": 2, "mixed_precision": "bf16"}),
+            marks=pytest.mark.soak,
+        ),
+        pytest.param("zero3", {}, marks=pytest.mark.soak),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -21,8 +21,10 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("Snakefile", "rules", "config", "profiles", "envs", "workflow/zerotrain",
           ".dvc/config", ".dvcignore", ".gitignore")  # fmt: skip
 FAKE = Path(__file__).with_name("fake_zerotrain.py")
-SERVER = Path(__file__).with_name("snakemake_server.py")
+SERVER = Path(__file__).with_name("command_server.py")
 ENVIRONMENT_BIN = Path(sys.executable).parent
+SECONDS = 300
+"""Longer than any command takes."""
 
 CONFIG = """\
 # Two phases over a folder of images.
@@ -64,7 +66,7 @@ class Project:
 
     def __init__(self, folder: Path, planner: subprocess.Popen[str]) -> None:
         self.folder = folder
-        self._planner = planner
+        self._server = planner
         self.environment = {
             **{name: value for name, value in os.environ.items() if not _leads_away(name)},
             "PATH": os.pathsep.join([str(folder / "bin"), str(ENVIRONMENT_BIN), os.defpath]),
@@ -74,7 +76,12 @@ class Project:
         }
 
     def command(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in the project; stdout and stderr come together as `stdout`."""
+        """Run a command in the project; stdout and stderr come together as `stdout`.
+
+        `snakemake`, `dvc` and `python -m zerotrain` are forks that need not import their libraries.
+        """
+        if words[0] in ("snakemake", "dvc") or words[:3] == ("python", "-m", "zerotrain"):
+            return subprocess.CompletedProcess(words, *self._forked(words, environment))
         return subprocess.run(
             words,
             cwd=self.folder,
@@ -83,7 +90,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=SECONDS,
         )
 
     def snakemake(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -96,17 +103,20 @@ class Project:
         assert done.returncode == 0, done.stdout
 
     def forked(self, *words: str, **environment: str) -> tuple[int, str]:
-        """Be `snakemake` in a fork that need not import it: its exit code, and what it said."""
+        """The exit code of `snakemake`, and what it said."""
+        return self._forked(("snakemake", *words), environment)
+
+    def _forked(self, words: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str]:
         output = self.folder.with_name("said.txt")
         request = {
             "folder": str(self.folder), "words": words, "output": str(output),
-            "environment": self.environment | environment,
+            "environment": self.environment | environment, "seconds": SECONDS,
         }  # fmt: skip
-        assert self._planner.stdin
-        assert self._planner.stdout
-        print(json.dumps(request), file=self._planner.stdin)
-        self._planner.stdin.flush()
-        return int(self._planner.stdout.readline()), output.read_text()
+        assert self._server.stdin
+        assert self._server.stdout
+        print(json.dumps(request), file=self._server.stdin)
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline()), output.read_text()
 
     def planned(self, *words: str) -> Jobs:
         """The jobs that `snakemake -n` lists, by rule; target rules do nothing and are left out."""
@@ -147,7 +157,7 @@ class Project:
 
     def at(self, folder: Path) -> Project:
         """A project that lies elsewhere already."""
-        return Project(folder, self._planner)
+        return Project(folder, self._server)
 
 
 def _leads_away(name: str) -> bool:
@@ -169,7 +179,7 @@ def jobs_of(output: str) -> Jobs:
 
 @pytest.fixture(scope="session")
 def planner() -> Iterator[subprocess.Popen[str]]:
-    """Plans: a process that answers with what `snakemake -n` says."""
+    """A process that runs commands in forks of itself."""
     with subprocess.Popen(
         [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

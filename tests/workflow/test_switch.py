@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ def save(project, phase: str, *steps: int, preset: str = "torch") -> Path:
 
 def switch(project, *words: str):
     """Run the command as a user does; the stages that Snakemake calls are the fake's."""
-    return project.command(sys.executable, "-m", "zerotrain", "switch", "tiny", *words)
+    return project.command("python", "-m", "zerotrain", "switch", "tiny", *words)
 
 
 def stop_in(project, phase: str) -> None:
@@ -141,7 +140,7 @@ def test_a_switch_that_fails_restores_the_configuration(project):
     stop_in(project, "plain")
     save(project, "plain", 250)
     former = (project.folder / CONFIG).read_bytes()
-    words = [sys.executable, "-m", "zerotrain", "switch", "tiny", "--to", "zero2"]
+    words = ["python", "-m", "zerotrain", "switch", "tiny", "--to", "zero2"]
     done = project.command(*words, FAIL="export_weights")
     assert done.returncode == 2
     assert "export_weights: failed on request" in done.stdout
