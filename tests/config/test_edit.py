@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zerotrain.config.edit import Split, split_phase
+from zerotrain.config.edit import Split, split_phase, undo_split
 from zerotrain.errors import PipelineError
 
 BLOCK = """\
@@ -231,3 +231,42 @@ def test_another_preset_leaves_offload_behind_and_torch_all_of_zero(
     found = split(text, "a", preset)
     assert f"launch: {expected}}}" in found
     assert "offload_optimizer: cpu" in found.splitlines()[1]
+
+
+PLAIN = Split(phase="plain", step=250, name="plain-zero2", launch={"preset": "zero2"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("run: flowers   # mine", "run: roses   # mine"),
+        ("phases:\n", "phases:\n  # more\n"),
+        ('until: "5000 samples", launch: torch', 'until: "9000 samples", launch: zero3'),
+        ("export:\n", "# the end\nexport:\n"),
+        ("    dtype: 'bf16'\n", ""),
+    ],
+)
+def test_an_undo_keeps_what_was_edited_since(old: str, new: str) -> None:
+    """Before and behind the split, in lines that it left alone."""
+    now = AFTER_BLOCK.replace(old, new)
+    assert now != AFTER_BLOCK
+    assert undo_split(BLOCK, AFTER_BLOCK, now, PLAIN) == BLOCK.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    launch: zero2\n", "    launch: zero3\n"),
+        ("until:   250 ", "until:   200 "),
+        ("  - name: plain-zero2\n", "  - name: mine\n"),
+        ("run: flowers", "run: ["),
+        # The edit that has lost the split leaves nothing to undo.
+        (AFTER_BLOCK, BLOCK.replace("mine", "yours")),
+        ("phases:\n", "phases:\n  - {name: first, until: 1, launch: torch}\nold:\n"),
+    ],
+)
+def test_an_undo_of_lines_that_were_edited_is_none(old: str, new: str) -> None:
+    """Nor of a text that would mean something else then."""
+    now = AFTER_BLOCK.replace(old, new)
+    assert now != AFTER_BLOCK
+    assert undo_split(BLOCK, AFTER_BLOCK, now, PLAIN) is None

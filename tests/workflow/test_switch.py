@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -247,3 +251,97 @@ def test_a_second_switch_gets_a_name_of_its_own(project):
     done = switch(project, "--to", "torch")
     assert done.returncode == 0, done.stdout
     assert "plain-zero2: ends at step 260 (was 300), exported; plain-zero2-torch-2" in done.stdout
+
+
+def hang(project, stage: str, *words: str) -> subprocess.Popen[str]:
+    """A command whose Snakemake is at a stage that does not end."""
+    process = subprocess.Popen(
+        words, cwd=project.folder, env=project.environment | {"HANG": stage}, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    calls = project.folder / "calls.txt"
+    while not (calls.is_file() and stage in calls.read_text()):
+        assert process.poll() is None
+        time.sleep(0.02)
+    return process
+
+
+def test_a_snakemake_that_was_killed_locks_nobody_out(project):
+    """The next one removes its lock and says so; that of one that lives stays."""
+    target = "results/data/tiny/manifest.json"
+    words = ("snakemake", "--cores", "1", "--", target)
+    process = hang(project, "prepare_dataset", *words)
+    locked = project.snakemake(*words[1:])
+    assert locked.returncode == 1
+    assert "LockException" in locked.stdout
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = project.snakemake(*words[1:])
+    assert done.returncode == 0, done.stdout
+    said = f".snakemake/locks: unlocked: the snakemake that held it was killed (pid {process.pid} "
+    assert done.stdout.count(said) == 1
+    assert list((project.folder / ".snakemake/runs").glob("*.json")) == []
+
+
+@pytest.mark.slow
+def test_what_a_killed_switch_began_ends_with_it(project):
+    """Else its Snakemake would publish for nobody, and lock the same command out."""
+    stop_in(project, "plain")
+    save(project, "plain", 250)
+    words = (sys.executable, "-m", "zerotrain", "switch", "tiny", "--to", "zero2")
+    process = hang(project, "export_weights", *words)
+    process.kill()
+    process.wait()
+    done = project.command(*words)
+    assert done.returncode == 0, done.stdout
+    assert "was killed before its end; it is completed" in done.stdout
+    assert ".snakemake/locks: unlocked: " in done.stdout
+    assert (project.folder / CONFIG).read_text().count("plain-zero2") == 1
+    assert project.calls().count("export_weights") == 2
+    done = project.command(*words)
+    assert done.stdout == (
+        "done already: plain ended at step 250, plain-zero2 continues to 300 under zero2. "
+        "Next: snakemake --cores all train\n"
+    )
+
+
+STAGGERS = [pytest.param(n / 19 * 2, marks=[pytest.mark.soak]) for n in range(20)]
+STAGGERS[4] = pytest.param(4 / 19 * 2, marks=[pytest.mark.slow])
+"""Seconds; CI has one of them."""
+
+
+@pytest.mark.parametrize("stagger", STAGGERS)
+def test_of_two_switches_that_start_together_one_is_done(project, stagger):
+    """The other is refused and told whose turn it is, or told that it is done already. What the
+    configuration has, is what the one that is done has said."""
+    stop_in(project, "plain")
+    save(project, "plain", 250)
+    former = (project.folder / CONFIG).read_text()
+    cut = "  - name: plain\n    until: 300\n    launch: torch\n  - name: offload\n"
+    words = [sys.executable, "-m", "zerotrain", "switch", "tiny", "--to", "zero2"]
+    switches = []
+    for wait in (stagger, 0):
+        switches.append(
+            subprocess.Popen(
+                words, cwd=project.folder, env=project.environment, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+        )  # fmt: skip
+        time.sleep(wait)
+    said = [process.communicate(timeout=600)[0] for process in switches]
+    codes = [process.returncode for process in switches]
+    done = [text for text in said if "plain: ends at step 250 (was 300), exported" in text]
+    refused = "another `zerotrain switch` of it is under way: pid "
+    [other] = [text for text in said if text not in done]
+    assert len(done) == 1
+    assert codes[said.index(done[0])] == 0
+    assert (codes[said.index(other)], refused in other, "done already: " in other) in (
+        (2, True, False),
+        (0, False, True),
+    ), other
+    assert (project.folder / CONFIG).read_text() == former.replace(cut, AFTER)
+    assert sorted(path.name for path in (project.folder / "config").glob(".*")) == []
+    print(
+        f"stagger {stagger:.2f} s: {codes}, {other.splitlines()[-1 if codes.count(0) == 2 else 0]}"
+    )

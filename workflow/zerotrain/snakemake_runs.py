@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -62,13 +62,16 @@ def begin(words: Sequence[str]) -> None:
     me = this_process()
     run = Run(RUNS / f"{me.host}-{me.pid}.json", me, local=True, supervisor=supervisor)
     with contextlib.suppress(OSError):  # where nothing can be written Snakemake says so itself
-        RUNS.mkdir(parents=True, exist_ok=True)
-        with (RUNS / "turn").open("w") as turn:
-            with contextlib.suppress(OSError):  # a file system without this lock
-                fcntl.flock(turn, fcntl.LOCK_EX)
+        with _turn():
             _clear()
             run.write()
         atexit.register(_end, run)
+
+
+def remove_stale_lock() -> None:
+    """Remove the lock of Snakemakes that were killed, as the next one would."""
+    with contextlib.suppress(OSError), _turn():
+        _clear()
 
 
 def note_executor(*, local: bool) -> None:
@@ -103,6 +106,16 @@ def wait_for_orphans() -> None:
 def is_dry_run(words: Sequence[str]) -> bool:
     """Whether Snakemake's arguments ask for a dry run."""
     return any(re.fullmatch(r"--dry-?run|-[a-zA-Z]*n[a-zA-Z]*", word) for word in words)
+
+
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    """Let one process at a time look at the records."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    with (RUNS / "turn").open("w") as turn:
+        with contextlib.suppress(OSError):  # a file system without this lock
+            fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
 
 
 def _clear() -> None:

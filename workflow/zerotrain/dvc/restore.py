@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerotrain import snakemake_runs
 from zerotrain.dvc.jobs import MAIN_CONFIG, in_order, stage_name, workflow_of
 from zerotrain.dvc.pipeline import LOCK
 from zerotrain.dvc.records import settle
@@ -76,7 +77,9 @@ def refuse_running() -> None:
                 hint=f"wait for it, or stop it with `touch {path.parent}/stop`; if that host is "
                 f"gone for good, remove {path}",
             )
-    if any(Path(".snakemake/locks").glob("*.lock")):
+    if any(snakemake_runs.LOCKS.glob("*.lock")):
+        snakemake_runs.remove_stale_lock()
+    if any(snakemake_runs.LOCKS.glob("*.lock")):
         raise PipelineError(
             ".snakemake/locks: snakemake is running in this folder, or was killed",
             hint="wait for it; where none runs: `snakemake --unlock`",
