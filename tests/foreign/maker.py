@@ -68,7 +68,7 @@ def engine_config(stage: int, options: dict[str, Any]) -> dict[str, Any]:
     if (precision := options.get("precision")) == "bf16":
         config["bf16"] = {"enabled": True}
     elif precision == "fp16":
-        config["fp16"] = {"enabled": True, "initial_scale_power": 8}
+        config["fp16"] = {"enabled": True, "initial_scale_power": options.get("scale_power", 8)}
     return config | options.get("config", {})
 
 
@@ -192,8 +192,8 @@ def train_accelerate(folder: Path, zero: bool) -> None:
 
 def train_zero(folder: Path, stage: int, options: dict[str, Any]) -> None:
     """Train, save a checkpoint, and save what the engine held and zero_to_fp32 makes of it."""
-    engine, model = start(stage, options)
-    losses = train(engine, STEPS)
+    engine, model = start(stage, options, seed=options.get("seed", 0))
+    losses = train(engine, options.get("steps", STEPS))
     engine.save_checkpoint(str(folder / "checkpoint"))
     held = live(engine, model)
     if engine.global_rank == 0:

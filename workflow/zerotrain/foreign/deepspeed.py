@@ -9,9 +9,18 @@ from typing import Any
 
 import torch
 
-from zerotrain.foreign import numbered, zero3, zero12
+from zerotrain.foreign import agreement, numbered, zero3, zero12
 from zerotrain.foreign.checkpoint import ForeignCheckpoint, training_position
-from zerotrain.foreign.ranks import Rank, read_model, read_ranks, refuse, version
+from zerotrain.foreign.ranks import (
+    Rank,
+    loss_scale,
+    model_path,
+    read_model,
+    read_ranks,
+    refuse,
+    section,
+    version,
+)
 from zerotrain.foreign.zero3 import Zero3
 from zerotrain.foreign.zero12 import Zero12
 from zerotrain.position import ADAM_SLOTS, MASTER
@@ -38,8 +47,8 @@ def open_deepspeed(
     if not shapes:
         raise refuse(tag, f"no param_shapes in its model file (DeepSpeed {version(model)})")
     layout = _layout(ranks, shapes)
-    step = _common_step(ranks, layout)
-    lost = _check_model_file(tag, model, layout, step)
+    step = agreement.check_ranks(ranks, layout)
+    lost = agreement.check_weights(tag, ranks, layout, step)
     slots = set.intersection(*(set(s) for rank in ranks for s in layout.states(rank)))
     adam = slots.issuperset(ADAM_SLOTS)
     if extra := sorted(slots - {*ADAM_SLOTS, "step"}):
@@ -66,7 +75,7 @@ def open_deepspeed(
             optimizer_step=step,
             param_groups=groups,
             engine=_engine(model, ranks, layout),
-            loss_scale=_loss_scale(ranks[0].optimizer),
+            loss_scale=loss_scale(ranks[0].optimizer),
         ),
         shapes=trained,
         slots=[MASTER, *(ADAM_SLOTS if adam else ())],
@@ -95,52 +104,6 @@ def _layout(ranks: list[Rank], shapes: list[dict[str, torch.Size]]) -> Zero12 | 
     )
 
 
-def _optimizer_step(rank: Rank, layout: Zero12 | Zero3) -> int:
-    """The optimizer's own count, which some optimizers keep by group; the engine's if none."""
-    for kept in (*layout.states(rank), *layout.param_groups(rank)):
-        if kept.get("step") is not None:
-            return int(kept["step"])
-    begun = any(layout.states(rank))
-    return _updates(rank.model) if begun else 0
-
-
-def _updates(model: dict[str, Any]) -> int:
-    """Steps of the engine without those that fp16 skipped for their overflow."""
-    return int(model["global_steps"] - model.get("skipped_steps", 0))
-
-
-def _common_step(ranks: list[Rank], layout: Zero12 | Zero3) -> int:
-    """The optimizer's step, which all ranks must agree on, as on the engine's."""
-    first = _optimizer_step(ranks[0], layout)
-    for rank in ranks[1:]:
-        for what, found, expected in (
-            ("optimizer step", _optimizer_step(rank, layout), first),
-            ("engine step", rank.model["global_steps"], ranks[0].model["global_steps"]),
-        ):
-            if found != expected:
-                raise refuse(rank.path, f"{what} {found}, rank 0's files have {expected}")
-    return first
-
-
-def _check_model_file(
-    tag: Path, model: dict[str, Any], layout: Zero12 | Zero3, step: int
-) -> list[str]:
-    """Find a model file and optimizer files of different saves: their steps and weights differ."""
-    updates = _updates(model)
-    if step == updates:
-        return []
-    held = {n: t for n, t in model["module"].items() if n in layout.place and t.numel()}
-    for name, weights in sorted(held.items(), key=lambda item: item[1].numel())[:8]:
-        master = torch.cat([piece.reshape(-1) for piece in layout.pieces(name, MASTER)])
-        if not torch.equal(master.to(weights.dtype), weights.reshape(-1)):
-            raise refuse(
-                tag,
-                f"the model file is of step {updates}, the optimizer files of step {step}, and "
-                f"{name} differs between them",
-            )
-    return [f"the engine counts {updates} updates, the optimizer {step}: both counts are kept"]
-
-
 def _frozen(model: dict[str, Any], shapes: list[dict[str, Any]]) -> dict[str, list[int]]:
     """Stages 2 and 3 save frozen parameters apart, stage 1 among the module's."""
     if model.get("frozen_param_fragments"):
@@ -155,30 +118,25 @@ def _frozen(model: dict[str, Any], shapes: list[dict[str, Any]]) -> dict[str, li
 
 
 def _samples(model: dict[str, Any]) -> int:
-    batch = _section(model, "ds_config").get("train_batch_size")
+    batch = section(model, "ds_config").get("train_batch_size")
     found = model.get("global_samples")
     if found is None and isinstance(batch, int):
         found = model["global_steps"] * batch
     return int(found or 0)
 
 
-def _section(document: dict[str, Any], key: str) -> dict[str, Any]:
-    found = document.get(key)
-    return found if isinstance(found, dict) else {}
-
-
 def _engine(
     model: dict[str, Any], ranks: list[Rank], layout: Zero12 | Zero3 | None
 ) -> dict[str, Any]:
     """What made it, from the configuration that DeepSpeed saves beside the tensors."""
-    config = _section(model, "ds_config")  # a path, where the maker gave one
-    zero = _section(config, "zero_optimization")
+    config = section(model, "ds_config")  # a path, where the maker gave one
+    zero = section(config, "zero_optimization")
     offload = {
-        part: _section(zero, f"offload_{part}").get("device", "none") if config else "unknown"
+        part: section(zero, f"offload_{part}").get("device", "none") if config else "unknown"
         for part in ("optimizer", "param")
     }
     stage = 0 if layout is None else 3 if isinstance(layout, Zero3) else zero.get("stage", 1)
-    precisions = [p for p in ("bf16", "fp16") if _section(config, p).get("enabled") is True]
+    precisions = [p for p in ("bf16", "fp16") if section(config, p).get("enabled") is True]
     prefixed = ranks and ranks[0].path.name.startswith("bf16_")
     mixed = "bf16" if prefixed else next(iter(precisions), "no" if config else "unknown")
     world = int(model.get("dp_world_size") or 1)
@@ -197,25 +155,12 @@ def _engine(
     }
 
 
-def _loss_scale(optimizer: dict[str, Any]) -> dict[str, Any] | None:
-    """What training/loss_scale.py carries (runtime/fp16/loss_scaler.py); None without fp16."""
-    scaler: Any = optimizer.get("loss_scaler")
-    scale = float(getattr(scaler, "cur_scale", 1.0))
-    if not getattr(scaler, "dynamic", False):
-        return None if scale == 1.0 else {"scale": scale, "good_steps": 0}
-    good = scaler.cur_iter - scaler.last_overflow_iter - 1
-    if good > scaler.scale_window:  # it doubles at the update after each window, and counts on
-        good = (good - 1) % scaler.scale_window + 1
-    left = int(getattr(scaler, "cur_hysteresis", 1))
-    return {"scale": scale, "good_steps": int(good), "hysteresis": left}
-
-
 def _open_stage0(
     tag: Path, trust_pickle: bool, parameter_names: Sequence[str] | None
 ) -> ForeignCheckpoint:
     """Stage 0: one file with the module and a plain torch optimizer."""
-    path = tag / "mp_rank_00_model_states.pt"
-    model = read_model(tag, None, trust_pickle=trust_pickle)
+    path = model_path(tag, None)
+    model = read_model(path, trust_pickle=trust_pickle)
     optimizer, module = model.get("optimizer"), model.get("module")
     if not isinstance(module, dict):
         raise refuse(path, f"no module in it (DeepSpeed {version(model)})")

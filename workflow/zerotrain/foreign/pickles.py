@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.foreign import records
 
 
 class Record:
@@ -78,17 +79,18 @@ def load(path: Path, *, trust_pickle: bool = False) -> Any:
     """Load a file of torch.save, its tensors mapped from the file.
 
     Classes beyond torch's and those above are refused unless `trust_pickle`; nothing of the file is
-    run before that.
+    run before that. Its bytes are compared with their checksums first: a mapped read skips that.
 
     Raises:
-        PipelineError: missing, truncated, or a class that is not on the list.
+        PipelineError: missing, truncated, damaged, or a class that is not on the list.
     """
     if not path.is_file():
         raise PipelineError(
             f"{path}: no such file", hint="the checkpoint is incomplete; copy it again, whole"
         )
-    with path.open("rb") as stream:
-        mapped = stream.read(4) == b"PK\x03\x04"  # files of before torch 1.6 cannot be mapped
+    mapped = records.is_zip(path)  # files of before torch 1.6 cannot be mapped
+    if mapped:
+        records.check_records(path)
     arguments: dict[str, Any] = {"map_location": "cpu", "mmap": mapped}
     try:
         with torch.serialization.safe_globals(_STAND_INS):

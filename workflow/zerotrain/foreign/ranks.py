@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.foreign import pickles
+from zerotrain.foreign import pickles, records
 
 OPTIMIZER_FILE = re.compile(r"((?:bf16_|fp16_)?zero_pp_rank_)(\d+)_mp_rank_(\d+)_optim_states\.pt")
 MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -21,6 +21,7 @@ class Rank:
     path: Path
     """Its optimizer file."""
     optimizer: dict[str, Any]
+    model_path: Path
     model: dict[str, Any]
     """Its model file: one for all ranks at stages 1 and 2, one per rank at stage 3."""
 
@@ -71,22 +72,49 @@ def find_tag_folder(folder: Path) -> Path | None:
     return tags[0] if tags else None
 
 
-def read_model(tag: Path, rank: int | None, *, trust_pickle: bool) -> dict[str, Any]:
-    """Read a model file: rank None for the one that stages 0, 1 and 2 write."""
+def model_path(tag: Path, rank: int | None) -> Path:
+    """The path of a model file: rank None for the one that stages 0, 1 and 2 write."""
     prefix = "" if rank is None else f"zero_pp_rank_{rank}_"
-    path = tag / f"{prefix}mp_rank_00_model_states.pt"
+    return tag / f"{prefix}mp_rank_00_model_states.pt"
+
+
+def read_model(path: Path, *, trust_pickle: bool) -> dict[str, Any]:
+    """Read a model file.
+
+    Raises:
+        PipelineError: missing, damaged, saved under another rank's name, or no model file.
+    """
     found = pickles.load(path, trust_pickle=trust_pickle)
     if not isinstance(found, dict) or "global_steps" not in found:
         raise refuse(path, "no model file of DeepSpeed's engine (global_steps is not in it)")
+    check_saved_name(path)
     return found
+
+
+def check_saved_name(path: Path) -> None:
+    """Refuse a file that was saved as another rank's: torch.save keeps the name in the file.
+
+    Raises:
+        PipelineError: naming both.
+    """
+    name = records.saved_name(path)
+    if (
+        name
+        and name != path.name
+        and (OPTIMIZER_FILE.fullmatch(name) or MODEL_FILE.fullmatch(name))
+    ):
+        raise PipelineError(
+            f"{path}: was saved as {name}: files are exchanged or renamed",
+            hint="give each file its former name again, or copy the checkpoint again",
+        )
 
 
 def read_ranks(tag: Path, *, trust_pickle: bool) -> list[Rank]:
     """Read every rank's files; an empty list where DeepSpeed partitioned nothing (stage 0).
 
     Raises:
-        PipelineError: model or pipeline parallelism, a rank's file missing or one too many, or
-            ranks of different worlds.
+        PipelineError: model or pipeline parallelism; a rank's file missing, one too many, damaged
+            or saved as another rank's; or ranks of different worlds.
     """
     names = sorted(path.name for path in tag.iterdir())
     matches = [match for name in names if (match := OPTIMIZER_FILE.fullmatch(name))]
@@ -109,7 +137,7 @@ def read_ranks(tag: Path, *, trust_pickle: bool) -> list[Rank]:
         raise refuse(tag / matches[0][0], f"files of two precisions: {' and '.join(prefixes)}")
     ranks: list[Rank] = []
     world = 1
-    shared: dict[str, Any] | None = None
+    shared: dict[str, Any] = {}
     while len(ranks) < world:
         number = len(ranks)
         path = tag / f"{prefixes[0]}{number}_mp_rank_00_optim_states.pt"
@@ -128,11 +156,14 @@ def read_ranks(tag: Path, *, trust_pickle: bool) -> list[Rank]:
         if number and counts != {world}:
             raise refuse(path, f"written by {counts.pop()} ranks, rank 0's file by {world}")
         world = counts.pop()
-        if "fp32_flat_groups" in state:  # stage 3: every rank has a model file
-            model = read_model(tag, number, trust_pickle=trust_pickle)
-        else:
-            model = shared = shared or read_model(tag, None, trust_pickle=trust_pickle)
-        ranks.append(Rank(path, state, model))
+        check_saved_name(path)
+        # At stage 3 every rank has a model file.
+        beside = model_path(tag, number if "fp32_flat_groups" in state else None)
+        if not ranks or ranks[-1].model_path != beside:
+            shared = read_model(beside, trust_pickle=trust_pickle)
+        if (written_by := shared.get("dp_world_size", world)) != world:
+            raise refuse(beside, f"written by {written_by} ranks, {path.name} by {world}")
+        ranks.append(Rank(path, state, beside, shared))
     if extra := [match[0] for match in matches if int(match[2]) >= world]:
         raise refuse(
             tag / extra[0], f"rank 0's file was written by {world} ranks; this one is left over"
@@ -143,3 +174,22 @@ def read_ranks(tag: Path, *, trust_pickle: bool) -> list[Rank]:
 def version(document: Any) -> str:
     """The DeepSpeed version that a file names."""
     return str(document.get("ds_version", "unknown")) if isinstance(document, dict) else "unknown"
+
+
+def section(document: dict[str, Any], key: str) -> dict[str, Any]:
+    """The dictionary under a key; an empty one where there is none."""
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def loss_scale(optimizer: dict[str, Any]) -> dict[str, Any] | None:
+    """What training/loss_scale.py carries (runtime/fp16/loss_scaler.py); None without fp16."""
+    scaler: Any = optimizer.get("loss_scaler")
+    scale = float(getattr(scaler, "cur_scale", 1.0))
+    if not getattr(scaler, "dynamic", False):
+        return None if scale == 1.0 else {"scale": scale, "good_steps": 0}
+    good = scaler.cur_iter - scaler.last_overflow_iter - 1
+    if good > scaler.scale_window:  # it doubles at the update after each window, and counts on
+        good = (good - 1) % scaler.scale_window + 1
+    left = int(getattr(scaler, "cur_hysteresis", 1))
+    return {"scale": scale, "good_steps": int(good), "hysteresis": left}

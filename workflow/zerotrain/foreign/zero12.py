@@ -68,6 +68,10 @@ class Zero12:
 
     def pieces(self, name: str, slot: str) -> Iterator[torch.Tensor]:
         """The parts of a flattened parameter, rank by rank."""
+        return (part for _, part in self.parts(name, slot))
+
+    def parts(self, name: str, slot: str) -> Iterator[tuple[Rank, torch.Tensor]]:
+        """The parts of a flattened parameter, each with the rank that saved it."""
         number, start, length = self.place[name]
         size = len(self._ranks[0].optimizer[FLAT_GROUPS][number])
         for index in range(start // max(size, 1), len(self._ranks)):
@@ -77,4 +81,4 @@ class Zero12:
             rank = self._ranks[index]
             master = rank.optimizer[FLAT_GROUPS][number]
             flat = master if slot == MASTER else self.states(rank)[number][slot]
-            yield flat[max(start - first, 0) : min(start + length - first, len(master))]
+            yield rank, flat[max(start - first, 0) : min(start + length - first, len(master))]

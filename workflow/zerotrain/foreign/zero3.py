@@ -65,12 +65,16 @@ class Zero3:
 
     def pieces(self, name: str, slot: str) -> Iterator[torch.Tensor]:
         """The parts of a flattened parameter, rank by rank, the padding cut off."""
+        return (part for _, part in self.parts(name, slot))
+
+    def parts(self, name: str, slot: str) -> Iterator[tuple[Rank, torch.Tensor]]:
+        """The parts of a flattened parameter, each with the rank that saved it."""
         number, start, length = self.place[name]
         part = self._part(length)
         for index, rank in enumerate(self._ranks):
             master = rank.optimizer[FLAT_GROUPS][number]
             flat = master if slot == MASTER else self._base(rank)["state"][number][slot]
-            yield flat[start : start + max(0, min(part, length - index * part))]
+            yield rank, flat[start : start + max(0, min(part, length - index * part))]
 
     def frozen_pieces(self, name: str, shape: torch.Size) -> Iterator[torch.Tensor]:
         """The parts of a frozen parameter, which lie in the ranks' model files."""

@@ -1,0 +1,161 @@
+"""Whether the files of one DeepSpeed checkpoint are of one save of one training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zerotrain.foreign import records
+from zerotrain.foreign.ranks import Rank, loss_scale, refuse, section
+from zerotrain.position import MASTER
+from zerotrain.tensor_file import same_bits
+
+if TYPE_CHECKING:
+    from zerotrain.foreign.zero3 import Zero3
+    from zerotrain.foreign.zero12 import Zero12
+
+COUNTS = ("global_steps", "skipped_steps", "global_samples")
+"""What every rank's model file counts alike."""
+
+
+def check_ranks(ranks: list[Rank], layout: Zero12 | Zero3) -> int:
+    """Compare every rank's counts and settings with rank 0's.
+
+    Returns:
+        The optimizer's step.
+
+    Raises:
+        PipelineError: naming the first file that differs, both values, and what they are of.
+    """
+    first = dict(_settings(ranks[0], layout))
+    for rank in ranks[1:]:
+        found = dict(_settings(rank, layout))
+        for (path, what), value in found.items():
+            expected = next((v for (_, w), v in first.items() if w == what), "none of it")
+            if value != expected:
+                raise refuse(path, f"{what} {value}, rank 0's files have {expected}")
+    return _optimizer_step(ranks[0], layout)
+
+
+def check_weights(tag: Path, ranks: list[Rank], layout: Zero12 | Zero3, step: int) -> list[str]:
+    """Compare the masters with the weights in the model files, part by part, in their type.
+
+    Stages 1 and 2 save every weight in the model file, stage 3 none as DeepSpeed 0.19 writes it:
+    there the names inside the files and the settings have to tell.
+
+    Args:
+        tag: The folder, whose name may tell the step.
+        ranks: Every rank's files.
+        layout: Finds a parameter's parts in them.
+        step: The optimizer's.
+
+    Returns:
+        Sentences for the user, on what could not be compared or is counted in two ways.
+
+    Raises:
+        PipelineError: naming the optimizer file whose part differs, and the model file.
+    """
+    model, updates = ranks[0].model, _updates(ranks[0].model)
+    steps = f" (the model file is of step {updates}, the optimizer files of step {step})"
+    compared = 0
+    for rank in {rank.model_path: rank for rank in ranks}.values():
+        if quantized(rank.model):
+            break
+        for name, weights in (rank.model.get("module") or {}).items():
+            if name not in layout.place or not weights.numel():
+                continue
+            compared += 1
+            _check_parts(rank, name, weights, layout, steps if step != updates else "")
+    said = []
+    if step != updates:
+        said.append(f"the engine counts {updates} updates, the optimizer {step}: both are kept")
+    named = re.fullmatch(r"global_step(\d+)", tag.name)
+    if named and int(named[1]) != model["global_steps"]:
+        said.append(
+            f"the folder's name says step {named[1]}, its files {model['global_steps']}: the files "
+            "are believed"
+        )
+    if not compared and any(records.saved_name(rank.path) is None for rank in ranks[1:]):
+        said.append(
+            "exchanged ranks would not be noticed: the optimizer files hold no names, and the "
+            "model files no weights to compare with"
+        )
+    every = {path for rank in ranks for path in (rank.path, rank.model_path)}
+    if bare := sorted(path.name for path in every if not records.has_checksums(path)):
+        said.append(f"damage in {', '.join(bare)} would not be noticed: saved without checksums")
+    return said
+
+
+def quantized(model: dict[str, Any]) -> bool:
+    """Whether ZeRO++ gathers weights rounded to 8 bits, which are no copies of the masters."""
+    zero = section(section(model, "ds_config"), "zero_optimization")
+    return bool(
+        zero.get("zero_quantized_weights") or zero.get("zero_quantized_nontrainable_weights")
+    )
+
+
+def _check_parts(
+    rank: Rank, name: str, weights: torch.Tensor, layout: Zero12 | Zero3, steps: str
+) -> None:
+    flat, start = weights.detach().reshape(-1), 0
+    for owner, part in layout.parts(name, MASTER):
+        own = flat[start : start + part.numel()]
+        start += part.numel()
+        if not same_bits(own, part.detach().reshape(-1)):
+            raise refuse(
+                owner.path, f"its part of {name} differs from {rank.model_path.name}'s{steps}"
+            )
+    if start != flat.numel():
+        raise refuse(
+            rank.model_path, f"{name} has {flat.numel()} elements, the optimizer files {start}"
+        )
+
+
+def _settings(rank: Rank, layout: Zero12 | Zero3) -> Iterator[tuple[tuple[Path, str], Any]]:
+    """What every rank says alike: its file and what it is, and the value."""
+    yield (rank.path, "optimizer step"), _optimizer_step(rank, layout)
+    yield (rank.path, "loss scale"), loss_scale(rank.optimizer)
+    for number, group in enumerate(layout.param_groups(rank)):
+        for key, value in group.items():
+            yield (rank.path, f"param group {number} has {key}"), _plain(value)
+    for key in COUNTS:
+        what = {"global_steps": "engine step"}.get(key, key)
+        yield (rank.model_path, what), rank.model.get(key)
+    shapes = [{n: list(s) for n, s in group.items()} for group in rank.model["param_shapes"] or ()]
+    yield (rank.model_path, "param_shapes"), shapes
+    for key, value in _leaves(section(rank.model, "ds_config"), ()):
+        yield (rank.model_path, key), value
+
+
+def _leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """A configuration's values, without paths, which may be each machine's own."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*keys, str(key)))
+    elif not (isinstance(value, str) and "/" in value):
+        yield f"{'.'.join(keys)} in its ds_config:", value
+
+
+def _plain(value: Any) -> Any:
+    """A learning rate may be a tensor, betas a tuple or a list."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _optimizer_step(rank: Rank, layout: Zero12 | Zero3) -> int:
+    """The optimizer's own count, which some optimizers keep by group; the engine's if none."""
+    for kept in (*layout.states(rank), *layout.param_groups(rank)):
+        if kept.get("step") is not None:
+            return int(kept["step"])
+    started = any(layout.states(rank))
+    return _updates(rank.model) if started else 0
+
+
+def _updates(model: dict[str, Any]) -> int:
+    """Steps of the engine without those that fp16 skipped for their overflow."""
+    return int(model["global_steps"] - model.get("skipped_steps", 0))
