@@ -9,8 +9,9 @@ from zerotrain.errors import PipelineError
 from zerotrain.foreign.accelerate import find_weights, open_accelerate, open_weights_file
 from zerotrain.foreign.checkpoint import ForeignCheckpoint
 from zerotrain.foreign.deepspeed import open_deepspeed
-from zerotrain.foreign.ranks import find_tag_folder
+from zerotrain.foreign.ranks import find_tag_folder, is_universal
 from zerotrain.foreign.universal import left_out_of_universal, write_universal
+from zerotrain.foreign.universal_source import open_universal
 
 __all__ = ["ForeignCheckpoint", "left_out_of_universal", "open_foreign", "write_universal"]
 
@@ -20,8 +21,9 @@ def open_foreign(
 ) -> ForeignCheckpoint:
     """Open another program's checkpoint, known by its layout.
 
-    Known are DeepSpeed's (a folder with `latest`, or a tag folder; ZeRO 0 to 3), and accelerate's
-    save_state with and without DeepSpeed, with the denoiser as a diffusers folder or not.
+    Known are DeepSpeed's (a folder with `latest`, or a tag folder; ZeRO 0 to 3, and universal), and
+    accelerate's save_state with and without DeepSpeed, with the denoiser as a diffusers folder or
+    not.
 
     Args:
         folder: The checkpoint: a folder, or a safetensors file of weights alone.
@@ -37,6 +39,8 @@ def open_foreign(
     if not folder.is_dir():
         raise PipelineError(f"{folder}: no such folder", hint="give the folder of the checkpoint")
     if tag := find_tag_folder(folder):
+        if is_universal(tag):
+            return open_universal(tag, trust_pickle=trust_pickle)
         return open_deepspeed(tag, trust_pickle=trust_pickle, parameter_names=parameter_names)
     if find_weights(folder)[0]:
         return open_accelerate(folder, trust_pickle=trust_pickle, parameter_names=parameter_names)

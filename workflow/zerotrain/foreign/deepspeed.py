@@ -57,12 +57,12 @@ def open_deepspeed(
     groups, unlike = numbered.named_groups(base_groups, layout.group_names(shapes))
     if not base_groups:
         lost.append("learning rate, betas and weight decay: an elastic checkpoint has none")
-    frozen = _frozen(model, shapes)
+    frozen = frozen_shapes(model, shapes)
     trained = {name: list(shape) for group in shapes for name, shape in group.items()}
 
     def frozen_pieces(name: str) -> Iterable[torch.Tensor]:
         if isinstance(layout, Zero3):
-            return layout.frozen_pieces(name, torch.Size(frozen[name]))
+            return zero3.frozen_pieces([rank.model for rank in ranks], name, frozen[name])
         held: torch.Tensor = (model.get("frozen_param_fragments") or model["module"])[name]
         return (held,)
 
@@ -70,11 +70,15 @@ def open_deepspeed(
         folder=tag,
         position=training_position(
             step=model["global_steps"],
-            samples=_samples(model),
+            samples=count_samples(model),
             optimizer="adamw" if adam else "",
             optimizer_step=step,
             param_groups=groups,
-            engine=_engine(model, ranks, layout),
+            engine=describe_engine(
+                model,
+                stage=3 if isinstance(layout, Zero3) else ranks[0].optimizer.get("zero_stage"),
+                prefixed=ranks[0].path.name.startswith("bf16_"),
+            ),
             loss_scale=loss_scale(ranks[0].optimizer),
         ),
         shapes=trained,
@@ -104,8 +108,8 @@ def _layout(ranks: list[Rank], shapes: list[dict[str, torch.Size]]) -> Zero12 | 
     )
 
 
-def _frozen(model: dict[str, Any], shapes: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """Stages 2 and 3 save frozen parameters apart, stage 1 among the module's."""
+def frozen_shapes(model: dict[str, Any], shapes: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """Find the frozen parameters: stages 2 and 3 save them apart, stage 1 among the module's."""
     if model.get("frozen_param_fragments"):
         return {name: list(shape) for name, shape in model["frozen_param_shapes"].items()}
     others = {*model.get("buffer_names", ()), *(model.get("shared_params") or ())}
@@ -117,7 +121,8 @@ def _frozen(model: dict[str, Any], shapes: list[dict[str, Any]]) -> dict[str, li
     }
 
 
-def _samples(model: dict[str, Any]) -> int:
+def count_samples(model: dict[str, Any]) -> int:
+    """Count the samples seen: the engine's own count, or steps times the batch."""
     batch = section(model, "ds_config").get("train_batch_size")
     found = model.get("global_samples")
     if found is None and isinstance(batch, int):
@@ -125,29 +130,32 @@ def _samples(model: dict[str, Any]) -> int:
     return int(found or 0)
 
 
-def _engine(
-    model: dict[str, Any], ranks: list[Rank], layout: Zero12 | Zero3 | None
+def describe_engine(
+    model: dict[str, Any], *, stage: int | None = None, prefixed: bool = False
 ) -> dict[str, Any]:
-    """What made it, from the configuration that DeepSpeed saves beside the tensors."""
+    """Say what made a checkpoint, from the configuration that DeepSpeed saves with the tensors.
+
+    Args:
+        model: A model file.
+        stage: The ZeRO stage, where the files say it; else the configuration's.
+        prefixed: Whether the optimizer files are named after bf16.
+    """
     config = section(model, "ds_config")  # a path, where the maker gave one
     zero = section(config, "zero_optimization")
     offload = {
         part: section(zero, f"offload_{part}").get("device", "none") if config else "unknown"
         for part in ("optimizer", "param")
     }
-    stage = 0 if layout is None else 3 if isinstance(layout, Zero3) else zero.get("stage", 1)
     precisions = [p for p in ("bf16", "fp16") if section(config, p).get("enabled") is True]
-    prefixed = ranks and ranks[0].path.name.startswith("bf16_")
     mixed = "bf16" if prefixed else next(iter(precisions), "no" if config else "unknown")
-    world = int(model.get("dp_world_size") or 1)
     batch = model.get("global_samples", 0) / max(model["global_steps"], 1)
     return {
         "preset": "",
         "engine": "deepspeed",
-        "zero_stage": int(ranks[0].optimizer.get("zero_stage", stage)) if ranks else stage,
+        "zero_stage": int(zero.get("stage", 1) if stage is None else stage),
         "offload_optimizer": offload["optimizer"],
         "offload_param": offload["param"],
-        "world_size": world,
+        "world_size": int(model.get("dp_world_size") or 1),
         "mixed_precision": mixed,
         "global_batch_size": math.floor(batch),
         "gradient_accumulation_steps": config.get("gradient_accumulation_steps", 1),
@@ -179,8 +187,8 @@ def _open_stage0(
         numbered.TorchOptimizer(optimizer),
         parameter_names,
         step=model["global_steps"],
-        samples=_samples(model),
-        engine=_engine(model, [], None),
+        samples=count_samples(model),
+        engine=describe_engine(model, stage=0),
         loss_scale=None,
         tied=tied,
     )

@@ -35,17 +35,26 @@ def refuse(path: Path, what: str) -> PipelineError:
 
 
 def is_tag_folder(folder: Path) -> bool:
-    """Whether DeepSpeed's engine wrote its files here."""
-    return folder.is_dir() and any(
-        MODEL_FILE.fullmatch(path.name) or OPTIMIZER_FILE.fullmatch(path.name)
-        for path in folder.iterdir()
+    """Whether DeepSpeed's engine or its converter to universal checkpoints wrote its files here."""
+    return is_universal(folder) or (
+        folder.is_dir()
+        and any(
+            MODEL_FILE.fullmatch(path.name) or OPTIMIZER_FILE.fullmatch(path.name)
+            for path in folder.iterdir()
+        )
     )
+
+
+def is_universal(folder: Path) -> bool:
+    """Whether a tag folder is a universal checkpoint: each parameter has a folder in zero/."""
+    return (folder / "zero").is_dir()
 
 
 def find_tag_folder(folder: Path) -> Path | None:
     """The tag folder that a DeepSpeed checkpoint folder means, or None where there is none.
 
-    DeepSpeed rewrites `latest` in place, so a kill leaves it empty: then a single tag folder is it.
+    It is `latest`'s, or where that is missing `latest_universal`'s. DeepSpeed rewrites `latest` in
+    place, so a kill leaves it empty: then a single tag folder is it.
 
     Raises:
         PipelineError: `latest` names a folder that is not there, or nothing, among several.
@@ -53,7 +62,9 @@ def find_tag_folder(folder: Path) -> Path | None:
     if is_tag_folder(folder):
         return folder
     latest = folder / "latest"
-    named = latest.read_text().strip() if latest.is_file() else ""
+    if not latest.exists() and (folder / "latest_universal").is_file():
+        latest = folder / "latest_universal"
+    named = latest.read_text(errors="replace").strip() if latest.is_file() else ""
     tags = sorted(path for path in folder.iterdir() if is_tag_folder(path))
     if named:
         if folder / named not in tags:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerotrain.errors import PipelineError
+from zerotrain.foreign.ranks import model_path
 from zerotrain.position import ADAM_SLOTS, EMA, MASTER, TrainingPosition
 
 if TYPE_CHECKING:
@@ -91,9 +92,8 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
                 torch.save({"param": tensor, "cat_dim": 0}, place / f"{file}.pt")
             torch.save(step, place / "step.pt")
         torch.save(_optimizer_state(position, step), draft / "zero" / "optimizer_state.pt")
-        model = draft / "mp_rank_00_model_states.pt"
-        torch.save(_model_state(position), model)
-        shutil.copy(model, draft / "zero_pp_rank_0_mp_rank_00_model_states.pt")
+        for rank in (None, 0):  # stages 1 and 2 look for the first, stage 3 for the second
+            torch.save(_model_state(source), model_path(draft, rank))
         draft.rename(final)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -115,14 +115,20 @@ def _optimizer_state(position: TrainingPosition, step: torch.Tensor) -> dict[str
     }
 
 
-def _model_state(position: TrainingPosition) -> dict[str, Any]:
-    """Counters; no module: under load_universal DeepSpeed takes the weights from zero/."""
+def _model_state(source: Source) -> dict[str, Any]:
+    """Counters and names; no module: under load_universal DeepSpeed takes weights from zero/."""
+    position = source.position
     step = position.step
+    # As DeepSpeed has them: a dictionary for each param group, whose members only this tells.
+    members = [group["parameters"] for group in position.param_groups]
+    if sorted(name for group in members for name in group) != sorted(source.names):
+        members = [source.names]
+    shapes = [{name: torch.Size(source.shapes[name]) for name in group} for group in members]
     return {
         "module": {},
         "buffer_names": [],
         "optimizer": None,
-        "param_shapes": None,
+        "param_shapes": shapes,
         "frozen_param_shapes": None,
         "frozen_param_fragments": None,
         "shared_params": {},

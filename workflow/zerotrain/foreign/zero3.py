@@ -8,7 +8,7 @@ A rank's parts lie one after the other in the flat vector of their sub-group, in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -76,9 +76,12 @@ class Zero3:
             flat = master if slot == MASTER else self._base(rank)["state"][number][slot]
             yield rank, flat[start : start + max(0, min(part, length - index * part))]
 
-    def frozen_pieces(self, name: str, shape: torch.Size) -> Iterator[torch.Tensor]:
-        """The parts of a frozen parameter, which lie in the ranks' model files."""
-        length = math.prod(shape)
-        part = self._part(length)
-        for index, rank in enumerate(self._ranks):
-            yield rank.model["frozen_param_fragments"][name][: max(0, length - index * part)]
+
+def frozen_pieces(
+    models: list[dict[str, Any]], name: str, shape: Sequence[int]
+) -> Iterator[torch.Tensor]:
+    """The parts of a frozen parameter, which are in the ranks' model files."""
+    length = math.prod(shape)
+    part = math.ceil(length / len(models))
+    for index, model in enumerate(models):
+        yield model["frozen_param_fragments"][name][: max(0, length - index * part)]

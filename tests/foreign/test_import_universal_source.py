@@ -1,0 +1,184 @@
+"""A universal checkpoint as a start: DeepSpeed's own, and the ones written here."""
+
+from __future__ import annotations
+
+import shutil
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from zerotrain.errors import PipelineError
+from zerotrain.foreign import ForeignCheckpoint, open_foreign, write_universal
+
+MADE = [
+    pytest.param(2, 2, {}, id="zero2-two-ranks"),
+    pytest.param(1, 1, {"precision": "bf16"}, id="zero1-bf16"),
+    pytest.param(3, 2, {"sub_group_size": 20}, id="zero3-two-ranks-sub-groups"),
+    pytest.param(3, 1, {"precision": "fp16"}, id="zero3-fp16"),
+]
+
+
+def _convert(source: Path, target: Path) -> None:
+    from deepspeed.checkpoint import ds_to_universal
+
+    # As `ds_to_universal.py --inject_missing_state` does, in this process.
+    ds_to_universal.main(
+        Namespace(
+            input_folder=str(source), output_folder=str(target), num_extract_workers=1,
+            num_merge_workers=1, keep_temp_folder=False, strict=True, inject_missing_state=True,
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def converted(made: Any, server: Any, tmp_path_factory: Any) -> Callable[..., tuple[Path, Path]]:
+    """A checkpoint of DeepSpeed and what its own converter made of it, once for each."""
+    done: dict[str, Path] = {}
+
+    def make(stage: int, world: int, options: dict[str, Any]) -> tuple[Path, Path]:
+        source = made(stage, world, **options) / "checkpoint"
+        if str(source) not in done:
+            done[str(source)] = tmp_path_factory.mktemp("universal")
+            target = done[str(source)] / "global_step3_universal"
+            job = server.Process(target=_convert, args=(source / "global_step3", target))
+            job.start()
+            job.join(60)
+            assert job.exitcode == 0
+        return source, done[str(source)]
+
+    return make
+
+
+@pytest.fixture
+def copy(converted: Any, tmp_path: Path) -> Path:
+    """The tag folder of a converted stage 2 checkpoint, which may be changed."""
+    shutil.copytree(converted(2, 2, {})[1], tmp_path / "copy")
+    return tmp_path / "copy" / "global_step3_universal"
+
+
+def assert_same(found: ForeignCheckpoint, expected: ForeignCheckpoint) -> None:
+    """Every tensor bit for bit, and the position but for what made it."""
+    assert sorted(found.names) == sorted(expected.names)
+    assert found.slots == expected.slots
+    for name in expected.names:
+        for slot in expected.slots:
+            assert torch.equal(found.tensor(name, slot), expected.tensor(name, slot)), (name, slot)
+    for key in ("step", "samples", "optimizer", "optimizer_step", "param_groups"):
+        assert getattr(found.position, key) == getattr(expected.position, key), key
+
+
+@pytest.mark.parametrize(("stage", "world", "options"), MADE)
+def test_deepspeeds_own_is_the_checkpoint_that_it_was_made_from(
+    converted: Any, stage: int, world: int, options: dict[str, Any]
+) -> None:
+    """Masters, moments, groups, step, frozen weights and ties of ds_to_universal's folder."""
+    source, universal = converted(stage, world, options)
+    found, expected = open_foreign(universal), open_foreign(source)
+    assert_same(found, expected)
+    assert found.tied == expected.tied
+    assert found.frozen == expected.frozen
+    for name in expected.frozen:
+        assert torch.equal(found.frozen_tensor(name), expected.frozen_tensor(name))
+    assert found.position.loss_scale == expected.position.loss_scale
+    assert found.position.engine == expected.position.engine
+    assert found.lost == []
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_ours_comes_back_bit_for_bit(made: Any, tmp_path: Path, groups: int) -> None:
+    """What write_universal wrote is read with its groups; nothing of it is left out."""
+    options = {"groups": 1} if groups == 1 else {}
+    expected = open_foreign(made(2, 1 if groups == 1 else 2, **options) / "checkpoint")
+    tag = write_universal(tmp_path, expected, tag="mine")
+    found = open_foreign(tmp_path)
+    assert found.folder == tag
+    assert found.names == expected.names
+    assert_same(found, expected)
+    assert found.position.engine["engine"] == "deepspeed"
+    assert len(found.position.param_groups) == groups
+    assert found.lost == []
+    again = open_foreign(write_universal(tmp_path, found, tag="again"))
+    assert_same(again, expected)
+
+
+def test_ours_of_earlier_versions_is_read(made: Any, tmp_path: Path) -> None:
+    """Without names of the groups: tensors, step and the values of one group."""
+    expected = open_foreign(made(2, 1, groups=1) / "checkpoint")
+    tag = write_universal(tmp_path, expected)
+    path = tag / "mp_rank_00_model_states.pt"
+    torch.save({**torch.load(path, weights_only=False), "param_shapes": None}, path)
+    found = open_foreign(tmp_path)
+    assert sorted(found.position.param_groups[0].pop("parameters")) == sorted(expected.names)
+    assert sorted(found.names) == sorted(expected.names)
+    assert torch.equal(
+        found.tensor("last.bias", "exp_avg"), expected.tensor("last.bias", "exp_avg")
+    )
+
+
+def test_latest_is_preferred_to_latest_universal(converted: Any, made: Any, tmp_path: Path) -> None:
+    """A training that went on after the conversion is continued where it ended."""
+    source, universal = converted(2, 2, {})
+    shutil.copytree(universal, tmp_path / "both")
+    shutil.copytree(source, tmp_path / "both", dirs_exist_ok=True)
+    assert open_foreign(tmp_path / "both").folder.name == "global_step3"
+    (tmp_path / "both" / "latest").unlink()
+    assert open_foreign(tmp_path / "both").folder.name == "global_step3_universal"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["zero/first.weight/fp32.pt", "zero/first.weight/exp_avg.pt", "zero/last.bias/step.pt",
+     "zero/optimizer_state.pt", "mp_rank_00_model_states.pt"],
+)  # fmt: skip
+@pytest.mark.parametrize("damage", ["missing", "truncated", "flipped"])
+def test_a_damaged_file_is_named(copy: Path, name: str, damage: str) -> None:
+    """At opening, or when its tensor is asked for; nothing stands in for it."""
+    path = copy / name
+    data = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    elif damage == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        data[data.index(b"data.pkl") + 80] ^= 1
+        path.write_bytes(data)
+
+    def read() -> list[torch.Tensor]:
+        found = open_foreign(copy)
+        return [found.tensor("first.weight", slot) for slot in found.slots]
+
+    with pytest.raises(PipelineError, match=path.name) as caught:
+        read()
+    said = {"missing": "no such file", "truncated": "truncated", "flipped": "damaged"}[damage]
+    assert said in caught.value.what
+
+
+def test_exchanged_files_are_refused(copy: Path) -> None:
+    """Moments under each other's names: torch.save keeps a file's name in it."""
+    folder = copy / "zero" / "first.weight"
+    (folder / "exp_avg.pt").rename(folder / "spare")
+    (folder / "exp_avg_sq.pt").rename(folder / "exp_avg.pt")
+    (folder / "spare").rename(folder / "exp_avg_sq.pt")
+    with pytest.raises(PipelineError, match=r"exp_avg.pt: was saved as exp_avg_sq.pt"):
+        open_foreign(copy).tensor("first.weight", "exp_avg")
+
+
+def test_weights_of_another_training_are_refused(copy: Path) -> None:
+    """The model file that the converter copied holds the weights in the training's precision."""
+    path = copy / "zero" / "first.bias" / "fp32.pt"
+    document = torch.load(path)
+    document["param"] = document["param"].detach() + 1e-3
+    torch.save(document, path)
+    with pytest.raises(PipelineError, match=r"first.bias/fp32.pt: differs from mp_rank_00_model"):
+        open_foreign(copy)
+
+
+def test_another_step_is_refused(copy: Path) -> None:
+    """All parameters of one save have one step."""
+    torch.save(torch.tensor(9.0), copy / "zero" / "last.bias" / "step.pt")
+    with pytest.raises(PipelineError, match=r"last.bias/step.pt: step 9, .* 3"):
+        open_foreign(copy)
