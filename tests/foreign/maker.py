@@ -166,6 +166,30 @@ def load_universal(loads: list[tuple[Path, int, dict[str, Any]]], output: Path) 
     torch.save(found, output)
 
 
+def continue_universal(
+    loads: list[tuple[Path, int, dict[str, Any]]], steps: int, output: Path
+) -> None:
+    """Load universal checkpoints into engines of other weights, and train on.
+
+    The output has, for each, what the engine then holds and its param groups, or the error.
+    """
+    found: list[dict[str, Any]] = []
+    for folder, stage, options in loads:
+        more = {**options, "config": {"checkpoint": {"load_universal": True}}}
+        engine, model = start(stage, more, seed=len(found) + 1)
+        engine.load_checkpoint(str(folder))
+        try:
+            train(engine, steps)
+        except RuntimeError as error:
+            found.append({"error": str(error)})
+        else:
+            groups = engine.optimizer.optimizer.param_groups
+            rates = [(group["lr"], group["weight_decay"]) for group in groups]
+            found.append({"live": live(engine, model), "groups": rates})
+        engine.destroy()
+    torch.save(found, output)
+
+
 def train_accelerate(folder: Path, zero: bool) -> None:
     """Train and save as accelerate's users do; with DeepSpeed the tag is pytorch_model."""
     from accelerate import Accelerator, DeepSpeedPlugin

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.foreign import maker
+from tests.foreign.maker import STEPS
 
 from zerotrain import artifact, state
 from zerotrain.errors import PipelineError
@@ -60,6 +61,55 @@ def test_an_engine_counts_on(loaded: list[Any], case: int) -> None:
             "lr": meant["lr"], "betas": tuple(meant["betas"]), "eps": meant["eps"],
             "weight_decay": meant["weight_decay"],
         }  # fmt: skip
+
+
+MORE = 5
+"""Steps after the universal checkpoint."""
+CONTINUED = {
+    "zero1": (1, {}, 0.0),
+    "zero2": (2, {}, 0.0),
+    "zero2-offload": (2, {"offload": True}, 1e-6),
+    "zero3-offload": (3, {"offload": True, "sub_group_size": 20}, 1e-6),
+}
+"""Stage, options and the largest relative deviation of an engine from the undisturbed training."""
+UNABLE = {"zero3-torch": (3, {"sub_group_size": 20})}
+
+
+@pytest.fixture(scope="module")
+def continued(made: Any, ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What engines hold MORE steps after they loaded a checkpoint with two param groups."""
+    folder = tmp_path_factory.mktemp("continued")
+    write_universal(folder, open_foreign(made(2, 1) / "checkpoint"))
+    every = {**{name: case[:2] for name, case in CONTINUED.items()}, **UNABLE}
+    ranks(
+        maker.continue_universal, [(folder, *case) for case in every.values()], MORE, folder / "f"
+    )
+    return dict(zip(every, torch.load(folder / "f", weights_only=False), strict=True))
+
+
+@pytest.mark.parametrize("case", CONTINUED)
+def test_param_groups_continue_as_if_undisturbed(
+    continued: dict[str, Any], made: Any, case: str
+) -> None:
+    """Groups of other learning rates and decay: every engine goes where the training would have."""
+    expected = torch.load(made(2, 1, steps=STEPS + MORE) / "expected.pt", weights_only=False)
+    found, (*_, bound) = continued[case], CONTINUED[case]
+    assert found["groups"] == [(2e-2, 0.1), (1e-2, 0.0)]
+    for slot in ("master", "exp_avg", "exp_avg_sq"):
+        pairs = [(found["live"][name][slot], held[slot]) for name, held in expected["live"].items()]
+        apart = sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
+        norm = sum(float(b.square().sum()) for _, b in pairs) ** 0.5
+        assert apart <= bound * norm, (slot, apart / norm)
+
+
+def test_torchs_optimizer_stops_at_stage_3_instead_of_going_wrong(
+    continued: dict[str, Any],
+) -> None:
+    """DeepSpeed's stage 3 gives all sub-groups one step counter, which AdamW would advance once for
+    each of them: it refuses the counter that several groups are written with."""
+    assert "`state_steps` argument must contain a list of singleton tensors" in str(
+        continued["zero3-torch"].get("error")
+    )
 
 
 def test_a_state_is_written_as_well(tmp_path: Path, made: Any) -> None:

@@ -11,6 +11,7 @@ checkpoint/ds_to_universal.py (writes), runtime/base_optimizer.py and runtime/ze
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from importlib.metadata import version
@@ -21,20 +22,30 @@ import torch
 
 from zerotrain.errors import PipelineError
 from zerotrain.foreign.ranks import model_path
-from zerotrain.position import ADAM_SLOTS, EMA, MASTER, TrainingPosition
+from zerotrain.position import ADAM_SLOTS, EMA, MASTER
 
 if TYPE_CHECKING:
     from zerotrain.state_source import Source
+
+
+SUB_GROUP_ELEMENTS = 10**9
+"""DeepSpeed's default of `sub_group_size`."""
 
 
 def left_out_of_universal(source: Source) -> list[str]:
     """Sentences on what DeepSpeed does not take from a universal checkpoint."""
     position = source.position
     sentences = []
-    if len(position.param_groups) > 1:
+    if differing := _differing(position.param_groups):
         sentences.append(
-            f"the values of {len(position.param_groups)} param groups, where stage 3 loads it: its "
-            "loader gives every group those of the first; stages 1 and 2 keep them"
+            f"{', '.join(differing)} of {len(position.param_groups)} param groups, where stage 3 "
+            "loads it: its loader knows values of one group alone, so each group keeps what the "
+            "loading program gives it; stages 1 and 2 take them from here"
+        )
+    if _one_counter_fails(source):
+        sentences.append(
+            "the step, where stage 3 loads it for torch.optim.AdamW: its loader shares one counter "
+            "among the groups, so AdamW ends with `state_steps`; DeepSpeed's own Adams continue"
         )
     if position.loss_scale is not None:
         sentences.append("the fp16 loss scale: DeepSpeed begins with its configuration's")
@@ -48,8 +59,9 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
 
     DeepSpeed takes trained weights, moments, steps and param groups from it. It takes no frozen
     weight, no buffer and no loss scale: those are the model's and the configuration's. Its stage 3
-    loader gives every param group the first one's values and, with torch.optim.AdamW, one step
-    counter that every sub-group advances; write for stages 1 and 2 where groups differ.
+    loader gives every param group the first one's values, so that only what all groups share is
+    written for it; and it gives all sub-groups one step counter, see
+    `_one_counter_fails`.
 
     Args:
         folder: Gets the tag's folder and `latest_universal`, which is written last.
@@ -91,7 +103,7 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
                 file = "fp32" if slot == MASTER else slot
                 torch.save({"param": tensor, "cat_dim": 0}, place / f"{file}.pt")
             torch.save(step, place / "step.pt")
-        torch.save(_optimizer_state(position, step), draft / "zero" / "optimizer_state.pt")
+        torch.save(_optimizer_state(source, step), draft / "zero" / "optimizer_state.pt")
         for rank in (None, 0):  # stages 1 and 2 look for the first, stage 3 for the second
             torch.save(_model_state(source), model_path(draft, rank))
         draft.rename(final)
@@ -102,17 +114,38 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
     return final
 
 
-def _optimizer_state(position: TrainingPosition, step: torch.Tensor) -> dict[str, Any]:
+def _optimizer_state(source: Source, step: torch.Tensor) -> dict[str, Any]:
     """`param_groups` are read at stages 1 and 2, the nested ones at stage 3."""
+    position = source.position
     groups = [
         {key: tuple(v) if key == "betas" else v for key, v in group.items() if key != "parameters"}
         for group in position.param_groups
     ]
+    differing = _differing(position.param_groups)
+    shared = [{k: v for k, v in group.items() if k not in differing} for group in groups]
+    counter = position.optimizer_step if _one_counter_fails(source) else step
     return {
         "ds_version": version("deepspeed"),
         "param_groups": groups,
-        "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups},
+        "optimizer_state_dict": {"state": {0: {"step": counter}}, "param_groups": shared},
     }
+
+
+def _differing(groups: list[dict[str, Any]]) -> list[str]:
+    """The keys of which not all param groups have one value."""
+    keys = sorted({key for group in groups for key in group} - {"parameters"})
+    return [key for key in keys if any(g.get(key) != groups[0].get(key) for g in groups[1:])]
+
+
+def _one_counter_fails(source: Source) -> bool:
+    """Whether stage 3 has several sub-groups, which its loader gives one step counter.
+
+    A tensor would be advanced once for each of them, by any optimizer, and the bias correction go
+    wrong without a word. An integer belongs to each one of DeepSpeed's own Adams, and makes torch's
+    end with an error; torch's takes a tensor alone, so that a single sub-group gets that.
+    """
+    elements = sum(math.prod(shape) for shape in source.shapes.values())
+    return len(source.position.param_groups) > 1 or elements > SUB_GROUP_ELEMENTS
 
 
 def _model_state(source: Source) -> dict[str, Any]:
