@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
+import transformers
 
-from zerotrain.base import check_model_index, choose_files, part_digests
+from zerotrain.base import (
+    TOKENIZER_FILES,
+    check_inside,
+    check_model_index,
+    choose_files,
+    part_digests,
+)
 from zerotrain.errors import PipelineError
 from zerotrain.families.causal_lm import FAMILY as CAUSAL_LM
 from zerotrain.families.sdxl import FAMILY
@@ -76,6 +85,64 @@ def test_shards_are_taken_with_their_index():
     other = "unet/diffusion_pytorch_model.safetensors.index.fp16.json"
     chosen = choose([*without("unet/diff"), *shards, index, other])
     assert {name for name in chosen if name.startswith("unet/diff")} == {*shards, index}
+
+
+def test_a_part_takes_files_by_a_fixed_list_of_names():
+    """Notes, tokens and scripts that lie in a part are never linked, whatever their names end
+    with; what the libraries load there is."""
+    private = (
+        "notes.txt",
+        "token.json",
+        "vocab.json.txt",
+        "secrets.model",
+        "run.py",
+        "extra.jinja",
+    )
+    parts = ("vae", "scheduler", "tokenizer", "unet")
+    hostile = [f"{part}/{name}" for part in parts for name in private]
+    loaded = [
+        "unet/generation_config.json",
+        "tokenizer/spiece.model",
+        "tokenizer/special_tokens_map.json",
+        "tokenizer/tokenizer.json",
+        "tokenizer/chat_template.jinja",
+    ]
+    chosen = choose([*HUB, *hostile, *loaded, "scheduler/config.json", "vae/vocab.json"])
+    assert {*chosen} == {*choose(HUB), *loaded}
+    names = ["config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors"]
+    assert {*choose_files([*names, *private], CAUSAL_LM, "MODEL")} == {*names}
+
+
+def test_the_list_of_names_has_what_transformers_loads():
+    """The vocabularies of every tokenizer of transformers are on the list."""
+    folder = Path(transformers.__file__).parent / "models"
+    named = {
+        name
+        for path in folder.glob("*/tokenization*.py")
+        for table in re.findall(r"VOCAB_FILES_NAMES[^=]*= *\{([^}]*)\}", path.read_text())
+        for name in re.findall(r':\s*"([^"]+)"', table)
+    }
+    assert len(named) > 20
+    assert named <= TOKENIZER_FILES
+
+
+def test_a_base_takes_no_file_from_outside_of_it(tmp_path):
+    """A file of a base that is a link to another place is named, not followed; a snapshot of the
+    hub leads into its own cache."""
+    folder, cache = tmp_path / "base", tmp_path / "models--me--cats"
+    (folder / "vae").mkdir(parents=True)
+    (cache / "blobs").mkdir(parents=True)
+    (cache / "blobs" / ("0" * 40)).write_text("{}")
+    (tmp_path / "token").write_text("secret")
+    (folder / "vae" / "config.json").symlink_to(cache / "blobs" / ("0" * 40))
+    check_inside(folder, ["vae/config.json"], "base")
+    (folder / "vae" / "config.json").unlink()
+    (folder / "vae" / "config.json").symlink_to(tmp_path / "token")
+    with pytest.raises(PipelineError) as caught:
+        check_inside(folder, ["vae/config.json"], "base MODEL")
+    assert caught.value.what == (
+        f"base MODEL: vae/config.json is a link that leads out of it, to {tmp_path / 'token'}"
+    )
 
 
 def test_the_manifest_of_own_weights_is_no_part_of_a_model():

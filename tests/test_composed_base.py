@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,10 +125,10 @@ def test_a_variant_that_a_pattern_names_is_taken(model, tmp_path):
     """Full precision lies beside it; only what is named is read."""
     other = tmp_path / "other"
     other.mkdir()
-    (other / "config.json").symlink_to(model / "vae/config.json")
+    os.link(model / "vae/config.json", other / "config.json")
     (other / "diffusion_pytorch_model.safetensors").write_bytes(b"full precision")
     fixed = other / "diffusion_pytorch_model.fp16.safetensors"
-    fixed.symlink_to(model / "vae/diffusion_pytorch_model.safetensors")
+    os.link(model / "vae/diffusion_pytorch_model.safetensors", fixed)
     base = f"{model}:transformer/*,{model}:text_encoder/*,{other}:*fp16.safetensors"
     found = build(base, tmp_path / "base")
     weights = "vae/diffusion_pytorch_model.safetensors"
@@ -185,7 +186,8 @@ def test_sd3_without_t5_is_what_names_no_t5():
     """Its tokenizer does not come along; with T5 named it does."""
     family = load_family("sd3")
     weights = {part: f"{part}/model.safetensors" for part in family.classes}
-    tokenizers = [f"{part}/vocab.json" for part in family.parts if part not in family.classes]
+    others = [part for part in family.parts if part not in family.classes and part != "scheduler"]
+    tokenizers = ["scheduler/scheduler_config.json", *(f"{part}/vocab.json" for part in others)]
     place = Place("o/n", (*weights.values(), *tokenizers, "model_index.json"))
     named = [Selection("o/n", name) for part, name in weights.items() if part != "text_encoder_3"]
     found = choose_files(listing(named, {"o/n": place}, family), family, "base")

@@ -140,6 +140,42 @@ def test_a_single_file_checkpoint_is_named(dataset, tmp_path):
     assert "from_single_file" in text
 
 
+def test_a_private_file_stays_where_it_is(model, dataset, tmp_path, capsys):
+    """A link to a token among a model's files ends neither in base/ nor in a sentence's way; one
+    under the name of a file that is loaded stops the build."""
+    token = tmp_path / "token"
+    token.write_text("secret")
+    (model / "vae" / "notes.txt").symlink_to(token)
+    base = build(dataset, tmp_path / "base", base=str(model))
+    assert not [path for path in base.folder.rglob("*") if path.name == "notes.txt"]
+    assert f"{model}: not part of the model, not taken: vae/notes.txt" in capsys.readouterr().out
+    (model / "vae" / "config.json").unlink()
+    (model / "vae" / "config.json").symlink_to(token)
+    text = refusal(dataset, tmp_path / "other", base=str(model))
+    assert f"{model}: vae/config.json is a link that leads out of it, to {token}" in text
+
+
+def test_a_published_base_is_a_base_again(model, dataset, tmp_path):
+    """base/ of another run is made of links out of it, to files that it lists by their hashes; a
+    link that was changed since is not followed."""
+    base = build(dataset, tmp_path / "base", base=str(model)).folder
+    again = build(dataset, tmp_path / "again", base=str(base))
+    assert again.files["vae/config.json"]["sha256"]
+    (tmp_path / "docker.json").write_text("secret")
+    (base / "vae" / "config.json").unlink()
+    (base / "vae" / "config.json").symlink_to(tmp_path / "docker.json")
+    text = refusal(dataset, tmp_path / "other", base=str(base))
+    assert "vae/config.json is a link that leads out of it" in text
+
+
+def test_an_index_of_shards_that_leaves_the_base_is_refused(model, dataset, tmp_path):
+    """The libraries open whatever the index names: it names files next to it alone."""
+    index = model / "unet" / "diffusion_pytorch_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../../token.safetensors"}}))
+    text = refusal(dataset, tmp_path / "base", base=str(model))
+    assert "the name '../../token.safetensors' leaves the folder" in text
+
+
 def test_a_missing_part_is_named(model, dataset, tmp_path):
     shutil.rmtree(model / "vae")
     text = refusal(dataset, tmp_path / "base", base=str(model))

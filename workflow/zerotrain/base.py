@@ -1,31 +1,51 @@
 """The base model's folder: which files of a folder or hub repository a family needs.
 
-Whatever else lies there (other precisions, ONNX, pickles) is neither downloaded nor linked.
+They are taken by fixed lists of names, those that diffusers and transformers load. Whatever else is
+there (other precisions, ONNX, pickles, a user's notes) is neither downloaded nor linked.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact import MANIFEST, digest
+from zerotrain.artifact import MANIFEST, digest, file_sha256, read
+from zerotrain.artifact.untrusted import is_hub_blob
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, Family
 
 KIND = "base"
 MODEL_INDEX = "model_index.json"
-TEXT_FILES = (".json", ".txt")
-TOKENIZER_FILES = (*TEXT_FILES, ".jinja", ".model", ".tiktoken")
-"""Of a language model, whose tokenizer lies beside it: chat templates and SentencePiece, too."""
+CONFIG_FILES = frozenset(("config.json", "generation_config.json"))
+"""Next to weights."""
+INDEX_FILES = frozenset(
+    f"{stem}.safetensors.index.json" for stem in ("model", "diffusion_pytorch_model")
+)
+SCHEDULER_FILES = frozenset(("scheduler_config.json",))
+TOKENIZER_FILES = frozenset(
+    (
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+        *("added_tokens.json", "chat_template.jinja", "chat_template.json", "tokenizer.model"),
+        *("vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model"),
+        *("sentencepiece.model", "spm.model", "spm_char.model", "tiktoken.model", "bpe.codes"),
+        *("dict.txt", "source.spm", "target.spm", "target_vocab.json", "vocab-src.json"),
+        *("vocab-tgt.json", "byte_maps.json", "emoji.json", "entity_vocab.json", "normalizer.json"),
+        *("prophetnet.tokenizer", "word_pronunciation.json", "word_shape.json"),
+    )
+)
+"""Of any tokenizer of transformers: its settings and its vocabulary."""
+PROCESSOR_FILES = frozenset(
+    ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+)
 ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = re.compile(
     r"(?P<stem>model|diffusion_pytorch_model)"
     r"(?P<variant>\.[a-z0-9]+)??(?P<shard>-\d{5}-of-\d{5})?\.safetensors"
 )
-VARIANT_INDEX = re.compile(r".*\.safetensors\.index\.\w+\.json|.*\.bin\.index.*\.json")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -67,11 +87,83 @@ def choose_files(names: Iterable[str], family: Family, source: str) -> dict[str,
                 hint=f"family {family.name} needs {', '.join(family.parts)}; check `base` and "
                 "`family`, or complete the folder",
             )
-        files = {n: n for n in inside if n.endswith(TEXT_FILES) and not VARIANT_INDEX.fullmatch(n)}
+        files = {name: name for name in inside if name in _loaded_names(part, family)}
         if part in family.classes:
             files |= _weights(inside, f"{source}: {part}")
         chosen |= {f"{part}/{name}": f"{part}/{file}" for name, file in files.items()}
     return chosen
+
+
+def _loaded_names(part: str, family: Family) -> frozenset[str]:
+    """Return what is loaded of a part besides its weights."""
+    if part in family.classes:
+        return CONFIG_FILES | INDEX_FILES
+    return SCHEDULER_FILES if part == "scheduler" else TOKENIZER_FILES | PROCESSOR_FILES
+
+
+def is_model_file(name: str) -> bool:
+    """Return whether a library loads a file of this name: of a model, or of an adapter.
+
+    Earlier versions took whatever ended with .json or .txt into base/ and weights/.
+    """
+    last = name.rpartition("/")[2]
+    known = CONFIG_FILES | INDEX_FILES | SCHEDULER_FILES | TOKENIZER_FILES | PROCESSOR_FILES
+    return last in known | {MODEL_INDEX, ADAPTER_CONFIG} or last.endswith(".safetensors")
+
+
+def list_others(names: Iterable[str], chosen: Iterable[str], family: Family) -> list[str]:
+    """List what is in the folders of a model's parts and is no part of it: neither chosen, nor the
+    weights in another form.
+
+    Args:
+        names: All files, as `choose_files` takes them.
+        chosen: Those that it chose, by their names there.
+        family: The model family.
+    """
+    weights = (".safetensors", ".index.json", *PICKLES, ".onnx", ".onnx_data", ".msgpack", ".h5")
+    parts = {""} if family.trained_part == ROOT else {*family.parts}
+    left = {name for name in names if name.rpartition("/")[0] in parts} - {*chosen}
+    return sorted(name for name in left if not name.endswith(weights) and name != MANIFEST)
+
+
+def check_inside(folder: Path, names: Iterable[str], source: str) -> None:
+    """Check that files of a model are in its folder, wherever links lead.
+
+    A snapshot of the hub is made of links into its cache, whose files are named by their content. A
+    base that this program published is made of links as well, to files with the hashes it lists.
+
+    Args:
+        folder: The model's folder.
+        names: The files that are to be taken.
+        source: What messages call the folder.
+
+    Raises:
+        PipelineError: a link leads to another place.
+    """
+    root = Path(os.path.realpath(folder))
+    for name in names:
+        target = Path(os.path.realpath(folder / name))
+        if target.is_relative_to(root) or is_hub_blob(target):
+            continue
+        if not _is_listed(folder, name, target):
+            raise PipelineError(
+                f"{source}: {name} is a link that leads out of it, to {target}",
+                hint="copy the file in the link's place if it belongs to the model; parts from "
+                "several folders are named in `base` as PLACE:FILES,PLACE:FILES",
+            )
+
+
+def _is_listed(folder: Path, name: str, target: Path) -> bool:
+    """Return whether a published base lists a file with its hash: it knew it when it was made."""
+    try:
+        found = read(folder, KIND, verify=False)
+    except PipelineError:
+        return False
+    return (
+        name in found.files
+        and target.is_file()
+        and file_sha256(target) == found.files[name]["sha256"]
+    )
 
 
 def in_part(name: str, part: str) -> bool:
@@ -100,7 +192,8 @@ def _choose_root(names: list[str], family: Family, source: str) -> dict[str, str
                 hint=f"family {family.name} needs a folder as save_pretrained of model and "
                 "tokenizer writes it; check `base` and `family`",
             )
-    files = {n: n for n in inside if n.endswith(TOKENIZER_FILES) and not VARIANT_INDEX.fullmatch(n)}
+    loaded = CONFIG_FILES | INDEX_FILES | TOKENIZER_FILES | PROCESSOR_FILES
+    files = {name: name for name in inside if name in loaded}
     return files | _weights(inside, source)
 
 

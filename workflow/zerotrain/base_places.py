@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zerotrain.base import choose_files
+from zerotrain.base import check_inside, choose_files, list_others
 from zerotrain.composed_base import listing, read_selections
 from zerotrain.model_place import Place, open_place, refuse_revision
 
@@ -21,17 +21,20 @@ class BaseFiles:
     Attributes:
         source: What messages call it.
         places: Of each place, its own name of every wanted file, by the name in the base.
+        others: Files among them that are no part of the model and are not taken.
     """
 
     source: str
     places: list[tuple[Place, dict[str, str]]]
+    others: list[str]
 
 
 def base_files(config: RunConfig, family: ImageFamily | TextFamily) -> BaseFiles:
     """Look up the files that the family needs; nothing is downloaded.
 
     Raises:
-        PipelineError: a place is not there or cannot be reached, or a part is missing.
+        PipelineError: a place is not there or cannot be reached, a part is missing, or a file is a
+            link to another place.
     """
     selections = read_selections(config.base)
     if len({selection.place for selection in selections}) > 1:
@@ -43,11 +46,13 @@ def base_files(config: RunConfig, family: ImageFamily | TextFamily) -> BaseFiles
     else:
         (place,) = places.values()
         listed, source = {name: (place, name) for name in place.names}, place.name
-    chosen = {name: listed[file] for name, file in choose_files(listed, family, source).items()}
-    return BaseFiles(
-        source,
-        [
-            (place, {name: file for name, (other, file) in chosen.items() if other is place})
-            for place in places.values()
-        ],
-    )
+    taken = choose_files(listed, family, source)
+    chosen = {name: listed[file] for name, file in taken.items()}
+    by_place = [
+        (place, {name: file for name, (other, file) in chosen.items() if other is place})
+        for place in places.values()
+    ]
+    for place, wanted in by_place:
+        if place.folder is not None:
+            check_inside(place.folder, wanted.values(), place.name)
+    return BaseFiles(source, by_place, list_others(listed, taken.values(), family))

@@ -16,7 +16,7 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
-from zerotrain.base import choose_files, in_part
+from zerotrain.base import check_inside, choose_files, in_part, is_model_file
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
@@ -274,10 +274,11 @@ def _link_other_parts(
     """
     if isinstance(base, Artifact):
         known = {name: entry["sha256"] for name, entry in base.files.items()}
-        files = {name: base.path(name) for name in known}
+        files = {name: base.path(name) for name in known if is_model_file(name)}
     else:
         names = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
         chosen = choose_files(names, weights.family, str(base))
+        check_inside(base, chosen.values(), str(base))
         known, files = {}, {name: base / file for name, file in chosen.items()}
     part = weights.family.trained_part
     linked = [

@@ -20,7 +20,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, PRESETS, load_family
 from zerotrain.model_place import HUB_ID
 from zerotrain.plan.architecture import shipped
-from zerotrain.scalar import scalar
+from zerotrain.scalar import one_line, scalar
 
 OF_IMAGES = [name for name, kind in FAMILIES.items() if kind.modality == "image"]
 OF_TEXT = (*data.TEXT_KEYS, *training.TEXT_KEYS, *OF_MODALITY["text"]["evaluate"])
@@ -59,8 +59,8 @@ def new(name: str, images: Path, base: str, folder: Path = Path("config")) -> Pa
     steps = -(-usable * epochs // batch)
     lines = [
         "# yaml-language-server: $schema=schema.json",
-        f"# Trains {base} on {usable} captioned images of {images}. To run it:",
-        f"#     make train CONFIG={path}",
+        f"# {one_line(f'Trains {base} on {usable} captioned images of {images}.')} To run it:",
+        f"#     make train CONFIG={one_line(str(path))}",
         "# A line that starts with #key: shows a default; take the # away to change it.",
         "# All keys with their values: docs/configuration.md",
         *_unusable(samples),
@@ -141,8 +141,9 @@ def _unusable(samples: list[Found]) -> list[str]:
     if not bad:
         return []
     return [
-        f"# {len(bad)} of {len(samples)} entries cannot be used, first {bad[0].file}:",
-        f"# {bad[0].reason}. Mend them, or let data.max_bad_samples pass over that many.",
+        f"# {len(bad)} of {len(samples)} entries cannot be used, first {one_line(bad[0].file)}:",
+        f"# {one_line(bad[0].reason or '')}. Fix them, or let data.max_bad_samples pass over that "
+        "many.",
     ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, RECORDS, Artifact
+from zerotrain.base import is_model_file, some
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
 from zerotrain.model_card import GRID, model_card
@@ -50,7 +51,10 @@ def publish(
     found = _read(weights)
     card = card or weights.parent / f"{weights.name}-card"
     written = _write_card(found, repo_id, card, license)
-    files = {name: found.path(name) for name in sorted(found.files) if not name.startswith(RECORDS)}
+    names = sorted(name for name in found.files if not name.startswith(RECORDS))
+    files = {name: found.path(name) for name in names if is_model_file(name)}
+    if others := [name for name in names if name not in files]:
+        print(f"not uploaded, no file of a model: {some(others)}")
     files |= {path.name: path for path in sorted(card.iterdir()) if path.name in (CARD, GRID)}
     width = max(len(name) for name in files)
     for name, path in files.items():

@@ -15,6 +15,7 @@ from ruamel.yaml.error import YAMLError
 from zerotrain.config import parse_config, read_config
 from zerotrain.config.runs import KEY, read_runs, shared_values
 from zerotrain.errors import PipelineError
+from zerotrain.scalar import scalar
 
 Point = Mapping[str, Any]
 
@@ -63,9 +64,14 @@ def sweep(config: Path, settings: Sequence[str], output: Path) -> list[Path]:
         written.append(output / f"{name}.yaml")
         with written[-1].open("w") as stream:
             _yaml().dump(text, stream)
-    together.write_text(f"{KEY}:\n- {output}/*.yaml\n")
+    together.write_text(runs_text(output))
     read_runs(together)
     return written
+
+
+def runs_text(folder: Path) -> str:
+    """Write the configuration that names every run in a folder."""
+    return f"{KEY}:\n- {scalar(f'{folder}/*.yaml')}\n"
 
 
 def point_name(name: str, point: Point) -> str:

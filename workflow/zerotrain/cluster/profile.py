@@ -15,6 +15,7 @@ from zerotrain.cluster.choice import Choice, preempt_mode
 from zerotrain.cluster.slurm import Cluster, Partition
 from zerotrain.cluster.trial import Trial
 from zerotrain.errors import PipelineError
+from zerotrain.scalar import one_line
 
 FILE = "config.yaml"
 WIDTH = 100
@@ -233,4 +234,6 @@ def _scalar(value: Any) -> str:
 
 
 def _comment(text: str, indent: str) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+    return textwrap.fill(
+        one_line(text), WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
+    )

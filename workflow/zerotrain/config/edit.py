@@ -7,7 +7,6 @@ comments would survive, but not the columns of a table nor the user's line ends.
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from zerotrain.config.read import ZERO_KEYS
 from zerotrain.errors import PipelineError
+from zerotrain.scalar import scalar
 
 Values = Mapping[str, Any]
 ALONE = ("offload_path", "offload_optimizer", "offload_param", "device_memory", "zero3_init")
@@ -261,4 +261,4 @@ def _scalar(value: Any) -> str:
     readers = (yaml.safe_load, YAML(typ="safe").load)
     if re.fullmatch(r"[\w./-]+", text) and all(read(text) == value for read in readers):
         return text
-    return json.dumps(value, ensure_ascii=False)
+    return scalar(value)

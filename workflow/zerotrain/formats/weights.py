@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact
-from zerotrain.base import in_part
+from zerotrain.base import in_part, is_model_file
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, Family, load_family
 from zerotrain.families.adapters import FOLDER
@@ -129,14 +129,15 @@ class ExportedWeights:
 
     def own(self) -> list[str]:
         """Files of the part that was trained."""
-        return [name for name in self.artifact.files if in_part(name, self.part)]
+        return [n for n in self.artifact.files if in_part(n, self.part) and is_model_file(n)]
 
     def others(self) -> list[str]:
         """Files of the parts that were not trained, and of the whole model."""
         return [
             name
             for name in self.artifact.files
-            if not in_part(name, self.part)
+            if is_model_file(name)
+            and not in_part(name, self.part)
             and not name.startswith((f"{FOLDER}/", RECORDS))
             and name not in ADAPTER_FILES
         ]
@@ -147,7 +148,7 @@ class ExportedWeights:
         return [
             name
             for name in self.artifact.files
-            if not name.endswith(ends) and not name.startswith(RECORDS)
+            if is_model_file(name) and not name.endswith(ends) and not name.startswith(RECORDS)
         ]
 
     def lineage(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from zerotrain.errors import PipelineError
 from zerotrain.importing.draft import Note
 from zerotrain.importing.reading import Imported
-from zerotrain.scalar import scalar
+from zerotrain.scalar import one_line, scalar
 
 ORDER = (
     "run", "seed", "family", "base", "revision", "resume_from_checkpoint", "prediction_type",
@@ -65,7 +65,10 @@ def _section(
     for key, value in values.items():
         path = f"{prefix}{key}"
         if isinstance(value, dict) and value and path not in because:
-            lines += [f"{indent}{key}:", *_section(value, f"{path}.", because, indent + "  ")]
+            lines += [
+                f"{indent}{scalar(key)}:",
+                *_section(value, f"{path}.", because, indent + "  "),
+            ]
         else:
             lines += _line(key, value, because.get(path, ""), indent)
     return lines
@@ -73,18 +76,18 @@ def _section(
 
 def _line(key: str, value: Any, reason: str, indent: str) -> list[str]:
     """One value; its reason behind it where there is room, else above it."""
-    line = f"{indent}{key}: {scalar(value)}"
+    line = f"{indent}{scalar(key)}: {scalar(value)}"
     if not reason:
         return [line]
     if len(line) + len(reason) + 3 <= WIDTH:
-        return [f"{line} # {reason}"]
+        return [f"{line} # {one_line(reason)}"]
     return [*_comment(reason, indent), line]
 
 
 def _comment(text: str, indent: str) -> list[str]:
     start = f"{indent}# "
     return textwrap.wrap(
-        text,
+        one_line(text),
         WIDTH,
         initial_indent=start,
         subsequent_indent=start,

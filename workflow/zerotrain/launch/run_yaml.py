@@ -27,10 +27,10 @@ def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
             (n for n, (a, b) in enumerate(zip(sections, before, strict=False)) if a != b),
             min(len(sections), len(before)),
         )
-        lines += [f"{'  ' * n}{sections[n]}:" for n in range(same, len(sections))]
+        lines += [f"{'  ' * n}{scalar(sections[n])}:" for n in range(same, len(sections))]
         why = f", reason: {scalar(reason)}" if reason else ""
         entry = f"{{value: {scalar(value)}, source: {source}{why}}}"
-        lines.append(f"{'  ' * len(sections)}{key}: {entry}")
+        lines.append(f"{'  ' * len(sections)}{scalar(key)}: {entry}")
         before = sections
     path.write_text("\n".join(lines) + "\n")
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from zerotrain import artifact
-from zerotrain.artifact import file_sha256, write_json
+from zerotrain.artifact import file_sha256, read_shard_names, write_json
 from zerotrain.base import (
     KIND,
     MODEL_INDEX,
     check_config,
     check_model_index,
     part_digests,
+    some,
 )
 from zerotrain.base_places import base_files
 from zerotrain.config import RunConfig
@@ -162,6 +163,10 @@ def _link(config: RunConfig, family: ImageFamily | TextFamily, target: Path) -> 
             link = target / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to((folder / file).resolve())
+            if name.endswith(".index.json"):
+                read_shard_names(folder / file)
+    if files.others:
+        print(f"{files.source}: not part of the model, not taken: {some(files.others)}")
     if family.modality == "text":
         from zerotrain.families.model_tensors import store_by_own_names
 
