@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.artifact import MANIFEST, RECORDS, Artifact
+from zerotrain.artifact import MANIFEST, RECORDS, Artifact, replacing, write_whole
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
 from zerotrain.model_card import GRID, model_card
@@ -81,7 +81,6 @@ def _write_card(found: Artifact, repo_id: str, folder: Path, license: str | None
     if (folder / CARD).exists():
         return False
     origin = origin_of(found)
-    folder.mkdir(parents=True, exist_ok=True)
     prompts: list[str] = []
     answers: list[Answer] = []
     if origin.phase is not None and artifact.is_published(origin.phase / "evaluation"):
@@ -90,9 +89,10 @@ def _write_card(found: Artifact, repo_id: str, folder: Path, license: str | None
             answers = read_answers(evaluation.path(ANSWERS))[:MOST_ANSWERS]
         else:
             prompts = evaluation.content["prompts"]
-            shutil.copyfile(evaluation.path("grid.png"), folder / GRID)
+            with replacing(folder / GRID) as new:
+                shutil.copyfile(evaluation.path("grid.png"), new)
     text = model_card(found, repo_id, origin, license, prompts, answers)
-    (folder / CARD).write_text(text, encoding="utf-8")
+    write_whole(folder / CARD, text)
     return True
 
 

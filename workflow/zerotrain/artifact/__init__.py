@@ -10,8 +10,8 @@ The *identity* of a folder is a digest of its kind, content and files: two folde
 can stand for each other, whoever made them. Files under ``records/`` (logs, timings) are listed and
 checked but are no part of the identity.
 
-`manifest` reads, `publication` writes, `leftovers` mends what a killed writer left, and `in_use`
-keeps what is read from being removed.
+`manifest` reads, `publication` writes, `whole_file` writes single files, `leftovers` mends what a
+killed writer left, and `in_use` keeps what is read from being removed.
 """
 
 from zerotrain.artifact.leftovers import mend
@@ -27,12 +27,14 @@ from zerotrain.artifact.manifest import (
     write_json,
 )
 from zerotrain.artifact.publication import Draft, link_or_copy, publish, publish_manifest
+from zerotrain.artifact.whole_file import create, replacing, write_whole
 
 __all__ = [
     "MANIFEST",
     "RECORDS",
     "Artifact",
     "Draft",
+    "create",
     "digest",
     "file_sha256",
     "is_published",
@@ -41,6 +43,8 @@ __all__ = [
     "publish",
     "publish_manifest",
     "read",
+    "replacing",
     "sizes_digest",
     "write_json",
+    "write_whole",
 ]
