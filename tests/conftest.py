@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from zerotrain import compiled_ops
 
 ROOT = Path(__file__).parent.parent
+Mount = Callable[[Path, str], None]
 
 # Before anything loads torch: a gradient's last bits depend on the number of threads, and test
 # processes with as many threads as the machine has cores hinder one another.
@@ -107,3 +109,25 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     return script
+
+
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    """Mounts a disk of given options at a folder, or changes those of one that is mounted."""
+    mounted: list[Path] = []
+
+    def succeeds(*words: str) -> bool:
+        return subprocess.run(words, capture_output=True).returncode == 0
+
+    def make(folder: Path, options: str) -> None:
+        if folder in mounted:
+            assert succeeds("mount", "-o", f"remount,{options}", str(folder))
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if not succeeds("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)):
+            pytest.skip("a disk cannot be mounted here")
+        mounted.append(folder)
+
+    yield make
+    for folder in mounted:
+        succeeds("umount", "-l", str(folder))

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.conftest import Mount
 from tests.training.saving_trials import Engine, made, values
 
 from zerotrain import artifact
@@ -23,32 +22,7 @@ from zerotrain.training import checkpoint_room, saving
 from zerotrain.training.clock import Clock
 from zerotrain.training.progress_folder import newest_whole, saved_steps, step_folder
 
-Mount = Callable[[Path, str], None]
 TENSORS = "rank-00000-00000.safetensors"
-
-
-def call(*words: str) -> bool:
-    """Whether a command of the system's succeeds."""
-    return subprocess.run(words, capture_output=True).returncode == 0
-
-
-@pytest.fixture
-def mount() -> Iterator[Mount]:
-    """Mounts a disk of given options at a folder, or changes those of one that is mounted."""
-    mounted: list[Path] = []
-
-    def make(folder: Path, options: str) -> None:
-        if folder in mounted:
-            assert call("mount", "-o", f"remount,{options}", str(folder))
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        if not call("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)):
-            pytest.skip("a disk cannot be mounted here")
-        mounted.append(folder)
-
-    yield make
-    for folder in mounted:
-        call("umount", "-l", str(folder))
 
 
 def ending(training, name: str) -> dict[str, object]:

@@ -332,10 +332,11 @@ def test_the_disk_is_compared_before_the_start(tmp_path: Path, disk) -> None:
     adam = phase(optimizer="adamw", save_every=10, keep=3)
     assert checkpoint_room.forecast(adam, sizes) == 24
     assert checkpoint_room.forecast(replace(adam, use_ema=True), sizes) == 32
+    disk.bytes = 3 * 24 + 24 + 8
     assert checkpoint_room.check_room(tmp_path, adam, sizes) == []
     disk.bytes = 95
-    [said] = checkpoint_room.check_room(tmp_path, adam, sizes)
-    assert "all that are to be kept need 0.0 MB" in said
+    kept, _ = checkpoint_room.check_room(tmp_path, adam, sizes)
+    assert "all that are to be kept need 0.0 MB: the oldest will be removed" in kept
     assert checkpoint_room.check_room(tmp_path, replace(adam, keep=2), sizes) == []
     assert checkpoint_room.check_room(tmp_path, replace(adam, keep=2, keep_every=50), sizes)
     disk.bytes = 48
@@ -344,9 +345,34 @@ def test_the_disk_is_compared_before_the_start(tmp_path: Path, disk) -> None:
     with pytest.raises(PipelineError, match="since the one before stays until"):
         checkpoint_room.check_room(tmp_path, adam, sizes)
     once = replace(adam, save_every=100)
-    assert checkpoint_room.check_room(tmp_path, once, sizes) == []
+    [export] = checkpoint_room.check_room(tmp_path, once, sizes)
+    assert "its export takes up to" in export
     save(tmp_path, 10, size=23)
     assert checkpoint_room.check_room(tmp_path, adam, sizes)
+
+
+def test_the_export_is_counted_before_the_start(
+    tmp_path: Path, disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the last checkpoints leave has to hold state and weights: a byte less, and the start
+    says that the export would fail, after which step, and how much to free. Where the run's folder
+    is on another disk, it is that one that counts."""
+    sizes = ModelSizes(100_000, 25_000, 1, "", 1, 1)
+    adam = phase(optimizer="adamw", save_every=10, keep=2)
+    each, weights = 300_000, 400_000
+    disk.bytes = 2 * each + each + weights
+    assert checkpoint_room.check_room(tmp_path, adam, sizes) == []
+    disk.bytes -= 100_000
+    [said] = checkpoint_room.check_room(tmp_path, adam, sizes)
+    assert said == (
+        "phase a: its export takes up to 0.7 MB (the state 0.3 MB, the weights 0.4 MB in "
+        "float32), and its checkpoints leave 0.6 MB: export_weights would stop at a full disk "
+        "after step 100; free 0.1 MB until then, or lower keep. The training is not lost by it"
+    )
+    lora = replace(adam, lora={"rank": 1})
+    assert checkpoint_room.check_room(tmp_path, lora, sizes) == []
+    monkeypatch.setattr(checkpoint_room, "share_disk", lambda *_: False)
+    assert checkpoint_room.check_room(tmp_path, adam, sizes) == []
 
 
 def test_a_restart_goes_on_where_the_training_would_have(tmp_path: Path, disk) -> None:
@@ -376,7 +402,8 @@ def test_the_forecast_counts_what_stays(tmp_path: Path, disk) -> None:
     assert checkpoint_room.most_checkpoints(measured, 0) == 6
     save(tmp_path, 50, size=24)
     for chosen, more in ((adam, 4), (measured, 5)):
-        disk.bytes = (1 + more) * 24
+        # The last one is written while the oldest is still there: the export finds its room.
+        disk.bytes = (1 + more) * 24 + 8
         assert checkpoint_room.check_room(tmp_path, chosen, sizes) == []
         disk.bytes -= 1
         assert checkpoint_room.check_room(tmp_path, chosen, sizes)

@@ -37,11 +37,23 @@ def test_the_lines_say_what_is_trained_on_what_and_what_is_saved(tmp_path) -> No
         "trains all 1.02 M parameters",
         "360 samples: 15 epochs of 24",
     ]
-    # 1,024,000 weights and two moments of 4 bytes; three checkpoints while the third is written
-    assert said[3].startswith("saves 11.7 MiB every 100 steps and keeps 2: up to 35.2 MiB of the ")
+    # 1,024,000 weights and two moments of 4 bytes; the steps 10 to 100 save once
+    assert said[3].startswith("saves 11.7 MiB every 100 steps and keeps 2: up to 11.7 MiB of the ")
     assert said[4] == (
         f"curves: {tmp_path}/metrics.jsonl, `tensorboard --logdir {tmp_path}/tensorboard`; "
         "time left: after the first steps"
+    )
+
+
+def test_a_disk_that_is_too_small_is_not_called_large_enough(tmp_path, monkeypatch) -> None:
+    """Three checkpoints while the third is written; what happens where they do not fit is said."""
+    monkeypatch.setattr(
+        "zerotrain.training.start_lines.shutil.disk_usage", lambda _: SimpleNamespace(free=24 << 20)
+    )
+    said = lines(tmp_path, torch.nn.Linear(1023, 1000), save_every=10)
+    assert said[3] == (
+        "saves 11.7 MiB every 10 steps and keeps 2: up to 35.2 MiB, more than the 24.0 MiB "
+        f"that are free in {tmp_path}: the oldest are removed before their time"
     )
 
 

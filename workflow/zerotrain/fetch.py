@@ -20,10 +20,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from zerotrain import compiled_ops
+from zerotrain.artifact import write_whole
 from zerotrain.base_places import base_files
 from zerotrain.config import RunConfig
 from zerotrain.config.runs import read_runs
 from zerotrain.data.text import hub_id
+from zerotrain.disk_errors import explain
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.families import load_family
 from zerotrain.machine.disk import size
@@ -67,8 +69,10 @@ def fetch(configs: list[Path], folder: Path, *, wheels: bool = False) -> Iterato
                 yield from _wheels(folder / WHEELS)
             exports = {**variables(folder), "HF_HUB_OFFLINE": "1"}
             lines = [f"export {name}={shlex.quote(value)}\n" for name, value in exports.items()]
-            (folder / ENVIRONMENT).write_text("".join(lines))
+            write_whole(folder / ENVIRONMENT, "".join(lines))
     except OSError as error:
+        if found := explain(error, folder):
+            raise found from error
         raise PipelineError(
             f"{error.filename or folder}: {error.strerror or error}",
             hint="mend the folder or name another one with --to; what is there already stays",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -19,8 +18,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact import digest, file_sha256
+from zerotrain.artifact import digest, file_sha256, write_whole
 from zerotrain.config import Phase, RunConfig
+from zerotrain.disk_errors import DiskError
 from zerotrain.errors import PipelineError
 from zerotrain.plan.architecture import find_architecture
 from zerotrain.sources import source_files
@@ -130,8 +130,6 @@ def read(key: str) -> Forecast | None:
 
 
 def write(key: str, found: Forecast) -> None:
-    """Put a forecast into the store."""
-    STORE.mkdir(parents=True, exist_ok=True)
-    new = STORE / f".{key}.{os.getpid()}"
-    new.write_text(json.dumps(found))
-    new.replace(STORE / f"{key}.json")
+    """Put a forecast into the store; where the disk takes it not, it is made again next time."""
+    with contextlib.suppress(DiskError):
+        write_whole(STORE / f"{key}.json", json.dumps(found))

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
+from zerotrain.artifact import create
 from zerotrain.config import DataConfig, RunConfig, TrainConfig, data, parse_config, training
 from zerotrain.config.agreement import OF_MODALITY
 from zerotrain.config.objective import ObjectiveConfig
@@ -76,8 +77,11 @@ def new(name: str, images: Path, base: str, folder: Path = Path("config")) -> Pa
             lines += ["", f"# {about}", f"{section}:", *(f"  {line}" for line in body)]
     text = "\n".join(lines) + "\n"
     parse_config(YAML(typ="safe").load(text), str(path))
-    folder.mkdir(exist_ok=True)
-    path.write_text(text)
+    try:
+        folder.mkdir(exist_ok=True)
+        create(path, text)
+    except FileExistsError as error:
+        raise _exists(path) from error
     return path
 
 
@@ -88,7 +92,11 @@ def _check_name(name: str, path: Path) -> None:
             hint="use letters, digits, - and _, starting with a letter or digit, and not `data`",
         )
     if path.exists():
-        raise PipelineError(f"{path} exists already", hint="choose another name, or remove it")
+        raise _exists(path)
+
+
+def _exists(path: Path) -> PipelineError:
+    return PipelineError(f"{path} exists already", hint="choose another name, or remove it")
 
 
 def _family(base: str) -> str:

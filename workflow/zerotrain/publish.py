@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.artifact import MANIFEST, RECORDS, Artifact
+from zerotrain.artifact import MANIFEST, RECORDS, Artifact, write_whole
 from zerotrain.base import is_model_file, some
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
@@ -84,7 +84,6 @@ def _write_card(found: Artifact, repo_id: str, folder: Path, license: str | None
     if (folder / CARD).exists():
         return False
     origin = origin_of(found)
-    folder.mkdir(parents=True, exist_ok=True)
     prompts: list[str] = []
     answers: list[Answer] = []
     if origin.phase is not None and artifact.is_published(origin.phase / "evaluation"):
@@ -97,7 +96,7 @@ def _write_card(found: Artifact, repo_id: str, folder: Path, license: str | None
             if not (folder / GRID).exists():
                 artifact.copy_new(evaluation.path("grid.png"), folder / GRID)
     text = model_card(found, repo_id, origin, license, prompts, answers)
-    (folder / CARD).write_text(text, encoding="utf-8")
+    write_whole(folder / CARD, text)
     return True
 
 

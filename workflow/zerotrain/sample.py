@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact import MANIFEST
+from zerotrain.artifact import MANIFEST, replacing
 from zerotrain.config import EvaluateConfig
+from zerotrain.disk_errors import check_writable
 from zerotrain.errors import PipelineError
 
 
@@ -42,7 +43,8 @@ def sample(
         The files.
 
     Raises:
-        PipelineError: a number is none that can be, or the weights cannot be opened.
+        PipelineError: a number is none that can be, or the weights cannot be opened,
+            or nothing can be written in `output`.
     """
     for option, value, least in (
         ("-n", number, 1),
@@ -52,6 +54,7 @@ def sample(
     ):
         if value is not None and value < least:
             raise PipelineError(f"{option}: {value} is too small", hint=f"{least} or more")
+    check_writable(output)
     from zerotrain.formats.opening import open_pipeline
     from zerotrain.machine.device import device_type
 
@@ -77,10 +80,10 @@ def sample(
         ) from error
     if resolution is not None and images[0].width != resolution:
         print(f"--resolution: made {images[0].width} pixels, the next that it can", file=sys.stderr)
-    output.mkdir(parents=True, exist_ok=True)
     files = [output / f"{file_name(prompt)}-{which}.png" for which in seeds]
     for file, image in zip(files, images, strict=True):
-        image.save(file)
+        with replacing(file) as new:
+            image.save(new, format="PNG")
     return files
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from zerotrain.artifact import file_sha256
+from zerotrain.artifact import file_sha256, replacing
 
 LISTINGS = Path(".snakemake/sources")
 
@@ -34,12 +34,10 @@ def write_listing(name: str, sources: Sequence[str]) -> str:
         newest = None
     except FileNotFoundError:
         newest = max(os.stat(source).st_mtime_ns for source in sources)
-    LISTINGS.mkdir(parents=True, exist_ok=True)
-    draft = listing.with_name(f".{listing.name}.{os.getpid()}")
-    draft.write_text(text)
-    if newest is not None:
-        os.utime(draft, ns=(newest, newest))
-    draft.replace(listing)
+    with replacing(listing) as new:
+        new.write_text(text)
+        if newest is not None:
+            os.utime(new, ns=(newest, newest))
     return str(listing)
 
 

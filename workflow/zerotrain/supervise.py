@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
 
 SUPERVISOR = "ZEROTRAIN_SUPERVISOR"
 """Environment variable with the pid of the supervising process."""
@@ -66,7 +65,7 @@ def supervise(
         sink = None
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
-            sink = stack.enter_context(log.open("ab"))
+            sink = stack.enter_context(_Log(log))
         signals = _Signals(on_signal)
         stack.enter_context(handling_signals(signals))
         try:
@@ -158,7 +157,33 @@ def _output_channel() -> tuple[int, int]:
     return reading, writing
 
 
-def _copy(reading: int, log: BinaryIO | None, lines: MutableSequence[str] | None) -> None:
+class _Log:
+    """A log file that is given up, with a line, once it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)  # what a full disk refused is not tried again
+
+    def __enter__(self) -> _Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, data: bytes) -> None:
+        """Append bytes; nothing after the first failure."""
+        if self._file.closed:
+            return
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self._file.close()
+            with contextlib.suppress(OSError):
+                text = f"{self._path}: its end is missing: {error.strerror}\n"
+                os.write(sys.stderr.fileno(), text.encode())
+
+
+def _copy(reading: int, log: _Log | None, lines: MutableSequence[str] | None) -> None:
     line = b""
     while True:
         try:
@@ -178,8 +203,6 @@ def _copy(reading: int, log: BinaryIO | None, lines: MutableSequence[str] | None
                     log.write(item + b"\n")
                 if lines is not None:
                     lines.append(item.decode(errors="replace"))
-            if log is not None:
-                log.flush()
             # A bar is one line for hours: what has been drawn over is not kept.
             line = line[max(0, line.rfind(b"\r", 0, -1)) :]
     if log is not None and line:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from zerotrain.artifact import create
 from zerotrain.config import parse_config, read_config
 from zerotrain.config.runs import KEY, read_runs, shared_values
+from zerotrain.disk_errors import writing
 from zerotrain.errors import PipelineError
 from zerotrain.scalar import scalar
 
@@ -55,17 +58,21 @@ def sweep(config: Path, settings: Sequence[str], output: Path) -> list[Path]:
             texts.items()}  # fmt: skip
     shared = [shared_values(run) for run in runs.values()]
     splitting = [key for key in axes if _splits(key, points, shared)]
-    output.mkdir(parents=True)
-    written = [together]
     for point, (name, text) in zip(points, texts.items(), strict=True):
-        data = point_name(output.name, {key: point[key] for key in splitting})
         put(text, "run", name)
-        put(text, "data.name", data)
-        written.append(output / f"{name}.yaml")
-        with written[-1].open("w") as stream:
-            _yaml().dump(text, stream)
-    together.write_text(runs_text(output))
-    read_runs(together)
+        put(text, "data.name", point_name(output.name, {key: point[key] for key in splitting}))
+    written = [together, *(output / f"{name}.yaml" for name in texts)]
+    with writing(output):
+        output.mkdir(parents=True)
+        try:
+            for path, text in zip(written[1:], texts.values(), strict=True):
+                with path.open("w") as stream:
+                    _yaml().dump(text, stream)
+            create(together, runs_text(output))
+            read_runs(together)
+        except BaseException:
+            shutil.rmtree(output, ignore_errors=True)
+            raise
     return written
 
 

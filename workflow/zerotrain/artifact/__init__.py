@@ -10,8 +10,9 @@ The *identity* of a folder is a digest of its kind, content and files: two folde
 can stand for each other, whoever made them. Files under ``records/`` (logs, timings) are listed and
 checked but are no part of the identity.
 
-`manifest` reads, `publication` writes, `leftovers` mends what a killed writer left, `in_use` keeps
-what is read from being removed, and `untrusted` checks names and links of folders from elsewhere.
+`manifest` reads, `publication` writes, `whole_file` writes single files, `leftovers` mends what a
+killed writer left, `in_use` keeps what is read from being removed, and `untrusted` checks names and
+links of folders from others.
 """
 
 from zerotrain.artifact.leftovers import mend
@@ -34,6 +35,7 @@ from zerotrain.artifact.publication import (
     publish_manifest,
 )
 from zerotrain.artifact.untrusted import check_name, read_shard_names
+from zerotrain.artifact.whole_file import create, replacing, write_whole
 
 __all__ = [
     "MANIFEST",
@@ -42,6 +44,7 @@ __all__ = [
     "Draft",
     "check_name",
     "copy_new",
+    "create",
     "digest",
     "file_sha256",
     "is_published",
@@ -51,6 +54,8 @@ __all__ = [
     "publish_manifest",
     "read",
     "read_shard_names",
+    "replacing",
     "sizes_digest",
     "write_json",
+    "write_whole",
 ]

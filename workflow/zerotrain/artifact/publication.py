@@ -15,6 +15,8 @@ from typing import Any
 from zerotrain import __version__
 from zerotrain.artifact.leftovers import beside, mend
 from zerotrain.artifact.manifest import FORMAT, MANIFEST, Artifact, file_sha256, write_json
+from zerotrain.artifact.whole_file import replacing, sync
+from zerotrain.disk_errors import writing
 from zerotrain.errors import PipelineError
 
 NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
@@ -44,7 +46,20 @@ def publish(
 
     The folder appears whole, by a rename, when the block ends well; if it raises, nothing appears
     and what was there stays. A folder left by a killed process is mended by the next call.
+
+    Raises:
+        DiskError: the disk is full, read-only, or fails.
     """
+    with writing(folder):
+        yield from _publish(folder, kind, parents, made_by)
+
+
+def _publish(
+    folder: Path,
+    kind: str,
+    parents: Mapping[str, Artifact] | None,
+    made_by: Mapping[str, Any] | None,
+) -> Iterator[Draft]:
     mend(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = beside(folder, "new")
@@ -66,10 +81,10 @@ def publish(
         write_json(new / MANIFEST, _manifest(kind, draft.content, files, parents, made_by))
         _share(new, names)
         for name in [*files, MANIFEST]:
-            _fsync(new / name)
+            sync(new / name)
         for directory in [p for p in new.rglob("*") if p.is_dir()]:
-            _fsync(directory)
-        _fsync(new)
+            sync(directory)
+        sync(new)
         _swap_in(new, folder)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
@@ -85,13 +100,9 @@ def publish_manifest(
     made_by: Mapping[str, Any] | None = None,
 ) -> None:
     """Publish an artifact that is its manifest alone; other folders inside `folder` stay."""
-    folder.mkdir(parents=True, exist_ok=True)
-    mend(folder / MANIFEST)
-    new = beside(folder / MANIFEST, "new")
-    write_json(new, _manifest(kind, content, {}, parents, made_by))
-    _fsync(new)
-    new.replace(folder / MANIFEST)
-    _fsync(folder)
+    with replacing(folder / MANIFEST) as new:
+        write_json(new, _manifest(kind, content, {}, parents, made_by))
+    sync(folder)
 
 
 def _manifest(
@@ -189,13 +200,5 @@ def _swap_in(new: Path, folder: Path) -> None:
         if old.exists() and not folder.exists():
             old.rename(folder)
         raise
-    _fsync(folder.parent)
+    sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -31,6 +31,7 @@ from zerotrain.cache.layout import (
     tensor_name,
 )
 from zerotrain.cache.prompts import PROMPTS_INDEX
+from zerotrain.disk_errors import writing
 from zerotrain.errors import PipelineError
 
 Tensors = dict[str, torch.Tensor]
@@ -209,13 +210,20 @@ def _size(tensors: Tensors) -> int:
 
 
 def _write_shard(tensors: Tensors, partial: Path) -> tuple[Path, str]:
-    partial.mkdir(parents=True, exist_ok=True)
     unfinished = partial / f"unfinished-{os.getpid()}"
-    save_file(tensors, unfinished)
-    unfinished.chmod(0o644)  # safetensors leaves it to its owner alone
-    sha256 = file_sha256(unfinished)
-    path = partial / f"{sha256}.safetensors"
-    unfinished.replace(path)
+    with writing(partial.parent):
+        partial.mkdir(parents=True, exist_ok=True)
+        try:
+            save_file(tensors, unfinished)
+            unfinished.chmod(0o644)  # safetensors leaves it to its owner alone
+            sha256 = file_sha256(unfinished)
+            path = partial / f"{sha256}.safetensors"
+            unfinished.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+                partial.rmdir()  # only if nothing finished waits in it
+            raise
     return path, sha256
 
 

@@ -5,6 +5,7 @@ Imports stand inside the commands: a stage that needs no torch does not wait for
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -100,20 +101,41 @@ def _after_log(words: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is printed without a traceback."""
+    """Run the command line; a user's mistake and a disk's error print no traceback."""
     try:
-        app()
-    except (PipelineError, RuntimeError) as error:
-        # torch's class by its name: most commands do not import torch.
-        if type(error).__name__ == "OutOfMemoryError":
-            error = _out_of_memory(error)
-        if not isinstance(error, PipelineError):
+        try:
+            app()
+        finally:
+            _flush_output()
+    except Exception as error:
+        if (found := _as_user_error(error)) is None:
             raise
-        print(error, file=sys.stderr, flush=True)
+        print(found, file=sys.stderr, flush=True)
         sys.exit(EXIT_USER_ERROR)
 
 
-def _out_of_memory(error: Exception) -> PipelineError:
-    known = {command.__name__ for command in COMMANDS}
-    name = next((word for word in sys.argv[1:] if word in known), "zerotrain")
-    return device_out_of_memory(name, error, hint=LESS_MEMORY.get(name, "take a larger device"))
+def _flush_output() -> None:
+    """Write what was printed, so that a full disk behind standard output is noticed.
+
+    What cannot be written is given up: Python would try once more at its end, and fail again.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise
+
+
+def _as_user_error(error: Exception) -> PipelineError | None:
+    """Return the sentence for an error that the user can fix; None for a fault of the program."""
+    if isinstance(error, PipelineError):
+        return error
+    # torch's class by its name: most commands do not import torch.
+    if type(error).__name__ == "OutOfMemoryError":
+        known = {command.__name__ for command in COMMANDS}
+        name = next((word for word in sys.argv[1:] if word in known), "zerotrain")
+        return device_out_of_memory(name, error, hint=LESS_MEMORY.get(name, "take a larger device"))
+    from zerotrain.disk_errors import explain
+
+    return explain(error)

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from zerotrain.artifact import write_whole
 from zerotrain.cluster.choice import Choice, preempt_mode
 from zerotrain.cluster.slurm import Cluster, Partition
 from zerotrain.cluster.trial import Trial
@@ -60,8 +61,7 @@ def write_profile(folder: Path, text: str) -> None:
         PipelineError: the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE).write_text(text)
+        write_whole(folder / FILE, text)
     except OSError as error:
         raise PipelineError(
             f"{folder / FILE} cannot be written: {error.strerror}", hint="name a folder of yours"

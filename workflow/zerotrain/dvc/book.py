@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from zerotrain.artifact import write_whole
+
 BOOK = Path(".snakemake/agreement.json")
 
 
@@ -34,10 +36,7 @@ def read_book() -> dict[str, Any]:
 
 def write_book(**values: Any) -> None:
     """Change the book."""
-    BOOK.parent.mkdir(exist_ok=True)
-    new = BOOK.with_name(f"{BOOK.name}.{os.getpid()}")
-    new.write_text(json.dumps({**read_book(), **values}))
-    new.replace(BOOK)
+    write_whole(BOOK, json.dumps({**read_book(), **values}))
 
 
 def note_running(given: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from ruamel.yaml import YAML
 
+from zerotrain.artifact import write_whole
 from zerotrain.composed_base import local_folders
 from zerotrain.config import RunConfig, read_config
 from zerotrain.dvc.jobs import in_order, stage_command, stage_name, workflow_of
@@ -54,13 +55,16 @@ def generate(config: Path, output: Path) -> None:
 
     Args:
         config: The run's configuration.
-        output: File to write.
+        output: File to write; what it holds stays until the new text is whole.
+
+    Raises:
+        DiskError: the disk is full, read-only, or fails.
     """
     made = pipeline(config)
     if output.is_file():
         made["stages"] |= _others(load_pipeline(output))
     text = yaml.safe_dump(made, sort_keys=False, width=100, allow_unicode=True)
-    output.write_text(HEADER + text)
+    write_whole(output, HEADER + text)
 
 
 def load_pipeline(path: Path = PIPELINE) -> dict[str, Any]:

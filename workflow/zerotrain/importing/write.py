@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact import create
 from zerotrain.errors import PipelineError
 from zerotrain.importing.draft import Note
 from zerotrain.importing.reading import Imported
@@ -136,13 +137,12 @@ def write_new(text: str, path: Path | None) -> None:
         print(text, end="")
         return
     try:
-        with path.open("x") as file:
-            file.write(text)
+        create(path, text)
     except FileExistsError as error:
         raise PipelineError(
             f"{path} exists already", hint="name another file, or remove it"
         ) from error
-    except OSError as error:
+    except FileNotFoundError as error:
         raise PipelineError(
             f"{path}: cannot be written: {error.strerror}", hint="name a file in a folder of yours"
         ) from error

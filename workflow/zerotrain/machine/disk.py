@@ -57,13 +57,22 @@ def mount(folder: Path) -> tuple[str, str]:
     return (best.device, best.fstype) if best else (str(path.stat().st_dev), "unknown")
 
 
+def try_writing(folder: Path) -> None:
+    """Bring a small file to the disk in a folder, and remove it.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    with tempfile.TemporaryFile(dir=folder) as stream:
+        stream.write(SAMPLE)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 def write_trouble(folder: Path) -> str:
     """Why nothing can be written in a folder; empty where a small file reaches the disk."""
     try:
-        with tempfile.TemporaryFile(dir=folder) as stream:
-            stream.write(SAMPLE)
-            stream.flush()
-            os.fsync(stream.fileno())
+        try_writing(folder)
     except OSError as error:
         return error.strerror or str(error)
     return ""

@@ -17,6 +17,7 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, write_json
 from zerotrain.config import RunConfig
+from zerotrain.disk_errors import check_writable
 from zerotrain.evaluation.images import measure_images
 from zerotrain.evaluation.learning_rate_curve import draw_learning_rate
 from zerotrain.evaluation.loss_curve import (
@@ -61,6 +62,8 @@ def evaluate(
         PipelineError: an input is not whole, or the judge has no image or knows none of the
             prompts.
     """
+    for path in (output, metrics):
+        check_writable(path.parent)
     threads = config.phase(phase).launch.num_cpu_threads_per_process
     torch.set_num_threads(threads or os.cpu_count() or 1)
     torch.backends.cudnn.deterministic = True
@@ -101,7 +104,8 @@ def evaluate(
             "prompts": made.prompts,
             "evaluate": config.evaluate.model_dump(mode="json"),
         }
-    _write(metrics, {key: finite(value) for key, value in found.items() if value is not None})
+    with artifact.replacing(metrics) as new:
+        write_json(new, {key: finite(value) for key, value in found.items() if value is not None})
     for line in memory_lines(uses, "evaluation"):
         print(f"{phase}: {line}")
     shown = ", ".join(f"{key} {value:.4g}" for key, value in measured.items() if value is not None)
@@ -126,10 +130,3 @@ def _mean_loss(log: list[dict[str, Any]]) -> float | None:
 def finite(value: Any) -> Any:
     """The value; None, as JSON knows no other, where it is a float that is no finite number."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _write(path: Path, value: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.new-{os.getpid()}")
-    write_json(new, value)
-    new.replace(path)

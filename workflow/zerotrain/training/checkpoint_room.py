@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import shutil
@@ -13,9 +12,10 @@ from pathlib import Path
 
 from zerotrain import optimizers
 from zerotrain.artifact.in_use import remove
+from zerotrain.disk_errors import FULL, HINTS, DiskError
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.machine.disk import size, write_trouble
+from zerotrain.machine.disk import size, try_writing
 from zerotrain.model_sizes import ModelSizes
 from zerotrain.position import EMA, MASTER
 from zerotrain.training.progress_folder import (
@@ -28,13 +28,6 @@ from zerotrain.training.progress_folder import (
 
 FP32 = 4
 SECONDS_BETWEEN_LOOKS = 10.0
-FULL = (errno.ENOSPC, errno.EDQUOT)
-REASONS = {
-    errno.EROFS: "mount it for writing, or work in a folder of another disk",
-    errno.EACCES: "give this user the right to write there",
-    errno.EPERM: "give this user the right to write there",
-    errno.EIO: "the disk or its connection fails: look at `dmesg`",
-}
 
 
 def checkpoint_bytes(
@@ -71,14 +64,12 @@ def check_writable(progress: Path) -> None:
     """
     try:
         progress.mkdir(parents=True, exist_ok=True)
-        trouble, number = write_trouble(progress), 0
+        try_writing(progress)
     except OSError as error:
-        trouble, number = error.strerror or str(error), error.errno or 0
-    if trouble:
         raise PipelineError(
-            f"{progress}: checkpoints cannot be written here: {trouble}",
-            hint=REASONS.get(number, "free some, mount it for writing, or see whose it is"),
-        )
+            f"{progress}: checkpoints cannot be written here: {error.strerror or error}",
+            hint=HINTS.get(error.errno or 0, "look at the disk, and at whose folder it is"),
+        ) from error
 
 
 def check_low(progress: Path, phase: ResolvedPhase) -> None:
@@ -103,7 +94,7 @@ def check_room(progress: Path, phase: ResolvedPhase, sizes: ModelSizes) -> list[
     What make_room may remove counts as free.
 
     Returns:
-        A sentence where the disk holds the next checkpoints, but not all that are to be kept.
+        Sentences on what will not fit: the checkpoints that are to be kept, the export at the end.
 
     Raises:
         PipelineError: it does not hold one beside the one before it, or less is free than
@@ -128,16 +119,42 @@ def check_room(progress: Path, phase: ResolvedPhase, sizes: ModelSizes) -> list[
             "is whole",
             hint="free some, train in a folder on a larger disk, or train an adapter (lora)",
         )
+    most = most_to_come(phase, begun, there)
+    said = []
+    if free < each * most:
+        said.append(
+            f"{figures}; all that are to be kept need {size(each * most)}: the oldest will be "
+            "removed before their time; lower keep or keep_every, or free some before it is full"
+        )
+    # The published checkpoint shares the newest one's files; weights and state are new.
+    weights = FP32 * (sizes.trained if phase.lora else sizes.everything)
+    if share_disk(progress, progress.parent):
+        kept = min(most, most_checkpoints(phase, begun) - 1, free // each)
+        left = free - each * kept
+    else:
+        left = shutil.disk_usage(progress.parent).free
+    if left < each + weights:
+        said.append(
+            f"phase {phase.phase}: its export takes up to {size(each + weights)} (the state "
+            f"{size(each)}, the weights {size(weights)} in float32), and its checkpoints leave "
+            f"{size(left)}: export_weights would stop at a full disk after step "
+            f"{phase.until_step}; free {size(each + weights - left)} until then, or lower keep. "
+            "The training is not lost by it"
+        )
+    return said
+
+
+def share_disk(a: Path, b: Path) -> bool:
+    """Whether two folders are on one file system."""
+    return a.stat().st_dev == b.stat().st_dev
+
+
+def most_to_come(phase: ResolvedPhase, begun: int, there: Iterable[int]) -> int:
+    """How many checkpoints more than those that are `there` the disk will have to hold at once."""
     # Those kept for good stay, whatever is written.
     kept = phase.keep_every
     passing = sum(not (kept and step % kept == 0) for step in there)
-    most = min(to_come, most_checkpoints(phase, begun) - passing)
-    if free < each * most:
-        return [
-            f"{figures}; all that are to be kept need {size(each * most)}: lower keep or "
-            "keep_every, or free some before it is full"
-        ]
-    return []
+    return min(_saves(phase, begun), most_checkpoints(phase, begun) - passing)
 
 
 def most_checkpoints(phase: ResolvedPhase, begun: int) -> int:
@@ -187,7 +204,7 @@ def make_room(progress: Path, step: int, needed: int, keep_every: int | None = N
     return said
 
 
-def not_written(progress: Path, step: int, error: OSError) -> PipelineError:
+def not_written(progress: Path, step: int, error: OSError | DiskError) -> PipelineError:
     """What the system said of a checkpoint, as a sentence."""
     goes_on = f"the same command goes on {_from(progress, step)}"
     if error.errno in FULL:
@@ -198,7 +215,7 @@ def not_written(progress: Path, step: int, error: OSError) -> PipelineError:
     what = os.strerror(error.errno) if error.errno else str(error)
     return PipelineError(
         f"{progress}: the checkpoint of step {step} cannot be written: {what}",
-        hint=f"{REASONS.get(error.errno or 0, 'look at the disk')}; {goes_on}",
+        hint=f"{HINTS.get(error.errno or 0, 'look at the disk')}; {goes_on}",
     )
 
 

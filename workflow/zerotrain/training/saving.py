@@ -22,6 +22,7 @@ from typing import TypeVar
 from zerotrain import artifact
 from zerotrain.artifact import Draft
 from zerotrain.checkpoint import KIND, write_position
+from zerotrain.disk_errors import DiskError
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.host import detect_host
@@ -207,7 +208,7 @@ class Saving:
         if self._engine.rank == 0:
             try:
                 found = act()
-            except OSError as error:
+            except (OSError, DiskError) as error:
                 trouble = not_written(self._progress, self._position.step, error)
             except PipelineError as error:
                 trouble = error
@@ -230,7 +231,7 @@ class Saving:
             self._log.write_records(records)
             if self._write_records:
                 self._write_records(records)
-        except OSError:
+        except (OSError, DiskError):
             self._drop()
             raise
         return self._draft.folder

@@ -14,7 +14,7 @@ from zerotrain.machine.host import gib
 from zerotrain.position import EMA, MASTER
 from zerotrain.tracker_names import TENSORBOARD, chosen
 from zerotrain.training import progress_folder
-from zerotrain.training.checkpoint_room import checkpoint_bytes, most_checkpoints
+from zerotrain.training.checkpoint_room import checkpoint_bytes, most_to_come
 from zerotrain.training.engine import Engine
 
 
@@ -73,11 +73,15 @@ def _disk(engine: Engine, phase: ResolvedPhase, step: int, progress: Path) -> st
     slots = [MASTER, *optimizers.slots(phase.optimizer, phase.optimizer_args)]
     slots += [EMA] if phase.use_ema else []
     one = checkpoint_bytes(engine.shapes, slots, phase.optimizer)
-    most = most_checkpoints(phase, step) * one
+    there = [saved for saved in progress_folder.saved_steps(progress) if saved <= step]
+    most = most_to_come(phase, step, there) * one
+    free = shutil.disk_usage(progress).free
+    of = " of the" if most <= free else ", more than the"
+    end = "" if most <= free else ": the oldest are removed before their time"
     steps = " steps" if isinstance(phase.save_every, int) else ""
     return (
         f"saves {gib(one)} every {phase.save_every}{steps} and keeps {phase.keep}: up to "
-        f"{gib(most)} of the {gib(shutil.disk_usage(progress).free)} that are free in {progress}"
+        f"{gib(most)}{of} {gib(free)} that are free in {progress}{end}"
     )
 
 

@@ -1,0 +1,183 @@
+"""Errors of a disk as sentences: full, over quota, read-only, without permission, failing.
+
+Only these errors of the system count, and what libraries make of them: safetensors, torch and
+pyarrow raise classes of their own. Every other error keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from zerotrain.errors import PipelineError
+from zerotrain.machine.disk import size, try_writing
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FREE_SOME = "free some there, or work in a folder on a larger disk"
+PERMISSION = "give this user the right to it, or name a folder of yours"
+HINTS = {
+    errno.ENOSPC: FREE_SOME,
+    errno.EDQUOT: FREE_SOME + ", or ask for a larger quota",
+    errno.EFBIG: "see `ulimit -f` and the largest file that this file system can hold",
+    errno.EROFS: "mount it for writing, or name a folder on another disk",
+    errno.EACCES: PERMISSION,
+    errno.EPERM: PERMISSION,
+    errno.EIO: "the disk or its connection fails: look at `dmesg`",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+"""By error: what to do. These errors are sentences, all others are not."""
+WITHOUT_PATH = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Errors that only a disk has, so that they need no path; `write` names none."""
+LOW_BYTES = 16 << 20
+"""A file system with less free may be the full one, where the error names none."""
+NO_TEMPORARY_FOLDER = "No usable temporary directory found"
+
+
+class DiskError(PipelineError):
+    """An error of the disk; `errno` is the system's number of it."""
+
+    def __init__(self, what: str, *, hint: str, errno: int) -> None:
+        super().__init__(what, hint=hint)
+        self.errno = errno
+
+
+@contextlib.contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Name `place` in the errors of the disk that come from the block, which writes it.
+
+    Raises:
+        DiskError: the disk is full, read-only, or fails.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (found := explain(error, place)) is None:
+            raise
+        raise found from error
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder in which nothing can be written, before work is done for it.
+
+    Nothing is made: where the folder is missing, the nearest one above it is tried.
+
+    Raises:
+        DiskError: nothing can be written there.
+    """
+    with writing(folder):
+        try_writing(_existing(folder))
+
+
+def explain(error: BaseException, place: Path | None = None) -> DiskError | None:
+    """Return the sentence for an error of the disk; None for any other error.
+
+    Args:
+        error: What was raised, by the system or by a library that wraps its error.
+        place: What was being written, if that is known.
+    """
+    if NO_TEMPORARY_FOLDER in str(error):
+        return DiskError(
+            f"no temporary file can be written{str(error).partition(NO_TEMPORARY_FOLDER)[2]}",
+            hint="free some there, or set TMPDIR to a folder on another disk",
+            errno=errno.ENOSPC,
+        )
+    number = find_errno(error)
+    if number is None:
+        return None
+    path = _path_of(error)
+    if place is not None and (path is None or _is_near(path, place)):
+        path = place
+    if path is None and number not in WITHOUT_PATH:
+        return None
+    trouble = os.strerror(number)
+    if path is None:
+        return DiskError(
+            f"a file cannot be written: {trouble}{_full_disks()}",
+            hint=f"{HINTS[number]}; then run the same command again",
+            errno=number,
+        )
+    if path == place or number in WITHOUT_PATH:
+        what = f"{path}: cannot be written: {trouble}{_room(path) if number in FULL else ''}"
+    else:
+        what = f"{path}: can be neither read nor written: {trouble}"
+    return DiskError(
+        what,
+        hint=f"{HINTS[number]}; then run the same command again",
+        errno=number,
+    )
+
+
+def find_errno(error: BaseException) -> int | None:
+    """Return the error number of the disk's that an exception stands for, or was raised from."""
+    if isinstance(error, PipelineError):
+        return None
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno if error.errno in HINTS else None
+    text = str(error)
+    if isinstance(error, shutil.Error) or type(error).__name__ == "SafetensorError":
+        found = re.search(r"\[Errno (\d+)\]|\(os error (\d+)\)", text)
+        number = int(found[1] or found[2]) if found else None
+        return number if number in HINTS else None
+    if isinstance(error, RuntimeError):
+        # torch has the system's words at most; its zip writer only notices that a write was short.
+        if "iostream error" in text or ("inline_container" in text and "unexpected pos" in text):
+            return errno.ENOSPC
+        named = re.search(r"(?:strerror: |failed with (?!strerror))(.+?)(?: ?\(|$)", text)
+        return next((one for one in HINTS if named and named[1] == os.strerror(one)), None)
+    return find_errno(error.__cause__) if error.__cause__ else None
+
+
+def _path_of(error: BaseException) -> Path | None:
+    """Return the file that an exception names: of a copy, the one that is written."""
+    if isinstance(error, OSError) and (name := error.filename2 or error.filename):
+        return Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
+    if type(error).__name__ == "SafetensorError":
+        found = re.search(r'at path "(.+)"', str(error))
+        return Path(found[1]) if found else None
+    if error.__cause__ and not isinstance(error, OSError):
+        return _path_of(error.__cause__)
+    return None
+
+
+def _is_near(path: Path, place: Path) -> bool:
+    """Whether a file is `place`, above it, below it, or a temporary one next to it."""
+    path, place = path.absolute(), place.absolute()
+    if place.is_relative_to(path):
+        return True
+    if not path.is_relative_to(place.parent):
+        return False
+    first = path.relative_to(place.parent).parts[0]
+    return first == place.name or first.startswith(".")
+
+
+def _existing(path: Path) -> Path:
+    return next(one for one in (path, *path.absolute().parents) if one.is_dir())
+
+
+def _room(path: Path) -> str:
+    """Return what is left on the disk of a path, in brackets."""
+    folder = _existing(path)
+    found = os.statvfs(folder)
+    if found.f_files and not found.f_favail:
+        return f" (no more files can be made on the disk of {folder})"
+    free = size(found.f_bavail * found.f_frsize)
+    return f" ({free} are free on the disk of {folder}, which is not enough)"
+
+
+def _full_disks() -> str:
+    """Return the disks that may be the full one, where no error names it."""
+    folders = {Path.cwd(), Path.home(), *map(Path, _temporary_folders())}
+    seen: dict[int, Path] = {}
+    for folder in sorted(folder for folder in folders if folder.is_dir()):
+        seen.setdefault(folder.stat().st_dev, folder)
+    low = [_room(folder) for folder in seen.values() if shutil.disk_usage(folder).free < LOW_BYTES]
+    return "".join(low[:1])
+
+
+def _temporary_folders() -> list[str]:
+    return [os.getenv("TMPDIR") or "/tmp", "/dev/shm"]
