@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.artifact import MANIFEST, RECORDS, Artifact, write_whole
+from zerotrain.artifact import MANIFEST, RECORDS, Artifact, replacing, write_whole
 from zerotrain.base import is_model_file, some
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
@@ -94,7 +94,8 @@ def _write_card(found: Artifact, repo_id: str, folder: Path, license: str | None
             prompts = evaluation.content["prompts"]
             # A picture without a card may be the user's own.
             if not (folder / GRID).exists():
-                artifact.copy_new(evaluation.path("grid.png"), folder / GRID)
+                with replacing(folder / GRID) as new:
+                    artifact.copy_new(evaluation.path("grid.png"), new)
     text = model_card(found, repo_id, origin, license, prompts, answers)
     write_whole(folder / CARD, text)
     return True
