@@ -8,11 +8,13 @@ from pathlib import Path
 
 import torch
 
+from zerotrain import artifact
 from zerotrain.config import RunConfig
 from zerotrain.export import export
 from zerotrain.families import load_family
 from zerotrain.foreign import ForeignCheckpoint
 from zerotrain.foreign.fitting import fit
+from zerotrain.model_place import PUBLISHED
 from zerotrain.position import TrainingPosition
 from zerotrain.state_source import open_source
 from zerotrain.tensor_file import open_tensors
@@ -36,6 +38,7 @@ def import_checkpoint(
         PipelineError: the checkpoint is damaged, of no known layout, or of another model.
     """
     path = checkpoint.expanduser()
+    artifact.read_around(base, PUBLISHED)
     family = load_family(config.family)
     model = choose_trained(
         family.empty_model(base),
