@@ -310,6 +310,23 @@ def test_a_trace_lists_a_damaged_file(project: Path, folder: str, name: str, how
     assert re.search(rf"{word} +{folder}/{name}", result.output)
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(["sample", WHOLE, "a house"], LORA), (["generate", TEXT, PROMPT], "adapter_config.json")],
+)
+def test_an_adapter_that_no_manifest_lists_is_refused(
+    project: Path, words: list[str], name: str
+) -> None:
+    """Whoever put it there: the weights would not be those that were trained."""
+    source = WITH_LORA if name == LORA else TEXT_LORA
+    added = Path(words[1], name)
+    shutil.copy(Path(source, name), added)
+    try:
+        assert f"{words[1]}: {name} is not listed in manifest.json" in refusal(words)
+    finally:
+        added.unlink()
+
+
 @pytest.mark.parametrize("how", HOW)
 def test_a_damaged_image_is_named(project: Path, how: str) -> None:
     """What a dataset lists are the user's own files, which no command makes again."""

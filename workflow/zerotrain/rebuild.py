@@ -61,8 +61,10 @@ class Rebuilding:
             for job in dag.jobs
             if not dag.needrun(job) and (not allowed or job.rule.name in allowed)
         ]
+        if self._workflow.touch:
+            return  # the user says that all is as it should be
         self._damaged = find_damaged(planned)
-        if not self._damaged or self._workflow.touch:
+        if not self._damaged:
             return
         for job, folders in self._damaged.items():
             for folder, damage in folders.items():
@@ -95,6 +97,8 @@ class Rebuilding:
 
     def set_aside(self) -> None:
         """Before the first job: keep damaged files that the jobs would replace."""
+        if not self._workflow.is_main_process or self._workflow.touch:
+            return
         running = [job for job in self._workflow.dag.needrun_jobs() if job not in self._damaged]
         for job, folders in {**self._damaged, **find_damaged(running)}.items():
             for folder, damage in folders.items():
@@ -164,7 +168,7 @@ def describe(rule: str, folder: Path, damage: list[Damage]) -> str:
 
 
 def describe_training(checkpoint: Path) -> str:
-    """Say whether a damaged checkpoint is published again, or trained again."""
+    """Say whether a damaged checkpoint is published again, or the phase trained again."""
     from zerotrain.training.progress_folder import saved_steps, step_folder
 
     progress, known = checkpoint.parent / "progress", verdicts.load()
@@ -174,20 +178,16 @@ def describe_training(checkpoint: Path) -> str:
         end = None
     steps = [step for step in saved_steps(progress) if end is None or step <= end]
     whole = [step for step in steps if not look_at(step_folder(progress, step), known)]
-    if end is None:
+    if steps and not whole:
         return (
-            f"{TRAINING} publishes {checkpoint} again, from step {whole[-1]} on"
-            if whole
-            else (
-                f"{progress} holds no whole checkpoint: the phase is TRAINED AGAIN from its start"
-            )
+            f"{progress} holds no whole checkpoint either, so {TRAINING} will refuse; restore one "
+            "of them from a copy"
         )
-    if whole and whole[-1] == end:
-        return f"{TRAINING} publishes {step_folder(progress, end)} again, no step is trained"
+    if whole and end in (None, whole[-1]):
+        return f"{TRAINING} publishes {step_folder(progress, whole[-1])} again, no step is trained"
     since = f"from step {whole[-1]}" if whole else "from its start"
     return (
-        f"{progress} does not hold step {end} any more: the phase is TRAINED AGAIN {since} to "
-        f"step {end}"
+        f"{progress} does not hold the step of its end any more: the phase is TRAINED AGAIN {since}"
     )
 
 

@@ -26,6 +26,7 @@ from zerotrain.artifact.manifest import (
     kind_of,
     read,
     read_around,
+    read_manifest,
     sizes_digest,
     write_json,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "publish_manifest",
     "read",
     "read_around",
+    "read_manifest",
     "sizes_digest",
     "write_json",
 ]

@@ -165,6 +165,17 @@ def read(
     Raises:
         PipelineError: no manifest, another kind or format, or a file that is missing or differs.
     """
+    artifact = read_manifest(folder, kind)
+    artifact.verify(sha256 if verify else None)
+    return artifact
+
+
+def read_manifest(folder: Path, kind: str | Sequence[str]) -> Artifact:
+    """Read what the manifest of a folder says, for whoever opens none of its files.
+
+    Raises:
+        PipelineError: no manifest, or one of another kind or format.
+    """
     mend(folder)
     kinds = [kind] if isinstance(kind, str) else list(kind)
     if not is_published(folder):
@@ -185,11 +196,9 @@ def read(
         raise PipelineError(
             f"{path}: {', '.join(sorted(missing))} missing", hint=rebuild_hint(folder)
         )
-    artifact = Artifact(
+    return Artifact(
         folder, found["kind"], found["content"], found["files"], found["parents"], found["made_by"]
     )
-    artifact.verify(sha256 if verify else None)
-    return artifact
 
 
 def _load(folder: Path) -> dict[str, Any]:

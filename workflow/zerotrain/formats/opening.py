@@ -24,6 +24,8 @@ from zerotrain.formats import kohya_reading, ldm
 
 ORIGINAL_BLOCK = re.compile(r"(model\.diffusion_model\.)?(joint|double)_blocks\.")
 """SD3's and Flux's, in their original layouts."""
+ADAPTERS = (ADAPTER, PEFT_CONFIG, adapters.FOLDER)
+"""By one of these a folder of weights is known to have an adapter."""
 OPENED = ("weights", "exported", "base")
 """Kinds of published folders that hold weights."""
 
@@ -41,12 +43,18 @@ def check_whole(path: Path, base: Path | None) -> Artifact | None:
         The published folder of `path`; None where it is another program's.
 
     Raises:
-        PipelineError: a listed file is missing or differs, or a manifest is missing.
+        PipelineError: a listed file is missing or differs, a manifest is missing, or an adapter
+            is there that it does not list.
     """
     sha256 = remembering(file_sha256)
     if base is not None:
         read_around(base, OPENED, sha256=sha256)
-    return read_around(path, OPENED, sha256=sha256)
+    found = read_around(path, OPENED, sha256=sha256)
+    if found is not None:
+        for name in ADAPTERS:
+            if (found.folder / name).exists() and not any(n.startswith(name) for n in found.files):
+                found.path(name)  # a loader would apply it
+    return found
 
 
 def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Family, Any]:
