@@ -38,6 +38,7 @@ include: "rules/export_weights.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"
 include: "rules/running.smk"
+include: "rules/rebuild.smk"
 include: "rules/agreement.smk"
 
 
@@ -56,6 +57,7 @@ rule all:
 # Snakemake knows one of each, in whichever file.
 onstart:
     checked(refuse_running)
+    checked(REBUILDING.set_aside)
     checked(AGREEMENT.begin)
 
 

@@ -44,7 +44,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("formats") / "base"
     with artifact.publish(folder, "base") as draft:
         build_base(draft.folder)
-        draft.content = {"family": "sdxl", "base": "nano", "revision": None, "commit": None}
+        draft.content = {"family": "sdxl", "base": "nano", "commit": None, "parts": {}}
     return folder
 
 

@@ -116,13 +116,16 @@ def main():
             end = json.loads(Path(options["checkpoint"]).with_name("checkpoint.json").read_text())
             files = listed(path.with_name("state.json"), end)
             content |= end
+        if stage != "prepare_dataset" and name != "metrics":
+            payload = hashlib.sha256(json.dumps([name, content]).encode())
+            (path.parent / "payload.bin").write_bytes(payload.digest())
+            of_payload = sha256(path.parent / "payload.bin")
+            files["payload.bin"] = {"sha256": of_payload, "bytes": payload.digest_size}
         manifest = {
             "format": 1, "kind": path.parent.name, "content": {"output": name, **content},
             "files": files, "parents": {}, "made_by": {},
         }  # fmt: skip
         path.write_text(json.dumps(manifest, indent=1))
-        if stage != "prepare_dataset" and name != "metrics":
-            (path.parent / "payload.bin").write_bytes(bytes.fromhex(sha256(path)))
 
 
 main()

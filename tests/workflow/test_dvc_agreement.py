@@ -62,6 +62,17 @@ def test_after_snakemake_alone_dvc_has_nothing_to_do(agreed):
     assert clean(agreed)
 
 
+def test_dvc_a_folder_that_was_made_again_leaves_nothing_to_do(agreed):
+    """Neither to Snakemake nor to DVC, which never entered the damaged one."""
+    locked = (agreed.folder / "dvc.lock").read_bytes()
+    (agreed.folder / "results/tiny/plain/weights/payload.bin").write_bytes(b"cut")
+    agreed.build("train")
+    assert agreed.calls() == ["export_weights"]
+    assert agreed.planned("train") == {}
+    assert clean(agreed)
+    assert (agreed.folder / "dvc.lock").read_bytes() == locked
+
+
 def test_new_content_under_an_old_time_is_seen(agreed):
     """As `rsync -a` or `tar` leave it: by Snakemake's own rules nothing would run."""
     photo = agreed.folder / "photos" / "cat.png"

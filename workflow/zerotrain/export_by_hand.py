@@ -27,7 +27,7 @@ from zerotrain.formats import FORMATS, OWN_FOLDER, convert
 from zerotrain.formats.refusals import refuse_format
 from zerotrain.origin import parent
 from zerotrain.peft_methods import PEFT_TYPE, refuse_form
-from zerotrain.state_source import Source, open_source
+from zerotrain.state_source import Source, check_made_here, open_source
 
 WRITTEN = ("weights", "exported", "state", "universal")
 """Kinds of folders that an export may replace."""
@@ -91,7 +91,8 @@ def export_by_hand(
     for folder in (output, state):
         if folder is not None:
             refuse_strangers(folder)
-    if _kind(checkpoint) in ("weights", "exported"):
+    check_made_here(checkpoint)
+    if artifact.kind_of(checkpoint) in ("weights", "exported"):
         if not ema and _is_averaged(checkpoint):
             raise PipelineError(
                 f"{checkpoint}: exported weights, which hold the averaged weights alone",
@@ -155,7 +156,7 @@ def _convert_folder(
             hint="name a checkpoint or a state for --state and for --to universal",
         )
     refuse_loss(folder, [output])
-    if _kind(folder) == "exported":
+    if artifact.kind_of(folder) == "exported":
         exported = artifact.read(folder, "exported")
         made_from = parent(exported, "weights")
         if made_from is None:
@@ -207,20 +208,12 @@ def refuse_strangers(folder: Path) -> None:
         PipelineError: naming the folder and some of what it holds.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        if _kind(folder) in WRITTEN:
+        if artifact.kind_of(folder) in WRITTEN:
             return
         raise PipelineError(
             f"{folder}: is there already, and was not written by an export",
             hint="name a new folder, or empty this one yourself",
         )
-
-
-def _kind(folder: Path) -> str | None:
-    """What a folder's manifest calls it; None where there is none."""
-    try:
-        return str(json.loads((folder / MANIFEST).read_text())["kind"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _refuse_adapter(names: list[str], checkpoint: Path) -> None:

@@ -8,9 +8,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.families import PRESETS
 
+PUBLISHED = ("weights", "base")
+"""Kinds of folders of this program's that are whole models."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -98,6 +101,10 @@ def refuse_revision(base: str, revision: str | None) -> None:
 
 
 def _folder(name: str, folder: Path, commit: str | None = None) -> Place:
+    artifact.check_published(folder)
+    if artifact.is_published(folder):  # without a file it would be another model
+        published = artifact.read(folder, PUBLISHED, verify=False)
+        return Place(name, tuple(sorted(published.files)), folder=folder, commit=commit)
     files = (path for path in folder.rglob("*") if path.is_file())
     names = sorted(path.relative_to(folder).as_posix() for path in files)
     return Place(name, tuple(names), folder=folder, commit=commit)

@@ -54,7 +54,7 @@ def parent(made: Artifact, name: str) -> Artifact | None:
     if said is None:
         return None
     try:
-        found = artifact.read(Path(said["path"]), name, verify=False)
+        found = artifact.read_manifest(Path(said["path"]), name)
     except PipelineError:
         return None
     return found if found.identity == said["identity"] else None

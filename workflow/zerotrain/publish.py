@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.artifact import MANIFEST, RECORDS, Artifact, replacing, write_whole
-from zerotrain.base import is_model_file, some
+from zerotrain.artifact import RECORDS, Artifact, replacing, write_whole
+from zerotrain.base import MODEL_INDEX, is_model_file, some
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
 from zerotrain.model_card import GRID, model_card
@@ -67,10 +66,8 @@ def publish(
 
 
 def _read(folder: Path) -> Artifact:
-    try:
-        kind = json.loads((folder / MANIFEST).read_text())["kind"]
-    except (OSError, ValueError, KeyError, TypeError):
-        kind = None
+    artifact.check_published(folder, (MODEL_INDEX,))
+    kind = artifact.kind_of(folder)
     if kind not in KINDS:
         raise PipelineError(
             f"{folder}: is no folder that an export wrote",

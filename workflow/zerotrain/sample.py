@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
-from zerotrain.artifact import MANIFEST, replacing
+from zerotrain import artifact
+from zerotrain.artifact import replacing
 from zerotrain.config import EvaluateConfig
 from zerotrain.disk_errors import check_writable
 from zerotrain.errors import PipelineError
@@ -89,14 +88,13 @@ def sample(
 
 def trained_prompt_length(weights: Path) -> int | None:
     """Tokens of a prompt that exported weights were trained with, as their manifest says."""
-    path = (weights if weights.is_dir() else weights.parent) / MANIFEST
-    try:
-        found: Any = json.loads(path.read_text()) if path.is_file() else {}
-        length: int | None = found.get("content", {}).get("max_sequence_length")
-    except (ValueError, AttributeError) as error:
-        raise PipelineError(
-            f"{path}: no manifest ({error})", hint="export the weights again, or remove it"
-        ) from error
+    from zerotrain.formats.opening import OPENED
+
+    folder = weights if weights.is_dir() else weights.parent
+    if artifact.kind_of(folder) not in OPENED:
+        return None
+    found = artifact.read(folder, OPENED, verify=False)
+    length: int | None = found.content.get("max_sequence_length")
     return length
 
 

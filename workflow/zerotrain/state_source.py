@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Protocol
@@ -10,7 +9,7 @@ from typing import Protocol
 import torch
 
 from zerotrain import artifact
-from zerotrain.base import in_part
+from zerotrain.base import MODEL_INDEX, in_part
 from zerotrain.checkpoint import KIND as CHECKPOINT
 from zerotrain.checkpoint import Checkpoint
 from zerotrain.errors import PipelineError
@@ -109,7 +108,8 @@ def open_source(folder: Path, *, trust_pickle: bool = False) -> Source:
     Raises:
         PipelineError: the folder is none of these, damaged, or half-written.
     """
-    kind = _kind(folder)
+    check_made_here(folder)
+    kind = artifact.kind_of(folder)
     if kind == CHECKPOINT:
         return Checkpoint(folder)
     if kind == STATE:
@@ -127,17 +127,17 @@ def open_source(folder: Path, *, trust_pickle: bool = False) -> Source:
 
 def open_view(folder: Path, *, trust_pickle: bool = False) -> Source | Weights:
     """Open what open_source opens, or the trained part of a weights folder."""
-    if _kind(folder) == WEIGHTS:
+    if artifact.kind_of(folder) == WEIGHTS:
         return Weights(folder)
     return open_source(folder, trust_pickle=trust_pickle)
 
 
-def _kind(folder: Path) -> str | None:
-    path = folder / artifact.MANIFEST
-    if not path.is_file():
-        return None
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise PipelineError(f"{path}: not JSON ({error})", hint=f"remove {folder}") from error
-    return str(found.get("kind")) if isinstance(found, dict) else "nothing known"
+def check_made_here(folder: Path) -> None:
+    """Check that a folder which this program wrote has its manifest; another program's needs none.
+
+    Raises:
+        PipelineError: the manifest is missing.
+    """
+    artifact.check_published(
+        folder, (*(f"{kind}.json" for kind in (CHECKPOINT, STATE)), MODEL_INDEX)
+    )

@@ -10,20 +10,24 @@ The *identity* of a folder is a digest of its kind, content and files: two folde
 can stand for each other, whoever made them. Files under ``records/`` (logs, timings) are listed and
 checked but are no part of the identity.
 
-`manifest` reads, `publication` writes, `whole_file` writes single files, `leftovers` mends what a
-killed writer left, `in_use` keeps what is read from being removed, and `untrusted` checks names and
-links of folders from others.
+`manifest` reads, `damage` compares files with what a manifest lists, `verdicts` remembers hashes,
+`rebuilding` names the command that makes a folder again, `untrusted` checks names and links of
+folders from others, `publication` writes, `whole_file` writes single files, `leftovers` mends what
+a killed writer left, and `in_use` keeps what is read from being removed.
 """
 
+from zerotrain.artifact.damage import MANIFEST, file_sha256
 from zerotrain.artifact.leftovers import mend
 from zerotrain.artifact.manifest import (
-    MANIFEST,
     RECORDS,
     Artifact,
+    check_published,
     digest,
-    file_sha256,
     is_published,
+    kind_of,
     read,
+    read_around,
+    read_manifest,
     sizes_digest,
     write_json,
 )
@@ -43,16 +47,20 @@ __all__ = [
     "Artifact",
     "Draft",
     "check_name",
+    "check_published",
     "copy_new",
     "create",
     "digest",
     "file_sha256",
     "is_published",
+    "kind_of",
     "link_or_copy",
     "mend",
     "publish",
     "publish_manifest",
     "read",
+    "read_around",
+    "read_manifest",
     "read_shard_names",
     "replacing",
     "sizes_digest",

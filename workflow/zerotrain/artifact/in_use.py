@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import IO
 
-from zerotrain.artifact.manifest import MANIFEST
+from zerotrain.artifact.damage import MANIFEST
 
 
 def hold(folder: Path) -> IO[str] | None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.damage import MANIFEST, file_sha256, find_damage
 from zerotrain.artifact.leftovers import mend
+from zerotrain.artifact.rebuilding import place_in_results, rebuild_hint
 from zerotrain.artifact.untrusted import check_links, find_manifest_error
 from zerotrain.errors import PipelineError
 
 FORMAT = 1
-MANIFEST = "manifest.json"
 RECORDS = "records/"
 
 
@@ -23,12 +23,6 @@ def digest(value: Any) -> str:
     """Sha256 of a JSON value in its canonical form (sorted keys, no spaces)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """Sha256 of a file's bytes; symbolic links are followed."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def sizes_digest(place: Path) -> str:
@@ -75,31 +69,26 @@ class Artifact:
         check_links(self.folder, name, self.kind)
         return self.folder / name
 
-    def verify(self) -> None:
-        """Check that every listed file exists with its size and sha256.
+    def verify(
+        self,
+        sha256: Callable[[Path], str] | None = file_sha256,
+        names: Iterable[str] | None = None,
+    ) -> None:
+        """Check that listed files exist with their sizes and sha256.
+
+        Args:
+            sha256: Computes a file's hash; None leaves the hashes alone.
+            names: The files to check; default: all.
 
         Raises:
             PipelineError: naming the first file that is missing or differs.
         """
-        hint = f"remove {self.folder} and run snakemake again: it is rebuilt from its inputs"
-
-        def check(item: tuple[str, dict[str, Any]]) -> str | None:
-            name, expected = item
-            path = self.folder / name
+        files = self.files if names is None else {name: self.files[name] for name in names}
+        for name in files:
             check_links(self.folder, name, self.kind)
-            if not path.is_file():
-                return f"{path}: listed in {MANIFEST} but missing"
-            size = path.stat().st_size
-            if size != expected["bytes"]:
-                return f"{path}: {size} bytes, {MANIFEST} says {expected['bytes']}"
-            if (found := file_sha256(path)) != expected["sha256"]:
-                return f"{path}: sha256 {found[:12]}, {MANIFEST} says {expected['sha256'][:12]}"
-            return None
-
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for complaint in pool.map(check, self.files.items()):
-                if complaint:
-                    raise PipelineError(complaint, hint=hint)
+        for damage in find_damage(self.folder, files, sha256):
+            hint = rebuild_hint(self.folder, self.kind, self.parents)
+            raise PipelineError(str(damage), hint=hint)
 
 
 def is_published(folder: Path) -> bool:
@@ -107,28 +96,104 @@ def is_published(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def read(folder: Path, kind: str, *, verify: bool = True) -> Artifact:
-    """Read a published folder and check that it is whole.
+def kind_of(folder: Path) -> str | None:
+    """Read what a folder's manifest calls it; None where the folder has none.
 
     Raises:
-        PipelineError: no manifest, another kind or format, or (with verify) a file that differs.
+        PipelineError: the manifest is cut off or otherwise no JSON.
+    """
+    return str(_load(folder).get("kind")) if is_published(folder) else None
+
+
+def check_published(folder: Path, marks: Sequence[str] = ()) -> None:
+    """Check that a folder which was made here has its manifest.
+
+    Args:
+        folder: Any folder; one that another program made needs none.
+        marks: Files by which the folder is known as one of ours, wherever it was moved.
+
+    Raises:
+        PipelineError: the manifest is missing.
+    """
+    ours = place_in_results(folder) or any((folder / name).is_file() for name in marks)
+    if ours and folder.is_dir() and not is_published(folder):
+        raise PipelineError(
+            f"{folder}: no {MANIFEST}, so this folder is unfinished or damaged",
+            hint=rebuild_hint(folder),
+        )
+
+
+def read_around(
+    path: Path, kinds: Sequence[str], *, sha256: Callable[[Path], str] = file_sha256
+) -> Artifact | None:
+    """Read and verify the published folder that a path is, or that lists it as a file.
+
+    Args:
+        path: A folder or a file, of any origin.
+        kinds: The kinds that serve here.
+        sha256: Computes a file's hash.
+
+    Returns:
+        None where no manifest describes the path: it is of another program.
+
+    Raises:
+        PipelineError: it was made here and is not whole, or is of another kind.
+    """
+    if path.is_dir():
+        mend(path)
+        check_published(path)
+        return read(path, kinds, sha256=sha256) if is_published(path) else None
+    for folder in list(path.parents)[:2]:
+        if is_published(folder):
+            files = _load(folder).get("files", {})
+            if path.relative_to(folder).as_posix() in files:
+                return read(folder, kinds, sha256=sha256)
+    return None
+
+
+def read(
+    folder: Path,
+    kind: str | Sequence[str],
+    *,
+    verify: bool = True,
+    sha256: Callable[[Path], str] = file_sha256,
+) -> Artifact:
+    """Read a published folder and check that it is whole.
+
+    Args:
+        folder: The folder.
+        kind: Its kind, or those that serve.
+        verify: Whether files are hashed; without it their presence and sizes are compared.
+        sha256: Computes a file's hash.
+
+    Raises:
+        PipelineError: no manifest, another kind or format, or a file that is missing or differs.
+    """
+    artifact = read_manifest(folder, kind)
+    artifact.verify(sha256 if verify else None)
+    return artifact
+
+
+def read_manifest(folder: Path, kind: str | Sequence[str]) -> Artifact:
+    """Read what the manifest of a folder says, for whoever opens none of its files.
+
+    Raises:
+        PipelineError: no manifest, or one of another kind or format.
     """
     mend(folder)
-    path = folder / MANIFEST
-    if not path.is_file():
+    kinds = [kind] if isinstance(kind, str) else list(kind)
+    if not is_published(folder):
         raise PipelineError(
-            f"{folder}: no {MANIFEST}, so this {kind} folder is missing or unfinished",
-            hint="run `snakemake --cores all train`, which builds what is missing",
+            f"{folder}: no {MANIFEST}, so this {kinds[0]} folder is missing or unfinished",
+            hint=rebuild_hint(folder)
+            if place_in_results(folder)
+            else "run `snakemake --cores all train`, which builds what is missing",
         )
-    try:
-        found = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise PipelineError(f"{path}: not JSON ({error})", hint=f"remove {folder}") from error
-    found = found if isinstance(found, dict) else {}
-    if found.get("format") != FORMAT or found.get("kind") != kind:
+    path, found = folder / MANIFEST, _load(folder)
+    if found.get("format") != FORMAT or found.get("kind") not in kinds:
         raise PipelineError(
             f"{path}: kind {found.get('kind')!r}, format {found.get('format')!r}; "
-            f"expected kind {kind!r}, format {FORMAT}",
+            f"expected kind {' or '.join(map(repr, kinds))}, format {FORMAT}",
             hint="give the folder of the right stage, or rebuild it with this version",
         )
     if wrong := find_manifest_error(found):
@@ -137,9 +202,15 @@ def read(folder: Path, kind: str, *, verify: bool = True) -> Artifact:
             hint=f"no version of this program writes that: remove {folder} if you do not know who "
             "made it",
         )
-    artifact = Artifact(
-        folder, kind, found["content"], found["files"], found["parents"], found["made_by"]
+    return Artifact(
+        folder, found["kind"], found["content"], found["files"], found["parents"], found["made_by"]
     )
-    if verify:
-        artifact.verify()
-    return artifact
+
+
+def _load(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise PipelineError(f"{path}: not JSON ({error})", hint=rebuild_hint(folder)) from error
+    return found if isinstance(found, dict) else {}

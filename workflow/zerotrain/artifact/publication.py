@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain import __version__
+from zerotrain.artifact.damage import MANIFEST, file_sha256
 from zerotrain.artifact.leftovers import beside, mend
-from zerotrain.artifact.manifest import FORMAT, MANIFEST, Artifact, file_sha256, write_json
+from zerotrain.artifact.manifest import FORMAT, Artifact, write_json
 from zerotrain.artifact.whole_file import replacing, sync
 from zerotrain.disk_errors import writing
 from zerotrain.errors import PipelineError

@@ -79,8 +79,9 @@ def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) ->
         _noting(report, lambda: machine_check.main_process_port(phase, launch))
     needed = dict.fromkeys(("cpu", "nvme"), 0)
     if artifact.is_published(folder / "base"):
-        base = artifact.read(folder / "base", "base", verify=False)
-        needed = {place: swap_folder.needed_bytes(phase, base, place) for place in needed}
+        base = _noting(report, lambda: artifact.read(folder / "base", "base", verify=False))
+        if base is not None:
+            needed = {place: swap_folder.needed_bytes(phase, base, place) for place in needed}
     facts |= {"keeps_in_host_memory_bytes": needed["cpu"], "keeps_on_disk_bytes": needed["nvme"]}
     of_one = needed["cpu"] // phase.machines
     _noting(report, lambda: machine_check.check_host_memory(phase, machine, of_one))

@@ -13,7 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from zerotrain.artifact import MANIFEST
+from zerotrain.artifact import MANIFEST, Artifact, file_sha256, read_around
+from zerotrain.artifact.verdicts import remembering
 from zerotrain.base import MODEL_INDEX
 from zerotrain.errors import PipelineError
 from zerotrain.families import FAMILIES, Family, adapters, load_family
@@ -23,6 +24,37 @@ from zerotrain.formats import kohya_reading, ldm
 
 ORIGINAL_BLOCK = re.compile(r"(model\.diffusion_model\.)?(joint|double)_blocks\.")
 """SD3's and Flux's, in their original layouts."""
+ADAPTERS = (ADAPTER, PEFT_CONFIG, adapters.FOLDER)
+"""By one of these a folder of weights is known to have an adapter."""
+OPENED = ("weights", "exported", "base")
+"""Kinds of published folders that hold weights."""
+
+
+def check_whole(path: Path, base: Path | None) -> Artifact | None:
+    """Check weights, and the base that completes them, by the manifests that describe them.
+
+    Files are hashed, large ones once for each time they change.
+
+    Args:
+        path: A folder or a file.
+        base: The base model's folder, if one is named.
+
+    Returns:
+        The published folder of `path`; None where it is another program's.
+
+    Raises:
+        PipelineError: a listed file is missing or differs, a manifest is missing, or an adapter
+            is there that it does not list.
+    """
+    sha256 = remembering(file_sha256)
+    if base is not None:
+        read_around(base, OPENED, sha256=sha256)
+    found = read_around(path, OPENED, sha256=sha256)
+    if found is not None:
+        for name in ADAPTERS:
+            if (found.folder / name).exists() and not any(n.startswith(name) for n in found.files):
+                found.path(name)  # a loader would apply it
+    return found
 
 
 def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Family, Any]:
@@ -38,8 +70,9 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Family, A
 
     Raises:
         PipelineError: there is nothing to open, the base is missing or not wanted, or names fit
-            no format.
+            no format; a file is not what its manifest lists.
     """
+    check_whole(path, base)
     if (path / MODEL_INDEX).is_file():
         if base is not None:
             raise PipelineError(

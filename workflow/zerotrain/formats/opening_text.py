@@ -15,7 +15,7 @@ from zerotrain.families import load_family
 from zerotrain.families.language import CONFIG, LanguageFamily
 from zerotrain.families.lora import PEFT_ADAPTER, PEFT_CONFIG
 from zerotrain.families.model_tensors import stored_tensors
-from zerotrain.formats.opening import fitting, only_file, prefix_before, tensor_names
+from zerotrain.formats.opening import check_whole, fitting, only_file, prefix_before, tensor_names
 
 Opened = tuple[LanguageFamily, Any, Any]
 """Family, model and tokenizer."""
@@ -33,8 +33,9 @@ def open_language_model(path: Path, base: Path | None, device: str) -> Opened:
 
     Raises:
         PipelineError: there is nothing to open, the base is missing or not wanted, or names fit
-            no format.
+            no format; a file is not what its manifest lists.
     """
+    check_whole(path, base)
     if (path / MODEL_INDEX).is_file():
         raise PipelineError(
             f"{path}: is a model of images", hint=f"zerotrain sample {path} PROMPT makes them"
@@ -69,6 +70,7 @@ def _needed(base: Path | None, path: Path, named: str | None) -> Path:
     """The base's folder, which must be one and carry no adapter of its own."""
     if base is None and named and (Path(named) / CONFIG).is_file():
         base = Path(named)
+        check_whole(base, None)
     hint = "add --base FOLDER: the model that the training started from, such as results/RUN/base"
     if base is None:
         of = f" of {named}" if named else ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256, read_shard_names, write_json
+from zerotrain.artifact.verdicts import remembering
 from zerotrain.base import (
     KIND,
     MODEL_INDEX,
@@ -26,7 +27,7 @@ from zerotrain.data.dataset import Dataset, Sample, read_dataset
 from zerotrain.data.source import Source, open_source
 from zerotrain.errors import PipelineError
 from zerotrain.families import ImageFamily, TextFamily, load_family
-from zerotrain.model_place import refuse_revision
+from zerotrain.model_place import PUBLISHED, refuse_revision
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -54,6 +55,7 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
     family = load_family(config.family)
     samples = _dataset(config, dataset)
     parents = {"dataset": samples.artifact} if samples else {}
+    sha256 = remembering(file_sha256)  # what is linked in was hashed when it was checked
     with artifact.publish(output, KIND, parents=parents) as draft:
         commit = None
         if samples:
@@ -65,9 +67,7 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
                 family.replace_autoencoder(draft.folder)
         _change_schedule(config, draft.folder)
         files = sorted(path for path in draft.folder.rglob("*") if path.is_file())
-        draft.known = {
-            path.relative_to(draft.folder).as_posix(): file_sha256(path) for path in files
-        }
+        draft.known = {path.relative_to(draft.folder).as_posix(): sha256(path) for path in files}
         draft.content = {
             "family": family.name,
             "base": config.base,
@@ -159,6 +159,9 @@ def _link(config: RunConfig, family: ImageFamily | TextFamily, target: Path) -> 
     files = base_files(config, family)
     for place, wanted in files.places:
         folder = place.fetch(wanted.values())
+        if artifact.is_published(folder):
+            published = artifact.read(folder, PUBLISHED, verify=False)
+            published.verify(remembering(file_sha256), wanted.values())
         for name, file in wanted.items():
             link = target / name
             link.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from zerotrain import artifact
 from zerotrain.checkpoint_path import find_checkpoint
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
@@ -17,6 +18,7 @@ from zerotrain.families import load_family
 from zerotrain.foreign import ForeignCheckpoint
 from zerotrain.foreign.fitting import fit
 from zerotrain.foreign.order import MODULE, Members, ModelOrder, spared_names
+from zerotrain.model_place import PUBLISHED
 from zerotrain.optimizers import find, slots
 from zerotrain.position import MASTER, TrainingPosition
 from zerotrain.state_source import open_source
@@ -42,6 +44,7 @@ def import_checkpoint(
         PipelineError: the checkpoint is damaged, of no known layout, or of another model.
     """
     path = find_checkpoint(checkpoint.expanduser())
+    artifact.read_around(base, PUBLISHED)
     family = load_family(config.family)
     model = choose_trained(
         family.empty_model(base),

@@ -63,7 +63,9 @@ def _curves(config: RunConfig, folders: list[Path]) -> str:
 
 def _phase(folder: Path, config: RunConfig) -> PhaseFacts:
     evaluation = artifact.read(folder / "evaluation", "evaluation")
-    metrics = folder / "metrics.json"
+    launch, metrics = folder / "launch", folder / "metrics.json"
+    if launch.is_dir():  # a phase that was launched by hand has none
+        artifact.read(launch, "launch")
     if not metrics.is_file():
         raise PipelineError(
             f"{metrics}: missing, so phase {folder.name} has not been evaluated",
@@ -76,7 +78,7 @@ def _phase(folder: Path, config: RunConfig) -> PhaseFacts:
         answers=_answers(evaluation),
         loss=evaluation.path("loss.png").read_bytes(),
         learning_rate=evaluation.path("learning_rate.png").read_bytes(),
-        launch=launch_facts(folder / "launch" / "run.yaml"),
+        launch=launch_facts(launch / "run.yaml"),
         weights=folder / "weights",
         seq2seq=config.family == "seq2seq_lm",
     )

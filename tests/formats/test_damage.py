@@ -1,0 +1,369 @@
+"""Every kind of file under a manifest x deleted, truncated, one byte flipped x who reads it.
+
+No reader uses one silently: each stops before it has written anything, names the file, and names
+the command that makes the file again. docs/lineage.md has the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from tests.formats.conftest import published
+from tests.formats.languages import PROMPT, exported
+from typer.testing import CliRunner
+
+from zerotrain import artifact, cli
+from zerotrain.artifact import link_or_copy, write_json
+from zerotrain.config import parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.families import nano as nano_parts
+from zerotrain.families.lora import ADAPTER as LORA
+from zerotrain.formats import convert
+from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.prepare_dataset import prepare_dataset
+from zerotrain.stages.render_launch import render_launch
+
+PRESET = Path(__file__).parents[2] / "config" / "launch" / "torch.yaml"
+HOW = ("deleted", "truncated", "flipped")
+UNET = "unet/diffusion_pytorch_model.safetensors"
+WHOLE, WITH_LORA, EMA = (f"results/pics/{phase}/weights" for phase in ("whole", "lora", "ema"))
+TEXT, TEXT_LORA, LOHA = (f"results/words/{phase}/weights" for phase in ("whole", "lora", "loha"))
+PICTURES = "results/data/pics"
+TRAIN = ["train_phase", "--launch", "results/pics/whole/launch", "--base", "results/pics/base",
+         "--cache", f"{PICTURES}/cache/16", "--progress", "out/progress", "--output", "out",
+         "--start", "results/words/whole/state"]  # fmt: skip
+EVALUATE = ["evaluate", "--config", "config/pics.yaml", "--phase", "whole", "--dataset", PICTURES,
+            "--cache", f"{PICTURES}/cache/16", "--weights", WHOLE, "--state",
+            "results/words/whole/state", "--output", "out", "--metrics", "out.json"]  # fmt: skip
+EXPORT_WEIGHTS = ["export_weights", "--config", "config/words.yaml", "--checkpoint",
+                  "results/words/whole/checkpoint", "--base", "results/words/base",
+                  "--weights", "out/weights", "--state", "out/state"]  # fmt: skip
+IMPORT = ["import_checkpoint", "--config", "config/words.yaml", "--base", "results/words/base",
+          "--checkpoint", "results/words/whole/state", "--state", "out"]  # fmt: skip
+CACHE = ["cache_latents", "--config", "config/pics.yaml", "--size", "16", "--dataset", PICTURES,
+         "--base", "results/pics/base", "--output", "out"]  # fmt: skip
+PARTS = ("unet", "text_encoder", "text_encoder_2")
+TEXT_FILES = {
+    TEXT: ("model.safetensors", "config.json"),
+    TEXT_LORA: ("adapter_model.safetensors", "adapter_config.json", "model.safetensors"),
+    LOHA: ("adapter/adapter_model.safetensors",),
+}
+CHECKPOINT = ("rank-00000-00000.safetensors", "rank-00001-00000.safetensors", "checkpoint.json")
+STATE = ("master-00000.safetensors", "exp_avg_sq-00000.safetensors", "state.json")
+
+READERS: list[tuple[list[str], dict[str, tuple[str, ...]]]] = [
+    (["sample", WHOLE, "a house"], {WHOLE: (UNET, "vae/config.json", "model_index.json")}),
+    (["sample", WITH_LORA, "a house"], {WITH_LORA: (LORA, UNET)}),
+    (["sample", EMA, "a house"], {EMA: (UNET,)}),
+    (
+        ["sample", "outputs/kohya", "a house", "--base", "results/pics/base"],
+        {"outputs/kohya": ("lora.safetensors",), "results/pics/base": (UNET,)},
+    ),
+    (
+        ["sample", "outputs/kohya/lora.safetensors", "a house", "--base", WHOLE],
+        {"outputs/kohya": ("lora.safetensors",), WHOLE: ("text_encoder/model.safetensors",)},
+    ),
+    *((["generate", folder, PROMPT], {folder: names}) for folder, names in TEXT_FILES.items()),
+    (
+        ["generate", "outputs/peft", PROMPT, "--base", "results/words/base"],
+        {"outputs/peft": ("adapter_model.safetensors",), "results/words/base": ("config.json",)},
+    ),
+    *(
+        (["export", WITH_LORA, "--to", to, "--output", "out"], {WITH_LORA: (LORA,)})
+        for to in ("kohya", "peft", "diffusers_lora", "merged", "single_file", "diffusers")
+    ),
+    (["export", WHOLE, "--to", "ldm", "--output", "out"], {WHOLE: (UNET,)}),
+    (["export", LOHA, "--output", "out"], {LOHA: TEXT_FILES[LOHA]}),
+    (["export", "outputs/kohya", "--output", "out"], {"outputs/kohya": ("lora.safetensors",)}),
+    *(
+        (
+            ["export", f"results/words/whole/{kind}", "--config", "config/words.yaml", *words],
+            {f"results/words/whole/{kind}": files, "results/words/base": ("model.safetensors",)},
+        )
+        for kind, files in (("checkpoint", CHECKPOINT), ("state", STATE))
+        for words in (["--output", "out"],)
+    ),
+    *(
+        (
+            ["export", f"results/words/whole/{kind}", *words],
+            {f"results/words/whole/{kind}": files[:1]},
+        )
+        for kind, files in (("checkpoint", CHECKPOINT), ("state", STATE))
+        for words in (["--state", "out"], ["--to", "universal", "--output", "out"])
+    ),
+    *(
+        (["publish", folder, "me/x", "--dry-run", "--card", "out"], {folder: (name,)})
+        for folder, name in ((WITH_LORA, LORA), ("outputs/kohya", "lora.safetensors"))
+    ),
+    *(
+        (["state", "show", folder], {folder: names})
+        for folder, names in (
+            (WITH_LORA, (LORA,)),
+            (LOHA, TEXT_FILES[LOHA]),
+            ("results/words/whole/checkpoint", CHECKPOINT),
+            ("results/words/whole/state", STATE),
+        )
+    ),
+    (
+        ["state", "diff", "results/words/whole/checkpoint", "results/words/whole/state"],
+        {
+            "results/words/whole/checkpoint": CHECKPOINT[:1],
+            "results/words/whole/state": STATE[:1],
+        },
+    ),
+    (
+        TRAIN,
+        {
+            "results/pics/whole/launch": ("run.yaml",),
+            "results/pics/base": (UNET, "scheduler/scheduler_config.json"),
+            f"{PICTURES}/cache/16": ("latents-00000-of-00001.safetensors", "index.json"),
+            "results/words/whole/state": STATE,
+        },
+    ),
+    (
+        EVALUATE,
+        {
+            f"{PICTURES}/cache/16": ("text-00000-of-00001.safetensors", "index.json"),
+            WHOLE: (UNET,),
+            "results/words/whole/state": STATE[:1],
+        },
+    ),
+    (
+        EXPORT_WEIGHTS,
+        {
+            "results/words/whole/checkpoint": CHECKPOINT,
+            "results/words/base": ("model.safetensors", "tokenizer.json"),
+        },
+    ),
+    (IMPORT, {"results/words/whole/state": STATE, "results/words/base": ("model.safetensors",)}),
+    (CACHE, {"results/pics/base": ("vae/diffusion_pytorch_model.safetensors",)}),
+    (
+        ["build_base", "--config", "config/on-weights.yaml", "--output", "out"],
+        {WHOLE: (UNET, "model_index.json", "tokenizer/tokenizer.json")},
+    ),
+    (
+        ["build_base", "--config", "config/on-parts.yaml", "--output", "out"],
+        {WHOLE: ("vae/config.json",), "results/pics/base": (UNET,)},
+    ),
+    (
+        ["report", "--config", "config/pics.yaml", "--output", "out", "results/pics/whole"],
+        {
+            "results/pics/whole/evaluation": ("grid.png",),
+            "results/pics/whole/launch": ("run.yaml",),
+        },
+    ),
+    (
+        ["switch", "words", "--to", "torch", "--dry-run"],
+        {"results/words/whole/progress/step-00000012": CHECKPOINT},
+    ),
+]
+CASES = [
+    pytest.param(words, folder, name, id=f"{' '.join(words[:2])}-{folder}-{name}")
+    for words, wanted in READERS
+    for folder, names in wanted.items()
+    for name in names
+]
+CONFIGS: dict[str, dict[str, Any]] = {
+    "pics": {"base": "nano", "data": {"images": "images", "holdout": 0.5, "num_workers": 0}},
+    "words": {"base": "nano", "family": "causal_lm", "data": {"source": "sums"}},
+    "on-weights": {"base": WHOLE, "data": {"images": "images"}},
+    "on-parts": {
+        "base": ",".join([*(f"results/pics/base:{part}/*" for part in PARTS), f"{WHOLE}:vae/*"]),
+        "data": {"images": "images"},
+    },
+}
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """The configuration of a run."""
+    return {
+        "run": name,
+        **CONFIGS[name],
+        "train": {"resolution": 16} if "images" in CONFIGS[name]["data"] else {},
+        "launch": {"num_cpu_threads_per_process": 1},
+        "phases": [{"name": "whole", "until": 20}],
+    }
+
+
+def build(base: Path, whole: Path, lora: Path) -> None:
+    """Make a project in the working directory: runs of images and of text, nothing trained."""
+    Path("Snakefile").touch()
+    Path("config/launch").mkdir(parents=True)
+    shutil.copy(PRESET, "config/launch")
+    for name in CONFIGS:
+        write_json(Path(f"config/{name}.yaml"), config_of(name))  # JSON is YAML
+    Path("images").mkdir()
+    for number in range(8):
+        Image.new("RGB", (16, 16), (30 * number,) * 3).save(f"images/{number}.png")
+        Path(f"images/{number}.txt").write_text(f"wall {number % 2}")
+    results = Path("results")
+    for source, target in ((base, "base"), (whole, "whole/weights"), (lora, "lora/weights")):
+        shutil.copytree(source, results / "pics" / target)
+    published(base, results / "pics/ema/weights")
+    run = parse_config(config_of("pics"), "pics.yaml")
+    prepare_dataset(run.data, Path(PICTURES))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nano_parts, "VAE_STEPS", 2)
+        cache_latents(run, 16, Path(PICTURES), results / "pics/base", Path(PICTURES) / "cache/16")
+    launch = results / "pics/whole/launch"
+    render_launch(
+        run, "whole", Path(PICTURES), Path("config/launch/torch.yaml"), None, None, launch
+    )
+    with artifact.publish(results / "pics/whole/evaluation", "evaluation") as draft:
+        for name in ("grid.png", "loss.png", "learning_rate.png"):
+            shutil.copy("images/0.png", draft.folder / name)
+        draft.content = {"prompts": ["a house"]}
+    write_json(results / "pics/whole/metrics.json", {})
+    exported("causal_lm", results / "words")
+    rolling = artifact.read(results / "words/whole/checkpoint", "checkpoint")
+    with artifact.publish(results / "words/whole/progress/step-00000012", "checkpoint") as draft:
+        for name in rolling.files:
+            link_or_copy(rolling.path(name), draft.folder / name)
+    convert(results / "pics/lora/weights", "kohya", Path("outputs/kohya"))
+    convert(results / "words/lora/weights", "peft", Path("outputs/peft"))
+
+
+@pytest.fixture(scope="module")
+def project(
+    base: Path, whole: Path, lora: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """The project, which is the working directory."""
+    folder = tmp_path_factory.mktemp("damage") / "project"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder.parent / "cache"))
+        build(base, whole, lora)
+        yield folder
+
+
+@contextlib.contextmanager
+def damaged(path: Path, how: str) -> Iterator[None]:
+    """Damage a file, and give it its bytes back."""
+    former = path.read_bytes()
+    path.unlink()  # it may have other names
+    flipped = bytearray(former)
+    flipped[len(former) // 2] ^= 1
+    if how != "deleted":
+        path.write_bytes(former[: len(former) // 2] if how == "truncated" else flipped)
+    try:
+        yield
+    finally:
+        path.write_bytes(former)
+
+
+def refusal(words: list[str]) -> str:
+    """What a command says that refuses, on both streams."""
+    result = CliRunner().invoke(cli.app, words)
+    assert isinstance(result.exception, PipelineError), result.output + repr(result.exception)
+    return f"{result.output}{result.exception}"
+
+
+def hint_of(folder: str) -> str:
+    """What makes a folder again."""
+    if folder.startswith("outputs"):
+        source = WITH_LORA if folder.endswith("kohya") else TEXT_LORA
+        return f"(`zerotrain export {source} --output {folder}` with the options of then)"
+    name = "pics" if "/pics" in folder else "words"
+    if "progress" in folder:
+        return "restore one of them from a copy"
+    return (
+        f"Hint: `snakemake --cores all --configfile config/{name}.yaml --force -- "
+        f"{folder}/manifest.json` makes it again"
+    )
+
+
+@pytest.mark.parametrize(
+    "how", ["deleted", pytest.param("truncated", marks=pytest.mark.slow), "flipped"]
+)
+@pytest.mark.parametrize(("words", "folder", "name"), CASES)
+def test_a_damaged_file_is_named_with_what_makes_it_again(
+    project: Path, words: list[str], folder: str, name: str, how: str
+) -> None:
+    """Nothing is made of it, whichever command reads it."""
+    with damaged(Path(folder, name), how):
+        said = refusal(words)
+    assert f"{folder}/{name}: " in said
+    assert hint_of(folder) in said
+    assert "zerotrain" not in said.partition("Hint:")[0]
+    assert not {"out", "out.json", "samples"} & {path.name for path in Path.cwd().iterdir()}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [(WITH_LORA, LORA), (LOHA, TEXT_FILES[LOHA][0]), ("outputs/kohya", "lora.safetensors")],
+)
+def test_a_trace_lists_a_damaged_file(project: Path, folder: str, name: str, how: str) -> None:
+    """A trace goes on to the end, and its exit code is 1."""
+    with damaged(Path(folder, name), how):
+        result = CliRunner().invoke(cli.app, ["trace", folder])
+    assert result.exit_code == 1
+    word = "MISSING" if how == "deleted" else "DIFFERENT"
+    assert re.search(rf"{word} +{folder}/{name}", result.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [(["sample", WHOLE, "a house"], LORA), (["generate", TEXT, PROMPT], "adapter_config.json")],
+)
+def test_an_adapter_that_no_manifest_lists_is_refused(
+    project: Path, words: list[str], name: str
+) -> None:
+    """Whoever put it there: the weights would not be those that were trained."""
+    source = WITH_LORA if name == LORA else TEXT_LORA
+    added = Path(words[1], name)
+    shutil.copy(Path(source, name), added)
+    try:
+        assert f"{words[1]}: {name} is not listed in manifest.json" in refusal(words)
+    finally:
+        added.unlink()
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_damaged_image_is_named(project: Path, how: str) -> None:
+    """What a dataset lists are the user's own files, which no command makes again."""
+    with damaged(Path("images/3.png"), how):
+        said = refusal(CACHE)
+    assert "images/3.png: " in said or "images: 3.png changed since prepare_dataset" in said
+    assert "Hint: " in said
+    assert not Path("out").exists()
+
+
+TRAINED = "results/words/whole/checkpoint"
+FIRST = {folder: words for words, wanted in reversed(READERS) for folder in wanted}
+UNPUBLISHED = [(FIRST[folder], folder) for folder in FIRST if "progress" not in folder] + [
+    (["export", WHOLE, "--to", "ldm", "--output", "out"], WHOLE),
+    (["export", TEXT_LORA, "--to", "peft", "--output", "out"], TEXT_LORA),
+    (["export", TRAINED, "--output", "out"], TRAINED),
+    (["state", "show", "results/words/whole/state"], "results/words/whole/state"),
+    (["publish", WHOLE, "me/x", "--dry-run"], WHOLE),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "how"),
+    [
+        (words, folder, how)
+        for words, folder in UNPUBLISHED
+        for how in ("deleted", "truncated")
+        # A file that was moved to another program's folder needs no manifest.
+        if (folder.partition("/")[0], how) != ("outputs", "deleted")
+    ],
+)
+def test_a_missing_or_cut_manifest_is_named(
+    project: Path, words: list[str], folder: str, how: str
+) -> None:
+    """What is wrong is said, and not what would be missing if the folder were another program's."""
+    with damaged(Path(folder, "manifest.json"), how):
+        said = refusal(words)
+    cut = f"{folder}/manifest.json: not JSON"
+    assert cut in said if how == "truncated" else f"{folder}: no manifest.json, so " in said
+    assert "snakemake --cores all" in said or folder.startswith("outputs")

@@ -1,0 +1,188 @@
+"""A payload that is missing or damaged under its manifest: its folder alone is planned and made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.workflow.conftest import Project, jobs_of
+from tests.workflow.test_graph import FROM_LAUNCH, NOTHING
+
+from zerotrain import artifact
+from zerotrain.artifact import verdicts
+from zerotrain.rebuild import describe_training, look_at
+
+PAYLOAD = "payload.bin"
+JOBS = {
+    "tiny/base": {"build_base": 1},
+    "data/tiny/cache/64": {"cache_latents": 1},
+    "tiny/plain/launch": {"render_launch": 1},
+    "tiny/plain/checkpoint": {"train_phase": 1},
+    "tiny/plain/weights": {"export_weights": 1},
+    "tiny/plain/state": {"export_weights": 1},
+    # Its metrics hold seconds: the page that shows them follows.
+    "tiny/plain/evaluation": {"evaluate": 1, "report": 1},
+    "tiny/report": {"report": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is remembered of other tests' files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+def payload(project: Project, folder: str) -> Path:
+    """The file that a folder's manifest lists."""
+    return project.folder / "results" / folder / PAYLOAD
+
+
+def contents(project: Project) -> dict[str, bytes]:
+    """Manifests and payloads below results/, but for what was set aside."""
+    return {
+        str(path.relative_to(project.folder)): path.read_bytes()
+        for path in sorted((project.folder / "results").rglob("*"))
+        if path.name in ("manifest.json", PAYLOAD) and ".damaged-" not in str(path)
+    }
+
+
+def test_graph_a_deleted_payload_plans_its_folder_alone(built: Project) -> None:
+    """No job that depends on it, and the plan names the file."""
+    for folder, jobs in JOBS.items():
+        path = payload(built, folder)
+        before = path.stat()
+        content = path.read_bytes()
+        path.unlink()
+        code, said = built.forked("-n", "train")
+        assert code == 0, said
+        assert jobs_of(said) == jobs
+        name = f"results/{folder}/{PAYLOAD}"
+        assert f"{name}: listed in manifest.json but missing: " in said
+        assert f"reason: Missing output files: {name}\n" in said
+        path.write_bytes(content)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_graph_damaged_folders_are_made_again_and_nothing_is_left_to_do(built: Project) -> None:
+    """A cut payload, a flipped byte and a deleted one: the same bytes are back, what differed is
+    kept, and what was intact stays."""
+    before = contents(built)
+    payload(built, "tiny/base").write_bytes(b"cut")
+    flipped = bytearray(payload(built, "tiny/plain/weights").read_bytes())
+    flipped[7] ^= 1
+    payload(built, "tiny/plain/weights").write_bytes(flipped)
+    payload(built, "tiny/offload/checkpoint").unlink()
+    payload(built, "data/tiny/cache/64").write_bytes(b"a damaged shard")
+    expected = {"build_base": 1, "export_weights": 1, "train_phase": 1, "cache_latents": 1}
+    assert built.planned("train") == expected
+    built.build("train")
+    assert sorted(built.made()) == [
+        "results/data/tiny/cache/64/manifest.json",
+        "results/tiny/base/manifest.json",
+        "results/tiny/offload/checkpoint/manifest.json",
+        "results/tiny/plain/weights/manifest.json",
+    ]
+    assert contents(built) == before
+    assert built.planned("train") == NOTHING
+    results = built.folder / "results"
+    kept = {
+        str(path.relative_to(results)): path.read_bytes()
+        for path in results.rglob("*")
+        if ".damaged-1" in str(path) and path.is_file() and path.name != "manifest.json.damaged"
+    }
+    assert kept == {
+        f"tiny/base.damaged-1/{PAYLOAD}": b"cut",
+        f"tiny/plain/weights.damaged-1/{PAYLOAD}": bytes(flipped),
+        f"data/tiny/cache/64.damaged-1/{PAYLOAD}": b"a damaged shard",
+    }
+    listed = results / "tiny/offload/checkpoint.damaged-1/manifest.json.damaged"
+    assert json.loads(listed.read_text())["kind"] == "checkpoint"
+
+
+def test_graph_a_payload_of_the_same_bytes_is_not_damaged(built: Project) -> None:
+    """It is newer than its manifest, as a copy of the folder makes it: its hash decides."""
+    for folder in JOBS:
+        path = payload(built, folder)
+        path.write_bytes(path.read_bytes())
+    assert built.planned("train") == NOTHING
+
+
+def test_graph_damage_does_not_hide_what_else_has_changed(built: Project) -> None:
+    """Where an input or a value has changed, all that depends on it is planned as ever; a target
+    does not make what it does not need; no job follows a damaged folder that runs for itself."""
+    payload(built, "tiny/plain/weights").unlink()
+    assert built.planned("results/tiny/plain/launch/manifest.json") == NOTHING
+    built.edit("config/config.yaml", "guidance_scale: 3.0", "guidance_scale: 2.0")
+    expected = {"export_weights": 1, "evaluate": 2, "report": 1}
+    assert built.planned("train") == expected
+    built.edit("config/config.yaml", "1.0e-3", "2.0e-3")
+    assert built.planned("train") == FROM_LAUNCH
+
+
+def test_graph_a_damaged_folder_whose_input_is_gone_is_made_from_the_start(built: Project) -> None:
+    """The export needs the checkpoint, which is trained again, and what depends on that follows."""
+    payload(built, "tiny/offload/weights").unlink()
+    (built.folder / "results/tiny/offload/checkpoint/manifest.json").unlink()
+    target = "results/tiny/offload/weights/manifest.json"
+    assert built.planned(target) == {"train_phase": 1, "export_weights": 1}
+
+
+def test_graph_a_failure_leaves_the_damaged_folder_to_the_next_run(built: Project) -> None:
+    """The job that fails is planned again, and its sibling folder is back after it."""
+    before = contents(built)
+    payload(built, "tiny/offload/weights").write_bytes(b"cut")
+    code, _ = built.forked("--cores", "2", "train", FAIL="export_weights")
+    assert code != 0
+    assert built.planned("train")["export_weights"] == 1
+    built.build("train")
+    assert contents(built) == before
+    assert built.planned("train") == NOTHING
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A published checkpoint of step 30, and rolling ones of 20 and 30."""
+    for name, step in (("progress/step-00000020", 20), ("progress/step-00000030", 30)):
+        with artifact.publish(tmp_path / name, "checkpoint") as draft:
+            artifact.write_json(draft.folder / "checkpoint.json", {"step": step})
+            (draft.folder / "rank.safetensors").write_bytes(bytes(100))
+    with artifact.publish(tmp_path / "checkpoint", "checkpoint") as draft:
+        for name in ("checkpoint.json", "rank.safetensors"):
+            artifact.link_or_copy(tmp_path / "progress/step-00000030" / name, draft.folder / name)
+    return tmp_path / "checkpoint"
+
+
+def test_a_plan_says_whether_a_checkpoint_is_trained_again(checkpoint: Path) -> None:
+    """Only what progress/ does not hold whole is."""
+    progress = checkpoint.parent / "progress"
+    (checkpoint / "rank.safetensors").unlink()
+    assert describe_training(checkpoint) == (
+        f"train_phase publishes {progress}/step-00000030 again, no step is trained"
+    )
+    (progress / "step-00000030" / "rank.safetensors").write_bytes(bytes(99))
+    assert describe_training(checkpoint).endswith("the phase is TRAINED AGAIN from step 20")
+    (progress / "step-00000020" / "rank.safetensors").unlink()
+    assert "holds no whole checkpoint either, so train_phase will refuse" in describe_training(
+        checkpoint
+    )
+    shutil.rmtree(progress)
+    assert describe_training(checkpoint).endswith("the phase is TRAINED AGAIN from its start")
+
+
+def test_a_plan_hashes_newer_and_remembered_files_alone(tmp_path: Path) -> None:
+    """A byte that changed under an old time is found by who reads the folder, and then by plans."""
+    with artifact.publish(tmp_path / "weights", "weights") as draft:
+        (draft.folder / "a.bin").write_bytes(bytes(100))
+    path = tmp_path / "weights" / "a.bin"
+    stat = path.stat()
+    path.write_bytes(bytes(99) + b"x")
+    assert [one.path for one in look_at(tmp_path / "weights", {})] == [path]
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert look_at(tmp_path / "weights", {}) == []
+    known = {verdicts.key_of(path.stat()): artifact.file_sha256(path)}
+    assert [one.path for one in look_at(tmp_path / "weights", known)] == [path]
+    path.write_bytes(bytes(100))
+    assert look_at(tmp_path / "weights", known) == []

@@ -1,0 +1,93 @@
+"""The sha256 of files, remembered on this machine by device, inode, size and time of change.
+
+The time of change (ctime) is the kernel's: no program sets it back, so a file that was written to
+is read again. The folder is $XDG_CACHE_HOME/zerotrain or ~/.cache/zerotrain. Where it cannot be
+read or written nothing is remembered, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LEAST_BYTES = 4 * 1024**2
+"""Smaller files are read faster than it would take to look them up for years."""
+MOST = 4096
+"""Files that are remembered, those of the latest verdicts."""
+SETTLED_SECONDS = 2.0
+"""A file that was changed so shortly before it was read may be changed again within one tick of the
+file system's clock, which would leave its ctime as it was."""
+LOCK = threading.Lock()
+
+Verdicts = dict[str, str]
+"""sha256 by key_of a file."""
+
+
+def verdicts_file() -> Path:
+    """Say where verdicts are kept."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "zerotrain" / "verdicts.json"
+
+
+def key_of(stat: os.stat_result) -> str:
+    """Name a file and its present content."""
+    return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_ctime_ns}"
+
+
+def load() -> Verdicts:
+    """Read all verdicts; a file that is missing or damaged holds none."""
+    try:
+        found = json.loads(verdicts_file().read_text())
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: no home folder
+        return {}
+    known = found.items() if isinstance(found, dict) else ()
+    return {key: value for key, value in known if isinstance(value, str)}
+
+
+def remembering(sha256: Callable[[Path], str]) -> Callable[[Path], str]:
+    """Make a function that hashes a file, or gives what is remembered of it."""
+
+    def remembered(path: Path) -> str:
+        before = path.stat()
+        if before.st_size < LEAST_BYTES:
+            return sha256(path)
+        if (known := load().get(key_of(before))) is not None:
+            return known
+        found = sha256(path)
+        remember(path, before, found)
+        return found
+
+    return remembered
+
+
+def remember(path: Path, before: os.stat_result, sha256: str) -> None:
+    """Remember a file's sha256, unless it may have changed while it was read.
+
+    Args:
+        path: The file.
+        before: What the system said of it before it was read.
+        sha256: Of the bytes that were read.
+    """
+    with contextlib.suppress(OSError, RuntimeError), LOCK:
+        unchanged = key_of(path.stat()) == key_of(before)
+        if not unchanged or time.time() - before.st_ctime < SETTLED_SECONDS:
+            return
+        inode = f"{before.st_dev}:{before.st_ino}:"
+        others = [(key, one) for key, one in load().items() if not key.startswith(inode)]
+        _write(dict([*others[1 - MOST :], (key_of(before), sha256)]))
+
+
+def _write(verdicts: Verdicts) -> None:
+    target = verdicts_file()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_text(json.dumps(verdicts, indent=0))
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)

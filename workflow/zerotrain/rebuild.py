@@ -1,0 +1,223 @@
+"""Damaged folders, planned by Snakemake: it knows a folder by its manifest.json alone.
+
+Once Snakemake has planned, the files that the manifests of its graph list are compared with them:
+presence and size by one stat each; a file that is newer than its manifest is hashed, unless its
+hash is remembered. A job whose folder is damaged is added to the plan, and no job that depends on
+it: the folder is made again from the same inputs, so it is the same. Where it is another, the next
+plan finds a manifest of other content.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from zerotrain.artifact import MANIFEST, file_sha256, is_published, verdicts
+from zerotrain.artifact.damage import Damage, compare_hash, compare_size
+from zerotrain.dvc import jobs as graph_jobs
+
+WITHOUT_FILES = "prepare_dataset"
+"""The rule whose manifest lists no files, but every sample."""
+TRAINING = "train_phase"
+MEASURING = "evaluate"
+"""The rule whose outputs differ each time: they hold seconds and bytes."""
+CACHE = "cache_latents"
+"""The rule that keeps what is intact in its folder."""
+SHOWN = 3
+"""Damaged files of a folder that are named."""
+
+
+class Rebuilding:
+    """The damaged folders of one call of snakemake.
+
+    Args:
+        workflow: Snakemake's workflow object, as the Snakefile is read.
+    """
+
+    def __init__(self, workflow: Any) -> None:
+        self._workflow = workflow
+        self._damaged: dict[Any, dict[Path, list[Damage]]] = {}
+        build_dag = workflow._build_dag
+
+        def build_dag_and_look() -> None:
+            build_dag()
+            workflow.async_run(self._plan())
+
+        if workflow.is_main_process:
+            workflow._build_dag = build_dag_and_look
+
+    async def _plan(self) -> None:
+        """Add the jobs of damaged folders to the plan."""
+        dag = self._workflow.dag
+        allowed = dag.rules_allowed_for_needrun
+        planned = [
+            job
+            for job in dag.jobs
+            if not dag.needrun(job) and (not allowed or job.rule.name in allowed)
+        ]
+        if self._workflow.touch:
+            return  # the user says that all is as it should be
+        self._damaged = find_damaged(planned)
+        if not self._damaged:
+            return
+        for job, folders in self._damaged.items():
+            for folder, damage in folders.items():
+                files = [
+                    f"{one.path} (damaged)" if one.differs else str(one.path) for one in damage
+                ]
+                dag.reason(job).missing_output.update(files)
+                if not graph_jobs.LOOKING:
+                    print(describe(job.rule.name, folder, damage), file=sys.stderr)
+        waiting = deque(self._damaged)
+        while waiting:
+            job = waiting.popleft()
+            if dag.needrun(job):
+                continue
+            dag._needrun.add(job)
+            for needed, files in dag.dependencies[job].items():
+                if missing := [file async for file in needed.missing_output(files)]:
+                    dag.reason(needed).missing_output.update(missing)
+                    waiting.append(needed)
+            if job not in self._damaged or job.rule.name == MEASURING:
+                # What it makes may be another than before.
+                for depending, files in dag.depending[job].items():
+                    dag.reason(depending).updated_input_run.update(files)
+                    waiting.append(depending)
+        for job in dag._needrun:
+            dag._n_until_ready[job] = sum(
+                1 for needed in dag.dependencies[job] if dag.needrun(needed)
+            )
+        dag._len = len(dag._finished | dag._needrun)
+
+    def set_aside(self) -> None:
+        """Before the first job: keep damaged files that the jobs would replace."""
+        if not self._workflow.is_main_process or self._workflow.touch:
+            return
+        running = [job for job in self._workflow.dag.needrun_jobs() if job not in self._damaged]
+        for job, folders in {**self._damaged, **find_damaged(running)}.items():
+            for folder, damage in folders.items():
+                if kept := set_aside(folder, damage, job.rule.name):
+                    print(f"{folder}: what is damaged is kept as {kept}", file=sys.stderr)
+
+
+def find_damaged(jobs: list[Any]) -> dict[Any, dict[Path, list[Damage]]]:
+    """Find the damaged folders among the outputs of Snakemake's jobs."""
+    known = verdicts.load()
+    folders = [
+        (job, Path(output).parent)
+        for job in jobs
+        if job.rule.name != WITHOUT_FILES
+        for output in job.output
+        if os.path.basename(output) == MANIFEST
+    ]
+    found: dict[Any, dict[Path, list[Damage]]] = {}
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        damages = pool.map(lambda one: look_at(one[1], known), folders)
+        for (job, folder), damage in zip(folders, damages, strict=True):
+            if damage:
+                found.setdefault(job, {})[folder] = damage
+    return found
+
+
+def look_at(folder: Path, known: verdicts.Verdicts) -> list[Damage]:
+    """Compare a folder's files with its manifest, as cheaply as a plan of many runs needs it.
+
+    Args:
+        folder: The folder; without a manifest it is not damaged but missing.
+        known: The hashes that are remembered.
+    """
+    path = folder / MANIFEST
+    try:
+        written = path.stat().st_mtime_ns
+        files = json.loads(path.read_bytes())["files"]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [Damage(path, f"cannot be read ({error})", differs=True)]
+    return [
+        damage for name in files if (damage := _look_at(folder / name, files[name], written, known))
+    ]
+
+
+def _look_at(
+    path: Path, entry: dict[str, Any], written: int, known: verdicts.Verdicts
+) -> Damage | None:
+    stat, damage = compare_size(path, entry)
+    if stat is None or damage:
+        return damage
+    remembered = known.get(verdicts.key_of(stat))
+    if remembered is None and stat.st_mtime_ns <= written:
+        return None
+    if remembered is None:
+        return compare_hash(path, entry, verdicts.remembering(file_sha256))
+    return compare_hash(path, entry, lambda path: remembered)
+
+
+def describe(rule: str, folder: Path, damage: list[Damage]) -> str:
+    """Say which files of a folder are damaged, and what making it again costs."""
+    named = "; ".join(map(str, damage[:SHOWN]))
+    more = f"; and {len(damage) - SHOWN} more" if len(damage) > SHOWN else ""
+    cost = describe_training(folder) if rule == TRAINING else f"{rule} makes {folder} again"
+    return f"{named}{more}: {cost}"
+
+
+def describe_training(checkpoint: Path) -> str:
+    """Say whether a damaged checkpoint is published again, or the phase trained again."""
+    from zerotrain.training.progress_folder import saved_steps, step_folder
+
+    progress, known = checkpoint.parent / "progress", verdicts.load()
+    try:
+        end = int(json.loads((checkpoint / "checkpoint.json").read_bytes())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        end = None
+    steps = [step for step in saved_steps(progress) if end is None or step <= end]
+    whole = [step for step in steps if not look_at(step_folder(progress, step), known)]
+    if steps and not whole:
+        return (
+            f"{progress} holds no whole checkpoint either, so {TRAINING} will refuse; restore one "
+            "of them from a copy"
+        )
+    if whole and end in (None, whole[-1]):
+        return f"{TRAINING} publishes {step_folder(progress, whole[-1])} again, no step is trained"
+    since = f"from step {whole[-1]}" if whole else "from its start"
+    return (
+        f"{progress} does not hold the step of its end any more: the phase is TRAINED AGAIN {since}"
+    )
+
+
+def set_aside(folder: Path, damage: list[Damage], rule: str) -> Path | None:
+    """Move what is damaged out of the way of the job that makes it again.
+
+    A checkpoint is kept whole, since making it again may take a training. Of a cache the damaged
+    shards are kept: the intact ones serve again. Links are no bytes of their own.
+
+    Returns:
+        Where it is now; None where nothing is there that the job does not make again.
+    """
+    others = [one.path for one in damage if one.differs and not one.path.is_symlink()]
+    if not folder.is_dir() or not (others or rule == TRAINING):
+        return None
+    kept = next(path for path in _names(folder) if not path.exists())
+    if rule == CACHE:
+        for path in others:
+            target = kept / path.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+        return kept
+    folder.rename(kept)
+    if is_published(kept):  # else it would count as one of the run's folders
+        (kept / MANIFEST).rename(kept / f"{MANIFEST}.damaged")
+    return kept
+
+
+def _names(folder: Path) -> Iterator[Path]:
+    number = 1
+    while True:
+        yield folder.with_name(f"{folder.name}.damaged-{number}")
+        number += 1
