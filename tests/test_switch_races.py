@@ -364,6 +364,8 @@ def test_the_same_switch_completes_a_killed_one(snakemake, racer, until, capfd) 
     one.process.kill()
     one.process.wait()
     assert FILE.read_text() == SWITCHED
+    shown = switch.switch("flowers", "zero2", dry_run=True)
+    assert shown.startswith("done already: " if until == 2 else f"{FILE}: a `zerotrain switch` to ")
     said = switch.switch("flowers", "zero2")
     assert said.startswith(
         "done already: plain ended at step 100, plain-zero2 continues to 300"

@@ -275,8 +275,12 @@ def test_a_snakemake_that_was_killed_locks_nobody_out(project):
     locked = project.snakemake(*words[1:])
     assert locked.returncode == 1
     assert "LockException" in locked.stdout
-    os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
+    locked = project.snakemake(*words[1:])
+    assert locked.returncode == 1
+    assert " was killed, and its job prepare_dataset (pid " in locked.stdout
+    os.killpg(process.pid, signal.SIGKILL)
     done = project.snakemake(*words[1:])
     assert done.returncode == 0, done.stdout
     said = f".snakemake/locks: unlocked: the snakemake that held it was killed (pid {process.pid} "

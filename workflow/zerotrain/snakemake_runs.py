@@ -18,11 +18,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from zerotrain.supervise import SUPERVISOR, end_with_parent
 from zerotrain.training.holder import Holder, this_process
 
 RUNS = Path(".snakemake/runs")
 LOCKS = Path(".snakemake/locks")
+MARK = "ZEROTRAIN_SNAKEMAKE"
+"""Environment variable by which a job tells whose it is, after the end of its Snakemake, too."""
 ORPHAN_SECONDS = 15.0
 """How long a Snakemake may take to notice that the command above it was killed, and end."""
 
@@ -61,6 +65,7 @@ def begin(words: Sequence[str]) -> None:
         end_with_parent()  # else it would publish for a command that is not there any more
     me = this_process()
     run = Run(RUNS / f"{me.host}-{me.pid}.json", me, local=True, supervisor=supervisor)
+    os.environ[MARK] = run.file.stem
     with contextlib.suppress(OSError):  # where nothing can be written Snakemake says so itself
         with _turn():
             _clear()
@@ -141,12 +146,32 @@ def _clear() -> None:
                 "--unlock`"
             )
             return
+        for run in dead:
+            for pid, stage in _jobs_of(run):
+                _say(
+                    f"{LOCKS}: not unlocked: snakemake{_who(run)} was killed, and its job {stage} "
+                    f"(pid {pid}) runs on: wait until it has ended, or end it"
+                )
+                return
         for lock in locks:
             lock.unlink(missing_ok=True)
         killed = "; ".join(_who(run).strip() for run in dead)
         _say(f"{LOCKS}: unlocked: the snakemake that held it was killed ({killed})")
     for run in dead:
         run.file.unlink(missing_ok=True)
+
+
+def _jobs_of(run: Run) -> Iterator[tuple[int, str]]:
+    """Find the jobs that run on after their Snakemake: pid and stage.
+
+    Trainings are left out: they have a lock of their own, and go on for hours.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ValueError, IndexError):
+            words = process.cmdline()
+            stage = words[words.index("--log") + 2]
+            if stage != "train_phase" and process.environ().get(MARK) == run.file.stem:
+                yield process.pid, stage
 
 
 def _who(run: Run) -> str:

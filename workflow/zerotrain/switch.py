@@ -152,6 +152,11 @@ def _refuse_other_switch(file: Path, folder: Path) -> Holder | None:
 
 
 def _dry_run(request: Request, file: Path, folder: Path) -> str:
+    if killed := _killed(folder):
+        return (
+            f"{killed.file}: a {_name(killed)} was killed before its end: the same command without "
+            "--dry-run completes it, another switch undoes it first"
+        )
     config, text = _read(file)
     if done := _done_already(config, file, request):
         return done
@@ -164,6 +169,7 @@ def _dry_run(request: Request, file: Path, folder: Path) -> str:
 
 def _switch(request: Request, file: Path, folder: Path, wait: float, accept: bool) -> str:
     check_replaceable(file)
+    artifact.mend(folder / file.name)  # the copy that a killed one planned with
     pending = _pending(request, file, folder)
     while True:
         config, text = _read(file)
@@ -177,7 +183,7 @@ def _switch(request: Request, file: Path, folder: Path, wait: float, accept: boo
         with _undone_on_failure(pending) if pending else nullcontext():
             # A training is stopped only for a switch that would succeed, as far as can be seen.
             if pending:
-                plan = _plan_again(config, phase, pending, folder)
+                plan = _check_plan(config, phase, pending, text, folder)
             elif saved_steps(progress) or not trainer_of(progress):
                 plan = _plan(config, text, file, folder, request)
             stopped = stop_training(progress, wait)
@@ -205,28 +211,38 @@ def _pending(request: Request, file: Path, folder: Path) -> SwitchEdit | None:
     Raises:
         PipelineError: it cannot be undone.
     """
-    edit = read_note(folder)
+    edit = _killed(folder)
     if edit is None:
+        remove_note(folder)
         return None
     split = edit.split
-    config = read_config(edit.file) if edit.file.is_file() else None
-    if config and holds_split(config, split):
-        done = is_exported(config, config.phase(split.phase), split.step)
-        same = edit.file == file and request.is_met_by(split.step, split.name, split.launch)
-        command = f"`zerotrain switch` to {split.launch['preset']}"
-        if same and not done:
-            _say(f"{file}: a {command} was killed before its end; it is completed")
-            return edit
-        if not done:
-            said = edit.undo()
-            if holds_split(read_config(edit.file), split):
-                raise PipelineError(
-                    f"a {command} was killed before its end, and cannot be undone: {said}",
-                    hint="undo it by hand, or complete it with the command that was killed",
-                )
-            _say(f"a {command} was killed before its end; it is undone: {said}")
+    if edit.file == file and request.is_met_by(split.step, split.name, split.launch):
+        _say(f"{file}: a {_name(edit)} was killed before its end; it is completed")
+        return edit
+    said = edit.undo()
+    if holds_split(read_config(edit.file), split):
+        raise PipelineError(
+            f"a {_name(edit)} was killed before its end, and cannot be undone: {said}",
+            hint="undo it by hand, or complete it with the command that was killed",
+        )
+    _say(f"a {_name(edit)} was killed before its end; it is undone: {said}")
     remove_note(folder)
     return None
+
+
+def _killed(folder: Path) -> SwitchEdit | None:
+    """Find the switch whose edit is made and whose export is not."""
+    edit = read_note(folder)
+    if edit is None or not edit.file.is_file():
+        return None
+    config, split = read_config(edit.file), edit.split
+    if not holds_split(config, split):
+        return None
+    return None if is_exported(config, config.phase(split.phase), split.step) else edit
+
+
+def _name(edit: SwitchEdit) -> str:
+    return f"`zerotrain switch` to {edit.split.launch['preset']}"
 
 
 def _done_already(config: RunConfig, file: Path, request: Request) -> str | None:
@@ -267,14 +283,15 @@ def _plan(config: RunConfig, text: str, file: Path, folder: Path, request: Reque
     split = _split(config, phase, step, request)
     edit = SwitchEdit(file=file, former=text, split=split, until=until)
     _check_split(edit.text.encode(), file, split)
-    return _plan_again(config, phase, edit, folder)
+    return _check_plan(config, phase, edit, edit.text, folder)
 
 
-def _plan_again(config: RunConfig, phase: Phase, edit: SwitchEdit, folder: Path) -> Plan:
+def _check_plan(config: RunConfig, phase: Phase, edit: SwitchEdit, text: str, folder: Path) -> Plan:
+    """Check what Snakemake would do with a configuration that has the edit."""
     targets = [
         f"{phase_folder(config, phase)}/{part}/manifest.json" for part in ("state", "weights")
     ]
-    jobs = refuse_other_jobs(edit.text, edit.file, config, phase, targets, folder)
+    jobs = refuse_other_jobs(text, edit.file, config, phase, targets, folder)
     return Plan(config, phase, edit, targets, jobs)
 
 
