@@ -281,7 +281,7 @@ def test_a_mistake_ends_all_processes_with_its_code(training: Any, srun: Srun) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["torch", "zero2"])
+@pytest.mark.parametrize("preset", ["torch", pytest.param("zero2", marks=pytest.mark.soak)])
 def test_resume_under_torchrun(training: Any, srun: Srun, preset: str) -> None:
     """The documented command, for real: a signal to torchrun leaves a checkpoint, the next start
     ends in the weights of an undisturbed run."""

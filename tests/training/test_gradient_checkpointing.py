@@ -176,13 +176,23 @@ SETTINGS = [
     *((preset, {"cpu_checkpointing": True}) for preset in ("torch", "zero1", "zero2_offload")),
 ]
 QUICK = [("torch", {"mixed_precision": "bf16"}), ("zero3_offload", {})]
+FULL = [
+    ("torch", {}), ("zero2", {"mixed_precision": "bf16"}), ("zero3", {}),
+    ("zero1", {"cpu_checkpointing": True}),
+]  # fmt: skip
+"""Of every model in `make test-full`; the other settings are for `make test-soak`."""
 
 
 @pytest.mark.parametrize(
     ("preset", "changes", "some"),
     [
         *((*setting, SOME) for setting in QUICK),
-        *(pytest.param(*setting, EVERY, marks=pytest.mark.slow) for setting in SETTINGS),
+        *(
+            pytest.param(
+                *setting, EVERY, marks=pytest.mark.slow if setting in FULL else pytest.mark.soak
+            )
+            for setting in SETTINGS
+        ),
     ],
 )
 def test_every_preset_trains_as_without(training, server, preset, changes, some):

@@ -6,11 +6,8 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from zerotrain.training import ending, progress_folder, pulse, rank_writer
+from zerotrain.training import ending, progress_folder, pulse, rank_writer, samples, watch
 from zerotrain.training.failures import EXIT_FAULT
 from zerotrain.training.pulse import Beat, Pulse, beats, behind
-from zerotrain.training.samples import LatentSampler
 from zerotrain.training.watch import Watch
 
 LONG = 5000
@@ -102,8 +98,7 @@ def test_a_single_process_that_hangs_is_found_from_outside(training: Any, starte
     (process,) = started("alone")
     progress = training.progress("alone")
     with Watch(progress, "alone", 3.0):
-        time.sleep(5)
-        assert process.is_alive()  # one that moves is left alone
+        wait_for_step(training, "alone", 20, process)  # one that moves is left alone
         os.kill(process.pid, signal.SIGSTOP)
         process.join(30)
     assert process.exitcode == -signal.SIGKILL
@@ -115,38 +110,72 @@ def test_a_single_process_that_hangs_is_found_from_outside(training: Any, starte
     assert "launch.ddp_timeout" in left.hint
 
 
-def test_a_hang_inside_the_process_is_found(tmp_path: Path) -> None:
+class Moments:
+    """A clock that a test moves; a pulse beats when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.told: Pulse | None = None
+        self.seen: list[float] = []
+
+    def pass_by(self, seconds: float) -> None:
+        """Let time pass and a beat come; what it says of standing still is noted."""
+        self.now += seconds
+        assert self.told
+        self.told._beat()
+        (beat,) = beats(self.told._path.parents[1])
+        self.seen.append(beat.still)
+
+
+@pytest.fixture
+def moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moments]:
+    """The clock of a process that has begun to beat."""
+    found = Moments()
+    clock = SimpleNamespace(monotonic=lambda: found.now, time=lambda: found.now)
+    monkeypatch.setattr(pulse, "time", clock)
+    monkeypatch.setattr(watch, "time", clock)
+    monkeypatch.setattr(Pulse, "_run", lambda self: None)
+    found.told = Pulse(tmp_path, 0)
+    yield found
+    found.told.close()
+
+
+def test_a_hang_inside_the_process_is_found(tmp_path: Path, moments: Moments) -> None:
     """A main thread that waits in one place counts as still although its process beats."""
-    told = Pulse(tmp_path, 0)
-    told.clock = SimpleNamespace(step=6)  # type: ignore[assignment]
-    try:
-        threading.Event().wait(3.5)
-        (beat,) = beats(tmp_path)
-    finally:
-        told.close()
-    assert beat.step == 7
-    assert beat.still >= 1.5
-    assert not beat.waits
+    assert moments.told
+    moments.told.clock = SimpleNamespace(step=6)  # type: ignore[assignment]
+    for _ in range(4):
+        moments.pass_by(1.0)
+    (beat,) = beats(tmp_path)
+    moments.told.close()
+    assert moments.seen == [0.0, 1.0, 2.0, 3.0]
+    assert (beat.step, beat.still, beat.waits) == (7, 3.0, False)
     assert beats(tmp_path) == []
 
 
-def test_a_hang_in_one_place_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hang_in_one_place_is_ended(
+    tmp_path: Path, moments: Moments, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that beats and does not move, as one whose GPU or loader hangs, is told by its
     place."""
     ended = []
     monkeypatch.setattr(pulse, "end_all", ended.append)
-    told = Pulse(tmp_path, 0)
-    told.clock = SimpleNamespace(step=6)  # type: ignore[assignment]
-    try:
-        with Watch(tmp_path, "main", 2.0):
-            threading.Event().wait(7)
-    finally:
-        told.close()
+    assert moments.told
+    moments.told.clock = SimpleNamespace(step=6)  # type: ignore[assignment]
+
+    def wait(seconds: float) -> bool:
+        moments.pass_by(seconds)
+        return len(moments.seen) == 9
+
+    watching = Watch(tmp_path, "main", 2.0)
+    watching._closed = SimpleNamespace(wait=wait)  # type: ignore[assignment]
+    watching._run()
+    assert moments.seen[-3:] == [0.0, 1.0, 2.0]
     assert ended == [tmp_path]
     left = ending.read_left(tmp_path)
     assert left is not None
     assert re.search(
-        r"rank 0 \(pid \d+ on \S+\) does not move in .* of step 7, for \d+ s$", left.reason
+        r"rank 0 \(pid \d+ on \S+\) does not move in .* of step 7, for 2 s$", left.reason
     )
 
 
@@ -160,70 +189,51 @@ def test_nothing_hangs_while_one_process_moves(tmp_path: Path) -> None:
     assert watch._stalled(found, 1.0) == 2.0
 
 
-def test_a_busy_process_is_not_still(tmp_path: Path) -> None:
+def test_a_busy_process_is_not_still(moments: Moments) -> None:
     """Whatever runs through Python moves: a save, a compilation, a long first step."""
-    told = Pulse(tmp_path, 0)
-    seen = []
-    try:
-        for _ in range(4):
-            time.sleep(0.6)
-            json.dumps(list(range(10)))
-            time.sleep(0.6)
-            seen.extend(one.still for one in beats(tmp_path))
-    finally:
-        told.close()
-    assert max(seen) <= 2.5
-
-
-def longest_still(progress: Path, work: Callable[[], Any]) -> float:
-    """Seconds for which a process counted as still at most, while its main thread did this."""
-    told = Pulse(progress, 0)
-    seen, done = [0.0], threading.Event()
-
-    def look() -> None:
-        while not done.wait(0.2):
-            seen.extend(one.still for one in beats(progress))
-
-    watching = threading.Thread(target=look)
-    watching.start()
-    try:
-        work()
-    finally:
-        done.set()
-        watching.join()
-        told.close()
-    return max(seen)
+    for _ in range(4):
+        moments.pass_by(1.0)
+        json.dumps(list(range(10)))
+        moments.pass_by(1.0)
+    assert moments.seen == [0.0] * 8
 
 
 def test_a_process_that_waits_for_its_checkpoint_is_not_still(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, moments: Moments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The main thread waits in one place for the thread that writes, however long that takes."""
 
     def slowly(*_: Any) -> dict[str, str]:
         for number in range(24):  # at one place half of the time, as a writer is
             if number % 8 < 4:
-                time.sleep(0.25)
+                moments.pass_by(0.25)
             else:
-                time.sleep(0.25)
+                moments.pass_by(0.25)
         return {}
 
     monkeypatch.setattr(rank_writer, "write_rank_files", slowly)
-    writer = rank_writer.RankWriter(tmp_path, 0, [])
-    assert longest_still(tmp_path, writer.result) <= 2.5
+    rank_writer.RankWriter(tmp_path, 0, []).result()
+    assert len(moments.seen) == 24
+    assert max(moments.seen) <= 0.75
 
 
-@pytest.mark.parametrize(("does", "least", "most"), [("while 1: 1", 0, 2.5), ("input()", 3, 9)])
+@pytest.mark.parametrize(("a_look", "still"), [(0.1, [0.0] * 5), (0.0, [0.0, 1.0, 2.0, 3.0, 4.0])])
 def test_a_process_that_waits_for_images_is_still_where_they_are(
-    tmp_path: Path, does: str, least: float, most: float
+    moments: Moments, monkeypatch: pytest.MonkeyPatch, a_look: float, still: list[float]
 ) -> None:
     """It waits for another one: while that computes, nothing hangs; where that hangs, it does."""
-    child = subprocess.Popen([sys.executable, "-c", does], stdin=subprocess.PIPE)
-    threading.Timer(5.5, child.kill).start()
-    sampler = object.__new__(LatentSampler)
-    assert least <= longest_still(tmp_path, lambda: sampler._decoded(child)) <= most
-    assert child.stdin is not None
-    child.stdin.close()
+    used = [0.0]
+
+    def cpu_times() -> SimpleNamespace:
+        used.append(used[-1] + a_look)
+        return SimpleNamespace(user=used[-1], system=0.0)
+
+    asked = SimpleNamespace(cpu_times=cpu_times)
+    monkeypatch.setattr(samples.psutil, "Process", lambda pid: asked)
+    monkeypatch.setattr(samples, "time", SimpleNamespace(sleep=lambda _: moments.pass_by(1.0)))
+    child: Any = SimpleNamespace(pid=1, poll=lambda: 0 if len(moments.seen) == 5 else None)
+    assert object.__new__(samples.LatentSampler)._decoded(child) == 0
+    assert moments.seen == still
 
 
 def beat(rank: int, *, step: int | None = 4, waits: bool = False, ago: float = 0.0) -> Beat:

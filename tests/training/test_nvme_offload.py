@@ -34,7 +34,7 @@ def base(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_resume_under_nvme_offload_has_the_bits_of_cpu_offload(
     training: Any, base: Path, tmp_path: Path, processes: int
 ) -> None:

@@ -60,18 +60,20 @@ def marked(name: str, *values: Any) -> Any:
 def chain(
     training: Training, family: str, adapter: dict[str, Any], **shape: Any
 ) -> tuple[Path, Any]:
-    """Train in three phases under three engines, as one phase would.
+    """Train in three phases under three engines, as one phase would; what is no quick case without
+    the middle one, which flattens parameters as stage 3 does.
 
     Returns:
         The weights they lead to, and the trained model without an export.
     """
     changes = {"family": family, "peft": adapter, "lr_scheduler_steps": 20, **shape}
-    whole = training.run("whole", "torch", STEPS * len(CHAIN), **changes)
+    presets = CHAIN if adapter["peft_type"] in QUICK else CHAIN[::2]
+    whole = training.run("whole", "torch", STEPS * len(presets), **changes)
     target = WeightsTarget(
         training.folder / "weights", training.base, load_family(family), "fp32", peft=adapter
     )
     state, losses = None, []
-    for number, preset in enumerate(CHAIN, start=1):
+    for number, preset in enumerate(presets, start=1):
         losses = training.run(preset, preset, STEPS * number, state=state, **changes)
         rolling = progress_folder.step_folder(training.progress(preset), STEPS * number)
         state = training.folder / f"{preset}-state"

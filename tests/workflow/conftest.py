@@ -78,9 +78,11 @@ class Project:
     def command(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a command in the project; stdout and stderr come together as `stdout`.
 
-        `snakemake`, `dvc` and `python -m zerotrain` are forks that need not import their libraries.
+        `snakemake`, `dvc` and `python -m zerotrain` are forks that need not import their libraries,
+        but where a PYTHONPATH is given, which may hold what Python reads as it starts.
         """
-        if words[0] in ("snakemake", "dvc") or words[:3] == ("python", "-m", "zerotrain"):
+        known = words[0] in ("snakemake", "dvc") or words[:3] == ("python", "-m", "zerotrain")
+        if known and "PYTHONPATH" not in environment:
             return subprocess.CompletedProcess(words, *self._forked(words, environment))
         return subprocess.run(
             words,

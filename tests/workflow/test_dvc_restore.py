@@ -94,7 +94,7 @@ def stored(_stored: Project, tmp_path: Path) -> Project:
     """A project that was built, committed and pushed, with a remote of its own."""
     shutil.copytree(remote_of(_stored), tmp_path / "shelf")
     project = _stored.copy_to(tmp_path / "project")
-    must(project, "dvc", "remote", "modify", "-q", "shelf", "url", str(tmp_path / "shelf"))
+    project.edit(".dvc/config", str(remote_of(_stored)), str(tmp_path / "shelf"))
     must(project, "git", "commit", "-q", "-a", "-m", "another shelf")
     return project
 
@@ -531,6 +531,22 @@ def test_dvc_data_add_prints_commands_that_work(stored):
     assert "unchanged" in zerotrain(stored, "data", "add", image.parent.name)
 
 
+@pytest.fixture(scope="module")
+def refusing(_stored: Project, tmp_path_factory) -> Project:
+    """A copy with folders that `data add` refuses; one of them is tracked already."""
+    project = _stored.copy_to(tmp_path_factory.mktemp("refusing") / "project")
+    (project.folder / "link").symlink_to("photos")
+    for name, target in (("linked", "../photos/cat.png"), ("dangling", "nowhere")):
+        (project.folder / name).mkdir()
+        (project.folder / name / "cat.png").symlink_to(target)
+    (project.folder / "empty").mkdir()
+    inner = project.folder / "own" / "inner" / "a.png"
+    inner.parent.mkdir(parents=True)
+    inner.write_bytes(b"a")
+    zerotrain(project, "data", "add", "own")
+    return project
+
+
 @pytest.mark.parametrize(
     ("folder", "sentence"),
     [
@@ -547,19 +563,10 @@ def test_dvc_data_add_prints_commands_that_work(stored):
         ("dangling", "dangling/cat.png: a link to"),
     ],
 )
-def test_dvc_data_add_refuses(folder, sentence, stored):
+def test_dvc_data_add_refuses(folder, sentence, refusing):
     """What lies outside, or is another's already, is refused with a hint."""
-    (stored.folder / "link").symlink_to("photos")
-    for name, target in (("linked", "../photos/cat.png"), ("dangling", "nowhere")):
-        (stored.folder / name).mkdir()
-        (stored.folder / name / "cat.png").symlink_to(target)
-    (stored.folder / "empty").mkdir()
-    inner = stored.folder / "own" / "inner" / "a.png"
-    inner.parent.mkdir(parents=True)
-    inner.write_bytes(b"a")
-    zerotrain(stored, "data", "add", "own")
-    status = must(stored, "git", "status", "--short")
-    error, _, hint = zerotrain(stored, "data", "add", folder, code=2).partition("  Hint: ")
+    status = must(refusing, "git", "status", "--short")
+    error, _, hint = zerotrain(refusing, "data", "add", folder, code=2).partition("  Hint: ")
     assert sentence in error
     assert hint
-    assert must(stored, "git", "status", "--short") == status
+    assert must(refusing, "git", "status", "--short") == status
