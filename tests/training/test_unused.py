@@ -1,15 +1,23 @@
-"""Trained parameters that the loss does not depend on are named, and refused where DDP would wait
-for them."""
+"""Trained parameters that the loss does not depend on are named, and train under DDP as well."""
 
 from __future__ import annotations
 
 import pytest
+from tests.training.conftest import Training
+from tests.training.inputs import COUNT, SIDE
 from tests.training.test_resume import PRESETS
 
 from zerotrain.checkpoint import Checkpoint
+from zerotrain.config import TrainConfig
 from zerotrain.position import MASTER
 
 NAMED = "the loss does not depend on 2 of the trained parameters: forgotten.bias, forgotten.weight"
+LOOKS = "DDP looks for them at every step"
+TARGETS = (
+    "to_q,to_k,to_v,add_q_proj,add_k_proj,add_v_proj,to_out.0,to_add_out,img_mlp.net.2,img_mod.1,"
+    "txt_mlp.net.2,txt_mod.1"
+)
+"""Of DiffSynth-Studio's command for Qwen-Image, which sets --find_unused_parameters."""
 slow = pytest.mark.slow
 
 
@@ -29,25 +37,49 @@ def test_unused_parameters_are_none_of_an_ordinary_model(training):
     assert "does not depend" not in training.output.read_text()
 
 
-def test_unused_parameters_are_refused_under_ddp(training):
-    """Instead of torch's traceback at the second step; by one process, in one sentence."""
-    training.phase("a", "torch", 3, family="unused", num_processes=2)
-    for process in training.start_ranks("a", 2):
-        process.join(60)
-        assert process.exitcode is not None
-    said = training.output.read_text()
-    assert said.count(f"{NAMED}; DDP would wait for their gradients") == 1
-    assert "launch.find_unused_parameters: true" in said
-    assert "Traceback" not in said
-
-
-def test_find_unused_parameters_goes_on_under_ddp(training):
-    """In silence, and with the weights of one process but for the order of sums."""
-    changes = {"family": "unused", "find_unused_parameters": True, "max_grad_norm": 0.0}
+def test_ddp_looks_for_unused_parameters_by_itself(training):
+    """Its first step is made again, and the weights are those of a training that was told to look
+    from its start, bit by bit, and those of one process but for the order of sums."""
+    changes = {"family": "unused", "max_grad_norm": 0.0, "gradient_accumulation_steps": 2}
     training.run("two", "torch", 3, num_processes=2, **changes)
+    assert training.output.read_text().count(f"{NAMED}; {LOOKS}") == 1
+    training.run("told", "torch", 3, num_processes=2, find_unused_parameters=True, **changes)
+    training.run("one", "torch", 3, find_unused_parameters=True, **changes)
+    assert training.output.read_text().count(NAMED) == 1
+    assert training.hashes("two", 3) == training.hashes("told", 3)
+    assert training.losses("two") == training.losses("told")
+    assert apart(training, "two", "one") <= 1e-5
+
+
+def test_a_resume_looks_for_unused_parameters_again(training):
+    """A training that was stopped after a step ends in the same bits."""
+    changes = {"family": "unused", "num_processes": 2, "max_grad_norm": 0.0}
+    training.run("whole", "torch", 3, **changes)
+    training.run("resumed", "torch", 1, **changes)
+    training.run("resumed", "torch", 3, **changes)
+    assert training.hashes("resumed", 3) == training.hashes("whole", 3)
+
+
+def test_the_reference_targets_of_qwen_image_train_under_ddp(image_inputs, tmp_path, server):
+    """Adapters on both streams of every block: the last block's text stream reaches no loss."""
+    training = Training(tmp_path, image_inputs("qwen_image"), server)
+    lora = {"rank": 4, "alpha": 4.0, "dropout": 0.0, "target_modules": TARGETS.split(",")}
+    changes = {
+        "family": "qwen_image", "lora": lora, "resolution": SIDE, "epoch_size": COUNT,
+        "objective": TrainConfig().objective("qwen_image"), "lr_warmup_steps": 0,
+        "max_grad_norm": 0.0, "gradient_checkpointing": True,
+    }  # fmt: skip
+    training.run("two", "torch", 3, num_processes=2, **changes)
+    assert f"; {LOOKS}" in training.output.read_text()
     training.run("one", "torch", 3, **changes)
-    assert "does not depend" not in training.output.read_text()
-    two, one = (Checkpoint(training.progress(name) / "step-00000003") for name in ("two", "one"))
-    for name in one.names:
-        apart = (two.tensor(name, MASTER) - one.tensor(name, MASTER)).abs().max()
-        assert apart <= 1e-5, name
+    assert apart(training, "two", "one") <= 1e-6
+
+
+def apart(training: Training, one: str, other: str) -> float:
+    """The largest difference of two trainings' weights."""
+    first, second = (Checkpoint(training.progress(name) / "step-00000003") for name in (one, other))
+    assert first.names == second.names
+    return max(
+        float((first.tensor(name, MASTER) - second.tensor(name, MASTER)).abs().max())
+        for name in first.names
+    )

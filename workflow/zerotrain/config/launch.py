@@ -88,8 +88,9 @@ class LaunchConfig(Section):
     ] = Field("default", description="torch.compile's mode, of the backend inductor alone.")
     find_unused_parameters: bool = Field(
         False,
-        description="Go on where trained parameters get no gradient, under several processes of "
-        "plain PyTorch, too: DDP's key of that name, which costs time at every step.",
+        description="Look at every step for trained parameters without a gradient, under several "
+        "processes of plain PyTorch, and report none: DDP's key of that name. A training that "
+        "finds some at its first step does so by itself.",
     )
     num_cpu_threads_per_process: Whole | None = Field(
         None,

@@ -117,7 +117,11 @@ DIFFSYNTH = by_name(
             "text",
             "names are those that diffusers loads; `zerotrain export --prefix` writes others",
         ),
-        no_op("find_unused_parameters", "flag", "every trained parameter has a gradient"),
+        no_op(
+            "find_unused_parameters",
+            "flag",
+            "a training that finds some looks for them from its first step",
+        ),
         no_op(
             "initialize_model_on_cpu",
             "flag",

@@ -69,7 +69,8 @@ def train(
             beta1 = momentum(phase, clock.step, clock.horizon)
             own_loss, losses = _accumulate(engine, objective, batches, phase, clock, log)
             if unused:
-                unused.settle(phase, log)
+                if unused.settle(phase, log):
+                    own_loss, losses = _accumulate(engine, objective, batches, phase, clock, log)
                 unused = None
             flags = stop_requested(), saving.overdue(), saving.writing()
             loss, (stopping, overdue, writing) = ranks.settle(own_loss, flags, engine.device)

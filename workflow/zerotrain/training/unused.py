@@ -1,13 +1,17 @@
-"""Trained parameters that the loss does not depend on: found at the first step, and named."""
+"""Trained parameters that the loss does not depend on: found at the first step, and named.
+
+DDP waits for the gradient of each parameter unless it looks, at every step, for those that get
+none. Looking costs time, so it starts where a first step has found some; that step is made again.
+"""
 
 from __future__ import annotations
 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training import ranks
+from zerotrain.training.ddp_buckets import look_for_unused
 from zerotrain.training.engine import Engine
 from zerotrain.training.log import Log
 
@@ -25,7 +29,7 @@ class UnusedParameters:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._wrapped = isinstance(engine.model, DistributedDataParallel)
+        self._model = engine.model
         self._waiting: set[str] = set()
         self._hooks: list[RemovableHandle] = []
         for wrapped, parameter in engine.model.named_parameters():
@@ -37,23 +41,26 @@ class UnusedParameters:
                 )
                 self._hooks.append(hook)
 
-    def settle(self, phase: ResolvedPhase, log: Log) -> None:
-        """Say which have got no gradient by now; every process calls this at the same step.
+    def settle(self, phase: ResolvedPhase, log: Log) -> bool:
+        """Report those without a gradient by now; every process calls this at the same step.
 
-        Raises:
-            PipelineError: there are some, under DDP, which would wait for them at the next step.
+        Returns:
+            Whether DDP did not look for them, and does from now on: gradients are cleared, and the
+            step has to be made again.
         """
         for hook in self._hooks:
             hook.remove()
         names = sorted({name for waiting in ranks.gather(self._waiting) for name in waiting})
         if not names or phase.find_unused_parameters:
-            return
+            return False
+        again = isinstance(self._model, DistributedDataParallel)
+        if isinstance(self._model, DistributedDataParallel):
+            look_for_unused(self._model)
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        text = (
+        looks = "; DDP looks for them at every step" if again else ""
+        log.say(
             f"phase {phase.phase}: the loss does not depend on {len(names)} of the trained "
-            f"parameters: {', '.join(names[:NAMED])}{more}"
+            f"parameters: {', '.join(names[:NAMED])}{more}{looks}; weight decay alone changes them "
+            "(name them in frozen_parameters, or set launch.find_unused_parameters: true)"
         )
-        hint = "name them in frozen_parameters, or set launch.find_unused_parameters: true"
-        if self._wrapped:
-            raise PipelineError(f"{text}; DDP would wait for their gradients", hint=hint)
-        log.say(f"{text}; weight decay alone changes them ({hint})")
+        return again
