@@ -5,6 +5,7 @@ OUTPUTS: none; functions for the other parts.
 
 from functools import cache
 
+from zerotrain.config.find import has_owner
 from zerotrain.data.source import source_files as data_files
 from zerotrain.composed_base import local_folders
 
@@ -53,12 +54,35 @@ def cache_base(wildcards):
     return base_of_data(run_of(wildcards).data_name)
 
 
+@cache
 def base_of_data(name):
-    """That of the run of the dataset's name; where runs share a dataset under another name, one
-    beside it. So it has one path, whichever of these runs are planned.
+    """The dataset's own base once there is one; else that of the run of the dataset's name, whose
+    configuration need not be among those planned; else the dataset's own, which is then built. So
+    it has one path, whichever run of the dataset is planned first and whichever next.
     """
-    own = name in RUNS and RUNS[name].data_name == name
-    return f"results/{'' if own else 'data/'}{name}/base/manifest.json"
+    own, shared = f"results/{name}/base", f"results/data/{name}/base"
+    if os.path.isdir(shared) or is_in_pipeline(shared):
+        return f"{shared}/manifest.json"
+    planned = name in RUNS and RUNS[name].data_name == name
+    return f"{own if planned or name in OWNED else shared}/manifest.json"
+
+
+def is_in_pipeline(path):
+    """Whether dvc.yaml names a path: in a new clone its files are still to be brought."""
+    return os.path.isfile("dvc.yaml") and path in Path("dvc.yaml").read_text()
+
+
+# Of one run alone, since rules of several cannot tell such a base from one of theirs.
+OWNED = (
+    []
+    if several
+    else [
+        run.data_name
+        for run in RUNS.values()
+        if run.data_name != run.run and checked(has_owner, run)
+    ]
+)
+"""Datasets called like a run in config/ that is not planned and makes them alike."""
 
 
 def refuse_braces(files, key):

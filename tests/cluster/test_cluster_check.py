@@ -140,7 +140,7 @@ def test_each_line_of_a_profile_has_its_reason(
 def test_profiles_know_the_rules_that_become_jobs() -> None:
     """Those that are not local; on a cluster with a partition of CPUs each has its place."""
     texts = [path.read_text() for path in [ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk")]]
-    made = r"^rule (\w+):|^use rule \w+ as (\w+)"
+    made = r"^rule (\w+):|^ *use rule \w+ as (\w+)"
     rules = {"".join(names) for text in texts for names in re.findall(made, text, re.M)}
     blocks = [
         block

@@ -8,7 +8,9 @@ from pathlib import Path
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from zerotrain.config.models import RunConfig
 from zerotrain.config.read import read_config
+from zerotrain.config.runs import shared_values
 from zerotrain.errors import PipelineError
 
 CONFIGS = Path("config")
@@ -40,6 +42,22 @@ def find_config(run: str, config: Path | None = None) -> Path:
     raise PipelineError(
         f"no file in {CONFIGS} has the run {run}",
         hint=f"runs here: {here}; name a file of another folder with --config",
+    )
+
+
+def has_owner(run: RunConfig) -> bool:
+    """Whether a run of config/ is called like the dataset of `run`, and makes the same of it.
+
+    Its base is then the one whose encoders fill their caches, whichever of the two is made first.
+    """
+    name = run.data_name
+    files = [file for file in sorted(CONFIGS.glob("*.yaml")) if _run_of(file) == name]
+    try:
+        found = [read_config(file) for file in files]
+    except PipelineError:
+        return False
+    return [name] == [one.data_name for one in found] and (
+        shared_values(found[0]) == shared_values(run)
     )
 
 
