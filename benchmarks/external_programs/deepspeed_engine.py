@@ -1,4 +1,4 @@
-"""DeepSpeed's own engine: `initialize`, a loop, `save_checkpoint`, and its universal checkpoints."""
+"""DeepSpeed's own engine: `initialize`, a loop, `save_checkpoint`, and universal checkpoints."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from external_programs import (
     Program,
 )
 from external_programs.job import Job, run
+from zerotrain import compiled_ops
 
 MODULE = "deepspeed_engine"
 TAG = f"global_step{SAVED_STEP}"
@@ -41,7 +42,7 @@ def _program(name: str, zero: dict[str, Any], preset: str, **more: Any) -> Progr
     checkpoint = more.pop("checkpoint", "saved")
     return Program(
         name=f"DeepSpeed {name}", module=MODULE, options=options, checkpoint=checkpoint,
-        preset=preset, **more,
+        preset=preset, environment=compiled_ops.environment(), **more,
     )  # fmt: skip
 
 
