@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerotrain.foreign import records
+from zerotrain.foreign.accelerate import SafeTensors
 from zerotrain.foreign.ranks import Rank, loss_scale, refuse, section
 from zerotrain.position import MASTER
 from zerotrain.tensor_file import same_bits
@@ -45,7 +46,8 @@ def check_weights(tag: Path, ranks: list[Rank], layout: Zero12 | Zero3, step: in
     """Compare the masters with the weights in the model files, part by part, in their type.
 
     Stages 1 and 2 save every weight in the model file, stage 3 none as DeepSpeed 0.19 writes it:
-    there the names inside the files and the settings have to tell.
+    there the names inside the files and the settings have to tell, and the gathered weights that
+    HF's Trainer saves next to the tag.
 
     Args:
         tag: The folder, whose name may tell the step.
@@ -62,14 +64,13 @@ def check_weights(tag: Path, ranks: list[Rank], layout: Zero12 | Zero3, step: in
     model, updates = ranks[0].model, _updates(ranks[0].model)
     steps = f" (the model file is of step {updates}, the optimizer files of step {step})"
     compared = 0
-    for rank in {rank.model_path: rank for rank in ranks}.values():
-        if quantized(rank.model):
-            break
-        for name, weights in (rank.model.get("module") or {}).items():
-            if name not in layout.place or not weights.numel():
-                continue
-            compared += 1
-            _check_parts(rank, name, weights, layout, steps if step != updates else "")
+    held = {rank.model_path: rank.model.get("module") or {} for rank in ranks}
+    if not _is_quantized(model):
+        for path, module in [*held.items(), *_gathered_weights(tag)]:
+            for name, weights in module.items():
+                if name in layout.place and weights.numel():
+                    compared += 1
+                    _check_parts(path, name, weights, layout, steps if step != updates else "")
     said = []
     if step != updates:
         said.append(f"the engine counts {updates} updates, the optimizer {step}: both are kept")
@@ -90,7 +91,7 @@ def check_weights(tag: Path, ranks: list[Rank], layout: Zero12 | Zero3, step: in
     return said
 
 
-def quantized(model: dict[str, Any]) -> bool:
+def _is_quantized(model: dict[str, Any]) -> bool:
     """Whether ZeRO++ gathers weights rounded to 8 bits, which are no copies of the masters."""
     zero = section(section(model, "ds_config"), "zero_optimization")
     return bool(
@@ -98,21 +99,24 @@ def quantized(model: dict[str, Any]) -> bool:
     )
 
 
+def _gathered_weights(tag: Path) -> list[tuple[Path, Mapping[str, torch.Tensor]]]:
+    """The 16-bit weights that HF's Trainer gathers next to the tag at the same step, mapped."""
+    if not (tag.parent / "trainer_state.json").is_file():
+        return []
+    return [(path, SafeTensors([path])) for path in sorted(tag.parent.glob("model*.safetensors"))]
+
+
 def _check_parts(
-    rank: Rank, name: str, weights: torch.Tensor, layout: Zero12 | Zero3, steps: str
+    path: Path, name: str, weights: torch.Tensor, layout: Zero12 | Zero3, steps: str
 ) -> None:
     flat, start = weights.detach().reshape(-1), 0
     for owner, part in layout.parts(name, MASTER):
         own = flat[start : start + part.numel()]
         start += part.numel()
         if not same_bits(own, part.detach().reshape(-1)):
-            raise refuse(
-                owner.path, f"its part of {name} differs from {rank.model_path.name}'s{steps}"
-            )
+            raise refuse(owner.path, f"its part of {name} differs from {path.name}'s{steps}")
     if start != flat.numel():
-        raise refuse(
-            rank.model_path, f"{name} has {flat.numel()} elements, the optimizer files {start}"
-        )
+        raise refuse(path, f"{name} has {flat.numel()} elements, the optimizer files {start}")
 
 
 def _settings(rank: Rank, layout: Zero12 | Zero3) -> Iterator[tuple[tuple[Path, str], Any]]:
