@@ -8,6 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from snakemake.common.configfile import load_configfile
+
 from zerotrain.config import parse_config
 from zerotrain.config.runs import KEY, read_runs
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
@@ -27,8 +29,10 @@ def checked(function, *arguments):
 def refuse_other_values():
     """Values that do not stand in the one file that the stages read."""
     several = [KEY] == list(config)
+    # Snakemake reads YAML 1.1, where `on` is true: the same file is the same text to both.
+    as_read = dict(config) == dict(load_configfile(CONFIG))
     if len(workflow.configfiles) > 1 or not (
-        several or [parse_config(dict(config), CONFIG)] == [*RUNS.values()]
+        several or as_read or [parse_config(dict(config), CONFIG)] == [*RUNS.values()]
     ):
         raise PipelineError(
             f"{CONFIG}: further values were given by --config or a second --configfile; "

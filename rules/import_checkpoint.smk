@@ -1,13 +1,14 @@
-"""This part of the workflow lets a run go on from a checkpoint of elsewhere.
+"""This part of the workflow lets a run continue from an external checkpoint.
 
 OUTPUTS: results/<run>/imported/state/manifest.json, where resume_from_checkpoint names one
 """
 
 
 rule import_checkpoint:
-    """Turning a checkpoint of elsewhere into the state that the run begins with."""
+    """Turning an external checkpoint into the state that the run begins with."""
     input:
         checkpoint=elsewhere_files,
+        names=names_file,
         base=f"{RESULTS}/base/manifest.json",
         code=code("import_checkpoint"),
     output:
@@ -23,13 +24,22 @@ rule import_checkpoint:
         runtime=minutes(60),
     params:
         config_file=config_file,
-        folder=value("resume_from_checkpoint"),
+        folder=lambda wildcards: run_of(wildcards).resume_from_checkpoint.folder,
+        names=lambda wildcards: run_of(wildcards).resume_from_checkpoint.names,
         lora=value("lora"),
         peft=value("peft"),
         frozen_parameters=value("frozen_parameters"),
         trainable_parameters=value("trainable_parameters"),
         seed=value("seed"),
         batch=lambda wildcards: run_of(wildcards).phases[0].train.global_batch_size,
+        param_groups=lambda wildcards: [
+            group.model_dump(mode="json")
+            for group in run_of(wildcards).phases[0].train.param_groups
+        ],
+        no_decay_norm_bias=lambda wildcards: run_of(wildcards)
+        .phases[0]
+        .train.no_decay_norm_bias,
+        allow=lambda wildcards: run_of(wildcards).phases[0].allow,
     shell:
         """
         zerotrain --log {log:q} import_checkpoint \

@@ -118,20 +118,26 @@ def phase_start(wildcards):
 
 
 def run_start(wildcards):
-    """The state that the run begins with, where it goes on from a checkpoint of elsewhere."""
+    """The state that the run begins with, where it continues from an external checkpoint."""
     run = run_of(wildcards)
     imported = f"results/{run.run}/imported/state/manifest.json"
     return [imported] if run.resume_from_checkpoint else []
 
 
 def elsewhere_files(wildcards):
-    """The files of the checkpoint of elsewhere."""
-    path = Path(run_of(wildcards).resume_from_checkpoint).expanduser()
+    """The files of the external checkpoint."""
+    path = Path(run_of(wildcards).resume_from_checkpoint.folder).expanduser()
     return (
         str(path)
         if path.is_file()
         else checked(files_below, path, "resume_from_checkpoint")
     )
+
+
+def names_file(wildcards):
+    """The file that names the parameters of the external checkpoint's optimizer, if there is one."""
+    names = run_of(wildcards).resume_from_checkpoint.names
+    return [] if names in (None, "module") else os.path.expanduser(names)
 
 
 def files_below(folder, key):

@@ -34,6 +34,7 @@ def schema() -> dict[str, Any]:
     preset.pop("default", None)
     about = {"description": own["launch"]["description"]}
     own["launch"] = {"anyOf": [preset, FILE, {"$ref": "#/$defs/LaunchConfig"}], **about}
+    found["properties"]["resume_from_checkpoint"]["anyOf"].insert(0, {"type": "string"})
     # A phase's training values default to those of the run, so none is shown here.
     changes = {key: _without_default(value) for key, value in train["properties"].items()}
     phase["properties"] = own | changes

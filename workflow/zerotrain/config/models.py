@@ -121,6 +121,22 @@ class Phase(Section):
         return self
 
 
+def _resume(value: Any) -> Any:
+    return {"folder": value} if isinstance(value, str) else value
+
+
+class ResumeConfig(Section):
+    """An external checkpoint, and what it does not say itself."""
+
+    folder: str = Field(description="The checkpoint: a folder, or a file of weights.")
+    names: str | None = Field(
+        None,
+        description="Who is who in a torch optimizer with several param groups, where their shapes "
+        "and the run's `param_groups` do not tell: a file with a parameter's name a line, in the "
+        "optimizer's order, or `module`: the module's order.",
+    )
+
+
 class ExportConfig(Section):
     """What exported weights are."""
 
@@ -183,10 +199,11 @@ class RunConfig(Section):
         "what it is given, so that every tool loads it. The denoiser must take 3 channels: that "
         "of `nano` and `micro` does (qwen_image, flux). Default: the base's own.",
     )
-    resume_from_checkpoint: str | None = Field(
+    resume_from_checkpoint: Annotated[ResumeConfig, BeforeValidator(_resume)] | None = Field(
         None,
-        description="Start from a checkpoint of elsewhere: a DeepSpeed or accelerate folder, or a "
-        "training state of zerotrain.",
+        description="Start from an external checkpoint (DeepSpeed, accelerate, HF Trainer, peft, "
+        "diffusers: see [external-checkpoints.md](external-checkpoints.md)) or a training state: "
+        "its folder, or a mapping with `folder` and `names`.",
     )
     prediction_type: Literal["epsilon", "v_prediction"] | None = Field(
         None,

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zerotrain.errors import PipelineError
 from zerotrain.position import TrainingPosition
+
+if TYPE_CHECKING:
+    from zerotrain.foreign.numbered import Numbered
 
 Pieces = Callable[[str, str], Iterable[torch.Tensor]]
 """(parameter, slot) to the consecutive parts of the flattened parameter: views, not copies."""
@@ -38,6 +41,8 @@ class ForeignCheckpoint:
     """Second names of trained parameters, and the name in `names` that holds the tensor."""
     lost: list[str] = field(default_factory=list)
     """Sentences for the user: what the folder holds and this reader leaves out."""
+    numbered: Numbered | None = None
+    """The torch optimizer whose moments have numbers in place of names, where it is one."""
 
     @property
     def names(self) -> list[str]:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from zerotrain.errors import PipelineError
-from zerotrain.foreign import ForeignCheckpoint, open_foreign
-from zerotrain.position import MASTER
+from zerotrain.foreign.checkpoint import ForeignCheckpoint
+from zerotrain.foreign.order import ModelOrder, find_order
+from zerotrain.position import ADAM_SLOTS
 
 HINT = "base, lora and frozen_parameters have to describe the model of the checkpoint"
 
@@ -20,7 +21,7 @@ def fit(
     trained: Mapping[str, list[int]],
     base: Callable[[str], torch.Tensor | None],
     *,
-    trust_pickle: bool = False,
+    order: ModelOrder | None = None,
 ) -> ForeignCheckpoint:
     """The checkpoint with the names of the model that is to be trained.
 
@@ -31,23 +32,35 @@ def fit(
         found: As open_foreign gave it.
         trained: Shapes of the model's trained parameters, in the model's order.
         base: The base model's tensor of a name, None where it has none.
-        trust_pickle: As for open_foreign, which is called again where names are to be given.
+        order: What tells who is who among the numbers of a torch optimizer; default: the trained
+            parameters alone, in the model's order.
 
     Raises:
         PipelineError: a trained parameter is not in the checkpoint, or was not trained there, or
             has another shape; or what was frozen there is not what the base has.
     """
     prefix = _prefix({*found.shapes, *found.frozen, *found.tied}, trained)
-    if found.slots == [MASTER]:
+
+    def there(name: str) -> str:
         # Tied parameters have one name here and may have another there.
-        named = [found.tied.get(prefix + name, prefix + name) for name in trained]
-        found = open_foreign(found.folder, trust_pickle=trust_pickle, parameter_names=named)
-    own = {found.tied.get(prefix + name, prefix + name): name for name in trained}
-    for there, name in own.items():
-        if found.shapes.get(there) != trained[name]:
+        return tied.get(prefix + name, prefix + name)
+
+    tied = found.tied
+    if found.numbered is not None:
+        optimizer, order = found.numbered.optimizer, order or ModelOrder(module=trained)
+        names = None
+        if optimizer.keys.issuperset(ADAM_SLOTS):
+            order = replace(order, names=order.names or optimizer.own_names)
+            names = find_order(optimizer, trained, order.without_prefix(prefix), found.folder)
+        found = found.numbered.name(
+            names and [there(name) for name in names], list(map(there, trained))
+        )
+    own = {there(name): name for name in trained}
+    for theirs, name in own.items():
+        if found.shapes.get(theirs) != trained[name]:
             raise PipelineError(
-                f"{found.folder}: {there} has shape "
-                f"{found.shapes.get(there, 'none: it was not trained there')}, the model's {name} "
+                f"{found.folder}: {theirs} has shape "
+                f"{found.shapes.get(theirs, 'none: it was not trained there')}, the model's {name} "
                 f"{trained[name]}",
                 hint=HINT,
             )
@@ -58,7 +71,7 @@ def fit(
             hint=HINT,
         )
     _check_frozen(found, prefix, base)
-    name_of = {name: there for there, name in own.items()}
+    name_of = {name: theirs for theirs, name in own.items()}
     pieces = found.pieces
     return replace(
         found,

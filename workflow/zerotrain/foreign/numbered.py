@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,16 +34,22 @@ class TorchOptimizer:
         steps = [entry.get("step") for entry in self.state.values()]
         return max((int(step) for step in steps if step is not None), default=0)
 
+    @property
+    def own_names(self) -> list[str] | None:
+        """Its parameters' names in its order, where torch was given named parameters."""
+        if not self.groups or not all("param_names" in group for group in self.groups):
+            return None
+        return [str(name) for group in self.groups for name in group["param_names"]]
+
     def find_names(self, weights: Weights) -> list[str] | None:
         """The parameters' names in its order, if that is certain.
 
         They are its own, where torch was given named parameters. Else shapes tell, where no two
         tensors share one: no order can, for safetensors files are sorted by name.
         """
-        if self.groups and all("param_names" in group for group in self.groups):
-            own = [str(name) for group in self.groups for name in group["param_names"]]
-            if all(name in weights for name in own):
-                return own
+        own = self.own_names
+        if own and all(name in weights for name in own):
+            return own
         shapes = {n: tuple(e["exp_avg"].shape) for n, e in self.state.items() if "exp_avg" in e}
         named: dict[tuple[int, ...], list[str]] = {}
         for name, tensor in weights.items():
@@ -88,6 +95,16 @@ def find_ties(weights: Weights) -> dict[str, str]:
     return ties
 
 
+@dataclass(frozen=True)
+class Numbered:
+    """Weights with names and an optimizer with numbers, until the model says who is who."""
+
+    optimizer: TorchOptimizer
+    name: Callable[[Sequence[str] | None, Sequence[str]], ForeignCheckpoint]
+    """The checkpoint, given the names in the optimizer's order (None: not known) and the trained
+    ones, both as the weights have them."""
+
+
 def open_numbered(
     folder: Path,
     weights: Weights,
@@ -116,56 +133,69 @@ def open_numbered(
     Raises:
         PipelineError: names that are not in the weights, or shapes that differ.
     """
-    missing = [name for name in parameter_names or () if name not in weights]
-    if missing:
-        raise PipelineError(
-            f"{folder}: {missing[0]} and {len(missing) - 1} more of the given parameters are not "
-            f"in its weights, whose names are like {next(iter(weights), 'none')}",
-            hint="give the names as the weights' file has them",
+
+    def check_given(given: Sequence[str]) -> None:
+        missing = [name for name in given if name not in weights]
+        if missing:
+            raise PipelineError(
+                f"{folder}: {missing[0]} and {len(missing) - 1} more of the given parameters are "
+                f"not in its weights, whose names are like {next(iter(weights), 'none')}",
+                hint="give the names as the weights' file has them",
+            )
+
+    def name(names: Sequence[str] | None, given: Sequence[str]) -> ForeignCheckpoint:
+        check_given(given)
+        floats = [name for name, tensor in weights.items() if tensor.is_floating_point()]
+        trained = list(given or names or floats)
+        known = set(trained)
+        name_of = dict(zip(optimizer.numbers, names or (), strict=False))
+        number_of = {name: number for number, name in name_of.items() if name in known}
+        adam = bool(number_of) and optimizer.keys.issuperset(ADAM_SLOTS)
+
+        def pieces(name: str, slot: str) -> Iterable[torch.Tensor]:
+            if slot == MASTER:
+                return (weights[name],)
+            entry = optimizer.state.get(number_of[name])
+            return (entry[slot] if entry else torch.zeros(weights[name].shape),)
+
+        if number_of:
+            members = [
+                [name_of[number] for number in group["params"] if name_of[number] in known]
+                for group in optimizer.groups
+            ]
+        else:  # of one group it is known all the same who is in it
+            members = [trained] if len(optimizer.groups) == 1 else []
+        param_groups, unlike_adamw = named_groups(optimizer.groups, members)
+        return ForeignCheckpoint(
+            folder=folder,
+            position=training_position(
+                step=optimizer.step if step is None else step,
+                samples=samples,
+                optimizer="adamw" if adam else "",
+                optimizer_step=optimizer.step if adam else 0,
+                param_groups=[group for group in param_groups if group["parameters"]],
+                engine=engine,
+                loss_scale=loss_scale,
+            ),
+            shapes={name: list(weights[name].shape) for name in trained},
+            slots=[MASTER, *(ADAM_SLOTS if adam else ())],
+            pieces=pieces,
+            frozen={n: list(t.shape) for n, t in weights.items() if n not in known},
+            frozen_pieces=lambda name: (weights[name],),
+            tied={alias: name for alias, name in tied.items() if name in known},
+            lost=[*lost, *_lost(optimizer, weights, trained, number_of), *unlike_adamw],
+            numbered=Numbered(optimizer, of_names),
         )
-    names = list(optimizer.find_names(weights) or ())
+
+    of_names = name
+    check_given(parameter_names or ())
+    names = optimizer.find_names(weights)
     if not names and parameter_names and len(optimizer.groups) <= 1:
-        # Of several groups nobody knows who is in which; in one the order is the model's.
+        # Of several groups the order of the model does not say who is in which.
         names = list(parameter_names)
-    floats = [name for name, tensor in weights.items() if tensor.is_floating_point()]
-    trained = names or list(parameter_names or floats)
-    number_of: dict[str, int] = {}
     if names:
         optimizer.check(folder, names, weights)
-        number_of = dict(zip(names, optimizer.numbers, strict=False))
-    adam = bool(number_of) and optimizer.keys.issuperset(ADAM_SLOTS)
-
-    def pieces(name: str, slot: str) -> Iterable[torch.Tensor]:
-        if slot == MASTER:
-            return (weights[name],)
-        entry = optimizer.state.get(number_of[name])
-        return (entry[slot] if entry else torch.zeros(weights[name].shape),)
-
-    if number_of:
-        name_of = {number: name for name, number in number_of.items()}
-        members = [[name_of[number] for number in group["params"]] for group in optimizer.groups]
-    else:  # of one group it is known all the same who is in it
-        members = [trained] if len(optimizer.groups) == 1 else []
-    param_groups, unlike_adamw = named_groups(optimizer.groups, members)
-    return ForeignCheckpoint(
-        folder=folder,
-        position=training_position(
-            step=optimizer.step if step is None else step,
-            samples=samples,
-            optimizer="adamw" if adam else "",
-            optimizer_step=optimizer.step if adam else 0,
-            param_groups=param_groups,
-            engine=engine,
-            loss_scale=loss_scale,
-        ),
-        shapes={name: list(weights[name].shape) for name in trained},
-        slots=[MASTER, *(ADAM_SLOTS if adam else ())],
-        pieces=pieces,
-        frozen={n: list(t.shape) for n, t in weights.items() if n not in set(trained)},
-        frozen_pieces=lambda name: (weights[name],),
-        tied={alias: name for alias, name in tied.items() if name in set(trained)},
-        lost=[*lost, *_lost(optimizer, weights, trained, number_of), *unlike_adamw],
-    )
+    return name(names, names or parameter_names or ())
 
 
 def _lost(
@@ -177,7 +207,8 @@ def _lost(
         sentences.append(
             f"the optimizer's moments: its {len(optimizer.state)} parameters in "
             f"{len(optimizer.groups)} groups have numbers, the weights {len(weights)} names, and "
-            "neither shapes nor the model's order tell which is which"
+            "neither shapes nor param_groups tell which is which; `names` of "
+            "resume_from_checkpoint does"
         )
     if unlike := sorted(optimizer.keys - set(ADAM_SLOTS)):
         sentences.append(f"the optimizer's {', '.join(unlike)}: only Adam's moments are kept")

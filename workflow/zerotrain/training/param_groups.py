@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.trained import refuse_idle
@@ -26,11 +27,24 @@ class ParamGroup:
         return learning_rate * (self.learning_rate / phase.learning_rate)
 
 
-def param_groups(phase: ResolvedPhase, shapes: Mapping[str, Sequence[int]]) -> list[ParamGroup]:
+class GroupValues(Protocol):
+    """What sorts parameters into groups: a resolved phase has it."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def adam_weight_decay(self) -> float: ...
+    @property
+    def no_decay_norm_bias(self) -> bool: ...
+
+
+def param_groups(phase: GroupValues, shapes: Mapping[str, Sequence[int]]) -> list[ParamGroup]:
     """Sort the trained parameters into groups: those with values of their own, then the rest.
 
     Args:
-        phase: The resolved phase.
+        phase: The resolved phase, or the values of one.
         shapes: The trained parameters, in the order of the model; under ZeRO-3 the whole shapes.
 
     Raises:
