@@ -5,6 +5,7 @@ OUTPUTS: none; functions for the other parts.
 
 from functools import cache
 
+from zerotrain.checkpoint_path import find_checkpoint
 from zerotrain.data.source import source_files as data_files
 from zerotrain.composed_base import local_folders
 
@@ -126,7 +127,9 @@ def run_start(wildcards):
 
 def elsewhere_files(wildcards):
     """The files of the external checkpoint."""
-    path = Path(run_of(wildcards).resume_from_checkpoint.folder).expanduser()
+    path = find_checkpoint(
+        Path(run_of(wildcards).resume_from_checkpoint.folder).expanduser()
+    )
     return (
         str(path)
         if path.is_file()
