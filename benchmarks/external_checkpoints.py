@@ -51,7 +51,8 @@ class Measured:
     """One row: what came over exactly, and how far apart both are five steps later."""
 
     weights: bool
-    moments: bool
+    moments: bool | None
+    """None: the checkpoint has none."""
     step: bool
     groups: str
     apart: Mapping[str, float]
@@ -64,7 +65,8 @@ class Measured:
 
     def row(self, name: str) -> str:
         """The row of the table."""
-        flags = ["yes" if flag else "**no**" for flag in (self.weights, self.moments, self.step)]
+        words = {True: "yes", False: "**no**", None: "none"}
+        flags = [words[flag] for flag in (self.weights, self.moments, self.step)]
         figures = [f"{value:.1e}" if value else "0" for value in self.apart.values()]
         return f"| {' | '.join([name, *flags, self.groups, *figures])} |"
 
@@ -133,7 +135,10 @@ def run_config(
         },
         "launch": {"num_cpu_threads_per_process": 1},
         "phases": [
-            {"name": "on", "until": LAST_STEP, "launch": program.preset if program else "torch"}
+            {
+                "name": "on", "until": LAST_STEP, "allow": own.pop("allow", []),
+                "launch": program.preset if program else "torch",
+            }
         ],
         **own,
     }  # fmt: skip
@@ -243,11 +248,12 @@ def measure(program: Any, inputs: Path, place: Path) -> Measured:
     position = state.position
     if said:
         print(f"  {program.name}: {said.strip()}", file=sys.stderr)
+    counted = 0 if program.without_moments else SAVED_STEP
     return Measured(
         weights=same(MASTER),
-        moments=all(same(slot) for slot in ADAM_SLOTS),
-        step=(position.step, position.optimizer_step) == (SAVED_STEP, SAVED_STEP),
-        groups=str(len(position.param_groups) or "**no**"),
+        moments=None if program.without_moments else all(same(slot) for slot in ADAM_SLOTS),
+        step=(position.step, position.optimizer_step) == (SAVED_STEP, counted),
+        groups=str(len(position.param_groups) or "none"),
         apart={**{slot: apart(slot) for slot in (MASTER, *ADAM_SLOTS)}, "loss": loss},
     )
 

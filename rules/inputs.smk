@@ -5,6 +5,7 @@ OUTPUTS: none; functions for the other parts.
 
 from functools import cache
 
+from zerotrain.checkpoint_path import find_checkpoint
 from zerotrain.config.find import has_owner
 from zerotrain.data.source import source_files as data_files
 from zerotrain.composed_base import local_folders
@@ -150,7 +151,9 @@ def run_start(wildcards):
 
 def elsewhere_files(wildcards):
     """The files of the external checkpoint."""
-    path = Path(run_of(wildcards).resume_from_checkpoint.folder).expanduser()
+    path = find_checkpoint(
+        Path(run_of(wildcards).resume_from_checkpoint.folder).expanduser()
+    )
     return (
         str(path)
         if path.is_file()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MODULES = ("accelerate_plain", "deepspeed_engine")
+MODULES = ("accelerate_plain", "adapter", "trainer", "deepspeed_engine")
 """Modules of this package that have programs."""
 SAVED_STEP, LAST_STEP = 5, 10
 """A program saves after so many steps, and ends after so many."""
@@ -44,6 +44,8 @@ class Program:
     """Our run's further keys, such as `lora`; values of `train` are added to the common ones."""
     preset: str = "torch"
     """The launch preset of our run."""
+    without_moments: bool = False
+    """The checkpoint has none: the program goes on with a new optimizer, too."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the program's processes."""
 

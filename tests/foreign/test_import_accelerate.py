@@ -121,11 +121,15 @@ def test_a_denoiser_beside_the_optimizer(plain: Any, part: str) -> None:
         (folder / name).mkdir()
         scaled = {k: scale * v for k, v in weights.items()}
         save_file(scaled, folder / name / "diffusion_pytorch_model.safetensors")
-    (folder / "training_state.json").write_text('{"global_step": 30}')
+    (folder / "training_state.json").write_text('{"global_step": 3}')
+    folder = folder.rename(folder.with_name("latest"))
     found = open_foreign(folder, parameter_names=ORDER)
     assert torch.equal(found.tensor("last.bias", "master"), expected["last.bias"]["master"])
     assert torch.equal(found.tensor("last.bias", "exp_avg"), expected["last.bias"]["exp_avg"])
-    assert (found.position.step, found.position.optimizer_step) == (30, 3)
+    assert (found.position.step, found.position.optimizer_step) == (3, 3)
+    (folder / "training_state.json").write_text('{"global_step": 30}')
+    with pytest.raises(PipelineError, match=r"optimizer\.bin: is of step 3, training_state\.json"):
+        open_foreign(folder)
 
 
 def test_shards_and_pickled_weights(plain: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.conftest import ROOT
 
+from zerotrain.config import read_config
 from zerotrain.errors import EXIT_USER_ERROR
 
 EVERYTHING = {
@@ -287,6 +288,13 @@ def test_graph_values_that_stages_would_not_see_are_refused(project, words):
     said = refused(project.snakemake("-n", *words))
     assert "the stages read one file and would not see them" in said
     assert "--configfile" in said
+
+
+def test_graph_name_that_yaml_1_1_takes_for_true_is_a_name(project):
+    """Snakemake reads `on` as true, our commands as text: a phase is called so to both."""
+    project.edit(CONFIG, "name: plain", "name: on")
+    assert read_config(project.folder / CONFIG).phases[0].name == "on"
+    assert project.planned("train") == EVERYTHING
 
 
 @pytest.mark.parametrize(

@@ -32,3 +32,30 @@ def test_import_takes_a_single_file_and_names_what_is_missing(built):
     done = built.snakemake("-n", "train")
     assert done.returncode != 0
     assert f"ERROR: resume_from_checkpoint: {file}: no such folder, or nothing in it" in done.stdout
+
+
+def test_import_takes_the_folder_of_a_file_in_it(built):
+    """A file of a checkpoint stands for its folder: all of its files are the job's inputs."""
+    folder = built.folder / "elsewhere" / "checkpoint-500"
+    folder.mkdir(parents=True)
+    for name in ("optimizer.bin", "model.safetensors"):
+        (folder / name).write_bytes(b"tensors")
+    line = f"resume_from_checkpoint: {folder / 'model.safetensors'}\n"
+    built.edit(CONFIG, "base: nano\n", f"base: nano\n{line}")
+    built.build("train")
+    (folder / "optimizer.bin").write_bytes(b"other moments")
+    assert built.planned("train") == {"import_checkpoint": 1, **PHASES}
+
+
+def test_import_depends_on_the_file_of_names(built):
+    """`names` in a file decide which moments are whose: an edit of it imports again."""
+    folder, names = built.folder / "checkpoint-500", built.folder / "names.txt"
+    folder.mkdir()
+    (folder / "optimizer.bin").write_bytes(b"moments")
+    names.write_text("conv_in.weight\n")
+    resume = f"resume_from_checkpoint: {{folder: {folder}, names: {names}}}\n"
+    built.edit(CONFIG, "base: nano\n", f"base: nano\n{resume}")
+    built.build("train")
+    assert built.planned("train") == {}
+    names.write_text("conv_out.weight\n")
+    assert built.planned("train") == {"import_checkpoint": 1, **PHASES}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from zerotrain.checkpoint_path import OPTIMIZERS, find_checkpoint
 from zerotrain.errors import PipelineError
-from zerotrain.foreign.accelerate import find_weights, open_accelerate, open_weights_file
+from zerotrain.foreign.accelerate import open_accelerate, open_weights_file
 from zerotrain.foreign.checkpoint import ForeignCheckpoint
 from zerotrain.foreign.deepspeed import open_deepspeed
-from zerotrain.foreign.ranks import find_tag_folder, is_universal
+from zerotrain.foreign.ranks import find_tag_folder, is_tag_folder, is_universal
 from zerotrain.foreign.universal import left_out_of_universal, write_universal
 from zerotrain.foreign.universal_source import open_universal
+from zerotrain.foreign.weight_files import find_weights
 
 __all__ = ["ForeignCheckpoint", "left_out_of_universal", "open_foreign", "write_universal"]
 
@@ -22,11 +25,11 @@ def open_foreign(
     """Open another program's checkpoint, known by its layout.
 
     Known are DeepSpeed's (a folder with `latest`, or a tag folder; ZeRO 0 to 3, and universal), and
-    accelerate's save_state with and without DeepSpeed, with the denoiser as a diffusers folder or
-    not.
+    those of accelerate and HF's Trainer with and without DeepSpeed: a model, a denoiser as a
+    diffusers folder, or an adapter.
 
     Args:
-        folder: The checkpoint: a folder, or a safetensors file of weights alone.
+        folder: The checkpoint: a folder, a file in it, or a safetensors file of weights alone.
         trust_pickle: Let pickles name any class, and run its code.
         parameter_names: The trained parameters in the optimizer's order; only torch's numbered
             optimizers need them.
@@ -34,7 +37,8 @@ def open_foreign(
     Raises:
         PipelineError: the folder is of no known layout, damaged, or half-written.
     """
-    if folder.is_file() and folder.suffix == ".safetensors":
+    folder = find_checkpoint(folder)
+    if folder.is_file():
         return open_weights_file(folder, parameter_names=parameter_names)
     if not folder.is_dir():
         raise PipelineError(f"{folder}: no such folder", hint="give the folder of the checkpoint")
@@ -42,11 +46,39 @@ def open_foreign(
         if is_universal(tag):
             return open_universal(tag, trust_pickle=trust_pickle)
         return open_deepspeed(tag, trust_pickle=trust_pickle, parameter_names=parameter_names)
-    if find_weights(folder)[0]:
+    below, weights = find_checkpoints_below(folder), find_weights(folder)[0]
+    if weights and (not below or weights[0].parent == folder):
         return open_accelerate(folder, trust_pickle=trust_pickle, parameter_names=parameter_names)
     found = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
+    hint = (
+        "give a checkpoint of DeepSpeed (latest, global_step*/), a folder of accelerate's "
+        "save_state or HF's Trainer (model.safetensors, optimizer.bin or optimizer.pt), or an "
+        "adapter's"
+    )
+    if below:
+        hint = (
+            f"a checkpoint is one level below: `zerotrain state show {below[-1]}` looks into it, "
+            f"and `resume_from_checkpoint: {below[-1]}` starts from it"
+        )
     raise PipelineError(
         f"{folder}: no layout that is known; it holds {', '.join(found[:12]) or 'nothing'}",
-        hint="give a DeepSpeed checkpoint (latest, global_step*/) or a folder of accelerate's "
-        "save_state (model.safetensors, optimizer.bin)",
+        hint=hint,
     )
+
+
+def find_checkpoints_below(folder: Path) -> list[Path]:
+    """The checkpoints in a folder that is none itself, in the order of their numbers."""
+    if _has_optimizer(folder):
+        return []
+    found = [path for path in folder.iterdir() if path.is_dir() and _is_checkpoint(path)]
+    return sorted(found, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    if is_tag_folder(folder) or any(map(is_tag_folder, folder.iterdir())):
+        return True
+    return _has_optimizer(folder) and bool(find_weights(folder)[0])
+
+
+def _has_optimizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in OPTIMIZERS)

@@ -1,79 +1,34 @@
-"""Folders of accelerate's save_state without DeepSpeed, and the variants trainers make of them.
+"""Folders of accelerate's save_state and HF's Trainer without DeepSpeed, and trainers' variants.
 
-accelerate writes model.safetensors (or shards, or pytorch_model.bin) beside optimizer.bin. The save
-hooks of diffusers' example scripts and of SimpleTuner write the denoiser as a diffusers folder
-(unet/ or transformer/) instead. Source: accelerate/checkpointing.py (save_accelerator_state).
+accelerate writes model.safetensors (or shards, or pytorch_model.bin) next to optimizer.bin, Trainer
+the same next to optimizer.pt. The save hooks of diffusers' example scripts and of SimpleTuner write
+the denoiser as a diffusers folder (unet/ or transformer/) instead, those of LoRA trainings and peft
+an adapter alone. Source: accelerate/checkpointing.py (save_accelerator_state), transformers
+Trainer._save_checkpoint.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from zerotrain.artifact import read_shard_names
-from zerotrain.errors import PipelineError
-from zerotrain.foreign import numbered, pickles
+from zerotrain.checkpoint_path import OPTIMIZERS
+from zerotrain.foreign import adapter_files, numbered, pickles
 from zerotrain.foreign.checkpoint import ForeignCheckpoint
-from zerotrain.state import Shards
-
-OPTIMIZER = "optimizer.bin"
-STEMS = ("model", "pytorch_model", "diffusion_pytorch_model")
-
-
-class SafeTensors(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files by name, each mapped from its file."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._shards = Shards()
-        self._file: dict[str, Path] = {}
-        for path in paths:
-            try:
-                self._file.update(dict.fromkeys(self._shards.open(path).keys(), path))
-            except Exception as error:
-                raise PipelineError(
-                    f"{path}: missing, truncated or no safetensors file ({error})",
-                    hint="copy the checkpoint again, or use an older one",
-                ) from error
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        found: torch.Tensor = self._shards.open(self._file[name]).get_tensor(name)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file)
-
-    def __len__(self) -> int:
-        return len(self._file)
-
-
-def find_weights(folder: Path) -> tuple[list[Path], list[str]]:
-    """The files of the model's weights, and sentences on the models that are left out.
-
-    The root comes first, then diffusers folders, without the averaged weights (`*_ema`).
-    """
-    parts = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.endswith("_ema"))
-    found = [files for part in (folder, *parts) if (files := _weights_in(part))]
-    others = [str(files[0].relative_to(folder)) for files in found[1:]]
-    others += sorted(p.name for p in folder.glob("model_[0-9]*.safetensors"))
-    lost = [f"{other}: a second model; only the first is read" for other in others]
-    lost += [f"{p.name}: averaged weights" for p in sorted(folder.glob("*_ema")) if p.is_dir()]
-    return (found[0] if found else []), lost
-
-
-def _weights_in(folder: Path) -> list[Path]:
-    for stem in STEMS:
-        for suffix in ("safetensors", "bin"):
-            index = folder / f"{stem}.{suffix}.index.json"
-            if index.is_file():
-                return [folder / name for name in read_shard_names(index)]
-            if (folder / f"{stem}.{suffix}").is_file():
-                return [folder / f"{stem}.{suffix}"]
-    return []
+from zerotrain.foreign.consistency import (
+    STEP_FILES,
+    check_counts,
+    check_optimizer,
+    check_schedule,
+    check_tensors,
+    read_json,
+)
+from zerotrain.foreign.weight_files import SafeTensors, check_shards, find_weights
 
 
 def open_accelerate(
@@ -97,27 +52,45 @@ def open_accelerate(
     paths, lost = find_weights(folder)
     weights: Mapping[str, torch.Tensor]
     tied: dict[str, str] = {}
+    header: dict[str, str] = {}
     if paths[0].suffix == ".safetensors":
-        weights = SafeTensors(paths)
+        weights = files = SafeTensors(paths)
+        header = files.header
+        check_shards(paths, files.names_in)
     else:
         held: dict[str, torch.Tensor] = {}
+        by_file: dict[Path, list[str]] = {}
         for path in paths:
-            held.update(pickles.load(path, trust_pickle=trust_pickle))
+            found = pickles.load(path, trust_pickle=trust_pickle)
+            by_file[path] = list(check_tensors(found, path))
+            held.update(found)
+        check_shards(paths, by_file.__getitem__)
         tied = numbered.find_ties(held)
         weights = {name: tensor for name, tensor in held.items() if name not in tied}
-    optimizer = numbered.TorchOptimizer(load(OPTIMIZER) or {})
-    if not optimizer.groups:
-        lost.append(f"the optimizer's state: {folder / OPTIMIZER} is not there")
+    adapter = None
+    if adapter_files.is_adapter(list(weights)):
+        weights, adapter, left = adapter_files.open_adapter(weights, paths[0], header)
+        lost += left
+    file = next((name for name in OPTIMIZERS if (folder / name).is_file()), "")
+    optimizer = numbered.TorchOptimizer(check_optimizer(load(file), folder / file) if file else {})
+    if not file:
+        lost.append(f"the optimizer's state: {folder / OPTIMIZERS[0]} is not there")
     if (folder / "optimizer_1.bin").is_file():
         lost.append("optimizer_1.bin: a second optimizer; only the first is read")
     scaler = load("scaler.pt")
-    step = _step(folder)
+    world = len([*folder.glob("random_states_*.pkl"), *folder.glob("rng_state_*.pth")]) or 1
+    step, counted_by = _step(folder)
+    if file and optimizer.state:
+        schedule = load("scheduler.bin") or load("scheduler.pt")
+        check_counts(folder / file, optimizer.step, step, counted_by, skips=bool(scaler))
+        if not scaler:
+            check_schedule(folder / file, optimizer.step, schedule, world)
     if step is None and not optimizer.state:
         counted = (load("random_states_0.pkl") or {}).get("step")
         if counted is not None:
             step = int(counted)
             lost.append(f"step {step} is accelerate's count of micro batches in its epoch")
-    return numbered.open_numbered(
+    opened = numbered.open_numbered(
         folder,
         weights,
         optimizer,
@@ -130,7 +103,7 @@ def open_accelerate(
             "zero_stage": 0,
             "offload_optimizer": "none",
             "offload_param": "none",
-            "world_size": len(list(folder.glob("random_states_*.pkl"))) or 1,
+            "world_size": world,
             "mixed_precision": "fp16" if scaler else "unknown",
         },
         loss_scale={"scale": float(scaler["scale"]), "good_steps": int(scaler["_growth_tracker"])}
@@ -139,6 +112,7 @@ def open_accelerate(
         tied=tied,
         lost=lost,
     )
+    return replace(opened, adapter=adapter)
 
 
 def open_weights_file(
@@ -151,25 +125,34 @@ def open_weights_file(
     """
     named = re.fullmatch(r"(?:step|checkpoint)[-_](\d+)", path.stem)
     engine = {"preset": "", "engine": "unknown", "world_size": 1, "mixed_precision": "unknown"}
-    return numbered.open_numbered(
+    files = SafeTensors([path])
+    weights: Mapping[str, torch.Tensor] = files
+    adapter: dict[str, Any] | None = None
+    left: list[str] = []
+    if adapter_files.is_adapter(list(files)):
+        weights, adapter, left = adapter_files.open_adapter(files, path, files.header)
+    opened = numbered.open_numbered(
         path,
-        SafeTensors([path]),
+        weights,
         numbered.TorchOptimizer({}),
         parameter_names,
         step=int(named[1]) if named else 0,
         samples=0,
         engine=engine,
         loss_scale=None,
-        lost=[f"{path.name} holds weights alone: no moments, and no step but what its name says"],
+        lost=[
+            f"{path.name} holds weights alone: no moments, and no step but what its name says",
+            *left,
+        ],
     )
+    return replace(opened, adapter=adapter)
 
 
-def _step(folder: Path) -> int | None:
-    """Optimizer steps, as trainers note them: in training_state.json, or in the folder's name."""
-    state = folder / "training_state.json"  # SimpleTuner's
-    if state.is_file() and isinstance(
-        step := json.loads(state.read_text()).get("global_step"), int
-    ):
-        return step
+def _step(folder: Path) -> tuple[int | None, str]:
+    """Optimizer steps, as trainers note them, and where: in a file, or in the folder's name."""
+    for name in STEP_FILES:
+        path = folder / name
+        if path.is_file() and isinstance(step := read_json(path).get("global_step"), int):
+            return step, name
     named = re.fullmatch(r"checkpoint[-_](\d+)", folder.resolve().name)
-    return int(named[1]) if named else None
+    return (int(named[1]) if named else None), "the folder's name"

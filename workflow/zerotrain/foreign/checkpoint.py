@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,8 @@ class ForeignCheckpoint:
     """Second names of trained parameters, and the name in `names` that holds the tensor."""
     lost: list[str] = field(default_factory=list)
     """Sentences for the user: what the folder holds and this reader leaves out."""
+    adapter: Mapping[str, Any] | None = None
+    """Of an adapter alone: what its files say of it, by peft's names."""
     numbered: Numbered | None = None
     """The torch optimizer whose moments have numbers in place of names, where it is one."""
 

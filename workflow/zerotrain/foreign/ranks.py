@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,7 @@ def find_tag_folder(folder: Path) -> Path | None:
     latest = folder / "latest"
     if not latest.exists() and (folder / "latest_universal").is_file():
         latest = folder / "latest_universal"
-    named = latest.read_text(errors="replace").strip() if latest.is_file() else ""
+    named = os.fsdecode(latest.read_bytes()).strip() if latest.is_file() else ""
     tags = sorted(path for path in folder.iterdir() if is_tag_folder(path))
     if named:
         if folder / named not in tags:

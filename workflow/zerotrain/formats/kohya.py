@@ -71,7 +71,7 @@ def _places(weights: ExportedWeights) -> Places:
             f"--to kohya: its names for {weights.family.name} are not known here",
             hint=f"they are those of {', '.join(PLACES)}; diffusers_lora and peft are for all",
         )
-    return PLACES[weights.family.name](weights)
+    return PLACES[weights.family.name](weights.config(weights.part))
 
 
 def _factors(

@@ -138,7 +138,7 @@ def _layout(weights: ExportedWeights) -> Layout:
 
 
 def _denoiser(weights: ExportedWeights, prefix: str) -> dict[str, Stored]:
-    place_of = PLACES[weights.family.name](weights)
+    place_of = PLACES[weights.family.name](weights.config(weights.part))
     tensors = in_original_layout(weights.trained, place_of)
     return {prefix + name: stored for name, stored in tensors.items()}
 

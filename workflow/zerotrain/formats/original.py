@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -15,19 +16,19 @@ Places = Callable[[str], Place]
 """Gives the place of a tensor by diffusers' name of it."""
 
 
-def _sdxl(weights: ExportedWeights) -> Places:
-    name_of = sdxl_names.unet_names(weights.config("unet"))
+def _sdxl(config: Mapping[str, Any]) -> Places:
+    name_of = sdxl_names.unet_names(config)
     return lambda name: Place(name_of(name))
 
 
-PLACES: Mapping[str, Callable[[ExportedWeights], Places]] = {
+PLACES: Mapping[str, Callable[[Mapping[str, Any]], Places]] = {
     "sdxl": _sdxl,
-    "sd3": lambda weights: sd3_places(weights.config("transformer")),
-    "flux": lambda weights: flux_place,
+    "sd3": sd3_places,
+    "flux": lambda config: flux_place,
     # diffusers took over the original's names.
-    "qwen_image": lambda weights: Place,
+    "qwen_image": lambda config: Place,
 }
-"""Families whose original names are known, and who gives them."""
+"""Families whose original names are known, and who gives them from the denoiser's config.json."""
 FLUX_WIDTH = 3072
 """diffusers splits what Flux has joined at this width, whatever the model's."""
 

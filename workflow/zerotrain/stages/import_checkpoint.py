@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +15,11 @@ from zerotrain.checkpoint_path import find_checkpoint
 from zerotrain.config import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.export import export
-from zerotrain.families import load_family
-from zerotrain.foreign import ForeignCheckpoint
+from zerotrain.families import Family, load_family
+from zerotrain.foreign import ForeignCheckpoint, adapter_files
 from zerotrain.foreign.fitting import fit
 from zerotrain.foreign.order import MODULE, Members, ModelOrder, spared_names
+from zerotrain.formats.original import PLACES, layers_by_place
 from zerotrain.model_place import PUBLISHED
 from zerotrain.optimizers import find, slots
 from zerotrain.position import MASTER, TrainingPosition
@@ -61,12 +63,35 @@ def import_checkpoint(
         def of_base(name: str) -> torch.Tensor | None:
             return held[name].get_tensor(name) if name in held else None
 
+        if source.adapter is not None:
+            own = adapter_files.run_settings(config.adapter_values(), config.peft is not None)
+            adapter_files.check_settings(source.adapter, own, path)
+        if adapter_files.is_kohya(source.names):
+            source = _read_kohya(source, trained, list(held), family, base)
         source = fit(source, trained, of_base, order=_order(config, model))
         _check_moments(source, config)
         for sentence in source.lost:
             print(f"left out: {sentence}", file=sys.stderr)
     refuse_other_parameters(source.shapes, trained, path)
     export(source, path, None, state, position=_begun(source.position, config))
+
+
+def _read_kohya(
+    source: ForeignCheckpoint,
+    trained: dict[str, list[int]],
+    names: list[str],
+    family: Family,
+    base: Path,
+) -> ForeignCheckpoint:
+    """A LoRA under our names, whose layers kohya names as the original model does."""
+    if family.name not in PLACES:
+        raise PipelineError(
+            f"{source.folder}: kohya's names of {family.name} are not known here",
+            hint=f"they are those of {', '.join(PLACES)}; peft's and diffusers' files are for all",
+        )
+    config = json.loads((base / family.trained_part / "config.json").read_text())
+    places = layers_by_place(names, PLACES[family.name](config))
+    return adapter_files.from_kohya(source, trained, places)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,243 @@
+"""LoRAs of diffusers, peft and kohya: with their optimizer they continue, alone they start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from tests.stages.test_import_checkpoint import RUN, assert_moments
+from tests.training.conftest import write_base
+
+from zerotrain.config import parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.families.sdxl import FAMILY
+from zerotrain.foreign import adapter_files, open_foreign
+from zerotrain.formats.original import PLACES, layers_by_place
+from zerotrain.stages.import_checkpoint import import_checkpoint
+from zerotrain.state import State
+from zerotrain.trained import choose_trained, trained_parameters
+
+LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": ["to_q", "to_v", "proj_in"]}
+DIFFUSERS, PEFT = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"
+METADATA = {"lora_adapter_metadata": json.dumps({"unet.r": 2, "unet.lora_alpha": 4.0})}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A U-Net with attention."""
+    folder: Path = tmp_path_factory.mktemp("base") / "base"
+    write_base(folder, (9, 15))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(base: Path) -> Any:
+    """Tensors of a LoRA by our names and by the library's, its optimizer, and the moments."""
+    model = choose_trained(FAMILY.load_model(base), LORA, [], 1)
+    own = trained_parameters(model)
+    optimizer = torch.optim.AdamW(own.values(), lr=1e-3)
+    for number, parameter in enumerate(own.values()):
+        parameter.grad = torch.full_like(parameter, 1.0 + number)
+    optimizer.step()
+    tensors = {name: tensor.detach().clone() for name, tensor in own.items()}
+    plain = {name: tensor.clone() for name, tensor in get_peft_model_state_dict(model).items()}
+    return tensors, plain, optimizer, {name: optimizer.state[p] for name, p in own.items()}
+
+
+def write(folder: Path, form: str, plain: Any, header: Any = None, **config: Any) -> Path:
+    """The adapter's file, and peft's configuration beside it."""
+    folder.mkdir(exist_ok=True)
+    prefix = "unet." if form == DIFFUSERS else "base_model.model."
+    save_file({f"{prefix}{n}": t for n, t in plain.items()}, folder / form, metadata=header)
+    if form == PEFT:
+        values = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": False, **config}
+        (folder / "adapter_config.json").write_text(json.dumps(values))
+    return folder / form
+
+
+def imported(path: Path, base: Path, state: Path, **lora: Any) -> State:
+    """The state of the checkpoint, under a run with this LoRA."""
+    config = parse_config({**RUN, "lora": {**LORA, **lora}}, "c")
+    import_checkpoint(config, path, base, state)
+    return State(state)
+
+
+def assert_weights(state: State, tensors: Any) -> None:
+    """All tensors under our names, bit by bit."""
+    assert set(state.names) == set(tensors)
+    assert all(torch.equal(state.tensor(n, "master"), tensor) for n, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("form", [DIFFUSERS, PEFT])
+@pytest.mark.parametrize("optimizer", ["optimizer.bin", "optimizer.pt"])
+def test_an_adapter_with_its_optimizer_keeps_its_moments(
+    base: Path, trained: Any, tmp_path: Path, form: str, optimizer: str
+) -> None:
+    """Folders of diffusers' script, of peft with accelerate, and of HF's Trainer with peft."""
+    tensors, plain, own, moments = trained
+    folder = tmp_path / "checkpoint-1"
+    write(folder, form, plain, METADATA)
+    torch.save(own.state_dict(), folder / optimizer)
+    state = imported(folder, base, tmp_path / "state")
+    assert_weights(state, tensors)
+    assert_moments(state, moments)
+    assert (state.position.step, state.position.optimizer_step) == (1, 1)
+
+
+@pytest.mark.parametrize("form", [DIFFUSERS, PEFT])
+def test_an_adapters_file_alone_is_a_start(
+    base: Path, trained: Any, tmp_path: Path, form: str, capsys: Any
+) -> None:
+    """Weights alone, with a sentence that there are no moments."""
+    tensors, plain, *_ = trained
+    file = write(tmp_path / "there", form, plain, METADATA)
+    state = imported(file, base, tmp_path / "state")
+    assert_weights(state, tensors)
+    assert state.slots == ["master"]
+    said = capsys.readouterr().err
+    assert f"left out: {form} holds weights alone: no moments" in said
+    assert "alpha" not in said
+
+
+def kohya(plain: Any, base: Path, *, original: bool, alpha: float = 4.0) -> dict[str, Any]:
+    """The tensors under kohya's names: those of the original model, or of diffusers."""
+    config = json.loads((base / "unet" / "config.json").read_text())
+    name_of = PLACES["sdxl"](config)
+    found = {}
+    for name, tensor in plain.items():
+        layer, _, factor = name.partition(".lora_")
+        place = name_of(f"{layer}.weight").name.removesuffix(".weight") if original else layer
+        stem = "lora_unet_" + place.replace(".", "_")
+        found[f"{stem}.lora_{'down' if factor[0] == 'A' else 'up'}.weight"] = tensor
+        found[f"{stem}.alpha"] = torch.tensor(alpha)
+    return found
+
+
+@pytest.mark.parametrize("original", [True, False])
+def test_kohyas_file_is_a_start(base: Path, trained: Any, tmp_path: Path, original: bool) -> None:
+    """Layers are found by both of the names that are in use; alpha is the file's own."""
+    tensors, plain, *_ = trained
+    file = tmp_path / "cat.safetensors"
+    text = {"lora_te1_text_model_encoder_layers_0.lora_down.weight": torch.zeros(2)}
+    save_file(kohya(plain, base, original=original) | text, file)
+    assert_weights(imported(file, base, tmp_path / "state"), tensors)
+
+
+def test_a_layer_that_is_several_here_is_cut_into_its_rows() -> None:
+    """The original's qkv has one lora_down, and lora_up with the rows of q, k and v."""
+    down, up = torch.randn(2, 6), torch.randn(12, 2)
+    stem = "lora_unet_double_blocks_0_img_attn_qkv"
+    held = {f"{stem}.lora_down.weight": down, f"{stem}.lora_up.weight": up}
+    layers = tuple(f"transformer_blocks.0.attn.to_{letter}" for letter in "qkv")
+    ours = {
+        f"{layer}.lora_{factor}.default.weight": shape
+        for layer in layers
+        for factor, shape in (("A", [2, 6]), ("B", [4, 2]))
+    }
+    source = _of(held)
+    found = adapter_files.from_kohya(source, ours, {"double_blocks.0.img_attn.qkv": layers})
+    assert found.shapes == ours
+    for number, layer in enumerate(layers):
+        assert torch.equal(found.tensor(f"{layer}.lora_A.default.weight", "master"), down)
+        rows = up[4 * number : 4 * number + 4]
+        assert torch.equal(found.tensor(f"{layer}.lora_B.default.weight", "master"), rows)
+
+
+def _of(held: dict[str, torch.Tensor]) -> Any:
+    from zerotrain.foreign.numbered import TorchOptimizer, open_numbered
+
+    return open_numbered(
+        Path("cat.safetensors"), held, TorchOptimizer({}), None, step=0, samples=0, engine={},
+        loss_scale=None,
+    )  # fmt: skip
+
+
+def test_other_layers_than_the_runs_are_refused(base: Path, trained: Any, tmp_path: Path) -> None:
+    """Those that are missing in a file of kohya's, and those that are too many."""
+    _, plain, *_ = trained
+    save_file(kohya(plain, base, original=True), tmp_path / "cat.safetensors")
+    with pytest.raises(PipelineError, match=r"has no lora_unet_\w+_to_k\.lora_down\.weight, which"):
+        imported(tmp_path / "cat.safetensors", base, tmp_path / "s", target_modules=["to_k"])
+    with pytest.raises(PipelineError, match=r"more tensors are of layers that this run does not"):
+        imported(tmp_path / "cat.safetensors", base, tmp_path / "s", target_modules=["to_q"])
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("form", [DIFFUSERS, PEFT, "kohya"])
+def test_another_alpha_is_refused(base: Path, trained: Any, tmp_path: Path, form: str) -> None:
+    """The same tensors would have another effect; the sentence has both values."""
+    _, plain, *_ = trained
+    if form == "kohya":
+        file = tmp_path / "cat.safetensors"
+        save_file(kohya(plain, base, original=True), file)
+    else:
+        file = write(tmp_path / "there", form, plain, METADATA)
+    with pytest.raises(PipelineError, match=r"its adapter has lora_alpha 4\S*, this run 2\.0"):
+        imported(file, base, tmp_path / "state", alpha=2.0)
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_alpha_that_no_file_says_is_told(
+    base: Path, trained: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """Older diffusers write no metadata: the run's alpha is taken, with a sentence."""
+    _, plain, *_ = trained
+    imported(write(tmp_path / "there", DIFFUSERS, plain), base, tmp_path / "state")
+    assert f"left out: the adapter's alpha: {DIFFUSERS} does not say it" in capsys.readouterr().err
+
+
+def test_an_adapter_of_the_text_encoder_is_left_out(
+    base: Path, trained: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """diffusers writes both into one file; the denoiser's is read."""
+    tensors, plain, *_ = trained
+    file = write(tmp_path / "there", DIFFUSERS, plain, METADATA)
+    more = {"text_encoder.layers.0.lora_A.weight": torch.zeros(2, 2)}
+    save_file(load_file(file) | more, file, metadata=METADATA)
+    assert_weights(imported(file, base, tmp_path / "state"), tensors)
+    assert "left out: an adapter of a text encoder" in capsys.readouterr().err
+
+
+def test_what_a_section_of_ours_cannot_say_is_refused(trained: Any, tmp_path: Path) -> None:
+    """Values of single layers, and a configuration that is damaged."""
+    _, plain, *_ = trained
+    write(tmp_path / "there", PEFT, plain, alpha_pattern={"to_q": 8})
+    with pytest.raises(PipelineError, match=r"adapter_config.json: alpha_pattern \{'to_q': 8\}"):
+        open_foreign(tmp_path / "there")
+    (tmp_path / "there" / "adapter_config.json").write_text('{"r": 2')
+    with pytest.raises(PipelineError, match=r"adapter_config.json: no configuration of an adapter"):
+        open_foreign(tmp_path / "there")
+
+
+def test_dora_and_older_names() -> None:
+    """peft cuts the end of DoRA's names off; older diffusers had lora.down and lora.up."""
+    names = {
+        "base_model.model.q.lora_A.weight": "base_model.model.q.lora_A.default.weight",
+        "base_model.model.q.lora_magnitude_vector": "base_model.model.q.lora_magnitude_vector"
+        ".default.weight",
+        "unet.q.lora.down.weight": "unet.q.lora_A.default.weight",
+        "unet.q.lora.up.weight": "unet.q.lora_B.default.weight",
+        "base_model.model.q.hada_w1_a": "base_model.model.q.hada_w1_a.default",
+        "base_model.model.q.oft_R.weight": "base_model.model.q.oft_R.default.weight",
+    }
+    held = {name: torch.tensor(float(number)) for number, name in enumerate(names)}
+    found, settings, _ = adapter_files.open_adapter(held, Path("absent.safetensors"), {})
+    assert {name: float(found[name]) for name in found} == {
+        own: float(held[name]) for name, own in names.items()
+    }
+    assert settings == {}
+
+
+def test_places_of_sdxl_are_those_of_the_export(base: Path) -> None:
+    """Reading a file that `export --to kohya` could have written finds every layer."""
+    config = json.loads((base / "unet" / "config.json").read_text())
+    names = FAMILY.load_model(base).state_dict()
+    layers = [layer for found in layers_by_place(names, PLACES["sdxl"](config)).values()
+              for layer in found]  # fmt: skip
+    assert len(layers) == len(set(layers))
+    assert {"conv_in", "mid_block.attentions.0.proj_in"} <= set(layers)

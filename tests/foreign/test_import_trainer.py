@@ -1,0 +1,221 @@
+"""HF Trainer's folder without DeepSpeed: step, moments, schedule; and files that do not belong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.foreign.test_import_order import NAMES, Net, assert_moments, decay_split, read, shapes
+
+from zerotrain.errors import PipelineError
+from zerotrain.foreign import open_foreign
+
+STEPS = 3
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> tuple[Path, Any]:
+    """checkpoint-3 as Trainer leaves it, and the model with its moments by our names."""
+    torch.manual_seed(0)
+    model = Net()
+    own = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(decay_split(own), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    for _ in range(STEPS):
+        model(torch.randn(8, 4)).pow(3).mean().backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    folder = tmp_path / f"checkpoint-{STEPS}"
+    folder.mkdir()
+    save_file({n: t.detach().clone() for n, t in own.items()}, folder / "model.safetensors")
+    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+    torch.save(schedule.state_dict(), folder / "scheduler.pt")
+    torch.save({"cpu": torch.get_rng_state()}, folder / "rng_state.pth")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": STEPS, "epoch": 0.5}))
+    model.moments = {n: optimizer.state[p] for n, p in own.items()}
+    return folder, model
+
+
+def test_trainer_is_read_without_a_hint(there: Any) -> None:
+    """Weights, moments, both groups and the step, bit by bit."""
+    folder, model = there
+    found = read(folder, model)
+    assert_moments(found, model)
+    own = dict(model.named_parameters())
+    assert all(torch.equal(found.tensor(name, "master"), own[name]) for name in NAMES)
+    position = found.position
+    assert (position.step, position.optimizer_step) == (STEPS, STEPS)
+    assert [group["weight_decay"] for group in position.param_groups] == [0.1, 0.0]
+    assert found.lost == []
+
+
+def test_the_step_is_that_of_trainer_state(there: Any) -> None:
+    """Not that of the folder's name, which a user may change."""
+    folder, model = there
+    found = read(folder.rename(folder.with_name("checkpoint-9")), model)
+    assert found.position.step == STEPS
+
+
+def _sharded(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    parts = {1: NAMES[:4], 2: NAMES[4:]}
+    index = {}
+    for number, names in parts.items():
+        file = f"model-0000{number}-of-00002.safetensors"
+        save_file({name: weights[name] for name in names}, folder / file)
+        index |= dict.fromkeys(names, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def test_shards_are_read(there: Any) -> None:
+    """Trainer shards large models."""
+    folder, model = there
+    _sharded(folder)
+    assert_moments(read(folder, model), model)
+
+
+def _exchange(folder: Path, one: str, other: str) -> None:
+    """Swap the contents of two files."""
+    first, second = (folder / name for name in (one, other))
+    kept = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(kept)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _flip(path: Path) -> None:
+    """Change a bit of a moment, in the middle of its record."""
+    content = bytearray(path.read_bytes())
+    moment = torch.load(path)["state"][0]["exp_avg"].numpy().tobytes()
+    content[content.index(moment) + len(moment) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _of_step(folder: Path, step: int) -> None:
+    document = torch.load(folder / "optimizer.pt")
+    for entry in document["state"].values():
+        entry["step"] = torch.tensor(float(step))
+    torch.save(document, folder / "optimizer.pt")
+
+
+def _exchanged_shards(folder: Path) -> None:
+    _sharded(folder)
+    _exchange(folder, *(f"model-0000{n}-of-00002.safetensors" for n in (1, 2)))
+
+
+def _lost_shard(folder: Path) -> None:
+    _sharded(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def _shard_elsewhere(folder: Path) -> None:
+    _sharded(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace("model-00002-of", "../model-00002-of"))
+
+
+DAMAGE = {
+    "optimizer of a later step": (
+        lambda folder: _of_step(folder, 5),
+        r"optimizer\.pt: is of step 5, trainer_state\.json says 3",
+    ),
+    "optimizer of an earlier step": (
+        lambda folder: _of_step(folder, 2),
+        r"optimizer\.pt: is of step 2, trainer_state\.json says 3",
+    ),
+    "schedule of a later step": (
+        lambda folder: torch.save({"last_epoch": 5}, folder / "scheduler.pt"),
+        r"optimizer\.pt: is of step 3, its schedule of step 5",
+    ),
+    "optimizer and schedule exchanged": (
+        lambda folder: _exchange(folder, "optimizer.pt", "scheduler.pt"),
+        r"optimizer\.pt: no state of a torch optimizer; it holds base_lrs",
+    ),
+    "weights and optimizer exchanged": (
+        lambda folder: _exchange(folder, "optimizer.pt", "model.safetensors"),
+        r"model\.safetensors: missing, truncated or no safetensors file",
+    ),
+    "shards exchanged": (
+        _exchanged_shards,
+        r"model-00001-of-00002\.safetensors: first\.bias is in this file or in model\.safet",
+    ),
+    "shard missing": (_lost_shard, r"model-00002-of-00002\.safetensors: missing"),
+    "shard outside the folder": (_shard_elsewhere, r"index\.json: the name '\.\./model-.*' leaves"),
+    "weights truncated": (
+        lambda folder: _truncate(folder / "model.safetensors"),
+        r"model\.safetensors: missing, truncated or no safetensors file",
+    ),
+    "optimizer truncated": (
+        lambda folder: _truncate(folder / "optimizer.pt"),
+        r"optimizer\.pt: truncated or damaged, \d+ bytes",
+    ),
+    "one bit of the optimizer flipped": (
+        lambda folder: _flip(folder / "optimizer.pt"),
+        r"optimizer\.pt: .*checksum",
+    ),
+    "state truncated": (
+        lambda folder: _truncate(folder / "trainer_state.json"),
+        r"trainer_state\.json: truncated or not JSON",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damaged_and_mixed_files_are_refused(there: Any, case: str) -> None:
+    """One sentence that names the file, with what to do next; nothing is read."""
+    folder, model = there
+    damage, sentence = DAMAGE[case]
+    damage(folder)
+    with pytest.raises(PipelineError, match=sentence) as caught:
+        read(folder, model)
+    assert str(caught.value).count("\n") == 1
+
+
+def test_skipped_updates_of_fp16_are_no_mixture(there: Any) -> None:
+    """A scaler leaves updates out: the optimizer's count is smaller than the step."""
+    folder, model = there
+    torch.save({"scale": 512.0, "_growth_tracker": 7}, folder / "scaler.pt")
+    _of_step(folder, 2)
+    found = read(folder, model)
+    assert (found.position.step, found.position.optimizer_step) == (3, 2)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "trainer_state.json", "model.safetensors"])
+def test_a_file_stands_for_its_folder(there: Any, name: str) -> None:
+    """Given one of its files, the folder is taken."""
+    folder, model = there
+    found = open_foreign(folder / name)
+    assert found.folder == folder
+    assert found.shapes.keys() == shapes(model).keys()
+
+
+def test_one_level_up_names_the_newest_checkpoint(there: Any) -> None:
+    """A training's output folder: the sentence says what lies below, and the commands to give."""
+    folder, _ = there
+    for step in (20, 100):
+        below = folder.with_name(f"checkpoint-{step}")
+        below.mkdir()
+        for name in ("optimizer.pt", "model.safetensors"):
+            (below / name).write_bytes((folder / name).read_bytes())
+    newest = folder.with_name("checkpoint-100")
+    with pytest.raises(PipelineError, match="no layout that is known; it holds") as caught:
+        open_foreign(folder.parent)
+    assert f"`zerotrain state show {newest}`" in str(caught.value)
+    assert f"`resume_from_checkpoint: {newest}`" in str(caught.value)
+
+
+def test_latest_in_another_encoding_is_a_sentence(tmp_path: Path) -> None:
+    """`latest` may hold anything; a name that is no UTF-8 is shown with its bytes."""
+    (tmp_path / "latest").write_bytes(b"global_step\xff\xfe\n")
+    with pytest.raises(PipelineError, match=r"latest: names 'global_step\\udcff\\udcfe'") as caught:
+        open_foreign(tmp_path)
+    assert "give the folder of the tag itself" in str(caught.value)
