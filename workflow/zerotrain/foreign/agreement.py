@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerotrain.foreign import records
-from zerotrain.foreign.accelerate import SafeTensors
 from zerotrain.foreign.ranks import Rank, loss_scale, refuse, section
+from zerotrain.foreign.weight_files import SafeTensors
 from zerotrain.position import MASTER
 from zerotrain.tensor_file import same_bits
 
