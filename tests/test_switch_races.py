@@ -169,7 +169,7 @@ def test_a_second_switch_of_a_run_cannot_lose_the_first(saved, racer) -> None:
     assert [f"plain-{preset}" in names for preset in done] == [True]
     assert FILE.read_text() == SWITCHED
     assert ends["zero3"].startswith(
-        f"refused: {FILE}: another `zerotrain switch` of it is under way: pid {first.process.pid} "
+        f"refused: {FILE}: another switch of it is under way: pid {first.process.pid} "
         f"on {socket.gethostname()}, since "
     )
 

@@ -336,7 +336,7 @@ def test_of_two_switches_that_start_together_one_is_done(project, stagger):
     said = [process.communicate(timeout=600)[0] for process in switches]
     codes = [process.returncode for process in switches]
     done = [text for text in said if "plain: ends at step 250 (was 300), exported" in text]
-    refused = "another `zerotrain switch` of it is under way: pid "
+    refused = "another switch of it is under way: pid "
     [other] = [text for text in said if text not in done]
     assert len(done) == 1
     assert codes[said.index(done[0])] == 0

@@ -47,7 +47,7 @@ def plan(config: Path, targets: Sequence[str]) -> dict[str, int]:
     if done.returncode:
         raise PipelineError(
             f"snakemake cannot plan it:\n{done.stdout.strip()}",
-            hint="mend what it says, and call this again",
+            hint="fix the problem above, and run this again",
         )
     table = done.stdout.partition("Job stats:\n")[2].partition("\n\n")[0]
     jobs = {rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", table, re.M)}
@@ -71,8 +71,8 @@ def make(config: Path, targets: Sequence[str]) -> None:
     if code:
         raise PipelineError(
             f"`{command(config, targets)}` ended with code {code}; above it says why",
-            hint="mend it and call this again; where the folder is locked and no other snakemake "
-            "runs here, `snakemake --unlock` frees it",
+            hint="fix it and run this again; where another snakemake works in this folder, wait "
+            "until it has ended",
         )
 
 

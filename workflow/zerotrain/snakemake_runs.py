@@ -133,7 +133,7 @@ def _clear() -> None:
         for run in living:
             if run.process.runs_here() is None:
                 _say(
-                    f"{LOCKS}: not unlocked: snakemake{_who(run)} counts as running; if that host "
+                    f"{LOCKS}: not unlocked: snakemake {_who(run)} counts as running; if that host "
                     f"is gone for good, remove {run.file}"
                 )
         if living or not dead:
@@ -141,7 +141,7 @@ def _clear() -> None:
         submitted = [run for run in dead if not run.local]
         if submitted:
             _say(
-                f"{LOCKS}: not unlocked: snakemake{_who(submitted[0])} was killed, and its jobs "
+                f"{LOCKS}: not unlocked: snakemake {_who(submitted[0])} was killed, and its jobs "
                 "may run on in the cluster: wait for them or end them, then call `snakemake "
                 "--unlock`"
             )
@@ -149,13 +149,13 @@ def _clear() -> None:
         for run in dead:
             for pid, stage in _jobs_of(run):
                 _say(
-                    f"{LOCKS}: not unlocked: snakemake{_who(run)} was killed, and its job {stage} "
+                    f"{LOCKS}: not unlocked: snakemake {_who(run)} was killed, and its job {stage} "
                     f"(pid {pid}) runs on: wait until it has ended, or end it"
                 )
                 return
         for lock in locks:
             lock.unlink(missing_ok=True)
-        killed = "; ".join(_who(run).strip() for run in dead)
+        killed = "; ".join(_who(run) for run in dead)
         _say(f"{LOCKS}: unlocked: the snakemake that held it was killed ({killed})")
     for run in dead:
         run.file.unlink(missing_ok=True)
@@ -175,7 +175,7 @@ def _jobs_of(run: Run) -> Iterator[tuple[int, str]]:
 
 
 def _who(run: Run) -> str:
-    return f" pid {run.process.pid} on {run.process.host}{run.process.details}"
+    return f"pid {run.process.pid} on {run.process.host}{run.process.details}"
 
 
 def _end(run: Run) -> None:

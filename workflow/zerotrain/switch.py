@@ -144,7 +144,7 @@ def _refuse_other_switch(file: Path, folder: Path) -> Holder | None:
     if holder is None or not holder.lives():
         return holder
     raise PipelineError(
-        f"{file}: another `zerotrain switch` of it is under way: pid {holder.pid} on "
+        f"{file}: another switch of it is under way: pid {holder.pid} on "
         f"{holder.host}{holder.details}",
         hint="wait until it has ended, and run this again if it failed; if that host is gone for "
         f"good, remove {folder}/{lock.LOCK}",
