@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.training.conftest import Training
 
 from zerotrain import compiled_ops
 
@@ -16,21 +17,31 @@ QUICK = ("zero1",)
 SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
 
 
+VALUES = {
+    "mixed_precision": "bf16", "num_processes": 2, "global_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, inputs: Path, server: Any) -> list[float]:
+    """The losses of plain PyTorch."""
+    plain = Training(tmp_path_factory.mktemp("plain"), inputs, server)
+    return plain.run("plain", "torch", 2, **VALUES)
+
+
 @pytest.mark.parametrize(
     "preset", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in ZERO]
 )
-def test_a_run_starts_from_the_golden_file(training: Any, tmp_path: Path, preset: str) -> None:
+def test_a_run_starts_from_the_golden_file(
+    training: Any, tmp_path: Path, expected: list[float], preset: str
+) -> None:
     """Two processes, two micro batches each, bf16: DeepSpeed takes SDXL's own buckets and limits,
     and what is learned is what plain PyTorch learns."""
     if preset == "zero3_nvme" and not SWAP_OP.exists():
         pytest.skip(f"{compiled_ops.BUILD_SWAP_OP} was not run")
-    values = {
-        "mixed_precision": "bf16", "num_processes": 2, "global_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-    }  # fmt: skip
-    expected = training.run("plain", "torch", 2, **values)
     path = {"offload_path": str(tmp_path)} if preset == "zero3_nvme" else {}
-    training.phase(preset, preset, 2, **values, **path)
+    training.phase(preset, preset, 2, **VALUES, **path)
     golden = json.loads((GOLDEN / preset / "deepspeed.json").read_text())
     for section in golden["zero_optimization"].values():
         if isinstance(section, dict) and "nvme_path" in section:

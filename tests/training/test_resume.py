@@ -7,9 +7,11 @@ import os
 import random
 import signal
 import time
+from functools import cache
 
 import pytest
 from safetensors.torch import load_file
+from tests.training.conftest import Training
 
 from zerotrain import artifact
 from zerotrain.checkpoint import Checkpoint
@@ -23,6 +25,18 @@ PRESETS = ("torch", "zero2_offload")
 def preset(request) -> str:
     """Every launch preset."""
     return request.param
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, inputs, server):
+    """Gives losses and hashes of a run of STEPS under a preset that was left alone."""
+    alone = Training(tmp_path_factory.mktemp("undisturbed"), inputs, server)
+
+    @cache
+    def run(preset):
+        return alone.run(preset, preset, STEPS), alone.hashes(preset, STEPS)
+
+    return run
 
 
 def wait_for_step(training, name: str, step: int) -> None:
@@ -44,10 +58,9 @@ def test_resume_same_seed_gives_the_same_bits(training, preset):
     assert training.hashes("a", 8) == training.hashes("b", 8)
 
 
-def test_resume_after_kill_ends_in_the_same_weights(training, preset):
+def test_resume_after_kill_ends_in_the_same_weights(training, undisturbed, preset):
     """kill -9 at random steps, then a start: it goes on from the newest complete checkpoint, and
     the last checkpoint equals that of a run that was never killed."""
-    whole = training.run("whole", preset, STEPS)
     training.phase("killed", preset, STEPS, save_every=3)
     places = random.Random(preset).sample(range(4, STEPS - 3), 2)
     for place in sorted(places):
@@ -59,15 +72,13 @@ def test_resume_after_kill_ends_in_the_same_weights(training, preset):
         # The one of the step before may be on its way to the disk; that before it is whole.
         assert max(saved, default=0) >= place - place % 3 - 3
     losses = training.train("killed")
-    assert losses == whole
-    assert training.hashes("killed", STEPS) == training.hashes("whole", STEPS)
+    assert (losses, training.hashes("killed", STEPS)) == undisturbed(preset)
 
 
 @pytest.mark.parametrize("how", ["stop file", "SIGTERM", "SIGUSR1", "SIGINT"])
-def test_resume_after_a_request_to_stop(training, how):
+def test_resume_after_a_request_to_stop(training, undisturbed, how):
     """A request to stop writes a checkpoint after the step at hand and leaves code 85 behind; the
     next start ends in the bits of an undisturbed run."""
-    whole = training.run("whole", "torch", STEPS)
     training.phase("stopped", "torch", STEPS)
     process = training.start("stopped")
     wait_for_step(training, "stopped", 5)
@@ -84,8 +95,8 @@ def test_resume_after_a_request_to_stop(training, how):
     assert 5 <= stopped_at[0] < STEPS
     assert training.log("stopped")[-1]["step"] == stopped_at[0]
     (training.progress("stopped") / progress_folder.STOP).unlink(missing_ok=True)
-    assert training.train("stopped") == whole
-    assert training.hashes("stopped", STEPS) == training.hashes("whole", STEPS)
+    losses = training.train("stopped")
+    assert (losses, training.hashes("stopped", STEPS)) == undisturbed("torch")
 
 
 def test_resume_takes_the_checkpoint_before_a_damaged_one(training, capsys):

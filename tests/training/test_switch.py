@@ -210,17 +210,26 @@ def test_switch_between_fp16_engines_keeps_the_loss_scale(training):
     assert last.loss_scale == {"scale": 512.0, "good_steps": 6, "hysteresis": 1}
 
 
+@pytest.fixture(scope="module")
+def without_moments(tmp_path_factory, inputs, server) -> tuple[list[float], Path]:
+    """The losses of an uninterrupted run, and a state of its middle that has weights alone."""
+    alone = Training(tmp_path_factory.mktemp("without_moments"), inputs, server)
+    whole = alone.run("whole", "torch", STEPS, save_every=SWITCH, keep=9)
+    found = Checkpoint(alone.progress("whole") / f"step-{SWITCH:08d}")
+    with artifact.publish(alone.folder / "weights", "state") as draft:
+        write_state(draft.folder, found.position, found.shapes, ["master"], found.tensor)
+    return whole, alone.folder / "weights"
+
+
 @pytest.mark.parametrize("preset", ["torch", "zero2", "zero3"])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_switch_with_allowed_loss_begins_the_optimizer_anew(training, preset, precision):
+def test_switch_with_allowed_loss_begins_the_optimizer_anew(
+    training, without_moments, preset, precision
+):
     """From weights alone a phase goes on: the first loss is that of the weights, the optimizer
     counts from the start, and the moments' loss is seen in the losses after."""
-    whole = training.run("whole", "torch", STEPS, save_every=SWITCH, keep=9)
-    rolling = training.progress("whole") / f"step-{SWITCH:08d}"
-    found = Checkpoint(rolling)
-    with artifact.publish(training.folder / "weights", "state") as draft:
-        write_state(draft.folder, found.position, found.shapes, ["master"], found.tensor)
-    losses = training.run("second", preset, STEPS, state=training.folder / "weights",
+    whole, state = without_moments
+    losses = training.run("second", preset, STEPS, state=state,
                           mixed_precision=precision, allow=["moments"])  # fmt: skip
     rounding = ROUNDED.get(precision, 1e-6)
     assert losses[0] == pytest.approx(whole[SWITCH], rel=rounding)
