@@ -19,8 +19,9 @@ from tests.training.conftest import tiny_phase
 
 from zerotrain.tracker_names import TENSORBOARD, installed
 from zerotrain.training import trackers
+from zerotrain.training.progress_folder import LOG
 from zerotrain.training.tracker_runs import hyperparameters
-from zerotrain.training.trackers import open_trackers
+from zerotrain.training.trackers import open_trackers, points_of
 
 
 class FakeWandb(ModuleType):
@@ -59,9 +60,16 @@ def phase(*names: str, **changes: Any) -> Any:
     return replace(tiny_phase("a", "torch", 20), report_to=list(names), **changes)
 
 
+def write_log(progress: Path, lines: list[tuple[int, dict[str, float]]]) -> None:
+    """The log of the run so far, as a start takes it from its checkpoint."""
+    text = "".join(json.dumps({"phase": "a", "step": s, **values}) + "\n" for s, values in lines)
+    (progress / LOG).write_text(text)
+
+
 def report(progress: Path, first: int, last: int, *names: str, **changes: Any) -> list[str]:
     """Steps first to last of a training; what the trackers had to say."""
     said: list[str] = []
+    write_log(progress, [(step, {"loss": 1 / step, "samples": step}) for step in range(1, first)])
     opened = open_trackers(phase(*names, **changes), progress, first - 1, said.append)
     for step in range(first, last + 1):
         for tracker in opened:
@@ -158,6 +166,7 @@ def test_a_validations_points_are_neither_lost_nor_sent_twice(tmp_path, wandb) -
     ]
     for first, last in ((0, 1), (0, 3), (1, 3), (2, 4), (3, 4), (0, 4)):
         said: list[str] = []
+        write_log(tmp_path, [(s, _logged(values)) for s, values in points[:first]])
         opened = open_trackers(phase("wandb", TENSORBOARD), tmp_path, points[first][0], said.append)
         for tracker in opened:
             for step, values in points[first:last]:
@@ -166,6 +175,66 @@ def test_a_validations_points_are_neither_lost_nor_sent_twice(tmp_path, wandb) -
         assert said == []
     assert wandb.points == points
     assert board(tmp_path, "val_loss") == [(0, 3.0), (2, 0.5)]
+
+
+def _logged(values: dict[str, float]) -> dict[str, float]:
+    """Values as a line of the log has them, which names a step's own without `train/`."""
+    own = {name.removeprefix("train/"): value for name, value in values.items()}
+    return {"samples": 1, **own} if "loss" in own else own
+
+
+def test_tensorboard_has_what_a_lower_until_purged(tmp_path) -> None:
+    """Stopped at step 6, trained again from 4 to a lower `until`, and from 6 once it is raised:
+    the later checkpoint serves again, and its points are there."""
+    report(tmp_path, 1, 6, TENSORBOARD)
+    report(tmp_path, 5, 5, TENSORBOARD)
+    report(tmp_path, 7, 9, TENSORBOARD)
+    assert board(tmp_path, "train/loss") == [
+        (step, pytest.approx(1 / step)) for step in range(1, 10)
+    ]
+
+
+def test_a_start_is_read_after_the_one_that_it_continues(tmp_path, monkeypatch) -> None:
+    """Names of files are in the order of the starts: in the same second, and on a machine whose
+    clock is an hour behind."""
+    for first, now in ((1, 7200.0), (3, 7200.5), (5, 3600.0)):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        report(tmp_path, first, first + 1, TENSORBOARD)
+    assert [step for step, _ in board(tmp_path, "train/loss")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_tensorboard_has_each_line_of_the_log_once(training) -> None:
+    """A training that was stopped, shortened, and raised again: each value of each line of
+    metrics.jsonl is one point of TensorBoard, and it has no other."""
+    common = {"report_to": [TENSORBOARD], "log_every": 2, "save_every": 2, "keep": 4}
+    for until in (7, 5, 9):
+        if until == 5:  # as kept from a time when `until` was higher
+            for step in (6, 7):
+                assert (training.progress("a") / f"step-{step:08d}").is_dir()
+        training.run("a", "torch", until, **common)
+    lines = training.log("a")
+    expected: dict[str, list[tuple[int, Any]]] = {}
+    for line in lines:
+        for name, value in points_of(line).items():
+            expected.setdefault(name, []).append((line["step"], pytest.approx(value)))
+    found = EventAccumulator(str(training.progress("a") / TENSORBOARD))
+    found.Reload()
+    assert [line["step"] for line in lines] == [2, 4, 6, 7, 8, 9]
+    assert {*found.Tags()["scalars"]} == expected.keys()
+    for name, points in expected.items():
+        assert [(event.step, event.value) for event in found.Scalars(name)] == points, name
+    assert found.Tags()["tensors"] == ["hyperparameters/text_summary"]
+
+
+def test_a_step_that_logs_more_than_its_loss_is_one_set_of_points() -> None:
+    """Lines of steps, epochs and validations give the names that the trackers know."""
+    assert points_of({"phase": "a", "step": 2, "samples": 8, "epoch": 0.5, "loss": 1.0,
+                      "grad_norm": None, "learning_rate": 0.1, "seconds": 3.0}) == {
+        "train/loss": 1.0, "train/learning_rate": 0.1}  # fmt: skip
+    assert points_of({"phase": "a", "step": 2, "epoch": 1, "train_epoch_loss": 2.0,
+                      "train_perplexity": None}) == {"train/epoch_loss": 2.0}  # fmt: skip
+    assert points_of({"phase": "a", "step": 2, "val_loss": 2.0}) == {"val_loss": 2.0}
 
 
 def test_hyperparameters_are_plain_values() -> None:

@@ -24,7 +24,7 @@ from zerotrain.training.display import Display, clock
 from zerotrain.training.means import Means
 from zerotrain.training.progress_folder import LOG, PENDING, RESOURCES
 from zerotrain.training.step_time import PARTS, StepTime
-from zerotrain.training.trackers import open_trackers
+from zerotrain.training.trackers import open_trackers, points_of
 
 LEAST_SHARE = 0.005
 """A part of a step that is told at the end."""
@@ -210,14 +210,12 @@ class TrainingLog:
         seconds = round(self.seconds, 3)
         places = {"samples": samples, "epoch": epoch}
         self._write(step, {**places, **values, "seconds": seconds, **pace})
-        self._track(step, {f"train/{key}": value for key, value in (values | pace).items()})
 
     def _write_epoch(self, step: int, epoch: int, loss: float) -> None:
         perplexity = math.exp(loss) if loss < LARGEST_EXPONENT else None
         self._write(
             step, {"epoch": epoch, "train_epoch_loss": loss, "train_perplexity": perplexity}
         )
-        self._track(step, {"train/epoch_loss": loss, "train/perplexity": perplexity})
         if perplexity is not None:
             self.say(
                 f"{self._phase.phase}: epoch {epoch}: train_epoch_loss {loss:.4f}, "
@@ -227,17 +225,13 @@ class TrainingLog:
     def measured(self, step: int, values: Mapping[str, float]) -> None:
         """Note what a validation has found."""
         self._write(step, values)
-        self._track(step, values)
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
         line = {"phase": self._phase.phase, "step": step, **_finite(values)}
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()
-
-    def _track(self, step: int, values: Mapping[str, float | None]) -> None:
-        known = {key: value for key, value in _finite(values).items() if value is not None}
         for tracker in self._trackers:
-            tracker.log(known, step)
+            tracker.log(points_of(line), step)
 
     def _take_times(self) -> None:
         for part, seconds in self._time.take().items():

@@ -17,8 +17,11 @@ from typing import Any, Protocol
 
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.tracker_names import TENSORBOARD, chosen
+from zerotrain.training.progress_folder import LOG
 from zerotrain.training.tracker_runs import OPEN, RUN, hyperparameters
 
+LAST_STEP = "last_step.json"
+"""In TensorBoard's folder: the last step of which its files have every point."""
 MOST_WAITING = 10_000
 """Points that wait for a slow tracker; later ones are left out."""
 SECONDS_TO_FINISH = 30.0
@@ -57,6 +60,24 @@ def open_trackers(
     ]
 
 
+NOT_TRACKED = ("phase", "step", "samples", "epoch", "seconds")
+"""Keys of a line that say where the run is."""
+
+
+def points_of(line: Mapping[str, Any]) -> dict[str, float]:
+    """Give the points of a line of metrics.jsonl by the names that trackers have for them.
+
+    Those of a step and of an epoch are of `train/`; a validation names its own. What is not a
+    finite number is left out.
+    """
+    known = {key: v for key, v in line.items() if key not in NOT_TRACKED and v is not None}
+    if "samples" in line:
+        return {f"train/{key}": value for key, value in known.items()}
+    if "train_epoch_loss" in line:
+        return {f"train/{key.removeprefix('train_')}": value for key, value in known.items()}
+    return known
+
+
 class Known:
     """The last step of which a tracker has points, and their names.
 
@@ -90,40 +111,44 @@ class Known:
 
 
 class TensorBoard:
-    """Files for TensorBoard. What a killed process wrote beyond its checkpoint is purged.
+    """Files for TensorBoard. Each start makes them agree with the log that its checkpoint brought.
 
-    A start may validate at the very step that it starts from, and so may the next start from there:
-    progress/tracker-tensorboard.json has the names that each start wrote of its own first step.
+    What earlier starts wrote from some step on is void, and the log's lines from there are written
+    again: from the last step that the files have for sure, or the start's own if that is before it.
+    A checkpoint may be later than what they have: a start with a lower `until` has purged them.
     """
 
     def __init__(self, phase: ResolvedPhase, progress: Path, step: int) -> None:
         # It takes a while to import, and not every training wants it.
-        from torch.utils.tensorboard import SummaryWriter
+        from zerotrain.training.event_files import EventFile
 
         folder = progress / TENSORBOARD
         begins = not folder.is_dir()
-        self._first, self._kept = step, progress / f"tracker-{TENSORBOARD}.json"
-        before = {} if begins else _read(self._kept)
-        self._firsts = {first: names for first, names in before.items() if int(first) <= step}
-        self._board = SummaryWriter(str(folder), purge_step=step + 1)
-        if begins:
+        self._kept = folder / LAST_STEP
+        # A folder of an earlier version says nothing, and has all.
+        had = phase.start_step if begins else int(_read(self._kept).get("step", step))
+        first = min(had, step)
+        self._last = step
+        self._board = EventFile(folder, purge_step=first)
+        if begins or first <= phase.start_step:
             rows = "".join(f"| {name} | {value} |\n" for name, value in hyperparameters(phase))
-            self._board.add_text("hyperparameters", f"| key | value |\n|---|---|\n{rows}", step)
+            at = phase.start_step
+            self._board.add_text("hyperparameters", f"| key | value |\n|---|---|\n{rows}", at)
+        for line in _lines(progress / LOG, phase.phase, first):
+            self._board.add_scalars(points_of(line), line["step"])
+        self.flush()
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        had = self._firsts.get(str(step), []) if step == self._first else []
-        new = {name: value for name, value in values.items() if name not in had}
-        for name, value in new.items():
-            self._board.add_scalar(name, value, step)
-        if step == self._first and new:
-            self.flush()  # what the file names must be there
-            self._firsts[str(step)] = [*had, *new]
-            _write(self._kept, self._firsts)
+        self._board.add_scalars(values, step)
+        self._last = step
 
     def flush(self) -> None:
         self._board.flush()
+        with contextlib.suppress(OSError):  # then the next start writes more lines again
+            _write(self._kept, {"step": self._last})
 
     def close(self) -> None:
+        self.flush()
         self._board.close()
 
 
@@ -211,6 +236,14 @@ class Remote:
                 f"{self._phase.phase}: tracker {self._name} {what}; training goes on, and "
                 "metrics.jsonl has everything"
             )
+
+
+def _lines(log: Path, phase: str, first: int) -> list[dict[str, Any]]:
+    """Read a phase's lines of a log from a step on."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = map(json.loads, log.read_text().splitlines())
+        return [line for line in lines if line["phase"] == phase and line["step"] >= first]
+    return []
 
 
 def _read(kept: Path) -> dict[str, Any]:
