@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -189,6 +190,37 @@ def test_accept_takes_back_what_was_set_aside_last(progress: Path) -> None:
     assert saved_steps(progress) == [100]
     assert json.loads((progress / "fingerprint.json").read_text()) == OTHER
     assert "training starts afresh" in (settle(progress, FIRST) or "")
+
+
+def test_a_full_disk_leaves_the_fingerprint_whole(progress: Path, monkeypatch) -> None:
+    """Each start writes it: half a fingerprint would end every later start. What was to be taken
+    back stays where it is, and the same call takes it back once there is room."""
+    plain = Path.write_text
+
+    def fill_up(path: Path, text: str, *rest: object, **options: object) -> int:
+        if "fingerprint" not in path.name:
+            return plain(path, text, *rest, **options)  # type: ignore[arg-type]
+        plain(path, text[:9])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    settle(progress, FIRST)
+    save(progress, 100)
+    for act in (
+        lambda: settle(progress, FIRST),
+        lambda: settle(progress, OTHER),
+        lambda: accept(progress.parent),
+    ):
+        monkeypatch.setattr(Path, "write_text", fill_up)
+        with pytest.raises(PipelineError, match=r"fingerprint\.json: cannot be written: No space"):
+            act()
+        monkeypatch.undo()
+    (stale,) = aside(progress)
+    assert saved_steps(stale) == [100]
+    assert json.loads((stale / "fingerprint.json").read_text()) == FIRST
+    assert settle(progress, OTHER) is None
+    assert accept(progress.parent).endswith("goes on from step 100")
+    assert settle(progress, OTHER) is None
+    assert saved_steps(progress) == [100]
 
 
 def test_accept_into_an_empty_progress(progress: Path) -> None:

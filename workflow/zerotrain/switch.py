@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from zerotrain import artifact, graph, snakemake_runs
+from zerotrain import graph, snakemake_runs
 from zerotrain.artifact.leftovers import beside
 from zerotrain.config import Phase, RunConfig, parse_config, read_config
 from zerotrain.config.edit import Split
@@ -47,7 +47,12 @@ from zerotrain.switch_point import (
 )
 from zerotrain.training import lock
 from zerotrain.training.holder import Holder
-from zerotrain.training.progress_folder import FINGERPRINT, saved_steps, step_folder
+from zerotrain.training.progress_folder import (
+    FINGERPRINT,
+    saved_steps,
+    step_folder,
+    write_fingerprint,
+)
 from zerotrain.training.stop import stop_training, trainer_of
 
 PRESETS = CONFIGS / "launch"
@@ -378,7 +383,7 @@ def _accepted(progress: Path) -> Iterator[None]:
     path = progress / FINGERPRINT
     with _held(progress):  # not around the block: training takes it, too
         former = path.read_bytes() if path.is_file() else None
-        artifact.write_json(path, {"accepted": True})
+        write_fingerprint(progress, {"accepted": True})
     try:
         yield
     except BaseException:

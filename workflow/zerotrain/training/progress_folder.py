@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain import artifact
-from zerotrain.artifact import digest, write_json
+from zerotrain.artifact import digest, replacing, write_json
 from zerotrain.artifact.in_use import remove
 from zerotrain.errors import PipelineError
 from zerotrain.training.validation_history import best_step, finished_step
@@ -197,8 +197,18 @@ def settle(progress: Path, fingerprint: Mapping[str, Any]) -> str | None:
             f"{', '.join(differing)}); training starts afresh. "
             f"`zerotrain progress accept {progress.parent}` takes it back"
         )
-    write_json(path, dict(fingerprint))
+    write_fingerprint(progress, fingerprint)
     return said
+
+
+def write_fingerprint(progress: Path, fingerprint: Mapping[str, Any]) -> None:
+    """Write what the checkpoints in a folder go with, whole or not at all.
+
+    Raises:
+        DiskError: the disk is full, read-only, or fails; the former fingerprint stays.
+    """
+    with replacing(progress / FINGERPRINT) as new:
+        write_json(new, dict(fingerprint))
 
 
 def accept(phase: Path) -> str:
@@ -225,6 +235,7 @@ def accept(phase: Path) -> str:
     progress = phase / "progress"
     lock = take(progress)
     try:
+        write_fingerprint(stale[-1], {"accepted": True})  # first: it is what a full disk refuses
         if saved_steps(progress):
             aside = _stale_name(progress, json.loads((progress / FINGERPRINT).read_text()))
             aside.mkdir()
@@ -242,7 +253,6 @@ def accept(phase: Path) -> str:
         for item in list(stale[-1].iterdir()):
             item.rename(progress / item.name)
         stale[-1].rmdir()
-        write_json(progress / FINGERPRINT, {"accepted": True})
     finally:
         lock.release()
     step = saved_steps(progress)[-1]
