@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,12 @@ def train(job: Job) -> None:
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    os.environ.setdefault("LOCAL_RANK", str(job.rank))
-    for key, value in (("RANK", job.rank), ("WORLD_SIZE", job.world)):
-        os.environ.setdefault(key, str(value))
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(job.options.get("port", 29541)))
+    if "RANK" not in os.environ:  # torchrun sets them for several processes
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     model: Any = job.load_model()
     if job.options.get("lora"):

@@ -32,13 +32,13 @@ def check_ranks(ranks: list[Rank], layout: Zero12 | Zero3) -> int:
     Raises:
         PipelineError: naming the first file that differs, both values, and what they are of.
     """
-    first = dict(_settings(ranks[0], layout))
+    first = {what: value for _, what, value in _settings(ranks[0], layout)}
     for rank in ranks[1:]:
-        found = dict(_settings(rank, layout))
-        for (path, what), value in found.items():
-            expected = next((v for (_, w), v in first.items() if w == what), "none of it")
-            if value != expected:
-                raise refuse(path, f"{what} {value}, rank 0's files have {expected}")
+        for path, what, value in _settings(rank, layout):
+            if value != first.get(what, "none of it"):
+                raise refuse(
+                    path, f"{what} {value}, rank 0's files have {first.get(what, 'none of it')}"
+                )
     return _optimizer_step(ranks[0], layout)
 
 
@@ -119,20 +119,21 @@ def _check_parts(
         raise refuse(path, f"{name} has {flat.numel()} elements, the optimizer files {start}")
 
 
-def _settings(rank: Rank, layout: Zero12 | Zero3) -> Iterator[tuple[tuple[Path, str], Any]]:
-    """What every rank says alike: its file and what it is, and the value."""
-    yield (rank.path, "optimizer step"), _optimizer_step(rank, layout)
-    yield (rank.path, "loss scale"), loss_scale(rank.optimizer)
-    for number, group in enumerate(layout.param_groups(rank)):
+def _settings(rank: Rank, layout: Zero12 | Zero3) -> Iterator[tuple[Path, str, Any]]:
+    """What every rank says alike: its file, what it is, and the value."""
+    groups = layout.param_groups(rank)
+    yield rank.path, "optimizer step", _optimizer_step(rank, layout)
+    yield rank.path, "loss scale", loss_scale(rank.optimizer)
+    yield rank.path, "number of param groups", len(groups)
+    for number, group in enumerate(groups):
         for key, value in group.items():
-            yield (rank.path, f"param group {number} has {key}"), _plain(value)
+            yield rank.path, f"param group {number} has {key}", _plain(value)
     for key in COUNTS:
-        what = {"global_steps": "engine step"}.get(key, key)
-        yield (rank.model_path, what), rank.model.get(key)
+        yield rank.model_path, key.replace("_", " "), rank.model.get(key)
     shapes = [{n: list(s) for n, s in group.items()} for group in rank.model["param_shapes"] or ()]
-    yield (rank.model_path, "param_shapes"), shapes
+    yield rank.model_path, "param_shapes", shapes
     for key, value in _leaves(section(rank.model, "ds_config"), ()):
-        yield (rank.model_path, key), value
+        yield rank.model_path, key, value
 
 
 def _leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

@@ -61,9 +61,9 @@ def open_universal(tag: Path, *, trust_pickle: bool = False) -> ForeignCheckpoin
     _check_folders(tag, trained)
     _check_weights(tag, model, trained, read)
     adam = any((tag / "zero" / name / FILES[ADAM_SLOTS[0]]).exists() for name in trained)
-    numbered_groups, unlike = numbered.named_groups(groups, _members(groups, shapes))
-    if len(numbered_groups) < len(groups):
-        numbered_groups = []
+    named, unlike = numbered.named_groups(groups, _members(groups, shapes))
+    if len(named) < len(groups):
+        named = []
         unlike = [f"the values of {len(groups)} param groups: nothing says who is in which"]
     frozen = frozen_shapes(model, shapes)
 
@@ -79,7 +79,7 @@ def open_universal(tag: Path, *, trust_pickle: bool = False) -> ForeignCheckpoin
             samples=count_samples(model),
             optimizer="adamw" if adam else "",
             optimizer_step=_step(tag, trained, optimizer, model, trust_pickle) if adam else 0,
-            param_groups=numbered_groups,
+            param_groups=named,
             engine=describe_engine(model, stage=optimizer.get("zero_stage")),
             loss_scale=loss_scale(optimizer),
         ),
