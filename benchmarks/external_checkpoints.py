@@ -2,7 +2,7 @@
 
     python benchmarks/external_checkpoints.py                 # all, from the project's root
     python benchmarks/external_checkpoints.py accelerate      # rows whose name has this word
-    python benchmarks/external_checkpoints.py --write         # puts the table into the docs
+    python benchmarks/external_checkpoints.py --write         # puts the rows into the docs
 
 Each program of benchmarks/external_programs trains 5 steps on a CPU in fp32, saves with its own
 library, and trains 5 more. Its checkpoint is imported, and our own training does the 5 steps that
@@ -262,10 +262,10 @@ def _norm(tensors: Iterable[Any]) -> float:
     return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors))
 
 
-def table(measured: Mapping[str, Measured]) -> str:
+def table(rows: Iterable[str]) -> str:
     """The table in Markdown."""
     head = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    return "\n".join([*head, *(found.row(name) for name, found in measured.items())]) + "\n"
+    return "\n".join([*head, *rows]) + "\n"
 
 
 def rows_of(page: str) -> dict[str, list[str]]:
@@ -275,10 +275,14 @@ def rows_of(page: str) -> dict[str, list[str]]:
     return {name: cells for name, *cells in lines}
 
 
-def write(page: Path, text: str) -> None:
-    """Put the table into a page."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{text}{END}{rest.partition(END)[2]}")
+def write(page: Path, measured: Mapping[str, Measured], names: Iterable[str]) -> None:
+    """Put rows into a page's table; those of other programs stay, those of none go."""
+    text = page.read_text()
+    rows = {name: f"| {' | '.join([name, *cells])} |" for name, cells in rows_of(text).items()}
+    rows |= {name: found.row(name) for name, found in measured.items()}
+    before, _, rest = text.partition(BEGIN)
+    found = table(rows[name] for name in names if name in rows)
+    page.write_text(f"{before}{BEGIN}\n{found}{END}{rest.partition(END)[2]}")
 
 
 def main() -> None:
@@ -287,7 +291,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("words", nargs="*", metavar="WORD", help="rows whose name has one of these")
-    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"put the rows into {PAGE.name}")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep all files there")
     arguments = parser.parse_args()
     chosen = [
@@ -304,11 +308,9 @@ def main() -> None:
             folder = place / f"program-{number:02}"
             measured[program.name] = measure(program, inputs.folder(program.family), folder)
             print(measured[program.name].row(program.name), file=sys.stderr, flush=True)
-    print(table(measured))
+    print(table(found.row(name) for name, found in measured.items()))
     if arguments.write:
-        if arguments.words:
-            sys.exit("--write: the table needs every row; leave the words away")
-        write(PAGE, table(measured))
+        write(PAGE, measured, [program.name for program in all_programs()])
     worst = max(found.worst for found in measured.values())
     facts = {"layouts": len(measured), "bound": BOUND, "largest_deviation": worst}
     rows = {name: dict(found.apart) for name, found in measured.items()}

@@ -25,7 +25,7 @@ rule import_checkpoint:
     params:
         config_file=config_file,
         folder=lambda wildcards: run_of(wildcards).resume_from_checkpoint.folder,
-        names=lambda wildcards: run_of(wildcards).resume_from_checkpoint.names,
+        resume_from_checkpoint=value("resume_from_checkpoint"),
         lora=value("lora"),
         peft=value("peft"),
         frozen_parameters=value("frozen_parameters"),

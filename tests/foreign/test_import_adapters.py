@@ -104,6 +104,19 @@ def test_an_adapters_file_alone_is_a_start(
     assert "alpha" not in said
 
 
+@pytest.mark.parametrize(
+    "name", ["step-50.safetensors", "cat-step00000050.safetensors", "checkpoint-50/a.safetensors"]
+)
+def test_the_step_is_what_a_files_name_says(
+    base: Path, trained: Any, tmp_path: Path, name: str
+) -> None:
+    """Or its folder's: DiffSynth-Studio, kohya, and a file of a trainer's checkpoint."""
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    save_file({f"unet.{n}": tensor for n, tensor in trained[1].items()}, file, metadata=METADATA)
+    assert open_foreign(file).position.step == 50
+
+
 def kohya(plain: Any, base: Path, *, original: bool, alpha: float = 4.0) -> dict[str, Any]:
     """The tensors under kohya's names: those of the original model, or of diffusers."""
     config = json.loads((base / "unet" / "config.json").read_text())

@@ -123,6 +123,17 @@ def _shard_elsewhere(folder: Path) -> None:
     index.write_text(index.read_text().replace("model-00002-of", "../model-00002-of"))
 
 
+def _pickled_weights(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+
+
+def _exchanged_pickles(folder: Path) -> None:
+    _pickled_weights(folder)
+    _exchange(folder, "pytorch_model.bin", "optimizer.pt")
+
+
 DAMAGE = {
     "optimizer of a later step": (
         lambda folder: _of_step(folder, 5),
@@ -143,6 +154,14 @@ DAMAGE = {
     "weights and optimizer exchanged": (
         lambda folder: _exchange(folder, "optimizer.pt", "model.safetensors"),
         r"model\.safetensors: missing, truncated or no safetensors file",
+    ),
+    "pickled weights and optimizer exchanged": (
+        _exchanged_pickles,
+        r"pytorch_model\.bin: no file of a model's tensors; it holds",
+    ),
+    "an optimizer's state of other types": (
+        lambda folder: torch.save({"state": {0: 1}, "param_groups": [1]}, folder / "optimizer.pt"),
+        r"optimizer\.pt: no state of a torch optimizer; it holds state, param_groups",
     ),
     "shards exchanged": (
         _exchanged_shards,

@@ -296,7 +296,8 @@ REACHES_BY_INPUTS = {
         "cache": "the length of prompts is noted beside weights, which this stage does not write",
         "export": "the type of weights, which this stage does not write",
         "family": "its module is an input",
-        "phases": "the first global batch is the parameter `batch`",
+        "phases": "of the first the parameters `batch`, `param_groups`, `no_decay_norm_bias` and "
+        "`allow`; its rates and decays tell groups apart that have them in `param_groups`",
     },
     "render_launch": {"run": "is part of every path"},
     "export_weights": {

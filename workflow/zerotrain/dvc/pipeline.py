@@ -35,7 +35,6 @@ CONFIG_KEYS = {
     "batch": ("train.global_batch_size", "phases.0.global_batch_size"),
     "phases": ("train", "launch", "phases.*"),
     "folder": ("resume_from_checkpoint",),
-    "names": ("resume_from_checkpoint",),
     "param_groups": ("train.param_groups", "phases.0.param_groups"),
     "no_decay_norm_bias": ("train.no_decay_norm_bias", "phases.0.no_decay_norm_bias"),
     "allow": ("phases.0.allow",),

@@ -30,6 +30,9 @@ from zerotrain.foreign.consistency import (
 )
 from zerotrain.foreign.weight_files import SafeTensors, check_shards, find_weights
 
+OF_STEP = re.compile(r"(?:^|[-_])(?:step|checkpoint)[-_]?(\d+)$")
+"""The step at the end of a name."""
+
 
 def open_accelerate(
     folder: Path, *, trust_pickle: bool = False, parameter_names: Sequence[str] | None = None
@@ -118,12 +121,14 @@ def open_accelerate(
 def open_weights_file(
     path: Path, *, parameter_names: Sequence[str] | None = None
 ) -> ForeignCheckpoint:
-    """Open a safetensors file of weights alone, as DiffSynth-Studio leaves them (step-2000...).
+    """Open a safetensors file of weights alone: a model, or an adapter.
+
+    Its name or its folder's may say the step (step-2000, cat-step00002000, checkpoint-2000/).
 
     Raises:
         PipelineError: the file is no safetensors file, or truncated.
     """
-    named = re.fullmatch(r"(?:step|checkpoint)[-_](\d+)", path.stem)
+    named = OF_STEP.search(path.stem) or OF_STEP.search(path.resolve().parent.name)
     engine = {"preset": "", "engine": "unknown", "world_size": 1, "mixed_precision": "unknown"}
     files = SafeTensors([path])
     weights: Mapping[str, torch.Tensor] = files
@@ -154,5 +159,5 @@ def _step(folder: Path) -> tuple[int | None, str]:
         path = folder / name
         if path.is_file() and isinstance(step := read_json(path).get("global_step"), int):
             return step, name
-    named = re.fullmatch(r"checkpoint[-_](\d+)", folder.resolve().name)
+    named = OF_STEP.search(folder.resolve().name)
     return (int(named[1]) if named else None), "the folder's name"

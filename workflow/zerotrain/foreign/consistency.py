@@ -39,14 +39,17 @@ def check_tensors(found: Any, path: Path) -> dict[str, torch.Tensor]:
 
 
 def check_optimizer(found: Any, path: Path) -> dict[str, Any]:
-    state, groups = (
-        found.get(k) if isinstance(found, dict) else None for k in ("state", "param_groups")
-    )
-    if isinstance(state, dict) and isinstance(groups, list) and all("params" in g for g in groups):
-        return dict(found)
-    holds = (
-        ", ".join(map(str, list(found)[:4])) if isinstance(found, dict) else type(found).__name__
-    )
+    """Refuse a pickle that is not the state_dict of a torch optimizer."""
+    held: dict[str, Any] = found if isinstance(found, dict) else {}
+    state, groups = held.get("state"), held.get("param_groups")
+    if (
+        isinstance(state, dict)
+        and all(isinstance(entry, dict) for entry in state.values())
+        and isinstance(groups, list)
+        and all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
+    ):
+        return held
+    holds = ", ".join(map(str, list(held)[:4])) or type(found).__name__
     raise PipelineError(
         f"{path}: no state of a torch optimizer; it holds {holds}",
         hint="it may have been exchanged with another file; copy the checkpoint again",
