@@ -85,7 +85,7 @@ def made_outputs(folder: Path, said: str) -> list[SimpleNamespace]:
                 (path.parent / f"{number}.bin").write_bytes(b"x")
                 files[f"{number}.bin"] = {"sha256": "0" * 64, "bytes": 1}
             if path.name == MANIFEST:
-                write_json(path, {"files": files})
+                write_json(path, {"content": {}, "files": files, "parents": {}, "made_by": {}})
     return jobs
 
 

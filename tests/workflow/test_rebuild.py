@@ -13,7 +13,7 @@ from tests.workflow.test_graph import FROM_LAUNCH, NOTHING
 
 from zerotrain import artifact
 from zerotrain.artifact import verdicts
-from zerotrain.rebuild import describe_training, look_at
+from zerotrain.rebuild import describe_training, look_at, set_aside
 
 PAYLOAD = "payload.bin"
 JOBS = {
@@ -186,3 +186,24 @@ def test_a_plan_hashes_newer_and_remembered_files_alone(tmp_path: Path) -> None:
     assert [one.path for one in look_at(tmp_path / "weights", known)] == [path]
     path.write_bytes(bytes(100))
     assert look_at(tmp_path / "weights", known) == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"files": 3}'])
+def test_a_plan_finds_a_manifest_that_is_cut_or_leads_out(tmp_path: Path, text: str) -> None:
+    """No file is looked at by its names, so none outside the folder is moved."""
+    folder, outside = tmp_path / "cache", tmp_path / "notes.txt"
+    outside.write_text("mine")
+    with artifact.publish(folder, "cache") as draft:
+        (draft.folder / "a.bin").write_bytes(bytes(100))
+    manifest = folder / "manifest.json"
+    listed = json.loads(manifest.read_text())
+    for content in (
+        text,
+        json.dumps(listed | {"files": {"../notes.txt": listed["files"]["a.bin"]}}),
+    ):
+        manifest.write_text(content)
+        (damage,) = look_at(folder, {})
+        assert (damage.path, damage.differs) == (manifest, True)
+    assert set_aside(folder, [damage], "cache_latents") == tmp_path / "cache.damaged-1"
+    assert outside.read_text() == "mine"
+    assert (folder / "a.bin").is_file()

@@ -20,6 +20,7 @@ from typing import Any
 
 from zerotrain.artifact import MANIFEST, file_sha256, is_published, verdicts
 from zerotrain.artifact.damage import Damage, compare_hash, compare_size
+from zerotrain.artifact.untrusted import find_manifest_error
 from zerotrain.dvc import jobs as graph_jobs
 
 WITHOUT_FILES = "prepare_dataset"
@@ -135,11 +136,15 @@ def look_at(folder: Path, known: verdicts.Verdicts) -> list[Damage]:
     path = folder / MANIFEST
     try:
         written = path.stat().st_mtime_ns
-        files = json.loads(path.read_bytes())["files"]
+        found = json.loads(path.read_bytes())
+        wrong = find_manifest_error(found) if isinstance(found, dict) else "not an object"
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [Damage(path, f"cannot be read ({error})", differs=True)]
+    except (OSError, ValueError, RecursionError) as error:
+        wrong = f"cannot be read ({error})"
+    if wrong:  # no name of it may be followed: one could lead out of the folder
+        return [Damage(path, wrong, differs=True)]
+    files = found["files"]
     return [
         damage for name in files if (damage := _look_at(folder / name, files[name], written, known))
     ]
