@@ -7,6 +7,7 @@ the command that makes the file again. docs/lineage.md has the table.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -206,7 +207,9 @@ def build(base: Path, whole: Path, lora: Path) -> None:
     results = Path("results")
     for source, target in ((base, "base"), (whole, "whole/weights"), (lora, "lora/weights")):
         shutil.copytree(source, results / "pics" / target)
-    published(base, results / "pics/ema/weights")
+    manifest = published(base, results / "pics/ema/weights") / "manifest.json"
+    listed = json.loads(manifest.read_text())
+    write_json(manifest, {**listed, "content": {**listed["content"], "ema": True}})
     run = parse_config(config_of("pics"), "pics.yaml")
     prepare_dataset(run.data, Path(PICTURES))
     with pytest.MonkeyPatch.context() as patch:
@@ -332,7 +335,7 @@ def test_a_damaged_image_is_named(project: Path, how: str) -> None:
     """What a dataset lists are the user's own files, which no command makes again."""
     with damaged(Path("images/3.png"), how):
         said = refusal(CACHE)
-    assert "images/3.png: " in said or "images: 3.png changed since prepare_dataset" in said
+    assert re.search(r"images[:/] ?3\.png(:| changed since prepare_dataset)", said)
     assert "Hint: " in said
     assert not Path("out").exists()
 
