@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from zerotrain import graph, snakemake_runs
+from zerotrain import artifact, graph, snakemake_runs
 from zerotrain.artifact.leftovers import beside
 from zerotrain.config import Phase, RunConfig, parse_config, read_config
 from zerotrain.config.edit import Split
