@@ -42,7 +42,7 @@ def sources(stage, *chosen):
     if not workflow.is_main_process:
         return str(LISTINGS / f"{name}.sha256")
     files = source_files(f"zerotrain.stages.{stage}", *chosen)
-    return write_listing(name, [*files, f"rules/{stage}.smk"])
+    return checked(write_listing, name, [*files, f"rules/{stage}.smk"])
 
 
 def preset_code(run):

@@ -449,6 +449,30 @@ def test_a_new_configuration(
         assert set(contents(disk)) <= {"filler", "config"}
 
 
+def test_data_that_dvc_tracks(tmp_path: Path, mount: Mount, monkeypatch, capfd) -> None:
+    """`zerotrain data add`: DVC's own words for it are no help; the images are where they were."""
+    from dvc.repo import Repo
+
+    project = tmp_path / "disk"
+    mount(project, "size=16m")
+    monkeypatch.chdir(project)
+    subprocess.run(["git", "init", "-q", "."], check=True)
+    with Repo.init():
+        pass
+    (project / "photos").mkdir()
+    (project / "photos/a.png").write_bytes(os.urandom(1 << 20))
+    former = contents(project / "photos")
+    for options, trouble in (("ro", "Read-only file system"), ("rw", "No space left on device")):
+        fill(project, 0)
+        mount(project, options)
+        code = call(["data", "add", "photos"], monkeypatch)
+        check_refused(code, capfd.readouterr().err, Path(".dvc"), trouble)
+        mount(project, "rw")
+        (project / "filler").unlink()
+        assert contents(project / "photos") == former
+        assert not (project / "photos.dvc").exists()
+
+
 def test_standard_output_on_a_full_disk(tmp_path: Path, mount: Mount) -> None:
     """What a command prints into a file that cannot take it: a sentence and code 2, not the 120 of
     Python; and a reader that goes away early is no error."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerotrain.disk_errors import explain
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def open_repo() -> Iterator[Repo]:
         with Repo() as repo:
             yield repo
     except (DvcException, OSError) as error:
+        if found := explain(error, Path(".dvc")):
+            raise found from error
         raise PipelineError(
             f"DVC: {error}", hint="mend that and call it again; `dvc doctor` shows DVC's set-up"
         ) from error
