@@ -7,14 +7,17 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dvc_data.hashfile.tree import Tree
 
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, link_or_copy
 from zerotrain.cache.layout import listed_shards
 from zerotrain.checkpoint import Checkpoint
+from zerotrain.dvc.storage import check_listed_names
 from zerotrain.errors import PipelineError
 from zerotrain.foreign.accelerate import find_weights
 from zerotrain.foreign.ranks import find_tag_folder
@@ -306,3 +309,31 @@ def test_a_position_of_wrong_types_is_one_sentence(
     with pytest.raises(PipelineError) as caught:
         {"state": State, "checkpoint": Checkpoint}[kind](tmp_path / kind)
     assert caught.value.what == f"{tmp_path / kind / kind}.json: {said}"
+
+
+def test_a_remotes_listing_that_leaves_its_output_is_refused() -> None:
+    """DVC joins whatever the listing of a folder names, and a checkout would write it there."""
+    md5 = "0" * 32
+
+    class Output:
+        """What DVC has of an output."""
+
+        hash_info = SimpleNamespace(isdir=True, value=f"{md5}.dir")
+
+        def __init__(self, *names: str) -> None:
+            self._tree = Tree.from_list([{"relpath": name, "md5": md5} for name in names])
+
+        def get_obj(self) -> Tree:
+            """Give its listing."""
+            return self._tree
+
+        def __str__(self) -> str:
+            return "results/a/weights"
+
+    check_listed_names(Output("unet/config.json", "A: a cat\\dog.png"))
+    for name in ("../../../victim", "/victim"):
+        with pytest.raises(PipelineError) as caught:
+            check_listed_names(Output("manifest.json", name))
+        assert caught.value.what == (
+            f"results/a/weights: its listing {md5}.dir names '{name}', which leaves the folder"
+        )
