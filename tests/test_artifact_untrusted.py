@@ -7,18 +7,24 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dvc_data.hashfile.tree import Tree
 
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, link_or_copy
 from zerotrain.cache.layout import listed_shards
+from zerotrain.checkpoint import Checkpoint
+from zerotrain.dvc.storage import check_listed_names
 from zerotrain.errors import PipelineError
 from zerotrain.foreign.accelerate import find_weights
 from zerotrain.foreign.ranks import find_tag_folder
 from zerotrain.formats import convert
 from zerotrain.lineage.shelf import Unreadable, load
+from zerotrain.position import TYPES
+from zerotrain.state import State
 
 SHA256 = "a7937b64b8caa58f03721bb6bacf5c78cb235febe0e70b1b84cd99541461a08e"  # of "first"
 HOSTILE = {
@@ -278,3 +284,56 @@ def test_an_export_of_hostile_weights_overwrites_no_file(tmp_path: Path) -> None
     with pytest.raises(PipelineError, match=r"the name '../../profile' leaves the folder"):
         convert(weights, "diffusers", home / "b" / "out")
     assert (home / "profile").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("state", {"step": "many"}, "step is 'many', not of the type int"),
+        ("state", {"slots": []}, "slots is [], not of the type dict"),
+        ("state", {"engine": None}, "engine is None, not of the type dict"),
+        ("checkpoint", {"fragments": 3}, "fragments is 3, not of the type dict"),
+        ("checkpoint", {"parameters": None}, "parameters is None, not of the type dict"),
+    ],
+)
+def test_a_position_of_wrong_types_is_one_sentence(
+    tmp_path: Path, kind: str, change: dict[str, Any], said: str
+) -> None:
+    """state.json and checkpoint.json with intact hashes and other values: no traceback."""
+    position = {key: make() for key, make in TYPES.items()}
+    parts = {"shapes": {}, "slots": {}, "parameters": {}, "fragments": {}}
+    if kind == "checkpoint":
+        parts["slots"] = []
+    with artifact.publish(tmp_path / kind, kind) as draft:
+        (draft.folder / f"{kind}.json").write_text(json.dumps(position | parts | change))
+    with pytest.raises(PipelineError) as caught:
+        {"state": State, "checkpoint": Checkpoint}[kind](tmp_path / kind)
+    assert caught.value.what == f"{tmp_path / kind / kind}.json: {said}"
+
+
+def test_a_remotes_listing_that_leaves_its_output_is_refused() -> None:
+    """DVC joins whatever the listing of a folder names, and a checkout would write it there."""
+    md5 = "0" * 32
+
+    class Output:
+        """What DVC has of an output."""
+
+        hash_info = SimpleNamespace(isdir=True, value=f"{md5}.dir")
+
+        def __init__(self, *names: str) -> None:
+            self._tree = Tree.from_list([{"relpath": name, "md5": md5} for name in names])
+
+        def get_obj(self) -> Tree:
+            """Give its listing."""
+            return self._tree
+
+        def __str__(self) -> str:
+            return "results/a/weights"
+
+    check_listed_names(Output("unet/config.json", "A: a cat\\dog.png"))
+    for name in ("../../../victim", "/victim"):
+        with pytest.raises(PipelineError) as caught:
+            check_listed_names(Output("manifest.json", name))
+        assert caught.value.what == (
+            f"results/a/weights: its listing {md5}.dir names '{name}', which leaves the folder"
+        )

@@ -6,12 +6,14 @@ import ast
 import io
 from pathlib import Path
 
+import datasets
 import pytest
 from PIL import EpsImagePlugin, Image
 
 from zerotrain.config import DataConfig
 from zerotrain.data.decode import FORMATS, decode
 from zerotrain.data.folder import EXTENSIONS
+from zerotrain.data.hub_text import hub_rows
 from zerotrain.data.source import BadImage, open_source
 from zerotrain.errors import PipelineError
 
@@ -55,6 +57,31 @@ def test_the_refusal_names_file_and_format(tmp_path: Path, interpreted: list[str
     assert caught.value.what.startswith(
         f"{tmp_path}: a.png: of the format EPS, which is not opened"
     )
+    assert interpreted == []
+
+
+def test_images_in_a_dataset_of_text_are_not_decoded(
+    tmp_path: Path, interpreted: list[str]
+) -> None:
+    """Cells of a saved dataset that hold images, in a column or within one, stay as they are: the
+    library would open them in any format."""
+    image = datasets.Image()
+    features = datasets.Features(
+        {
+            "prompt": datasets.Value("string"),
+            "response": datasets.Value("string"),
+            "page": image,
+            "pages": datasets.List(image),
+            "parts": {"scan": image, "name": datasets.Value("string")},
+        }
+    )
+    cell = {"bytes": EPS, "path": None}
+    row = {"prompt": "a", "response": "b", "page": cell, "pages": [cell]}
+    row["parts"] = {"scan": cell, "name": "c"}
+    rows = datasets.Dataset.from_list([row], features=features)
+    rows.save_to_disk(tmp_path / "rows")
+    data = DataConfig(source="text", path=str(tmp_path / "rows"))
+    assert [found for _, found in hub_rows(data)[0]] == [{"prompt": "a", "response": "b"}]
     assert interpreted == []
 
 

@@ -12,7 +12,6 @@ A switch never reads it: export_weights makes a state of it first. A resume of t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from zerotrain.artifact import Artifact
 from zerotrain.artifact.in_use import hold
 from zerotrain.errors import PipelineError
 from zerotrain.optimizers import slot_shape
-from zerotrain.position import MASTER, TrainingPosition, read_position
+from zerotrain.position import MASTER, TrainingPosition, read_document, read_position
 from zerotrain.state import Shards, sharded, write_tensors
 from zerotrain.tensor_file import write_tensor_file
 
@@ -122,8 +121,9 @@ class Checkpoint:
     def __init__(self, folder: Path, *, verify: bool = True) -> None:
         self._held = hold(folder)  # a training that goes on must not remove it meanwhile
         self.artifact: Artifact = artifact.read(folder, KIND, verify=verify)
-        document = json.loads(self.artifact.path("checkpoint.json").read_text())
         self.position = read_position(self.artifact, "checkpoint.json")
+        parts = {"parameters": dict, "slots": list, "fragments": dict}
+        document = read_document(self.artifact, "checkpoint.json", parts)
         self.shapes: dict[str, list[int]] = document["parameters"]
         self.slots: list[str] = document["slots"]
         self._spans: dict[str, dict[str, list[int]]] = document["fragments"]

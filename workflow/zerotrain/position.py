@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from zerotrain.artifact import Artifact
+from zerotrain.errors import PipelineError
 
 MASTER, EMA = "master", "ema"
 """Slots of every engine: the float32 weights, and their average where a training keeps one."""
@@ -42,8 +44,42 @@ class TrainingPosition:
     last changed, and the overflows until it is halved."""
 
 
+HINT = "no version of this program writes that: do not use it if you do not know who made it"
+TYPES: dict[str, type] = {
+    **dict.fromkeys(("run", "phase", "optimizer", "lr_scheduler"), str),
+    **dict.fromkeys(("step", "samples", "optimizer_step", "lr_scheduler_steps"), int),
+    **dict.fromkeys(("rng", "engine"), dict),
+    "param_groups": list,
+}
+"""Of a position's values in JSON."""
+
+
 def read_position(found: Artifact, name: str) -> TrainingPosition:
-    """Read the position from a checkpoint's or a state's JSON file."""
-    document = json.loads(found.path(name).read_text())
+    """Read the position from a checkpoint's or a state's JSON file.
+
+    Raises:
+        PipelineError: the file is not JSON, or lacks a value or has one of another type.
+    """
+    document = read_document(found, name, TYPES)
     known = {f.name for f in fields(TrainingPosition)}
     return TrainingPosition(**{key: document[key] for key in known & document.keys()})
+
+
+def read_document(found: Artifact, name: str, types: Mapping[str, type]) -> dict[str, Any]:
+    """Read a JSON file of a published folder whose values have these types.
+
+    Raises:
+        PipelineError: the file is not JSON, or lacks a value or has one of another type.
+    """
+    path = found.path(name)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise PipelineError(f"{path}: not JSON ({error})", hint=HINT) from error
+    for key, kind in types.items():
+        value = document.get(key) if isinstance(document, dict) else None
+        if not isinstance(value, kind):
+            raise PipelineError(
+                f"{path}: {key} is {value!r:.60}, not of the type {kind.__name__}", hint=HINT
+            )
+    return dict(document)

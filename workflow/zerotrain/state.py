@@ -11,7 +11,6 @@ with the slots ``master`` (weights) and the optimizer's own (Adam: ``exp_avg``, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -24,7 +23,7 @@ from safetensors import safe_open
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.optimizers import slot_shape
-from zerotrain.position import TrainingPosition, read_position
+from zerotrain.position import TrainingPosition, read_document, read_position
 from zerotrain.tensor_file import OpenTensorFile, write_tensor_file
 
 KIND = "state"
@@ -132,7 +131,7 @@ class State:
     def __init__(self, folder: Path, *, verify: bool = True) -> None:
         self.artifact = artifact.read(folder, KIND, verify=verify)
         self.position = read_position(self.artifact, "state.json")
-        document = json.loads(self.artifact.path("state.json").read_text())
+        document = read_document(self.artifact, "state.json", {"slots": dict})
         if "shapes" not in document:
             raise PipelineError(
                 f"{folder}: its state.json has no shapes; an unreleased version wrote it",

@@ -50,10 +50,23 @@ def hub_rows(
             "without internet run `zerotrain fetch CONFIG` on the login node and source its env.sh "
             "in jobs",
         ) from error
+    # The library would decode an image in any format that Pillow knows, EPS among them.
+    if media := [name for name, feature in found.features.items() if _is_decoded(feature)]:
+        found = found.remove_columns(media)
     names = data.label_names
     if names is None and data.response_column in found.features:
         names = getattr(found.features[data.response_column], "names", None)
     return ((f"{data.hub_split} row {i}", row) for i, row in enumerate(found, 1)), names
+
+
+def _is_decoded(feature: Any) -> bool:
+    """Return whether a column holds files that reading it would open: images, sound, documents."""
+    if isinstance(feature, dict):
+        return any(map(_is_decoded, feature.values()))
+    if isinstance(feature, list):
+        return any(map(_is_decoded, feature))
+    inner = getattr(feature, "feature", None)
+    return hasattr(feature, "decode_example") or (inner is not None and _is_decoded(inner))
 
 
 def _from_hub(datasets: Any, data: DataConfig) -> Any:

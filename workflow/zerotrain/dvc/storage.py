@@ -87,6 +87,8 @@ def bring(repo: Repo, *, force: bool) -> list[str]:
         return []
     if any(_lacking(out) for out in outs):
         _fetch(repo, targets, outs)
+    for out in outs:
+        check_listed_names(out)
     try:
         done = repo.checkout(targets=targets, force=force)
     except DvcException as error:
@@ -98,6 +100,25 @@ def bring(repo: Repo, *, force: bool) -> list[str]:
             hint="move it away, or `dvc commit` it; to let it go: `zerotrain restore --force`",
         ) from error
     return sorted({*done["added"], *done["modified"]})
+
+
+def check_listed_names(out: Any) -> None:
+    """Check that the files of an output that is a folder stay in it, before any is written.
+
+    Names of a user's own data may hold anything else.
+
+    Raises:
+        PipelineError: a listing that came from a remote names a file in another place.
+    """
+    listing = out.get_obj() if out.hash_info.isdir else None
+    for parts, *_ in () if listing is None else listing:
+        if ".." in parts or "" in parts:
+            raise PipelineError(
+                f"{out}: its listing {out.hash_info.value} names {'/'.join(parts)!a}, which leaves "
+                "the folder",
+                hint="DVC writes no such listing: take the repository and its remote from who made "
+                "them, or do not use them",
+            )
 
 
 def some(names: list[str]) -> str:

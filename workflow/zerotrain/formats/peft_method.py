@@ -26,17 +26,17 @@ def find(to: str | None, weights: ExportedWeights) -> Any:
     Raises:
         PipelineError: an adapter of the method cannot have this form, or none is named.
     """
-    config = weights.folder / FOLDER / PEFT_CONFIG
-    if not config.is_file():
+    config = f"{FOLDER}/{PEFT_CONFIG}"
+    if config not in weights.artifact.files:
         return None
-    refuse_form(to, json.loads(config.read_text())[PEFT_TYPE])
+    refuse_form(to, json.loads(weights.artifact.path(config).read_text())[PEFT_TYPE])
     if to == "peft":
         return SimpleNamespace(write=_write_folder, verify=_verify_folder)
     return SimpleNamespace(write=_write_merged, verify=_verify_merged)
 
 
 def _write_folder(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
-    link_or_copy(weights.folder / FOLDER / PEFT_CONFIG, out / PEFT_CONFIG)
+    link_or_copy(weights.artifact.path(f"{FOLDER}/{PEFT_CONFIG}"), out / PEFT_CONFIG)
     sha256 = write_tensors(out / PEFT_ADAPTER, _adapter(weights), options.dtype, weights.lineage())
     return {PEFT_CONFIG: file_sha256(out / PEFT_CONFIG), PEFT_ADAPTER: sha256}
 
@@ -56,7 +56,7 @@ def _verify_merged(weights: ExportedWeights, options: Options, out: Path) -> Non
 
 
 def _adapter(weights: ExportedWeights) -> dict[str, Stored]:
-    return tensors_in([weights.folder / FOLDER / PEFT_ADAPTER])
+    return tensors_in([weights.artifact.path(f"{FOLDER}/{PEFT_ADAPTER}")])
 
 
 @torch.no_grad()
