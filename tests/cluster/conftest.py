@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from tests.cluster.virtual_slurm import VirtualSlurm, missing, virtual_slurm
 
+EAGER = Path(__file__).with_name("eager_snakemake.py")
 SECONDS = 300
 """Longer than anything here is waited for."""
 PROFILE = (
@@ -87,7 +88,7 @@ class Project:
         """`snakemake`, without waiting for it; it leads a process group."""
         self._started += 1
         return Snakemake(
-            [sys.executable, "-m", "snakemake", *words],
+            [sys.executable, "-P", str(EAGER), *words],
             self.folder,
             self.environment,
             self.folder.with_name(f"snakemake-{self._started}.txt"),
