@@ -26,7 +26,7 @@ from tests.test_switch_command import (
     start_training,
 )
 
-from zerotrain import artifact, graph, switch, switch_checks
+from zerotrain import artifact, graph, switch, switch_checks, switch_plan
 from zerotrain.config import read_config
 from zerotrain.errors import PipelineError
 
@@ -476,7 +476,7 @@ def test_a_configuration_that_cannot_be_written_stops_nothing(
     saved, unwritable, monkeypatch, how, why
 ) -> None:
     """It is noticed before the training is asked to stop."""
-    monkeypatch.setattr(switch, "PRESETS", Path("presets"))
+    monkeypatch.setattr(switch_plan, "PRESETS", Path("presets"))
     Path("config/launch").rename("presets")
     unwritable(how)
     with start_training(saved) as child:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from zerotrain.config.edit import Split, split_phase, undo_split
+from zerotrain.config.edit import Split, split_phase
+from zerotrain.config.undo import undo_split
 from zerotrain.errors import PipelineError
 
 BLOCK = """\

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.config.edit import Split, split_phase, undo_split
+from zerotrain.config.edit import Split, split_phase
 from zerotrain.config.replace import replace_file
+from zerotrain.config.undo import undo_split
 from zerotrain.errors import PipelineError
 
 NOTE = "switch.json"
