@@ -226,6 +226,7 @@ def test_one_level_up_names_the_newest_checkpoint(there: Any) -> None:
         for name in ("optimizer.pt", "model.safetensors"):
             (below / name).write_bytes((folder / name).read_bytes())
     newest = folder.with_name("checkpoint-100")
+    (newest / "optimizer.pt").unlink()  # as Trainer leaves it with save_only_model
     with pytest.raises(PipelineError, match="no layout that is known; it holds") as caught:
         open_foreign(folder.parent)
     assert f"`zerotrain state show {newest}`" in str(caught.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zerotrain.checkpoint_path import OPTIMIZERS, find_checkpoint
 from zerotrain.errors import PipelineError
-from zerotrain.foreign.accelerate import open_accelerate, open_weights_file
+from zerotrain.foreign.accelerate import OF_STEP, open_accelerate, open_weights_file
 from zerotrain.foreign.checkpoint import ForeignCheckpoint
 from zerotrain.foreign.deepspeed import open_deepspeed
 from zerotrain.foreign.ranks import find_tag_folder, is_tag_folder, is_universal
@@ -77,7 +77,8 @@ def find_checkpoints_below(folder: Path) -> list[Path]:
 def _is_checkpoint(folder: Path) -> bool:
     if is_tag_folder(folder) or any(map(is_tag_folder, folder.iterdir())):
         return True
-    return _has_optimizer(folder) and bool(find_weights(folder)[0])
+    named = OF_STEP.search(folder.name) is not None
+    return (named or _has_optimizer(folder)) and bool(find_weights(folder)[0])
 
 
 def _has_optimizer(folder: Path) -> bool:
