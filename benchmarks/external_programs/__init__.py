@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-MODULES = ("accelerate_plain", "adapter", "trainer", "deepspeed_engine")
+MODULES = ("accelerate_plain", "accelerate_deepspeed", "adapter", "trainer", "deepspeed_engine")
 """Modules of this package that have programs."""
 SAVED_STEP, LAST_STEP = 5, 10
 """A program saves after so many steps, and ends after so many."""
