@@ -482,8 +482,8 @@ def test_a_configuration_that_cannot_be_written_stops_nothing(
     with start_training(saved) as child:
         with pytest.raises(PipelineError) as caught:
             switch.switch("flowers", "zero2", config=FILE)
-        assert caught.value.what == f"{FILE}: cannot be written: {why}"
-        assert HINT in caught.value.hint
+        assert caught.value.what.startswith(f"{FILE}: cannot be written: {why}")
+        assert "run the same command again" in caught.value.hint
         assert child.poll() is None
         assert not (saved / "stop").exists()
         (saved / "stop").touch()

@@ -26,7 +26,7 @@ HINTS = {
     errno.EFBIG: "see `ulimit -f` and the largest file that this file system can hold",
     errno.EROFS: "mount it for writing, or name a folder on another disk",
     errno.EACCES: PERMISSION,
-    errno.EPERM: PERMISSION,
+    errno.EPERM: PERMISSION + " (`chattr -i` where `lsattr` shows it as immutable)",
     errno.EIO: "the disk or its connection fails: look at `dmesg`",
     errno.ENAMETOOLONG: "choose a shorter name",
 }

@@ -21,7 +21,8 @@ from zerotrain import artifact, graph, snakemake_runs
 from zerotrain.artifact.leftovers import beside
 from zerotrain.config import RunConfig, read_config
 from zerotrain.config.find import find_config
-from zerotrain.config.replace import check_replaceable, explained
+from zerotrain.config.replace import check_replaceable
+from zerotrain.disk_errors import writing
 from zerotrain.errors import PipelineError
 from zerotrain.supervise import handling_signals, unwind
 from zerotrain.switch_before import (
@@ -89,7 +90,7 @@ def switch(
         refuse(folder)
         return _dry_run(request, file, folder)
     with handling_signals(unwind):
-        with explained(folder):
+        with writing(folder):
             held = lock.take(folder, refuse)
         try:
             return _switch(request, file, folder, wait, accept)

@@ -10,7 +10,7 @@ from zerotrain import artifact, graph
 from zerotrain.artifact.leftovers import beside
 from zerotrain.config import Phase, RunConfig, read_config
 from zerotrain.config.edit import Split
-from zerotrain.config.replace import explained
+from zerotrain.disk_errors import writing
 from zerotrain.errors import PipelineError
 from zerotrain.switch_point import RESULTS, imported_state, phase_folder, published_end
 from zerotrain.training.progress_folder import FINGERPRINT
@@ -40,7 +40,7 @@ def refuse_other_jobs(
     """
     draft = beside(folder / file.name, "new")
     try:
-        with explained(folder):
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             draft.write_bytes(text.encode())
         jobs = graph.plan(draft, targets)

@@ -6,21 +6,14 @@ import ctypes
 import errno
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from zerotrain.artifact.leftovers import beside, mend
-from zerotrain.errors import PipelineError
+from zerotrain.disk_errors import writing
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 """What a kernel or a file system says that cannot exchange two names, as NFS cannot."""
-HINTS = {
-    errno.ENOSPC: "make room on its disk, and run this again",
-    errno.EDQUOT: "make room in your quota, and run this again",
-    errno.EPERM: "`chattr -i` where `lsattr` shows the file as immutable; then run this again",
-}
 
 
 def replace_file(file: Path, expected: bytes, new: bytes) -> bool:
@@ -38,11 +31,11 @@ def replace_file(file: Path, expected: bytes, new: bytes) -> bool:
         Whether it has them; False if it had others than expected, which it keeps.
 
     Raises:
-        PipelineError: the file cannot be replaced; it is as it was.
+        DiskError: the file cannot be replaced; it is as it was.
     """
     target = file.resolve()
     draft = beside(target, "new")
-    with explained(file):
+    with writing(file):
         try:
             _write(draft, new, target)
             if target.read_bytes() != expected:
@@ -68,11 +61,11 @@ def check_replaceable(file: Path) -> None:
     """Check that `replace_file` can replace a file, and remove what killed processes left of it.
 
     Raises:
-        PipelineError: it cannot: the file or its folder is read-only, or the disk is full.
+        DiskError: it cannot: the file or its folder is read-only, or the disk is full.
     """
     target = file.resolve()
     draft = beside(target, "new")
-    with explained(file):
+    with writing(file):
         mend(target)
         with target.open("r+b") as stream:  # refused for an immutable file, whose folder is not
             content = stream.read()
@@ -80,20 +73,6 @@ def check_replaceable(file: Path) -> None:
             _write(draft, content + bytes(4096), target)
         finally:
             draft.unlink(missing_ok=True)
-
-
-@contextmanager
-def explained(file: Path) -> Iterator[None]:
-    """Turn what the system says of a file that cannot be written into a sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise PipelineError(
-            f"{file}: cannot be written: {error.strerror}",
-            hint=HINTS.get(
-                error.errno or 0, "make the file and its folder writable, and run this again"
-            ),
-        ) from error
 
 
 def _write(draft: Path, content: bytes, target: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from zerotrain.foreign import agreement, numbered, zero3, zero12
+from zerotrain.foreign import numbered, rank_consistency, zero3, zero12
 from zerotrain.foreign.checkpoint import ForeignCheckpoint, training_position
 from zerotrain.foreign.ranks import (
     Rank,
@@ -47,8 +47,8 @@ def open_deepspeed(
     if not shapes:
         raise refuse(tag, f"no param_shapes in its model file (DeepSpeed {version(model)})")
     layout = _layout(ranks, shapes)
-    step = agreement.check_ranks(ranks, layout)
-    lost = agreement.check_weights(tag, ranks, layout, step)
+    step = rank_consistency.check_ranks(ranks, layout)
+    lost = rank_consistency.check_weights(tag, ranks, layout, step)
     slots = set.intersection(*(set(s) for rank in ranks for s in layout.states(rank)))
     adam = slots.issuperset(ADAM_SLOTS)
     if extra := sorted(slots - {*ADAM_SLOTS, "step"}):
