@@ -216,7 +216,7 @@ def test_nothing_is_downloaded_where_there_is_no_room(
 
     place = Large(REPO, ("model",), repo=REPO)
     monkeypatch.setattr(
-        fetching, "base_files", lambda *_: BaseFiles(REPO, [(place, {"model": "model"})])
+        fetching, "base_files", lambda *_: BaseFiles(REPO, [(place, {"model": "model"})], [])
     )
     with pytest.raises(PipelineError, match="are free, the models that are missing take 1000000"):
         list(fetching.fetch(configured(tmp_path), tmp_path / "shared"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import shutil
@@ -68,9 +69,14 @@ def predict(unet: torch.nn.Module) -> torch.Tensor:
 
 
 def difference(one: torch.nn.Module, other: torch.nn.Module) -> float:
-    """Largest difference of two U-Nets' answers."""
+    """Largest difference of two U-Nets' answers.
+
+    Both are asked as copies without gradients: torch may multiply by another kernel where a weight
+    is to get one.
+    """
     with torch.inference_mode():
-        return (predict(one) - predict(other)).abs().max().item()
+        first, second = (predict(copy.deepcopy(m).requires_grad_(False)) for m in (one, other))
+        return (first - second).abs().max().item()
 
 
 def weights_folder(base: Path, folder: Path, **changes: object) -> Path:

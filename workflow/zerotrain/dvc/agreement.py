@@ -155,7 +155,12 @@ class Agreement:
             return dag.finished(job) or not dag.needrun(job)
 
         edits = self._set_aside_edited(is_fresh)
+        # What a damaged folder's job made again is no edit; if it is another than before, the next
+        # plan and `dvc status` find it.
+        remade = {path for job in dag.jobs if dag.finished(job) for path in map(str, job.output)}
         for name, found in edits.items():
+            if remade.issuperset(found):
+                continue
             print(
                 f"{name}: not entered in {LOCK}: {some(found)}: edited meanwhile", file=sys.stderr
             )
