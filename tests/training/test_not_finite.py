@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -90,7 +91,13 @@ def test_skip_leaves_exactly_that_update_out(spoilt, preset, changes):
         int(number == STEP) for number in range(1, UNTIL + 1)
     ]
     said = spoilt.output.read_text()
-    assert f"the loss of step {STEP} is nan; the loss is not finite for {SPOILT}.png; this" in said
+    found = re.search(
+        rf"the loss of step {STEP} is nan; the loss is not finite for (.+); this", said
+    )
+    assert found
+    names = found[1].split(", ")
+    # A processor's matrix tiles in bf16 let a nan spread to the samples of its batch.
+    assert f"{SPOILT}.png" in names if "mixed_precision" in changes else names == [f"{SPOILT}.png"]
 
 
 @pytest.mark.parametrize("preset", ["torch", pytest.param("zero2", marks=slow)])
