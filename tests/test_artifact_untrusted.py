@@ -204,7 +204,9 @@ def test_a_link_never_takes_the_place_of_a_file(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+@pytest.mark.parametrize(
+    "code", [errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS]
+)
 def test_a_file_system_without_links_gets_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:

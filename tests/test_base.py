@@ -105,6 +105,7 @@ def test_a_part_takes_files_by_a_fixed_list_of_names():
         "tokenizer/spiece.model",
         "tokenizer/special_tokens_map.json",
         "tokenizer/tokenizer.json",
+        "tokenizer/tekken.json",
         "tokenizer/chat_template.jinja",
     ]
     chosen = choose([*HUB, *hostile, *loaded, "scheduler/config.json", "vae/vocab.json"])

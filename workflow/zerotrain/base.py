@@ -35,6 +35,7 @@ TOKENIZER_FILES = frozenset(
         *("dict.txt", "source.spm", "target.spm", "target_vocab.json", "vocab-src.json"),
         *("vocab-tgt.json", "byte_maps.json", "emoji.json", "entity_vocab.json", "normalizer.json"),
         *("prophetnet.tokenizer", "word_pronunciation.json", "word_shape.json"),
+        *("tekken.json", "qwen.tiktoken"),
     )
 )
 """Of any tokenizer of transformers: its settings and its vocabulary."""

@@ -20,7 +20,10 @@ from zerotrain.artifact.whole_file import replacing, sync
 from zerotrain.disk_errors import writing
 from zerotrain.errors import PipelineError
 
-NO_LINKS = (errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK)
+NO_LINKS = (
+    *(errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK),
+    errno.ENOSYS,  # of FUSE, where the file system has no link()
+)
 """Errors that say that a file can have no second name there."""
 COPY_BYTES = 2**23
 
