@@ -61,14 +61,29 @@ def test_the_lock_of_a_killed_snakemake_is_removed(capsys: pytest.CaptureFixture
 
 
 def test_the_lock_of_one_that_lives_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    """Whoever else was killed; Snakemake itself says that it is locked."""
+    """Whoever else was killed; who works here is named, and no hint leads to an unlock."""
     started = psutil.Process(os.getppid()).create_time()
     parent = dataclasses.replace(this_process(), pid=os.getppid(), started=started)
     kept = [record(GONE), record(parent)]
     snakemake_runs.begin([])
     assert locks() == BOTH
     assert all(path.exists() for path in kept)
-    assert capsys.readouterr().err == ""
+    said = capsys.readouterr().err
+    assert f"not unlocked: snakemake pid {GONE.pid} on" in said
+    assert f"snakemake pid {parent.pid} on" in said
+    assert "works here: wait until it has ended" in said
+
+
+def test_a_clock_that_was_set_ends_no_snakemake() -> None:
+    """Its start looks like another's then; the lock on its record lives as long as it does."""
+    moved = record(dataclasses.replace(this_process(), pid=os.getppid(), started=1.0))
+    (run,) = snakemake_runs.read_runs()
+    assert not run.is_live()
+    run.hold()
+    assert run.is_live()
+    snakemake_runs.begin([])
+    assert locks() == BOTH
+    assert moved.exists()
 
 
 def test_the_lock_of_another_host_stays_and_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +137,8 @@ def test_a_dry_run_changes_nothing(words: list[str]) -> None:
 
 def test_other_words_are_no_dry_run() -> None:
     """Whatever letters they have."""
-    assert not snakemake_runs.is_dry_run(["--cores", "all", "train", "--nolock", "-j4", "n"])
+    words = ["--nolock", "-j4", "n", "-junlimited", "-Rtrain", "-qnone"]
+    assert not snakemake_runs.is_dry_run(words)
 
 
 def test_where_the_jobs_run_is_noted() -> None:

@@ -551,7 +551,8 @@ def test_a_killed_training_goes_on_under_deepspeed(
     config.write_text(config.read_text().replace("until: 400", f"until: {end}"))
     said = call(sys.executable, "-m", "zerotrain", "switch", "digits", "--to", "zero2_offload")
     assert re.search(
-        rf"^plain: ends at step \d+ \(was {end}\), exported; plain-zero2_offload goes on to {end}",
+        rf"^plain: ends at step \d+ \(was {end}\), exported; "
+        rf"plain-zero2_offload continues to {end}",
         said,
         re.M,
     )

@@ -206,7 +206,7 @@ def test_an_edit_that_is_saved_while_a_switch_plans_is_kept(snakemake, call: int
 
 
 def test_an_edit_of_what_is_cut_is_planned_again(snakemake) -> None:
-    """As when the end of the phase is moved: the new phase goes on to where it is now."""
+    """As when the end of the phase is moved: the new phase continues to where it is now."""
     snakemake(plan=lambda call: edit("until: 300", "until: 350") if call == 1 else None)
     assert "was 350" in switch.switch("flowers", "zero2")
     assert FILE.read_text() == SWITCHED.replace("until: 300", "until: 350")
@@ -370,7 +370,8 @@ def test_the_same_switch_completes_a_killed_one(snakemake, racer, until, capfd) 
     assert said.startswith(
         "done already: plain ended at step 100, plain-zero2 continues to 300"
         if until == 2
-        else "plain: ends at step 100 (was 300), exported; plain-zero2 goes on to 300 under zero2. "
+        else "plain: ends at step 100 (was 300), exported; plain-zero2 continues to 300 under "
+        "zero2. "
     )
     assert FILE.read_text() == SWITCHED
     completed = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,7 +14,8 @@ from tests.workflow.test_graph import FROM_LAUNCH, NOTHING
 
 from zerotrain import artifact
 from zerotrain.artifact import verdicts
-from zerotrain.rebuild import describe_training, look_at, set_aside
+from zerotrain.errors import PipelineError
+from zerotrain.rebuild import check_not_stored, describe_training, look_at, set_aside
 
 PAYLOAD = "payload.bin"
 JOBS = {
@@ -207,3 +209,54 @@ def test_a_plan_finds_a_manifest_that_is_cut_or_leads_out(tmp_path: Path, text: 
     assert set_aside(folder, [damage], "cache_latents") == tmp_path / "cache.damaged-1"
     assert outside.read_text() == "mine"
     assert (folder / "a.bin").is_file()
+
+
+def test_a_file_that_cannot_be_read_is_left_alone(tmp_path: Path, monkeypatch, capsys) -> None:
+    """A file server that answers with an error has damaged nothing: no training is repeated."""
+    with artifact.publish(tmp_path / "checkpoint", "checkpoint") as draft:
+        (draft.folder / "a.bin").write_bytes(bytes(100))
+    for name in ("a.bin", "manifest.json"):
+        plain = Path.stat
+
+        def failing(path: Path, *, name: str = name, plain=plain, **options: bool) -> object:
+            if path.name == name:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            return plain(path, **options)
+
+        monkeypatch.setattr(Path, "stat", failing)
+        assert look_at(tmp_path / "checkpoint", {}) == []
+        monkeypatch.setattr(Path, "stat", plain)
+        assert capsys.readouterr().err == (
+            f"{tmp_path}/checkpoint/{name}: cannot be read (Stale file handle): it is left as it "
+            "is\n"
+        )
+
+
+def test_files_that_no_manifest_lists_are_kept(tmp_path: Path) -> None:
+    """They are the user's, also in a whole folder that the job of a damaged one makes again."""
+    for name in ("weights", "state"):
+        with artifact.publish(tmp_path / name, name) as draft:
+            (draft.folder / "a.bin").write_bytes(bytes(100))
+    (tmp_path / "weights/notes.txt").write_text("mine")
+    assert set_aside(tmp_path / "state", [], "export_weights") is None
+    assert set_aside(tmp_path / "weights", [], "export_weights") == tmp_path / "weights.damaged-1"
+    assert (tmp_path / "weights.damaged-1/notes.txt").read_text() == "mine"
+
+
+def test_a_checkpoint_that_dvc_has_is_not_trained_again(tmp_path: Path, monkeypatch) -> None:
+    """It takes seconds to bring back; only who removes its manifest trains again."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("results/a/plain/checkpoint")
+    with artifact.publish(folder, "checkpoint") as draft:
+        artifact.write_json(draft.folder / "checkpoint.json", {"step": 30})
+        (draft.folder / "a.bin").write_bytes(bytes(100))
+    (folder / "a.bin").unlink()
+    damage = look_at(folder, {})
+    check_not_stored(folder, damage, "train_phase")
+    Path("dvc.lock").write_text(f"stages:\n  x:\n    outs:\n    - path: {folder}\n")
+    with pytest.raises(
+        PipelineError, match=r"TRAINED AGAIN from its start, but dvc\.lock has"
+    ) as e:
+        check_not_stored(folder, damage, "train_phase")
+    assert f"`dvc checkout --force {folder}`" in e.value.hint
+    check_not_stored(folder, damage, "export_weights")

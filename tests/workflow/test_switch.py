@@ -72,7 +72,7 @@ def test_switch_of_a_stopped_phase(project):
     done = switch(project, "--to", "zero2")
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1] == (
-        "plain: ends at step 250 (was 300), exported; plain-zero2 goes on to 300 under zero2. "
+        "plain: ends at step 250 (was 300), exported; plain-zero2 continues to 300 under zero2. "
         "Next: snakemake --cores all train"
     )
     assert project.calls() == ["render_launch", "train_phase", "export_weights"]
@@ -101,7 +101,7 @@ def test_switch_of_the_last_phase_leaves_the_first_alone(project):
     save(project, "offload", 400, 500, preset="zero2_offload")
     done = switch(project, "--to", "torch", "--at", "400", "--name", "rest")
     assert done.returncode == 0, done.stdout
-    assert "offload: ends at step 400 (was 700), exported; rest goes on to 700" in done.stdout
+    assert "offload: ends at step 400 (was 700), exported; rest continues to 700" in done.stdout
     assert project.calls() == ["render_launch", "train_phase", "export_weights"]
     assert project.planned("train") == REST | {"evaluate": 3}
 

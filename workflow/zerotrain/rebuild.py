@@ -22,6 +22,7 @@ from zerotrain.artifact import MANIFEST, file_sha256, is_published, verdicts
 from zerotrain.artifact.damage import Damage, compare_hash, compare_size
 from zerotrain.artifact.untrusted import find_manifest_error
 from zerotrain.dvc import jobs as graph_jobs
+from zerotrain.errors import PipelineError
 
 WITHOUT_FILES = "prepare_dataset"
 """The rule whose manifest lists no files, but every sample."""
@@ -30,6 +31,7 @@ MEASURING = "evaluate"
 """The rule whose outputs differ each time: they hold seconds and bytes."""
 CACHE = "cache_latents"
 """The rule that keeps what is intact in its folder."""
+TRAINED_AGAIN = "TRAINED AGAIN"
 SHOWN = 3
 """Damaged files of a folder that are named."""
 
@@ -100,11 +102,17 @@ class Rebuilding:
         """Before the first job: keep damaged files that the jobs would replace."""
         if not self._workflow.is_main_process or self._workflow.touch:
             return
-        running = [job for job in self._workflow.dag.needrun_jobs() if job not in self._damaged]
-        for job, folders in {**self._damaged, **find_damaged(running)}.items():
+        # Looked at again: before this process had Snakemake's lock another may have made them.
+        damaged = find_damaged(list(self._workflow.dag.needrun_jobs()))
+        for job, folders in damaged.items():
             for folder, damage in folders.items():
+                check_not_stored(folder, damage, job.rule.name)
+        for job, folders in damaged.items():
+            # A job makes all of its folders again, also those that are whole.
+            for folder in {Path(output).parent for output in job.output}:
+                damage = folders.get(folder, [])
                 if kept := set_aside(folder, damage, job.rule.name):
-                    print(f"{folder}: what is damaged is kept as {kept}", file=sys.stderr)
+                    print(f"{folder}: what would be replaced is kept as {kept}", file=sys.stderr)
 
 
 def find_damaged(jobs: list[Any]) -> dict[Any, dict[Path, list[Damage]]]:
@@ -140,14 +148,20 @@ def look_at(folder: Path, known: verdicts.Verdicts) -> list[Damage]:
         wrong = find_manifest_error(found) if isinstance(found, dict) else "not an object"
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        _say_unread(Damage(path, f"cannot be read ({error.strerror})", differs=False))
+        return []
+    except (ValueError, RecursionError) as error:
         wrong = f"cannot be read ({error})"
     if wrong:  # no name of it may be followed: one could lead out of the folder
         return [Damage(path, wrong, differs=True)]
     files = found["files"]
-    return [
-        damage for name in files if (damage := _look_at(folder / name, files[name], written, known))
-    ]
+    looked = (_look_at(folder / name, files[name], written, known) for name in files)
+    damage = [one for one in looked if one]
+    for one in damage:
+        if one.unread:
+            _say_unread(one)
+    return [one for one in damage if not one.unread]
 
 
 def _look_at(
@@ -162,6 +176,11 @@ def _look_at(
     if remembered is None:
         return compare_hash(path, entry, verdicts.remembering(file_sha256))
     return compare_hash(path, entry, lambda path: remembered)
+
+
+def _say_unread(damage: Damage) -> None:
+    """Say that a file was left alone: a disk or its connection fails, which is no damage yet."""
+    print(f"{damage}: it is left as it is", file=sys.stderr)
 
 
 def describe(rule: str, folder: Path, damage: list[Damage]) -> str:
@@ -196,17 +215,39 @@ def describe_training(checkpoint: Path) -> str:
     )
 
 
+def check_not_stored(folder: Path, damage: list[Damage], rule: str) -> None:
+    """Check that no training is repeated for a checkpoint that DVC has stored.
+
+    Raises:
+        PipelineError: dvc.lock has it, and steps would be trained again.
+    """
+    lock = Path("dvc.lock")
+    if rule != TRAINING or TRAINED_AGAIN not in describe_training(folder) or not lock.is_file():
+        return
+    if f"path: {folder}\n" in lock.read_text():
+        raise PipelineError(
+            f"{damage[0]}: {describe_training(folder)}, but {lock} has {folder}",
+            hint=f"`dvc checkout --force {folder}`, after `dvc fetch` where this machine lacks it; "
+            f"to train it again, remove {folder / MANIFEST}",
+        )
+
+
 def set_aside(folder: Path, damage: list[Damage], rule: str) -> Path | None:
     """Move what is damaged out of the way of the job that makes it again.
 
-    A checkpoint is kept whole, since making it again may take a training. Of a cache the damaged
+    A checkpoint is kept whole, since making it again may take a training, and so is a folder in
+    which there are files that no manifest lists: they are the user's. Of a cache the damaged
     shards are kept: the intact ones serve again. Links are no bytes of their own.
 
     Returns:
         Where it is now; None where nothing is there that the job does not make again.
     """
     others = [one.path for one in damage if one.differs and not one.path.is_symlink()]
-    if not folder.is_dir() or not (others or rule == TRAINING):
+    trained = rule == TRAINING and bool(damage)
+    if not folder.is_dir() or rule == WITHOUT_FILES:
+        return None
+    own = _unlisted(folder) if rule != CACHE else []
+    if not (others or own or trained):
         return None
     kept = next(path for path in _names(folder) if not path.exists())
     if rule == CACHE:
@@ -219,6 +260,17 @@ def set_aside(folder: Path, damage: list[Damage], rule: str) -> Path | None:
     if is_published(kept):  # else it would count as one of the run's folders
         (kept / MANIFEST).rename(kept / f"{MANIFEST}.damaged")
     return kept
+
+
+def _unlisted(folder: Path) -> list[Path]:
+    """Find the files in a folder that its manifest does not list."""
+    try:
+        listed = json.loads((folder / MANIFEST).read_bytes())["files"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        listed = {}
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    names = {path.relative_to(folder).as_posix(): path for path in files}
+    return [path for name, path in names.items() if name != MANIFEST and name not in listed]
 
 
 def _names(folder: Path) -> Iterator[Path]:

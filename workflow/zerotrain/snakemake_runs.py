@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -27,6 +28,8 @@ RUNS = Path(".snakemake/runs")
 LOCKS = Path(".snakemake/locks")
 MARK = "ZEROTRAIN_SNAKEMAKE"
 """Environment variable by which a job tells whose it is, after the end of its Snakemake, too."""
+HELD: list[IO[str]] = []
+"""This process's records, kept open for the locks on them."""
 ORPHAN_SECONDS = 15.0
 """How long a Snakemake may take to notice that the command above it was killed, and end."""
 
@@ -49,6 +52,24 @@ class Run:
         draft.write_text(json.dumps({**values, "supervisor": self.supervisor}))
         draft.replace(self.file)
 
+    def hold(self) -> None:
+        """Lock the record while this process lives, whatever the clock says of its start."""
+        stream = self.file.open("r+")
+        HELD.append(stream)
+        with contextlib.suppress(OSError):  # a file system without this lock
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def is_live(self) -> bool:
+        """Whether its process lives, by what it recorded or by the lock on the record."""
+        if self.process.lives():
+            return True
+        with contextlib.suppress(OSError), self.file.open("r+") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
 
 def begin(words: Sequence[str]) -> None:
     """Record this Snakemake until it ends, and remove the lock of those that were killed.
@@ -70,6 +91,7 @@ def begin(words: Sequence[str]) -> None:
         with _turn():
             _clear()
             run.write()
+            run.hold()
         atexit.register(_end, run)
 
 
@@ -82,9 +104,13 @@ def remove_stale_lock() -> None:
 def note_executor(*, local: bool) -> None:
     """Note where this Snakemake's jobs run, before the first of them."""
     me = this_process()
-    for run in read_runs():
-        if run.process == me and run.local != local:
-            replace(run, local=local).write()
+    with contextlib.suppress(OSError):
+        for run in read_runs():
+            process = run.process
+            if (process.host, process.pid) == (me.host, me.pid) and run.local != local:
+                noted = replace(run, local=local)
+                noted.write()
+                noted.hold()
 
 
 def read_runs() -> list[Run]:
@@ -110,7 +136,7 @@ def wait_for_orphans() -> None:
 
 def is_dry_run(words: Sequence[str]) -> bool:
     """Whether Snakemake's arguments ask for a dry run."""
-    return any(re.fullmatch(r"--dry-?run|-[a-zA-Z]*n[a-zA-Z]*", word) for word in words)
+    return any(re.fullmatch(r"--dry-?run|-[Ffkpt]*n[Ffkpqt]*", word) for word in words)
 
 
 @contextlib.contextmanager
@@ -127,7 +153,7 @@ def _clear() -> None:
     """Remove the locks that killed Snakemakes left, where none works here that could hold them."""
     locks = sorted(LOCKS.glob("*.lock"))
     runs = read_runs()
-    living = [run for run in runs if run.process.lives()]
+    living = [run for run in runs if run.is_live()]
     dead = [run for run in runs if run not in living]
     if locks:
         for run in living:
@@ -136,6 +162,12 @@ def _clear() -> None:
                     f"{LOCKS}: not unlocked: snakemake {_who(run)} counts as running; if that host "
                     f"is gone for good, remove {run.file}"
                 )
+        here = [run for run in living if run.process.runs_here() is not None]
+        if here and dead:
+            _say(
+                f"{LOCKS}: not unlocked: snakemake {_who(dead[0])} was killed, and snakemake "
+                f"{_who(here[0])} works here: wait until it has ended"
+            )
         if living or not dead:
             return
         submitted = [run for run in dead if not run.local]
@@ -164,7 +196,7 @@ def _clear() -> None:
 def _jobs_of(run: Run) -> Iterator[tuple[int, str]]:
     """Find the jobs that run on after their Snakemake: pid and stage.
 
-    Trainings are left out: they have a lock of their own, and go on for hours.
+    Trainings are left out: they have a lock of their own, and run for hours.
     """
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ValueError, IndexError):

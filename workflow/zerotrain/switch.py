@@ -157,7 +157,7 @@ def _switch(request: Request, file: Path, folder: Path, wait: float, accept: boo
         split = plan.edit.split
         return (
             f"{phase.name}: ends at step {split.step} (was {plan.edit.until}), exported; "
-            f"{split.name} goes on to {plan.edit.until} under {request.preset}. "
+            f"{split.name} continues to {plan.edit.until} under {request.preset}. "
             f"Next: {graph.train_command(file)}"
         )
 

@@ -92,8 +92,8 @@ def _split(config: RunConfig, phase: Phase, step: int, request: Request) -> Spli
     if phase.launch.preset == preset and not launch and not ended:
         raise PipelineError(
             f"{config.run}/{phase.name} trains under {preset} already",
-            hint="start it again, and it goes on where it stopped; to switch something else, write "
-            "it into the phase first",
+            hint="start it again, and it continues where it stopped; to switch something else, "
+            "write it into the phase first",
         )
     path = {} if offload_path is None else {"offload_path": offload_path}
     return Split(

@@ -27,6 +27,8 @@ class Damage:
     """What is wrong with it, as messages say it after the path."""
     differs: bool
     """Whether other bytes are in its place, which the user may want to keep."""
+    unread: bool = False
+    """Whether the system could not read it, so that what it holds is not known."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}"
@@ -78,7 +80,7 @@ def compare_size(
     except FileNotFoundError:
         return None, Damage(path, f"listed in {MANIFEST} but missing", differs=False)
     except OSError as error:
-        return None, Damage(path, f"cannot be read ({error.strerror})", differs=False)
+        return None, _unread(path, error)
     if not S_ISREG(stat.st_mode):
         return stat, Damage(path, f"listed in {MANIFEST} but no file", differs=True)
     if stat.st_size != entry["bytes"]:
@@ -95,10 +97,14 @@ def compare_hash(
         before = path.stat()
         found = sha256(path)
     except OSError as error:
-        return Damage(path, f"cannot be read ({error.strerror})", differs=False)
+        return _unread(path, error)
     if found == entry["sha256"]:
         return None
     verdicts.remember(path, before, found)
     return Damage(
         path, f"sha256 {found[:12]}, {MANIFEST} says {entry['sha256'][:12]}", differs=True
     )
+
+
+def _unread(path: Path, error: OSError) -> Damage:
+    return Damage(path, f"cannot be read ({error.strerror})", differs=False, unread=True)

@@ -6,10 +6,12 @@ import ctypes
 import errno
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from zerotrain.artifact.leftovers import beside, mend
 from zerotrain.disk_errors import writing
+from zerotrain.errors import PipelineError
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
@@ -67,12 +69,26 @@ def check_replaceable(file: Path) -> None:
     draft = beside(target, "new")
     with writing(file):
         mend(target)
+        if _is_mounted(target):
+            raise PipelineError(
+                f"{file}: is mounted by itself, and cannot be replaced",
+                hint="mount its folder instead, and run the same command again",
+            )
         with target.open("r+b") as stream:  # refused for an immutable file, whose folder is not
             content = stream.read()
         try:
             _write(draft, content + bytes(4096), target)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def _is_mounted(target: Path) -> bool:
+    """Whether a file is a mount point of its own, as containers are given single files."""
+    name = str(target).replace(" ", "\\040")
+    with suppress(OSError):
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        return any(line.split()[4] == name for line in mounts)
+    return False
 
 
 def _write(draft: Path, content: bytes, target: Path) -> None:
