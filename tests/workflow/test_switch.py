@@ -246,8 +246,6 @@ def test_a_second_switch_gets_a_name_of_its_own(project):
     assert switch(project, "--to", "zero2").returncode == 0
     save(project, "plain-zero2", 260, preset="zero2")
     (project.folder / "results/tiny/plain-zero2-torch").mkdir()
-    checkpoint = project.folder / "results/tiny/plain/checkpoint/checkpoint.json"
-    artifact.write_json(checkpoint, {"step": 250})
     done = switch(project, "--to", "torch")
     assert done.returncode == 0, done.stdout
     assert "plain-zero2: ends at step 260 (was 300), exported; plain-zero2-torch-2" in done.stdout
