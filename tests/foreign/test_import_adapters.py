@@ -254,3 +254,62 @@ def test_places_of_sdxl_are_those_of_the_export(base: Path) -> None:
               for layer in found]  # fmt: skip
     assert len(layers) == len(set(layers))
     assert {"conv_in", "mid_block.attentions.0.proj_in"} <= set(layers)
+
+
+def _odd(tmp_path: Path, tensors: Any, header: Any = None) -> Path:
+    file = tmp_path / "cat.safetensors"
+    save_file(tensors, file, metadata=header)
+    return file
+
+
+LAYER = {
+    "lora_unet_q.lora_down.weight": torch.zeros(2, 4),
+    "lora_unet_q.lora_up.weight": torch.zeros(4, 2),
+    "lora_unet_q.alpha": torch.tensor(1.0),
+}
+TEXT = "lora_te1_text_model_encoder_layers_0"
+
+
+@pytest.mark.parametrize("alpha", [torch.tensor(8.0), torch.ones(2)])
+def test_alphas_of_the_text_encoder_are_left_out_with_it(tmp_path: Path, alpha: Any) -> None:
+    """Only the denoiser's layers have to share one alpha."""
+    text = {f"{TEXT}.lora_down.weight": torch.zeros(2), f"{TEXT}.alpha": alpha}
+    assert open_foreign(_odd(tmp_path, LAYER | text)).adapter == {"lora_alpha": 1.0}
+    own = {"lora_unet_k.alpha": torch.tensor(8.0)}
+    with pytest.raises(PipelineError, match="its layers have several alphas, 1 to 8"):
+        open_foreign(_odd(tmp_path, LAYER | text | own))
+
+
+def test_settings_of_the_text_encoder_are_left_out_with_it(tmp_path: Path) -> None:
+    """diffusers notes both models' settings in one header."""
+    values = {"unet.r": 2, "unet.lora_alpha": 4, "text_encoder.r": 8, "text_encoder_2.r": 8}
+    file = _odd(
+        tmp_path,
+        {"unet.q.lora_A.weight": torch.zeros(2, 4)},
+        {"lora_adapter_metadata": json.dumps(values)},
+    )
+    assert open_foreign(file).adapter == {"r": 2, "lora_alpha": 4}
+
+
+@pytest.mark.parametrize("text", ["[1]", "1", '"r"', "{", "[" * 100_000])
+def test_a_header_of_another_form_is_one_sentence(tmp_path: Path, text: str) -> None:
+    """Neither a list nor a value is an adapter's settings."""
+    file = _odd(tmp_path, {"q.lora_A.weight": torch.zeros(2, 4)}, {"lora_adapter_metadata": text})
+    with pytest.raises(PipelineError, match=r"cat\.safetensors: no configuration of an adapter"):
+        open_foreign(file)
+
+
+def test_an_alpha_that_is_no_number_is_one_sentence(tmp_path: Path) -> None:
+    """It names the tensor."""
+    file = _odd(tmp_path, LAYER | {"lora_unet_q.alpha": torch.ones(2)})
+    sentence = r"cat\.safetensors: lora_unet_q\.alpha is a tensor of shape \[2\], no number"
+    with pytest.raises(PipelineError, match=sentence):
+        open_foreign(file)
+
+
+def test_a_factor_without_rows_has_another_shape() -> None:
+    """A single number where a matrix belongs: the shape is kept, for the message about it."""
+    held = {name: torch.tensor(1.0) for name in LAYER if "lora_" in name and "alpha" not in name}
+    ours = {"q.lora_A.default.weight": [1, 1], "q.lora_B.default.weight": [1, 1]}
+    found = adapter_files.from_kohya(_of(held), ours, {"q": ("q",)})
+    assert found.shapes == {name: [] for name in ours}

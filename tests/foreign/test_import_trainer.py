@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,12 @@ def _exchanged_pickles(folder: Path) -> None:
     _exchange(folder, "pytorch_model.bin", "optimizer.pt")
 
 
+def _change(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    document = torch.load(folder / "optimizer.pt")
+    change(document)
+    torch.save(document, folder / "optimizer.pt")
+
+
 DAMAGE = {
     "optimizer of a later step": (
         lambda folder: _of_step(folder, 5),
@@ -162,6 +169,36 @@ DAMAGE = {
     "an optimizer's state of other types": (
         lambda folder: torch.save({"state": {0: 1}, "param_groups": [1]}, folder / "optimizer.pt"),
         r"optimizer\.pt: no state of a torch optimizer; it holds state, param_groups",
+    ),
+    "a step of two elements": (
+        lambda folder: _change(
+            folder, lambda found: found["state"][0].update(step=torch.zeros(2, 900))
+        ),
+        r"optimizer\.pt: step of parameter 0 is a tensor of shape \[2, 900\], no number",
+    ),
+    "a step that is nan": (
+        lambda folder: _change(folder, lambda found: found["state"][0].update(step=float("nan"))),
+        r"optimizer\.pt: step of parameter 0 is nan, no number",
+    ),
+    "a moment that is no tensor": (
+        lambda folder: _change(folder, lambda found: found["state"][0].update(exp_avg=[0.0])),
+        r"optimizer\.pt: exp_avg of parameter 0 is no tensor but list",
+    ),
+    "a parameter in two groups": (
+        lambda folder: _change(folder, lambda found: found["param_groups"][1].update(params=[0])),
+        r"optimizer\.pt: params of param group 1 holds 0, which is no number of a parameter or",
+    ),
+    "a learning rate in letters": (
+        lambda folder: _change(folder, lambda found: found["param_groups"][1].update(lr="fast")),
+        r"optimizer\.pt: lr of param group 1 is 'fast', no number",
+    ),
+    "one beta": (
+        lambda folder: _change(folder, lambda found: found["param_groups"][0].update(betas=0.9)),
+        r"optimizer\.pt: betas of param group 0 is 0\.9, no list of numbers",
+    ),
+    "a loss scale of other keys": (
+        lambda folder: torch.save({"growth": 1}, folder / "scaler.pt"),
+        r"scaler\.pt: scale is None, no number",
     ),
     "shards exchanged": (
         _exchanged_shards,
@@ -239,3 +276,46 @@ def test_latest_in_another_encoding_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"latest: names 'global_step\\udcff\\udcfe'") as caught:
         open_foreign(tmp_path)
     assert "give the folder of the tag itself" in str(caught.value)
+
+
+SCHEDULES = {
+    "two processes, without their random states": ([], {"last_epoch": 6}, True),
+    "two processes, each there": ([0, 1], {"last_epoch": 6}, True),
+    "two machines, the first one's files": ([0], {"last_epoch": 6}, True),
+    "two machines, at the end of a cycle": ([0], {"last_epoch": 5, "total_steps": 5}, True),
+    "of no whole number of processes": ([0], {"last_epoch": 5}, False),
+    "too far for two processes": ([0, 1], {"last_epoch": 8}, False),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_accelerates_schedule_counts_once_a_process(there: Any, case: str) -> None:
+    """The number of processes is known at least from the random states, which may be on another
+    machine: a schedule that is a multiple of the optimizer's step is of the same checkpoint."""
+    folder, model = there
+    processes, schedule, sound = SCHEDULES[case]
+    for name in ("trainer_state.json", "rng_state.pth", "scheduler.pt"):
+        (folder / name).unlink()
+    for number in processes:
+        torch.save({"step": STEPS}, folder / f"random_states_{number}.pkl")
+    torch.save(schedule, folder / "scheduler.bin")
+    if sound:
+        assert read(folder, model).position.optimizer_step == STEPS
+        return
+    sentence = rf"optimizer\.pt: is of step 3, its schedule of step {schedule['last_epoch']}"
+    with pytest.raises(PipelineError, match=sentence):
+        read(folder, model)
+
+
+@pytest.mark.parametrize(
+    ("held", "sentence"),
+    [(["step"], "holds list, no values by name"), ({"step": "soon"}, "step is 'soon', no number")],
+)
+def test_odd_random_states_are_one_sentence(there: Any, held: Any, sentence: str) -> None:
+    """They are asked where nothing else says the step."""
+    folder, model = there
+    for name in ("trainer_state.json", "optimizer.pt"):
+        (folder / name).unlink()
+    torch.save(held, folder / "random_states_0.pkl")
+    with pytest.raises(PipelineError, match=rf"random_states_0\.pkl: {sentence}"):
+        read(folder.rename(folder.with_name("last")), model)

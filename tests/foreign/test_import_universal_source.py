@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.foreign.test_import_order import read, trained_there
 
 from zerotrain.errors import PipelineError
 from zerotrain.foreign import ForeignCheckpoint, open_foreign, write_universal
@@ -182,3 +183,84 @@ def test_another_step_is_refused(copy: Path) -> None:
     torch.save(torch.tensor(9.0), copy / "zero" / "last.bias" / "step.pt")
     with pytest.raises(PipelineError, match=r"last.bias/step.pt: step 9, .* 3"):
         open_foreign(copy)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """The tag folder of a universal checkpoint of step 3, written here."""
+    model = trained_there(tmp_path / "there", lambda own: own.values())
+    return write_universal(tmp_path, read(tmp_path / "there", model), tag="mine")
+
+
+def _count(tag: Path, steps: int, skipped: int) -> None:
+    path = tag / "mp_rank_00_model_states.pt"
+    document = torch.load(path, weights_only=False)
+    torch.save({**document, "global_steps": steps, "skipped_steps": skipped}, path)
+
+
+def _as_stage3(tag: Path) -> None:
+    """The step in optimizer_state.pt alone, as ds_to_universal leaves it at stage 3."""
+    for path in (tag / "zero").glob("*/step.pt"):
+        path.unlink()
+
+
+def _with_weights(tag: Path) -> None:
+    """The module's weights in the model file, as at stages 1 and 2."""
+    path = tag / "mp_rank_00_model_states.pt"
+    document = torch.load(path, weights_only=False)
+    document["module"] = {name: torch.load(tag / "zero" / name / "fp32.pt")["param"].bfloat16()
+                          for group in document["param_shapes"] for name in group}  # fmt: skip
+    torch.save(document, path)
+
+
+@pytest.mark.parametrize("steps", [2, 20])
+def test_a_model_file_of_another_step_is_refused(written: Path, steps: int) -> None:
+    """Copied from another tag: its counters are not those of the moments."""
+    _count(written, steps, 0)
+    sentence = rf"mp_rank_00_model_states\.pt: counts {steps} updates, .*/step\.pt 3"
+    with pytest.raises(PipelineError, match=sentence):
+        open_foreign(written)
+
+
+def test_an_earlier_model_file_of_stage_3_is_refused(written: Path) -> None:
+    """No optimizer makes more updates than its engine."""
+    _as_stage3(written)
+    _count(written, 2, 0)
+    with pytest.raises(PipelineError, match=r"counts 2 updates, zero/optimizer_state\.pt 3"):
+        open_foreign(written)
+
+
+def test_steps_that_fp16_skipped_are_no_updates(written: Path) -> None:
+    """The engine's count is of steps, the optimizer's of updates."""
+    _count(written, 10, 7)
+    position = open_foreign(written).position
+    assert (position.step, position.optimizer_step) == (10, 3)
+
+
+@pytest.mark.parametrize("form", [_as_stage3, _with_weights])
+def test_an_optimizer_that_was_started_later_is_told(written: Path, form: Any) -> None:
+    """Of a training that loaded weights alone: both counts are kept, as from DeepSpeed's files."""
+    form(written)
+    _count(written, 10, 0)
+    found = open_foreign(written)
+    assert (found.position.step, found.position.optimizer_step) == (10, 3)
+    assert found.lost == ["the engine counts 10 updates, the optimizer 3: both are kept"]
+
+
+@pytest.mark.parametrize(
+    ("path", "held", "what"),
+    [
+        ("zero/first.bias/step.pt", torch.ones(2), r"step\.pt: step is a tensor of .* \[2\], no"),
+        ("zero/first.bias/step.pt", {"step": 3}, r"step\.pt: step is \{'step': 3\}, no number"),
+        (
+            "zero/optimizer_state.pt", {"param_groups": [{"lr": "fast"}]},
+            r"optimizer_state\.pt: lr of param group 0 is 'fast', no number",
+        ),
+        ("zero/optimizer_state.pt", {"param_groups": [1]}, r"optimizer_state\.pt: holds no param_"),
+    ],
+)  # fmt: skip
+def test_odd_values_are_one_sentence(written: Path, path: str, held: Any, what: str) -> None:
+    """With the file and the value; no traceback."""
+    torch.save(held, written / path)
+    with pytest.raises(PipelineError, match=what):
+        open_foreign(written)

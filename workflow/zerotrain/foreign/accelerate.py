@@ -18,15 +18,18 @@ from typing import Any
 import torch
 
 from zerotrain.checkpoint_path import OPTIMIZERS
+from zerotrain.errors import PipelineError
 from zerotrain.foreign import adapter_files, numbered, pickles
 from zerotrain.foreign.checkpoint import ForeignCheckpoint
 from zerotrain.foreign.consistency import (
+    AGAIN,
     STEP_FILES,
     check_counts,
     check_optimizer,
     check_schedule,
     check_tensors,
     read_json,
+    read_number,
 )
 from zerotrain.foreign.weight_files import SafeTensors, check_shards, find_weights
 
@@ -51,6 +54,14 @@ def open_accelerate(
     def load(name: str) -> Any:
         path = folder / name
         return pickles.load(path, trust_pickle=trust_pickle) if path.is_file() else None
+
+    def load_values(name: str) -> dict[str, Any]:
+        found = load(name)
+        if isinstance(found, dict) or found is None:
+            return found or {}
+        raise PipelineError(
+            f"{folder / name}: holds {type(found).__name__}, no values by name", hint=AGAIN
+        )
 
     paths, lost = find_weights(folder)
     weights: Mapping[str, torch.Tensor]
@@ -80,18 +91,19 @@ def open_accelerate(
         lost.append(f"the optimizer's state: {folder / OPTIMIZERS[0]} is not there")
     if (folder / "optimizer_1.bin").is_file():
         lost.append("optimizer_1.bin: a second optimizer; only the first is read")
-    scaler = load("scaler.pt")
-    world = len([*folder.glob("random_states_*.pkl"), *folder.glob("rng_state_*.pth")]) or 1
+    scaler = load_values("scaler.pt")
+    processes = len([*folder.glob("random_states_*.pkl"), *folder.glob("rng_state_*.pth")])
+    by_trainer = (folder / STEP_FILES[0]).is_file()
     step, counted_by = _step(folder)
     if file and optimizer.state:
-        schedule = load("scheduler.bin") or load("scheduler.pt")
+        schedule = load_values("scheduler.bin") or load_values("scheduler.pt")
         check_counts(folder / file, optimizer.step, step, counted_by, skips=bool(scaler))
-        if not scaler:
-            check_schedule(folder / file, optimizer.step, schedule, world)
+        if not scaler and (processes or by_trainer):
+            check_schedule(folder / file, optimizer.step, schedule, processes or 1, once=by_trainer)
     if step is None and not optimizer.state:
-        counted = (load("random_states_0.pkl") or {}).get("step")
+        counted = load_values("random_states_0.pkl").get("step")
         if counted is not None:
-            step = int(counted)
+            step = int(read_number(counted, folder / "random_states_0.pkl", "step"))
             lost.append(f"step {step} is accelerate's count of micro batches in its epoch")
     opened = numbered.open_numbered(
         folder,
@@ -106,12 +118,10 @@ def open_accelerate(
             "zero_stage": 0,
             "offload_optimizer": "none",
             "offload_param": "none",
-            "world_size": world,
+            "world_size": processes or 1,
             "mixed_precision": "fp16" if scaler else "unknown",
         },
-        loss_scale={"scale": float(scaler["scale"]), "good_steps": int(scaler["_growth_tracker"])}
-        if scaler
-        else None,
+        loss_scale=_loss_scale(scaler, folder / "scaler.pt") if scaler else None,
         tied=tied,
         lost=lost,
     )
@@ -151,6 +161,12 @@ def open_weights_file(
         ],
     )
     return replace(opened, adapter=adapter)
+
+
+def _loss_scale(scaler: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The state of torch's GradScaler, by our names."""
+    scale, good = (read_number(scaler.get(k), path, k) for k in ("scale", "_growth_tracker"))
+    return {"scale": scale, "good_steps": int(good)}
 
 
 def _step(folder: Path) -> tuple[int | None, str]:

@@ -20,6 +20,7 @@ import torch
 
 from zerotrain.errors import PipelineError
 from zerotrain.foreign.checkpoint import ForeignCheckpoint
+from zerotrain.foreign.consistency import read_number
 from zerotrain.position import MASTER
 
 STEMS = ("adapter_model", "pytorch_lora_weights")
@@ -55,13 +56,7 @@ class Renamed(Mapping[str, torch.Tensor]):
 
 def is_adapter(names: Sequence[str]) -> bool:
     """Whether a file's tensors are an adapter's alone, without its base."""
-    return bool(names) and all(
-        re.search(
-            r"\.(lora|hada|lokr|ia3|oft|boft|vera|shira|hra|gralora)_|\.lora\.|\.alpha$", name
-        )
-        or name.startswith(KOHYA)
-        for name in names
-    )
+    return bool(names) and all(OF_ADAPTER.search(name) or name.startswith(KOHYA) for name in names)
 
 
 def open_adapter(
@@ -78,15 +73,17 @@ def open_adapter(
         The tensors, the adapter's settings, and sentences on what is left out.
 
     Raises:
-        PipelineError: as read_settings.
+        PipelineError: as read_settings; or an alpha is no number.
     """
-    alphas = {n: float(weights[n]) for n in weights if n.endswith(".alpha")}
+    alphas: dict[str, float] = {}
     read: dict[str, Callable[[], torch.Tensor]] = {}
     left: set[str] = set()
     for name in weights:
         if TEXT_ENCODER.match(name):
             left.add("an adapter of a text encoder: the denoiser's is read")
-        elif name not in alphas:
+        elif name.endswith(".alpha"):
+            alphas[name] = read_number(weights[name], path, name)
+        else:
             own = name if name.startswith(KOHYA) else _in_training(name)
             read[own] = partial(weights.__getitem__, name)
     settings = read_settings(path, header, alphas)
@@ -121,23 +118,25 @@ def read_settings(
     from zerotrain.families.lora import METADATA, PEFT_CONFIG  # takes seconds
 
     path = file.with_name(PEFT_CONFIG)
+    where = path if path.is_file() and file.stem == STEMS[0] else file
     found: dict[str, Any] = {}
     try:
-        if path.is_file() and file.stem == STEMS[0]:
+        if where == path:
             found = json.loads(path.read_bytes())
         elif METADATA in header:
-            named = json.loads(header[METADATA])
-            found = {key.rpartition(".")[2]: value for key, value in named.items()}
+            found = json.loads(header[METADATA])
         if not isinstance(found, dict):
             raise ValueError("it holds no keys")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PipelineError(
-            f"{path if path.is_file() else file}: no configuration of an adapter ({error})",
+            f"{where}: no configuration of an adapter ({error})",
             hint="copy the checkpoint again, or use an older one",
         ) from error
+    # A header has keys of several models, as unet.r and text_encoder.r.
+    found = {k.rpartition(".")[2]: v for k, v in found.items() if not TEXT_ENCODER.match(k)}
     if own := [key for key in PATTERNS if found.get(key)]:
         raise PipelineError(
-            f"{path}: {own[0]} {found[own[0]]!r} gives single layers values of their own",
+            f"{where}: {own[0]} {found[own[0]]!r} gives single layers values of their own",
             hint="such an adapter is not read; merge it into its base, and train from that",
         )
     if len(set(alphas.values())) > 1:
@@ -230,11 +229,12 @@ def from_kohya(
 
     def pieces(name: str, slot: str) -> Iterable[torch.Tensor]:
         file, part = file_of[name]
-        return (source.tensor(file, slot)[part],)
+        whole = source.tensor(file, slot)
+        return (whole[part] if whole.dim() else whole,)
 
     def shape(name: str) -> list[int]:
         found = list(next(iter(pieces(name, MASTER))).shape)
-        same = math.prod(found) == math.prod(trained[name]) and found[0] == trained[name][0]
+        same = math.prod(found) == math.prod(trained[name]) and found[:1] == trained[name][:1]
         return trained[name] if same else found  # a 1 x 1 convolution may be a matrix there
 
     shapes = {name: shape(name) for name in trained}

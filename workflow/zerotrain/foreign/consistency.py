@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import reprlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ from zerotrain.errors import PipelineError
 AGAIN = "copy the checkpoint again, or use an older one"
 STEP_FILES = ("trainer_state.json", "training_state.json")
 """Where HF's Trainer and SimpleTuner note `global_step`."""
+GROUP_VALUES = ("lr", "eps", "weight_decay", "betas")
+"""What is kept of a param group."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -23,9 +29,63 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PipelineError(f"{path}: truncated or not JSON ({error})", hint=AGAIN) from error
     return found if isinstance(found, dict) else {}
+
+
+def read_number(value: Any, where: Path | str, what: str) -> float:
+    """The finite number that a file holds, as such or as a tensor of one element.
+
+    Args:
+        value: What was found.
+        where: The file, for the message.
+        what: What should be a number.
+
+    Raises:
+        PipelineError: it is something else, or nan or infinite.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = math.nan
+    if math.isfinite(number):
+        return number
+    raise PipelineError(
+        f"{where}: {what} is {_shown(value)}, no number",
+        hint="it is damaged, or made by a program that is not read; use an older checkpoint, or "
+        "start from the weights alone",
+    )
+
+
+def _shown(value: Any) -> str:
+    """A value in a few words of one line, whatever a file holds."""
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        return f"a tensor of shape {list(value.shape)}"
+    return " ".join(reprlib.repr(value).split())
+
+
+def group_values(group: Mapping[str, Any], number: int, where: Path | str) -> dict[str, Any]:
+    """Read the values that are kept of a param group: numbers, betas a list of them.
+
+    Raises:
+        PipelineError: one is no number; betas are no list.
+    """
+    found: dict[str, Any] = {}
+    for key in GROUP_VALUES:
+        if key not in group:
+            continue
+        value, what = group[key], f"{key} of param group {number}"
+        if key != "betas":
+            found[key] = read_number(value, where, what)
+        elif isinstance(value, list | tuple):
+            found[key] = [read_number(beta, where, what) for beta in value]
+        else:
+            raise PipelineError(
+                f"{where}: {what} is {_shown(value)}, no list of numbers",
+                hint="it is damaged, or made by a program that is not read",
+            )
+    return found
 
 
 def check_tensors(found: Any, path: Path) -> dict[str, torch.Tensor]:
@@ -48,12 +108,45 @@ def check_optimizer(found: Any, path: Path) -> dict[str, Any]:
         and isinstance(groups, list)
         and all(isinstance(g, dict) and isinstance(g.get("params"), list) for g in groups)
     ):
+        _check_values(state, groups, path)
         return held
     holds = ", ".join(map(str, list(held)[:4])) or type(found).__name__
     raise PipelineError(
         f"{path}: no state of a torch optimizer; it holds {holds}",
         hint="it may have been exchanged with another file; copy the checkpoint again",
     )
+
+
+def _check_values(
+    state: Mapping[Any, dict[str, Any]], groups: Iterable[dict[str, Any]], path: Path
+) -> None:
+    for number, entry in state.items():
+        if entry.get("step") is not None:
+            read_number(entry["step"], path, f"step of parameter {number}")
+        for slot in MOMENTS:
+            if slot in entry and not isinstance(entry[slot], torch.Tensor):
+                raise PipelineError(
+                    f"{path}: {slot} of parameter {number} is no tensor but "
+                    f"{type(entry[slot]).__name__}",
+                    hint=AGAIN,
+                )
+    seen: set[int | str] = set()
+    for index, group in enumerate(groups):
+        group_values(group, index, path)
+        for number in group["params"]:
+            if not isinstance(number, int | str) or number in seen:
+                raise PipelineError(
+                    f"{path}: params of param group {index} holds {_shown(number)}, which is no "
+                    "number of a parameter or there twice",
+                    hint=AGAIN,
+                )
+            seen.add(number)
+        if not isinstance(group.get("param_names", []), list):
+            raise PipelineError(
+                f"{path}: param_names of param group {index} is {_shown(group['param_names'])}, "
+                "no list",
+                hint=AGAIN,
+            )
 
 
 def check_counts(
@@ -72,10 +165,25 @@ def check_counts(
     )
 
 
-def check_schedule(optimizer: Path, own: int, schedule: Any, world: int) -> None:
-    """Refuse a schedule that is ahead of the optimizer: accelerate counts it once a process."""
-    counted = schedule.get("last_epoch") if isinstance(schedule, dict) else None
-    if own and isinstance(counted, int) and counted > own * world:
+def check_schedule(
+    optimizer: Path, own: int, schedule: Mapping[str, Any], world: int, *, once: bool
+) -> None:
+    """Refuse a schedule that is ahead of the optimizer.
+
+    accelerate advances it once for each process, up to its `total_steps`, and there may be more
+    processes than files of random states, which lie on each one's machine: then it is a multiple.
+
+    Args:
+        optimizer: Its file, for the message.
+        own: The optimizer's count.
+        schedule: Its state_dict.
+        world: The number of processes that files are there of.
+        once: Whether it is HF's Trainer's, which advances it once a step.
+    """
+    counted = schedule.get("last_epoch")
+    if not own or not isinstance(counted, int) or counted <= own * world:
+        return
+    if once or (counted % own and counted != schedule.get("total_steps")):
         raise PipelineError(
             f"{optimizer}: is of step {own}, its schedule of step {counted}",
             hint="the files are of several checkpoints; copy one of them whole",

@@ -13,6 +13,7 @@ import torch
 
 from zerotrain.errors import PipelineError
 from zerotrain.foreign.checkpoint import ForeignCheckpoint, training_position
+from zerotrain.foreign.consistency import group_values, read_number
 from zerotrain.position import ADAM_SLOTS, MASTER
 
 Weights = Mapping[str, torch.Tensor]
@@ -32,7 +33,8 @@ class TorchOptimizer:
     def step(self) -> int:
         """Its own count; 0 where it has not begun."""
         steps = [entry.get("step") for entry in self.state.values()]
-        return max((int(step) for step in steps if step is not None), default=0)
+        where = "the optimizer's state"
+        return max((int(read_number(s, where, "step")) for s in steps if s is not None), default=0)
 
     @property
     def own_names(self) -> list[str] | None:
@@ -210,7 +212,7 @@ def _lost(
             "neither shapes nor param_groups tell which is which; `names` of "
             "resume_from_checkpoint does"
         )
-    if unlike := sorted(optimizer.keys - set(ADAM_SLOTS)):
+    if unlike := sorted(map(str, optimizer.keys - set(ADAM_SLOTS))):
         sentences.append(f"the optimizer's {', '.join(unlike)}: only Adam's moments are kept")
     for name, number in number_of.items():
         if optimizer.state and number not in optimizer.state:  # torch begins with zeros, too
@@ -222,16 +224,24 @@ def _lost(
 
 
 def named_groups(
-    groups: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]]
+    groups: Sequence[Mapping[str, Any]],
+    names: Sequence[Sequence[str]],
+    where: Path | str = "the optimizer's state",
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Param groups with names in place of numbers, and sentences on what is not AdamW in them."""
+    """Param groups with names in place of numbers, and sentences on what is not AdamW in them.
+
+    Args:
+        groups: A torch optimizer's.
+        names: The parameters of each.
+        where: Their file, for messages.
+
+    Raises:
+        PipelineError: as group_values.
+    """
     found: list[dict[str, Any]] = []
     lost: list[str] = []
     for number, (group, parameters) in enumerate(zip(groups, names, strict=False)):
-        kept: dict[str, Any] = {"parameters": list(parameters)}
-        kept |= {key: float(group[key]) for key in ("lr", "eps", "weight_decay") if key in group}
-        if "betas" in group:
-            kept["betas"] = [float(beta) for beta in group["betas"]]
+        kept = {"parameters": list(parameters), **group_values(group, number, where)}
         found.append(kept)
         if group.get("decoupled_weight_decay") is False and kept.get("weight_decay"):
             lost.append(

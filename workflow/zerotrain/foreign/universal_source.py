@@ -18,6 +18,7 @@ import torch
 from zerotrain.errors import PipelineError
 from zerotrain.foreign import numbered, pickles, records, zero3
 from zerotrain.foreign.checkpoint import ForeignCheckpoint, training_position
+from zerotrain.foreign.consistency import read_number
 from zerotrain.foreign.deepspeed import count_samples, describe_engine, frozen_shapes
 from zerotrain.foreign.ranks import loss_scale, model_path, read_model, refuse, section
 from zerotrain.position import ADAM_SLOTS, MASTER
@@ -45,6 +46,8 @@ def open_universal(tag: Path, *, trust_pickle: bool = False) -> ForeignCheckpoin
     if not isinstance(optimizer, dict) or not isinstance(optimizer.get("param_groups"), list):
         raise refuse(tag / "zero" / "optimizer_state.pt", "holds no param_groups")
     groups: list[dict[str, Any]] = optimizer["param_groups"]
+    if not all(isinstance(group, dict) for group in groups):
+        raise refuse(tag / "zero" / "optimizer_state.pt", "holds no param_groups of values by name")
 
     def read(name: str, slot: str) -> torch.Tensor:
         path = tag / "zero" / name / FILES[slot]
@@ -59,12 +62,18 @@ def open_universal(tag: Path, *, trust_pickle: bool = False) -> ForeignCheckpoin
     shapes: list[dict[str, Any]] = model.get("param_shapes") or [_shapes_of_folders(tag, read)]
     trained = {name: list(shape) for group in shapes for name, shape in group.items()}
     _check_folders(tag, trained)
-    _check_weights(tag, model, trained, read)
+    compared = _check_weights(tag, model, trained, read)
     adam = any((tag / "zero" / name / FILES[ADAM_SLOTS[0]]).exists() for name in trained)
-    named, unlike = numbered.named_groups(groups, _members(groups, shapes))
+    named, unlike = numbered.named_groups(
+        groups, _members(groups, shapes), tag / "zero" / "optimizer_state.pt"
+    )
     if len(named) < len(groups):
         named = []
         unlike = [f"the values of {len(groups)} param groups: nothing says who is in which"]
+    step = 0
+    if adam:
+        step, file = _step(tag, trained, optimizer, model, trust_pickle)
+        unlike += _check_counts(tag, model, step, file, compared=compared)
     frozen = frozen_shapes(model, shapes)
 
     def frozen_pieces(name: str) -> Iterable[torch.Tensor]:
@@ -78,7 +87,7 @@ def open_universal(tag: Path, *, trust_pickle: bool = False) -> ForeignCheckpoin
             step=model["global_steps"],
             samples=count_samples(model),
             optimizer="adamw" if adam else "",
-            optimizer_step=_step(tag, trained, optimizer, model, trust_pickle) if adam else 0,
+            optimizer_step=step,
             param_groups=named,
             engine=describe_engine(model, stage=optimizer.get("zero_stage")),
             loss_scale=loss_scale(optimizer),
@@ -120,17 +129,53 @@ def _check_folders(tag: Path, trained: dict[str, list[int]]) -> None:
             )
 
 
-def _check_weights(tag: Path, model: dict[str, Any], trained: Iterable[str], read: Any) -> None:
-    """Compare the masters with the module's weights, where the model file has them."""
+def _check_weights(tag: Path, model: dict[str, Any], trained: Iterable[str], read: Any) -> bool:
+    """Compare the masters with the module's weights, where the model file has them.
+
+    Returns:
+        Whether it has any.
+    """
     module = section(model, "module")
+    compared = False
     for name in trained:
         weights = module.get(name)
         if weights is None or not weights.numel():
             continue
+        compared = True
         if not same_bits(weights.detach().reshape(-1), read(name, MASTER).reshape(-1)):
             raise refuse(
                 tag / "zero" / name / FILES[MASTER], f"differs from {model_path(tag, None).name}'s"
             )
+    return compared
+
+
+def _check_counts(
+    tag: Path, model: dict[str, Any], step: int, file: Path, *, compared: bool
+) -> list[str]:
+    """Refuse a model file of another step than the moments, where no weights tell.
+
+    An optimizer that was started later than the engine has made fewer updates; ours is written with
+    the engine's count of those that it left out (step.pt, and a model file without weights).
+
+    Returns:
+        A sentence, where both counts are kept.
+    """
+    updates = _updates(model)
+    if step == updates:
+        return []
+    if not compared and (step > updates or file.name == STEP):
+        whole, first = model_path(tag, None), model_path(tag, 0)
+        raise refuse(
+            whole if whole.is_file() else first,
+            f"counts {updates} updates, {file.relative_to(tag)} {step}: the files are of several "
+            "checkpoints",
+        )
+    return [f"the engine counts {updates} updates, the optimizer {step}: both are kept"]
+
+
+def _updates(model: dict[str, Any]) -> int:
+    """Steps of the engine without those that fp16 skipped for their overflow."""
+    return int(model["global_steps"] - model.get("skipped_steps", 0))
 
 
 def _members(groups: list[dict[str, Any]], shapes: list[dict[str, Any]]) -> list[list[str]]:
@@ -148,20 +193,21 @@ def _step(
     optimizer: dict[str, Any],
     model: dict[str, Any],
     trust_pickle: bool,
-) -> int:
-    """The optimizer's step, which every parameter's step.pt has to say."""
+) -> tuple[int, Path]:
+    """The optimizer's step, which every parameter's step.pt has to say, and a file that does."""
     paths = [tag / "zero" / name / STEP for name in trained]
     if not any(path.exists() for path in paths):
+        path = tag / "zero" / "optimizer_state.pt"
         base = section(optimizer, "optimizer_state_dict")
         for kept in (*section(base, "state").values(), *optimizer["param_groups"]):
-            if kept.get("step") is not None:
-                return int(kept["step"])
-        return int(model["global_steps"] - model.get("skipped_steps", 0))
+            if isinstance(kept, dict) and kept.get("step") is not None:
+                return int(read_number(kept["step"], path, "step")), path
+        return _updates(model), path
     first: int | None = None
     for path in paths:
-        found = int(pickles.load(path, trust_pickle=trust_pickle))
+        found = int(read_number(pickles.load(path, trust_pickle=trust_pickle), path, "step"))
         if first is not None and found != first:
             raise refuse(path, f"step {found}, {paths[0].parent.name}'s is {first}")
         first = found
     assert first is not None
-    return first
+    return first, paths[0]
