@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import transformers
 
+from zerotrain import artifact
 from zerotrain.base import (
     TOKENIZER_FILES,
     check_inside,
@@ -144,6 +145,34 @@ def test_a_base_takes_no_file_from_outside_of_it(tmp_path):
     assert caught.value.what == (
         f"base MODEL: vae/config.json is a link that leads out of it, to {tmp_path / 'token'}"
     )
+
+
+def test_the_links_of_a_published_base_are_hashed_once(tmp_path, monkeypatch):
+    """Their files are large: the manifest is read once, and a file only when it has changed."""
+    read, hashed = [], []
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(name)
+    with artifact.publish(tmp_path / "base", "base") as draft:
+        for name in ("a.json", "b.json"):
+            (draft.folder / name).symlink_to(tmp_path / name)
+
+    def count_read(folder, kind, **options):
+        read.append(folder)
+        return artifact.read(folder, kind, **options)
+
+    def count_hash(path):
+        hashed.append(path.name)
+        return artifact.file_sha256(path)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("zerotrain.artifact.verdicts.LEAST_BYTES", 0)
+    monkeypatch.setattr("zerotrain.artifact.verdicts.SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr("zerotrain.base.read", count_read)
+    monkeypatch.setattr("zerotrain.base.file_sha256", count_hash)
+    for _ in range(2):
+        check_inside(tmp_path / "base", ["a.json", "b.json"], "base")
+    assert read == [tmp_path / "base"] * 2
+    assert hashed == ["a.json", "b.json"]
 
 
 def test_the_manifest_of_own_weights_is_no_part_of_a_model():

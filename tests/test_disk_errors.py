@@ -35,10 +35,13 @@ from zerotrain.artifact import create, replacing, write_whole
 from zerotrain.checkpoint import KIND, Fragment, write_position, write_rank
 from zerotrain.cluster import profile
 from zerotrain.config import read_config
+from zerotrain.disk_errors import check_writable
 from zerotrain.dvc import pipeline
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.export_by_hand import refuse_strangers
 from zerotrain.families import nano
 from zerotrain.position import ADAM_SLOTS, MASTER, TrainingPosition
+from zerotrain.publish import publish
 from zerotrain.stages.export_weights import export_weights
 from zerotrain.supervise import supervise
 
@@ -503,3 +506,45 @@ def test_a_log_that_cannot_be_written(tmp_path: Path, mount: Mount, capfd) -> No
     ]
     assert said.count("x" * 99) == 3000
     assert (disk / "a.log").read_text().startswith("x" * 99 + "\n")
+
+
+def publish_empty(folder: Path) -> None:
+    """Publish a folder without files."""
+    with artifact.publish(folder, "weights"):
+        pass
+
+
+def publish_to_hub(card: Path) -> None:
+    """Call `zerotrain publish` with a folder for its card, which it looks at before the weights."""
+    publish(Path("missing"), "me/x", card, license=None, private=True, dry_run=True)
+
+
+@pytest.mark.parametrize("below", ["", "y", "y/z"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        check_writable,
+        refuse_strangers,
+        publish_to_hub,
+        publish_empty,
+        lambda place: write_whole(place / "y", "text"),
+    ],
+)
+def test_an_output_that_is_a_file(tmp_path: Path, monkeypatch, write, below: str) -> None:
+    """Or that is below one, is refused before any work, and the file keeps its bytes."""
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("mine")
+    with pytest.raises(PipelineError) as caught:
+        write(Path("notes.txt", below))
+    if (write, below) != (refuse_strangers, ""):
+        assert caught.value.what == "notes.txt: is a file, not a folder"
+    assert caught.value.hint
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"notes.txt": "mine"}
+
+
+def test_an_output_that_is_a_link_to_nothing(tmp_path: Path) -> None:
+    """No folder can be made in its place."""
+    (tmp_path / "out").symlink_to("gone")
+    with pytest.raises(PipelineError) as caught:
+        check_writable(tmp_path / "out" / "y")
+    assert caught.value.what == f"{tmp_path / 'out'}: is a link to what is missing, not a folder"

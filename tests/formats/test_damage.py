@@ -10,12 +10,14 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 from tests.formats.conftest import published
 from tests.formats.languages import PROMPT, exported
 from typer.testing import CliRunner
@@ -24,12 +26,18 @@ from zerotrain import artifact, cli
 from zerotrain.artifact import link_or_copy, write_json
 from zerotrain.config import parse_config
 from zerotrain.errors import PipelineError
+from zerotrain.export import export_universal
 from zerotrain.families import nano as nano_parts
 from zerotrain.families.lora import ADAPTER as LORA
+from zerotrain.foreign import ForeignCheckpoint
 from zerotrain.formats import convert
+from zerotrain.formats.opening import check_whole
+from zerotrain.model_place import open_place
+from zerotrain.position import MASTER
 from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.stages.render_launch import render_launch
+from zerotrain.state_source import open_source
 
 PRESET = Path(__file__).parents[2] / "config" / "launch" / "torch.yaml"
 HOW = ("deleted", "truncated", "flipped")
@@ -370,3 +378,92 @@ def test_a_missing_or_cut_manifest_is_named(
     cut = f"{folder}/manifest.json: not JSON"
     assert cut in said if how == "truncated" else f"{folder}: no manifest.json, so " in said
     assert "snakemake --cores all" in said or folder.startswith("outputs")
+
+
+INSIDE = [
+    (WHOLE, "unet", UNET),
+    (WHOLE, UNET, UNET),
+    (LOHA, "adapter", "adapter/adapter_model.safetensors"),
+    (LOHA, "adapter/adapter_model.safetensors", "adapter/adapter_model.safetensors"),
+]
+
+
+@pytest.mark.parametrize("read", [open_source, lambda path: check_whole(path, None)])
+@pytest.mark.parametrize(("folder", "named", "name"), INSIDE)
+def test_what_is_named_inside_an_artifact_is_checked(
+    project: Path, read: Callable[[Path], Any], folder: str, named: str, name: str
+) -> None:
+    """A folder or a file of weights is as whole as the manifest above it says, or refused."""
+    assert read(Path(folder, named)) is not None
+    with damaged(Path(folder, name), "flipped"), pytest.raises(PipelineError) as caught:
+        read(Path(folder, named))
+    assert caught.value.what.startswith(f"{folder}/{name}: sha256 ")
+
+
+@pytest.mark.parametrize("listed", [None, ["lora.safetensors"], "lora.safetensors", {}])
+def test_a_manifest_of_another_program_describes_nothing(tmp_path: Path, listed: Any) -> None:
+    """Next to a file of its own it is no reason to stop, whatever it calls files."""
+    (tmp_path / "lora.safetensors").touch()
+    write_json(tmp_path / "manifest.json", {"version": 2, "files": listed})
+    assert artifact.read_around(tmp_path / "lora.safetensors", ["weights"]) is None
+
+
+def test_a_universal_export_is_a_start(project: Path, tmp_path: Path) -> None:
+    """The folder and its tag below are the checkpoint that was exported; damaged, neither is."""
+    folder, expected = tmp_path / "universal", open_source(Path(TRAINED))
+    export_universal(expected, Path(TRAINED), folder)
+    tag = folder / (folder / "latest_universal").read_text()
+    for place in (folder, tag):
+        found = open_source(place)
+        assert found.position.step == expected.position.step
+        assert sorted(found.names) == sorted(expected.names)
+        for slot in expected.slots:
+            for name in expected.names:
+                assert torch.equal(found.tensor(name, slot), expected.tensor(name, slot))
+    file = min(tag.glob("zero/*/fp32.pt"))
+    for place in (folder, tag):
+        with damaged(file, "flipped"), pytest.raises(PipelineError) as caught:
+            open_source(place)
+        assert caught.value.what.startswith(f"{file}: sha256 ")
+
+
+@pytest.mark.parametrize("file", ["peft/adapter_model.safetensors", "kohya/lora.safetensors"])
+def test_an_exported_adapter_is_a_start(project: Path, file: str) -> None:
+    """As other programs' adapters are: weights alone, checked by the manifest next to them."""
+    path = Path("outputs", file)
+    found = open_source(path.parent)
+    assert isinstance(found, ForeignCheckpoint)
+    assert found.slots == [MASTER]
+    assert all(".lora_" in name for name in found.names)
+    with damaged(path, "flipped"), pytest.raises(PipelineError) as caught:
+        open_source(path.parent)
+    assert caught.value.what.startswith(f"{path}: sha256 ")
+
+
+def test_a_weights_folder_is_no_start_and_says_what_is(project: Path) -> None:
+    """Its parts are named, since which of them was trained is not the folder's to say."""
+    with pytest.raises(PipelineError) as caught:
+        open_source(Path(WHOLE))
+    assert caught.value.what == f"{WHOLE}: holds weights, not a checkpoint or a state"
+    assert "its weights alone" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["model_index.json", "state.json", "checkpoint.json"])
+def test_a_folder_of_another_program_is_none_of_ours(tmp_path: Path, name: str) -> None:
+    """Names of files are shared by programs; a diffusers training ends with a model next to its
+    checkpoints."""
+    (tmp_path / "checkpoint-500").mkdir()
+    save_file({"a.weight": torch.zeros(2)}, tmp_path / "checkpoint-500/model.safetensors")
+    write_json(tmp_path / name, {"_class_name": "StableDiffusionXLPipeline", "step": 5})
+    with pytest.raises(PipelineError) as caught:
+        open_source(tmp_path)
+    assert caught.value.what.startswith(f"{tmp_path}: no layout that is known; it holds ")
+    assert caught.value.hint.startswith("a checkpoint is one level below: ")
+
+
+@pytest.mark.parametrize("found", [{"version": "1.2"}, ["a"], {"name": "sdxl", "shards": {}}])
+def test_a_model_with_another_programs_manifest_is_a_base(tmp_path: Path, found: Any) -> None:
+    """A manifest.json that has none of our keys does not describe a folder of ours."""
+    write_json(tmp_path / "manifest.json", found)
+    (tmp_path / "model_index.json").write_text("{}")
+    assert set(open_place(str(tmp_path), None).names) == {"manifest.json", "model_index.json"}

@@ -15,6 +15,7 @@ from typing import Any
 
 from zerotrain.artifact import MANIFEST, digest, file_sha256, read
 from zerotrain.artifact.untrusted import is_hub_blob
+from zerotrain.artifact.verdicts import remembering
 from zerotrain.errors import PipelineError
 from zerotrain.families import ROOT, Family
 
@@ -141,12 +142,14 @@ def check_inside(folder: Path, names: Iterable[str], source: str) -> None:
     Raises:
         PipelineError: a link leads to another place.
     """
-    root = Path(os.path.realpath(folder))
+    root, listed = Path(os.path.realpath(folder)), _listed_hashes(folder)
+    sha256 = remembering(file_sha256)
     for name in names:
         target = Path(os.path.realpath(folder / name))
         if target.is_relative_to(root) or is_hub_blob(target):
             continue
-        if not _is_listed(folder, name, target):
+        # A published base knew the file when it was made.
+        if not target.is_file() or listed.get(name) != sha256(target):
             raise PipelineError(
                 f"{source}: {name} is a link that leads out of it, to {target}",
                 hint="copy the file in the link's place if it belongs to the model; parts from "
@@ -154,17 +157,13 @@ def check_inside(folder: Path, names: Iterable[str], source: str) -> None:
             )
 
 
-def _is_listed(folder: Path, name: str, target: Path) -> bool:
-    """Return whether a published base lists a file with its hash: it knew it when it was made."""
+def _listed_hashes(folder: Path) -> dict[str, str]:
+    """The hash of each file that a published base lists; of other folders none."""
     try:
         found = read(folder, KIND, verify=False)
     except PipelineError:
-        return False
-    return (
-        name in found.files
-        and target.is_file()
-        and file_sha256(target) == found.files[name]["sha256"]
-    )
+        return {}
+    return {name: entry["sha256"] for name, entry in found.files.items()}
 
 
 def in_part(name: str, part: str) -> bool:

@@ -67,10 +67,29 @@ def check_writable(folder: Path) -> None:
     Nothing is made: where the folder is missing, the nearest one above it is tried.
 
     Raises:
+        PipelineError: a file is in its place or above it.
         DiskError: nothing can be written there.
     """
+    check_no_file(folder)
     with writing(folder):
         try_writing(_existing(folder))
+
+
+def check_no_file(folder: Path) -> None:
+    """Check that a folder is one or can be made: that no file is in its place or above it.
+
+    Raises:
+        PipelineError: naming the file.
+        DiskError: the folders above it cannot be read.
+    """
+    with writing(folder):
+        found = next(one for one in (folder, *folder.parents, Path()) if os.path.lexists(one))
+        if found.is_dir():
+            return
+        what = "a file" if found.exists() else "a link to what is missing"
+    raise PipelineError(
+        f"{found}: is {what}, not a folder", hint="name a new folder, or move what is there"
+    )
 
 
 def explain(error: BaseException, place: Path | None = None) -> DiskError | None:

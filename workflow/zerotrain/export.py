@@ -136,7 +136,7 @@ def export(
         # Weights are entered first, and appear last.
         if weights is not None:
             base = weights.base
-            origins["base"] = artifact.read(base, "base") if artifact.is_published(base) else base
+            origins["base"] = artifact.read(base, "base") if artifact.is_described(base) else base
             parents, others = lineage(origins)
             averaged = weights.ema and EMA in source.slots
             shown = AveragedWeights(source) if averaged else source

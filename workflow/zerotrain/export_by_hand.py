@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST
 from zerotrain.config import read_config
+from zerotrain.disk_errors import check_no_file
 from zerotrain.errors import PipelineError
 from zerotrain.export import (
     DTYPES,
@@ -188,7 +189,7 @@ def _export_as(
         passing = replace(weights, folder=Path(folder) / "weights", dtype="fp32")
         export(source, checkpoint, passing, state)
         origins = parents_of(source, checkpoint)
-        if artifact.is_published(weights.base):
+        if artifact.is_described(weights.base):
             origins["base"] = artifact.read(weights.base, "base", verify=False)
         convert(
             passing.folder,
@@ -205,7 +206,7 @@ def refuse_strangers(folder: Path) -> None:
     """Publishing replaces a folder whole: refuse one that holds what no export has written.
 
     Raises:
-        PipelineError: naming the folder and some of what it holds.
+        PipelineError: naming the folder, or a file above it.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         if artifact.kind_of(folder) in WRITTEN:
@@ -214,6 +215,7 @@ def refuse_strangers(folder: Path) -> None:
             f"{folder}: is there already, and was not written by an export",
             hint="name a new folder, or empty this one yourself",
         )
+    check_no_file(folder)
 
 
 def _refuse_adapter(names: list[str], checkpoint: Path) -> None:

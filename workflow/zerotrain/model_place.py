@@ -102,7 +102,7 @@ def refuse_revision(base: str, revision: str | None) -> None:
 
 def _folder(name: str, folder: Path, commit: str | None = None) -> Place:
     artifact.check_published(folder)
-    if artifact.is_published(folder):  # without a file it would be another model
+    if artifact.is_described(folder):  # without a file it would be another model
         published = artifact.read(folder, PUBLISHED, verify=False)
         return Place(name, tuple(sorted(published.files)), folder=folder, commit=commit)
     files = (path for path in folder.rglob("*") if path.is_file())

@@ -7,6 +7,7 @@ from pathlib import Path
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact, replacing, write_whole
 from zerotrain.base import MODEL_INDEX, is_model_file, some
+from zerotrain.disk_errors import check_no_file
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
 from zerotrain.model_card import GRID, model_card
@@ -47,8 +48,9 @@ def publish(
         raise PipelineError(
             f"{repo_id!r} names no repository of the hub", hint="write OWNER/NAME, as me/cats"
         )
-    found = _read(weights)
     card = card or weights.parent / f"{weights.name}-card"
+    check_no_file(card)
+    found = _read(weights)
     written = _write_card(found, repo_id, card, license)
     names = sorted(name for name in found.files if not name.startswith(RECORDS))
     files = {name: found.path(name) for name in names if is_model_file(name)}
@@ -66,7 +68,7 @@ def publish(
 
 
 def _read(folder: Path) -> Artifact:
-    artifact.check_published(folder, (MODEL_INDEX,))
+    artifact.check_published(folder, ours=(folder / MODEL_INDEX).is_file())
     kind = artifact.kind_of(folder)
     if kind not in KINDS:
         raise PipelineError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Protocol
@@ -9,9 +10,11 @@ from typing import Protocol
 import torch
 
 from zerotrain import artifact
+from zerotrain.base import KIND as BASE
 from zerotrain.base import MODEL_INDEX, in_part
 from zerotrain.checkpoint import KIND as CHECKPOINT
 from zerotrain.checkpoint import Checkpoint
+from zerotrain.checkpoint_path import OPTIMIZERS
 from zerotrain.errors import PipelineError
 from zerotrain.optimizers import slot_shape
 from zerotrain.position import EMA, MASTER, TrainingPosition
@@ -19,7 +22,9 @@ from zerotrain.state import KIND as STATE
 from zerotrain.state import State
 from zerotrain.tensor_file import open_tensors
 
-WEIGHTS = "weights"
+WEIGHTS, EXPORTED = "weights", "exported"
+IN_FORMATS_OF_OTHERS = (EXPORTED, "universal")
+"""Kinds of folders that are read as those of other programs, once they are found whole."""
 
 
 class Source(Protocol):
@@ -114,15 +119,20 @@ def open_source(folder: Path, *, trust_pickle: bool = False) -> Source:
         return Checkpoint(folder)
     if kind == STATE:
         return State(folder)
-    if kind is not None:
-        raise PipelineError(
-            f"{folder}: holds {kind}, not a checkpoint or a state",
-            hint="name a phase's checkpoint/, state/ or progress/step-*, or a folder of DeepSpeed "
-            "or accelerate",
-        )
+    if kind not in (None, *IN_FORMATS_OF_OTHERS):
+        hint = "name a phase's checkpoint/, state/ or progress/step-*, or a folder of DeepSpeed or "
+        hint += "accelerate"
+        if kind == WEIGHTS:
+            hint += "; or, for its weights alone, the folder or file in it that was trained"
+        raise PipelineError(f"{folder}: holds {kind}, not a checkpoint or a state", hint=hint)
     from zerotrain.foreign import open_foreign
 
-    return open_foreign(folder, trust_pickle=trust_pickle)
+    # Parts of weights and tags of universal checkpoints have no manifests of their own.
+    artifact.read_around(folder, (WEIGHTS, BASE, *IN_FORMATS_OF_OTHERS))
+    _refuse_model(folder)
+    return open_foreign(
+        _only_file(folder) if kind == EXPORTED else folder, trust_pickle=trust_pickle
+    )
 
 
 def open_view(folder: Path, *, trust_pickle: bool = False) -> Source | Weights:
@@ -138,6 +148,40 @@ def check_made_here(folder: Path) -> None:
     Raises:
         PipelineError: the manifest is missing.
     """
-    artifact.check_published(
-        folder, (*(f"{kind}.json" for kind in (CHECKPOINT, STATE)), MODEL_INDEX)
-    )
+    ours = any(_is_position(folder / f"{kind}.json") for kind in (CHECKPOINT, STATE))
+    artifact.check_published(folder, ours=ours)
+
+
+def _is_position(path: Path) -> bool:
+    """Whether a file is of a checkpoint or a state of this program, or cut off so that none can
+    tell."""
+    try:
+        found = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (ValueError, RecursionError):
+        return True
+    return isinstance(found, dict) and {"run", "phase", "optimizer_step"} <= found.keys()
+
+
+def _refuse_model(folder: Path) -> None:
+    """Refuse a whole model without checkpoints: none can tell which part of it was trained."""
+    from zerotrain.foreign import find_checkpoints_below
+
+    if not (folder / MODEL_INDEX).is_file() or any((folder / n).is_file() for n in OPTIMIZERS):
+        return
+    if not find_checkpoints_below(folder):
+        raise PipelineError(
+            f"{folder}: has {MODEL_INDEX}, so it is a whole model, not a checkpoint",
+            hint="set `base` to it; or, for its weights alone, name the folder in it that was "
+            "trained, such as unet or transformer",
+        )
+
+
+def _only_file(folder: Path) -> Path:
+    """The file of an exported folder whose layout is its file's alone, as of kohya's; else the
+    folder."""
+    from zerotrain.foreign.weight_files import find_weights
+
+    files = [] if find_weights(folder)[0] else sorted(folder.glob("*.safetensors"))
+    return files[0] if len(files) == 1 else folder

@@ -16,7 +16,11 @@ from zerotrain.artifact.untrusted import check_links, find_manifest_error
 from zerotrain.errors import PipelineError
 
 FORMAT = 1
+KEYS = frozenset(("format", "kind", "content", "files", "parents", "made_by"))
+"""What a manifest says; one of another program shares some of these words at most."""
 RECORDS = "records/"
+DEPTH = 2
+"""How far below its folder a file of a model may be: in the folder of a part."""
 
 
 def digest(value: Any) -> str:
@@ -96,27 +100,38 @@ def is_published(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-def kind_of(folder: Path) -> str | None:
-    """Read what a folder's manifest calls it; None where the folder has none.
+def is_described(folder: Path) -> bool:
+    """Whether a manifest of this program describes the folder: others use the file's name as well.
 
     Raises:
         PipelineError: the manifest is cut off or otherwise no JSON.
     """
-    return str(_load(folder).get("kind")) if is_published(folder) else None
+    if not is_published(folder):
+        return False
+    ours = len(KEYS & _load(folder).keys()) * 2 >= len(KEYS)
+    return ours or place_in_results(folder) is not None
 
 
-def check_published(folder: Path, marks: Sequence[str] = ()) -> None:
+def kind_of(folder: Path) -> str | None:
+    """Read what a folder's manifest calls it; None where the folder has none of this program's.
+
+    Raises:
+        PipelineError: the manifest is cut off or otherwise no JSON.
+    """
+    return str(_load(folder).get("kind")) if is_described(folder) else None
+
+
+def check_published(folder: Path, *, ours: bool = False) -> None:
     """Check that a folder which was made here has its manifest.
 
     Args:
         folder: Any folder; one that another program made needs none.
-        marks: Files by which the folder is known as one of ours, wherever it was moved.
+        ours: Whether its content says that this program made it, wherever it was moved.
 
     Raises:
         PipelineError: the manifest is missing.
     """
-    ours = place_in_results(folder) or any((folder / name).is_file() for name in marks)
-    if ours and folder.is_dir() and not is_published(folder):
+    if (ours or place_in_results(folder)) and folder.is_dir() and not is_published(folder):
         raise PipelineError(
             f"{folder}: no {MANIFEST}, so this folder is unfinished or damaged",
             hint=rebuild_hint(folder),
@@ -126,7 +141,7 @@ def check_published(folder: Path, marks: Sequence[str] = ()) -> None:
 def read_around(
     path: Path, kinds: Sequence[str], *, sha256: Callable[[Path], str] = file_sha256
 ) -> Artifact | None:
-    """Read and verify the published folder that a path is, or that lists it as a file.
+    """Read and verify the published folder that a path is, or that lists it or files in it.
 
     Args:
         path: A folder or a file, of any origin.
@@ -142,13 +157,21 @@ def read_around(
     if path.is_dir():
         mend(path)
         check_published(path)
-        return read(path, kinds, sha256=sha256) if is_published(path) else None
-    for folder in list(path.parents)[:2]:
-        if is_published(folder):
-            files = _load(folder).get("files", {})
-            if path.relative_to(folder).as_posix() in files:
-                return read(folder, kinds, sha256=sha256)
+        if is_described(path):
+            return read(path, kinds, sha256=sha256)
+    if len(path.parents) < DEPTH:
+        path = path.absolute()
+    for folder in list(path.parents)[:DEPTH]:
+        if is_described(folder) and _lists(folder, path.relative_to(folder).as_posix()):
+            return read(folder, kinds, sha256=sha256)
     return None
+
+
+def _lists(folder: Path, name: str) -> bool:
+    """Whether the manifest of a folder lists a file, or files in a folder of that name."""
+    files = _load(folder).get("files")
+    known = files if isinstance(files, dict) else ()
+    return any(one == name or one.startswith(f"{name}/") for one in known)
 
 
 def read(

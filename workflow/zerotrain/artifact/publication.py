@@ -17,7 +17,7 @@ from zerotrain.artifact.damage import MANIFEST, file_sha256
 from zerotrain.artifact.leftovers import beside, mend
 from zerotrain.artifact.manifest import FORMAT, Artifact, write_json
 from zerotrain.artifact.whole_file import replacing, sync
-from zerotrain.disk_errors import writing
+from zerotrain.disk_errors import check_no_file, writing
 from zerotrain.errors import PipelineError
 
 NO_LINKS = (
@@ -52,6 +52,7 @@ def publish(
     and what was there stays. A folder left by a killed process is mended by the next call.
 
     Raises:
+        PipelineError: a file is in the folder's place or above it.
         DiskError: the disk is full, read-only, or fails.
     """
     with writing(folder):
@@ -64,6 +65,7 @@ def _publish(
     parents: Mapping[str, Artifact] | None,
     made_by: Mapping[str, Any] | None,
 ) -> Iterator[Draft]:
+    check_no_file(folder)
     mend(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = beside(folder, "new")

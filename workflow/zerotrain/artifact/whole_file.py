@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from zerotrain.artifact.leftovers import beside, mend
-from zerotrain.disk_errors import writing
+from zerotrain.disk_errors import check_no_file, writing
 
 
 @contextlib.contextmanager
@@ -19,8 +19,10 @@ def replacing(path: Path) -> Iterator[Path]:
     and so do the folders that were made for it.
 
     Raises:
+        PipelineError: what is above it is a file.
         DiskError: the disk is full, read-only, or fails.
     """
+    check_no_file(path.parent)
     new = beside(path, "new")
     with writing(path):
         made = [folder for folder in path.parents if not folder.exists()]
