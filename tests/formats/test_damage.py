@@ -35,8 +35,10 @@ from zerotrain.formats.opening import check_whole
 from zerotrain.model_place import open_place
 from zerotrain.position import MASTER
 from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.import_checkpoint import import_checkpoint
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.stages.render_launch import render_launch
+from zerotrain.state import State
 from zerotrain.state_source import open_source
 
 PRESET = Path(__file__).parents[2] / "config" / "launch" / "torch.yaml"
@@ -420,6 +422,10 @@ def test_a_universal_export_is_a_start(project: Path, tmp_path: Path) -> None:
         for slot in expected.slots:
             for name in expected.names:
                 assert torch.equal(found.tensor(name, slot), expected.tensor(name, slot))
+    base = Path("results/words/base")
+    import_checkpoint(parse_config(config_of("words"), "words.yaml"), folder, base, tmp_path / "on")
+    state, weights = State(tmp_path / "on"), {n: expected.tensor(n, MASTER) for n in expected.names}
+    assert all(torch.equal(state.tensor(name, MASTER), weights[name]) for name in weights)
     file = min(tag.glob("zero/*/fp32.pt"))
     for place in (folder, tag):
         with damaged(file, "flipped"), pytest.raises(PipelineError) as caught:
