@@ -155,10 +155,10 @@ def check_made_here(folder: Path) -> None:
 def _is_position(path: Path) -> bool:
     """Whether a file is of a checkpoint or a state of this program, or cut off so that none can
     tell."""
+    if not path.is_file():
+        return False
     try:
         found = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return False
     except (ValueError, RecursionError):
         return True
     return isinstance(found, dict) and {"run", "phase", "optimizer_step"} <= found.keys()
