@@ -226,7 +226,7 @@ def check_not_stored(folder: Path, damage: list[Damage], rule: str) -> None:
         return
     if f"path: {folder}\n" in lock.read_text():
         raise PipelineError(
-            f"{damage[0]}: {describe_training(folder)}, but {lock} has {folder}",
+            f"{damage[0]}: {describe_training(folder)}, but dvc.lock has {folder}",
             hint=f"`dvc checkout --force {folder}`, after `dvc fetch` where this machine lacks it; "
             f"to train it again, remove {folder / MANIFEST}",
         )
