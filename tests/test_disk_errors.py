@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -478,6 +479,25 @@ def test_data_that_dvc_tracks(tmp_path: Path, mount: Mount, monkeypatch, capfd) 
         (project / "filler").unlink()
         assert contents(project / "photos") == former
         assert not (project / "photos.dvc").exists()
+
+
+def test_images_of_samples_that_find_no_room(tmp_path: Path, monkeypatch, capsys) -> None:
+    """The process that decodes next to a training says it in its log as a command would."""
+    from zerotrain import decode_samples, families
+
+    def full(folder: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / ".step-00000001.png"))
+
+    monkeypatch.setattr(decode_samples, "end_with_parent", lambda: None)
+    monkeypatch.setattr(decode_samples.os, "nice", lambda _: None)
+    monkeypatch.setattr(families, "load_family", lambda _: SimpleNamespace(modality="image"))
+    monkeypatch.setattr(decode_samples, "decode", full)
+    with pytest.raises(SystemExit) as ended:
+        decode_samples.main([str(tmp_path / "samples"), "--family", "sdxl", "--base", "base"])
+    assert ended.value.code == EXIT_USER_ERROR
+    said = capsys.readouterr().err
+    assert said.startswith(f"ERROR: {tmp_path}/samples: cannot be written: No space left on device")
+    assert len(said.splitlines()) == 2
 
 
 def test_standard_output_on_a_full_disk(tmp_path: Path, mount: Mount) -> None:

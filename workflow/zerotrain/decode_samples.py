@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from safetensors import safe_open
 
+from zerotrain.disk_errors import writing
+from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.evaluation.grid import (
     BACKGROUND,
     FONT_SIZE,
@@ -52,7 +55,12 @@ def main(argv: list[str] | None = None) -> None:
 
     family = load_family(arguments.family)
     assert family.modality == "image"
-    decode(arguments.folder, family, arguments.base, "cpu")
+    try:
+        with writing(arguments.folder):
+            decode(arguments.folder, family, arguments.base, "cpu")
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
 
 
 def undecoded(folder: Path) -> list[Path]:
