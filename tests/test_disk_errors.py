@@ -36,7 +36,7 @@ from zerotrain.artifact import create, replacing, write_whole
 from zerotrain.checkpoint import KIND, Fragment, write_position, write_rank
 from zerotrain.cluster import profile
 from zerotrain.config import read_config
-from zerotrain.disk_errors import check_writable
+from zerotrain.disk_errors import DiskError, check_writable
 from zerotrain.dvc import pipeline
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.export_by_hand import refuse_strangers
@@ -479,6 +479,35 @@ def test_data_that_dvc_tracks(tmp_path: Path, mount: Mount, monkeypatch, capfd) 
         (project / "filler").unlink()
         assert contents(project / "photos") == former
         assert not (project / "photos.dvc").exists()
+
+
+def test_what_dvc_brings_finds_no_room(tmp_path: Path, mount: Mount, monkeypatch) -> None:
+    """`zerotrain restore`: DVC counts files that failed, as if the remote had lost them."""
+    from dvc.repo import Repo
+
+    from zerotrain.dvc.storage import _fetch
+
+    project = tmp_path / "disk"
+    mount(project, "size=24m")
+    monkeypatch.chdir(project)
+    subprocess.run(["git", "init", "-q", "."], check=True)
+    with Repo.init() as repo:
+        Path("photo.png").write_bytes(os.urandom(1 << 20))
+        repo.add("photo.png")
+        with repo.config.edit("local") as config:
+            config["remote"] = {"store": {"url": str(tmp_path / "store")}}
+            config["core"]["remote"] = "store"
+        repo.push()
+    shutil.rmtree(".dvc/cache")
+    Path("photo.png").unlink()
+    for options, trouble in (("ro", "Read-only file system"), ("rw", "No space left on device")):
+        fill(project, 0)
+        mount(project, options)
+        with Repo() as repo, pytest.raises(DiskError, match=trouble) as caught:
+            _fetch(repo, ["photo.png"], repo.index.outs)
+        assert caught.value.what.startswith(f"{project}/.dvc/")
+        mount(project, "rw")
+        (project / "filler").unlink()
 
 
 def test_images_of_samples_that_find_no_room(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -75,6 +75,18 @@ def check_writable(folder: Path) -> None:
         try_writing(_existing(folder))
 
 
+def check_room(folder: Path) -> None:
+    """Check that what could not be written to a folder failed for another reason than its disk.
+
+    Raises:
+        DiskError: nothing can be written there, or next to nothing is free.
+    """
+    check_writable(folder)
+    with writing(folder):
+        if shutil.disk_usage(_existing(folder)).free < LOW_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+
 def check_no_file(folder: Path) -> None:
     """Check that a folder is one or can be made: that no file is in its place or above it.
 

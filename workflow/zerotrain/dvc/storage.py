@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zerotrain.disk_errors import explain
+from zerotrain.disk_errors import check_room, explain
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ def _fetch(repo: Repo, targets: list[str], outs: list[Any]) -> None:
     lost = {out: names for out in outs if (names := _lacking(out)) and out.workspace_status()}
     if not lost:
         return
+    check_room(Path(repo.cache.local.path))  # DVC only counts the files that failed
     files = some([str(out) for out in lost])
     if name is None:
         raise PipelineError(
