@@ -39,13 +39,13 @@ class Program:
     checkpoint: str = f"checkpoint-{SAVED_STEP}"
     """The checkpoint, relative to the folder that the program writes into."""
     resume: Mapping[str, Any] = field(default_factory=dict)
-    """Options of `resume_from_checkpoint` beside the folder."""
+    """Options of `resume_from_checkpoint` in addition to the folder."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Our run's further keys, such as `lora`; values of `train` are added to the common ones."""
     preset: str = "torch"
     """The launch preset of our run."""
     without_moments: bool = False
-    """The checkpoint has none: the program goes on with a new optimizer, too."""
+    """The checkpoint has none: the program continues with a new optimizer, too."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the program's processes."""
 
