@@ -2,15 +2,21 @@
 PYTHON ?= python3
 CONFIG ?=
 ARGS ?=
+# What codespell checks with all words; in the rest of the package those of docs/names.txt are names of variables.
+PLAIN := README.md CHANGELOG.md CONTRIBUTING.md Makefile Snakefile .ci config data docs envs profiles rules \
+	$(addprefix workflow/zerotrain/,cache cli data errors.py evaluation export models stages)
 
 VENV := $(CURDIR)/.venv/bin
 export PATH := $(VENV):$(PATH)
+PYTEST := pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Every process would compile the package and the tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train restore test test-full test-soak switch-table lint clean
+.PHONY: help setup train restore test test-full test-soak switch-table import-cases lint clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  Variables: CONFIG=config/NAME.yaml (train), ARGS='...' (train, test), PYTHON=python3.12 (setup)"
 
 setup: ## Make .venv from the pinned versions; a second call does nothing
@@ -29,23 +35,30 @@ restore: setup ## Bring all results of this commit back; ARGS=REV or ARGS=WEIGHT
 	@zerotrain restore $(ARGS)
 
 test: setup ## Run the tests (ARGS='-k NAME' selects, ARGS=--fix renews generated files)
-	@pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 # Exit code 5 says that ARGS selected none of them.
 test-full: setup ## Run the tests that take long
-	@pytest -m "slow and not soak" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
+	@$(PYTEST) -m "slow and not soak" $(ARGS) || [ $$? -eq 5 ]
 
 test-soak: setup ## Run by hand what CI only samples: long kills, fuzz, every switch
-	@pytest -m soak -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) || [ $$? -eq 5 ]
+	@$(PYTEST) -m soak $(ARGS) || [ $$? -eq 5 ]
 
 switch-table: setup ## Measure every switch and write the tables of docs/switching.md
 	@pytest -m "slow or not slow" -k matrix --fix tests/training/test_switch.py
 
-lint: setup ## Check style and types
+import-cases: setup ## Import the peers' own configurations and count them (SIMPLETUNER=, DIFFSYNTH=, DIFFUSERS= name clones)
+	@python benchmarks/import_cases.py $(ARGS) $(if $(SIMPLETUNER),--simpletuner $(SIMPLETUNER)) \
+	  $(if $(DIFFSYNTH),--diffsynth $(DIFFSYNTH)) $(if $(DIFFUSERS),--diffusers $(DIFFUSERS))
+
+lint: setup ## Check style, types and words
 	@ruff check
 	@ruff format --check
 	@snakefmt --check Snakefile rules
 	@mypy
+	@lint-imports
+	@codespell -D - -D docs/words.txt $(PLAIN)
+	@codespell -D - -D docs/words.txt -I docs/names.txt --skip '*.json,*.j2' workflow/zerotrain
 	@snakemake --lint
 
 clean: ## Remove the environment and caches; results/ stays

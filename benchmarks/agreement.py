@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from zerotrain.dvc.agreement import outputs_of
+from zerotrain.pipeline.dvc.agreement import outputs_of
 
 CONFIG = Path("config/config.yaml")
 

@@ -79,10 +79,10 @@ def make(folder: Path, stage: int, parameters: int) -> None:
 def convert(checkpoint: Path, own: Path) -> None:
     """The same training as a checkpoint of this project."""
     from zerotrain import artifact
-    from zerotrain.checkpoint import KIND, Fragment, write_position, write_rank
-    from zerotrain.foreign import open_foreign
+    from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
+    from zerotrain.state.external import open_external
 
-    source = open_foreign(checkpoint)
+    source = open_external(checkpoint)
     with artifact.publish(own, KIND) as draft:
         parts = (
             Fragment(name, 0, {slot: source.tensor(name, slot).flatten() for slot in source.slots})
@@ -109,12 +109,16 @@ def ours(checkpoint: Path, out: Path, dtype: str) -> Callable[[], float]:
     """
     import torch
 
-    from zerotrain.export import DTYPES
-    from zerotrain.export_check import CheckedSource
-    from zerotrain.foreign import open_foreign  # noqa: F401
-    from zerotrain.position import MASTER
-    from zerotrain.state_source import open_source
-    from zerotrain.tensor_file import open_tensors, same_bits, write_tensor_file
+    from zerotrain.artifact.tensor_file import (
+        FLOAT_TYPES,
+        open_tensors,
+        same_bits,
+        write_tensor_file,
+    )
+    from zerotrain.export.checks import CheckedSource
+    from zerotrain.state.external import open_external  # noqa: F401
+    from zerotrain.state.open import open_source
+    from zerotrain.state.position import MASTER
 
     # As in the rule: Snakemake sets OMP_NUM_THREADS to its threads.
     torch.set_num_threads(1)
@@ -122,7 +126,7 @@ def ours(checkpoint: Path, out: Path, dtype: str) -> Callable[[], float]:
     def act() -> float:
         began = time.monotonic()
         source = open_source(checkpoint)
-        checked, kind = CheckedSource(source), DTYPES[dtype]
+        checked, kind = CheckedSource(source), FLOAT_TYPES[dtype]
         out.mkdir()
         layout = {name: (kind, shape) for name, shape in source.shapes.items()}
         path = out / "model.safetensors"
@@ -131,7 +135,7 @@ def ours(checkpoint: Path, out: Path, dtype: str) -> Callable[[], float]:
         seconds = time.monotonic() - began
         for name, file in open_tensors([path]).items():
             if not same_bits(file.get_tensor(name), source.tensor(name, MASTER)):
-                raise SystemExit(f"{name} reads back otherwise")
+                raise SystemExit(f"{name} reads back with other values")
         return seconds
 
     return act
@@ -171,7 +175,7 @@ def measure(act: Callable[[], float | None]) -> dict[str, float]:
 
 def compare(reference: Path, out: Path, dtype: str) -> None:
     """Hold every tensor of a folder to DeepSpeed's own."""
-    from zerotrain.tensor_file import open_tensors, same_bits
+    from zerotrain.artifact.tensor_file import open_tensors, same_bits
 
     expected = open_tensors(reference.glob("*.safetensors"))
     found = open_tensors(out.glob("*.safetensors"))

@@ -79,7 +79,7 @@ class Inputs:
 
     def folder(self, family: str) -> Path:
         """The folder with `dataset`, `base` and `cache`."""
-        from zerotrain.families import nano
+        from zerotrain.models.families import nano
         from zerotrain.stages.build_base import build_base
         from zerotrain.stages.cache_latents import cache_latents
         from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -117,7 +117,7 @@ def run_config(
     """Our run: the common values, and the program's own."""
     from external_programs import BATCH, BETAS, CLIP, DECAY, EPSILON, LAST_STEP, RATE
 
-    from zerotrain.config import parse_config
+    from zerotrain.config.read import parse_config
 
     own = dict(program.config) if program else {}
     text = family.endswith("_lm")
@@ -215,9 +215,9 @@ def measure(program: Any, inputs: Path, place: Path) -> Measured:
     import torch
     from external_programs import LAST_STEP, SAVED_STEP
 
-    from zerotrain.checkpoint import Checkpoint
-    from zerotrain.position import ADAM_SLOTS, MASTER
-    from zerotrain.state import State
+    from zerotrain.state.checkpoint import Checkpoint
+    from zerotrain.state.position import ADAM_SLOTS, MASTER
+    from zerotrain.state.state import State
 
     out = run_program(program, inputs, place)
     state_folder, checkpoint_folder, said = continue_here(program, inputs, place, out)

@@ -4,7 +4,8 @@
     python benchmarks/memory.py --channels 64 128 --cases zero2_offload:bf16 torch:no:2
 
 A U-Net of SDXL's kind is trained for three steps with a checkpoint after the last, each case in
-processes of its own: a preset, a precision, a number of processes, and `init` for zero3_init. What
+processes of its own: a preset, a precision, a number of processes, and `init` for zero3_init or
+`states` for bf16_optimizer_states, whose peak over that of the case without is CASE_ratio. What
 counts is the increase of RssAnon + RssShmem (/proc/self/status; ru_maxrss would count mapped files)
 over the same process before it began, everything imported that such a training imports. On a CPU
 device and host are one memory, so that the planner's parts of both are held to it. What it is told
@@ -31,8 +32,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from zerotrain import compiled_ops
-from zerotrain.plan.parts import Moment, since
+from zerotrain.launch.planner.parts import Moment, since
+from zerotrain.machine import compiled_ops
 from zerotrain.stages.train_phase import ALLOCATOR
 
 SAMPLES = 4
@@ -48,6 +49,7 @@ CASES = [
 ] + [
     "torch:no:2", "zero1:bf16:2", "zero2:no:2", "zero2:bf16:2", "zero2_offload:no:2", "zero3:no:2",
     "zero3:bf16:2", "zero3_offload:bf16:2", "zero3:bf16:1:init", "zero3_offload:no:2:init",
+    "zero2_offload:bf16:1:states", "zero3_offload:bf16:1:states",
 ]  # fmt: skip
 
 MOMENTS = {
@@ -67,7 +69,7 @@ def make_inputs(folder: Path, channels: Sequence[int], samples: int = SAMPLES) -
 
     from zerotrain import artifact
     from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
-    from zerotrain.cache.writer import Stored, place, write_series
+    from zerotrain.cache.writer import StoredShards, place, write_series
 
     torch.manual_seed(0)
     deeper = len(channels) - 1
@@ -95,7 +97,7 @@ def make_inputs(folder: Path, channels: Sequence[int], samples: int = SAMPLES) -
         for _ in captions
     )
     cache = folder / "cache"
-    one = Stored(cache)
+    one = StoredShards(cache)
     written = [
         write_series(LATENTS, keys, lambda _: latents, one, folder=cache, shard_size=2**20),
         write_series(TEXT, captions, lambda _: texts, one, folder=cache, shard_size=2**20),
@@ -117,7 +119,7 @@ def make_inputs(folder: Path, channels: Sequence[int], samples: int = SAMPLES) -
 def measured_phase(preset_name: str, sizes: Any, until: int, **values: Any) -> Any:
     """A phase under a preset, its launch files fitted to a model's sizes: one process, float32, one
     sample a step, or what `values` say instead."""
-    from zerotrain.config import LaunchConfig
+    from zerotrain.config.launch import LaunchConfig
     from zerotrain.launch.derive import with_files
     from zerotrain.launch.preset import read_preset
     from zerotrain.launch.resolved import ResolvedPhase
@@ -135,7 +137,7 @@ def measured_phase(preset_name: str, sizes: Any, until: int, **values: Any) -> A
         adam_weight_decay=0.01, max_grad_norm=1.0, caption_dropout_probability=0.0,
         save_every=until, keep=2, log_every=1,
     )  # fmt: skip
-    return with_files(ResolvedPhase(**{**usual, **values}), LaunchConfig(), sizes)
+    return with_files(ResolvedPhase.from_values(usual | values), LaunchConfig(), sizes)
 
 
 def publish_launch(folder: Path, phase: Any) -> None:
@@ -152,14 +154,14 @@ def publish_launch(folder: Path, phase: Any) -> None:
 def unet_sizes(base: Path) -> Any:
     """Sizes of a base model that make_inputs made."""
     from zerotrain import artifact
-    from zerotrain.model_sizes import read_sizes
+    from zerotrain.models.sizes import read_sizes
 
     return read_sizes(artifact.read(base, "base"), "sdxl", None, ())
 
 
 def write_launch(folder: Path, case: str, base: Path) -> None:
     """Publish the launch files of a case, fitted to the base model."""
-    name, precision, *count = case.removesuffix(":init").split(":")
+    name, precision, *count = case.split(":")
     world = int(count[0]) if count else 1
     publish_launch(
         folder,
@@ -170,7 +172,8 @@ def write_launch(folder: Path, case: str, base: Path) -> None:
             num_processes=world,
             global_batch_size=world,
             mixed_precision=precision,
-            zero3_init=case.endswith(":init"),
+            zero3_init="init" in count,
+            bf16_optimizer_states="states" in count,
         ),
     )
 
@@ -237,7 +240,9 @@ def watch_training(inputs: Path, launch: Path, progress: Path, modules: Path) ->
 
     What it imports is written to the file `modules`; if that is there, it is imported before.
     """
-    from zerotrain.training import engine, opening, rank, saving
+    from zerotrain.training import opening, rank
+    from zerotrain.training.checkpointing import saving
+    from zerotrain.training.engines.engine import Engine
 
     known = modules.read_text().split() if modules.is_file() else []
     warm_up(known)
@@ -245,9 +250,11 @@ def watch_training(inputs: Path, launch: Path, progress: Path, modules: Path) ->
     time.sleep(0.05)
     watch.enter("load")
 
-    def open_engine(*words: Any, **named: Any) -> engine.Engine:
+    plain = opening.open_engine
+
+    def open_engine(*words: Any, **named: Any) -> Engine:
         watch.enter("build")
-        opened = engine.open_engine(*words, **named)
+        opened = plain(*words, **named)
         watch.enter("forward")
         watched(watch, opened, "backward", "backward", after="step")
         watched(watch, opened, "step", "step", after="forward")
@@ -282,7 +289,7 @@ def trace(inputs: Path, precision: str) -> int:
     """Bytes of activations of a micro batch: saved for the backward pass, and a gradient."""
     import torch
 
-    from zerotrain.families.sdxl import FAMILY
+    from zerotrain.models.families.sdxl import FAMILY
 
     dtype = {"no": torch.float32, "bf16": torch.bfloat16}[precision]
     model = FAMILY.load_model(inputs / "base").to(dtype).train()
@@ -350,14 +357,14 @@ def measure(place: Path, inputs: Path, case: str, modules: Path) -> dict[str, in
 
 def predict(launch: Path, inputs: Path, activations: int) -> dict[str, int]:
     """What the planner says of a case at each moment."""
-    from zerotrain.families.sdxl import FAMILY
+    from zerotrain.launch.planner.inputs import ParameterSizes, PlannedLaunch
+    from zerotrain.launch.planner.memory_parts import memory_parts
     from zerotrain.launch.run_yaml import read_run_yaml
-    from zerotrain.plan.inputs import ParameterSizes, PlannedLaunch
-    from zerotrain.plan.memory_parts import memory_parts
+    from zerotrain.models.families.sdxl import FAMILY
 
     phase = read_run_yaml(launch / "run.yaml")
     zero = {}
-    if phase.engine == "deepspeed":
+    if phase.derived.engine == "deepspeed":
         zero = json.loads((launch / "deepspeed.json").read_text())["zero_optimization"]
     shapes = {n: p.shape for n, p in FAMILY.empty_model(inputs / "base").named_parameters()}
     planned = PlannedLaunch.of(phase, zero, cpu=True)
@@ -414,6 +421,9 @@ def main() -> None:
             shutil.rmtree(place)
     worst = max(ratios.values(), key=lambda ratio: abs(ratio - 1))
     interval = [min(ratios.values()), max(ratios.values())]
+    for case in [case for case in ratios if case.endswith(":1:states")]:
+        if plain := result.get(f"{case.removesuffix(':1:states')}_measured_bytes"):
+            result[f"{case}_ratio"] = round(result[f"{case}_measured_bytes"] / plain, 4)
     print(json.dumps({"ratio": worst, "interval": interval, "ratios": ratios, **result}))
 
 

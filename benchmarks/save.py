@@ -34,7 +34,7 @@ from typing import Any
 
 from memory import measured_phase
 
-from zerotrain import compiled_ops
+from zerotrain.machine import compiled_ops
 
 CASES = ("torch", "zero2_offload", "zero3")
 
@@ -69,13 +69,13 @@ def measure(case: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
     """Train in this process; the figures of one preset."""
     import torch
 
-    from zerotrain.state import SHARD_BYTES
+    from zerotrain.state.state import SHARD_BYTES
     from zerotrain.training import ranks
+    from zerotrain.training.checkpointing.progress_folder import saved_steps
+    from zerotrain.training.checkpointing.saving import Saving
     from zerotrain.training.clock import Clock
-    from zerotrain.training.engine import open_engine
-    from zerotrain.training.log import NoLog
-    from zerotrain.training.progress_folder import saved_steps
-    from zerotrain.training.saving import Saving
+    from zerotrain.training.opening import open_engine
+    from zerotrain.training.reporting.log import Log
 
     torch.manual_seed(0)
     width, layers = arguments.width, arguments.layers
@@ -83,9 +83,9 @@ def measure(case: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
     phase = write_launch(folder, case, model)
     engine = open_engine(model, phase, folder, exact=True)
     batch = torch.randn(arguments.batch, width, device=engine.device)
-    saving = Saving(engine, phase, NoLog(), folder / "progress")
+    saving = Saving(engine, phase, Log(), folder / "progress")
     (folder / "progress").mkdir()
-    clock = Clock(0, 0, phase.until_step)
+    clock = Clock(0, 0, phase.derived.until_step)
     passes: list[float] = []
 
     def step() -> None:
@@ -143,7 +143,7 @@ def measure(case: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
 def write_launch(folder: Path, case: str, model: Any) -> Any:
     """Write the launch files of a preset, fitted to the model; the phase."""
     from zerotrain.launch.files import write_launch_files
-    from zerotrain.model_sizes import model_sizes
+    from zerotrain.models.sizes import model_sizes
 
     sizes = model_sizes({name: list(p.shape) for name, p in model.named_parameters()})
     phase = measured_phase(case, sizes, 10**6, learning_rate=1e-9, adam_weight_decay=0.0, keep=1)

@@ -24,7 +24,6 @@ import argparse
 import json
 import math
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,8 +35,8 @@ from typing import Any
 
 from memory import SIDE, make_inputs, measured_phase, publish_launch, unet_sizes
 
-from zerotrain import compiled_ops
-from zerotrain.supervise import SUPERVISOR
+from zerotrain.machine import compiled_ops
+from zerotrain.machine.child_process import SUPERVISOR
 
 SAMPLES, BATCH = 64, 8
 SIZES = {"tiny": (32, 64), "small": (32, 96), "large": (96, 320)}
@@ -78,7 +77,7 @@ class Loop:
         from diffusers import DDPMScheduler
 
         from zerotrain.cache import read_cache
-        from zerotrain.families.sdxl import FAMILY
+        from zerotrain.models.families.sdxl import FAMILY
 
         cache = read_cache(inputs / "cache", verify=False)
         samples = [cache.sample(i) for i in range(len(cache.entries))]
@@ -238,11 +237,11 @@ def take_turns(place: Path, preset: str, size: str, rounds: int) -> dict[str, li
     phase = write_launch(
         place / "launch", preset, inputs / "base", (rounds + WARM_UP + 1) * block + 1
     )
-    if phase.engine == "deepspeed":
-        from zerotrain.training.zero_engine import init_distributed
+    if phase.derived.engine == "deepspeed":
+        from zerotrain.training.engines.zero_engine import init_distributed
 
         init_distributed()
-    rivals = {one.__name__: one(inputs, place / "launch") for one in RIVALS[phase.engine]}
+    rivals = {one.__name__: one(inputs, place / "launch") for one in RIVALS[phase.derived.engine]}
     for one in rivals.values():
         next(one)
     turns = Turns(rivals, block, rounds)
@@ -266,17 +265,10 @@ LIBRARIES = {
 }
 
 
-def free_port() -> int:
-    """A port on which a process can meet itself."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def first_step_seconds(place: Path, preset: str, inputs: Path) -> float:
     """From the start of a training process to the end of its first step."""
-    from zerotrain.training.progress_folder import LOG
+    from zerotrain.machine.ports import free_port
+    from zerotrain.training.reporting.files import LOG
 
     progress = place / "progress"
     progress.mkdir()
@@ -344,6 +336,8 @@ def main() -> None:
         found = take_turns(Path(place), preset, size, int(rounds))
         print("\n" + json.dumps(found), flush=True)
         os._exit(0)  # gloo's threads need not be waited for
+    from zerotrain.machine.ports import free_port
+
     os.environ.update(compiled_ops.environment(), OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     os.environ.update(OMP_WAIT_POLICY="PASSIVE", TRANSFORMERS_VERBOSITY="error")
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")

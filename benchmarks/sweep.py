@@ -22,10 +22,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from zerotrain.artifact import MANIFEST, write_json
-from zerotrain.config import read_config
-from zerotrain.plan.forecast import machine_memory
-from zerotrain.rebuild import find_damaged
-from zerotrain.sweep import sweep
+from zerotrain.config.read import read_config
+from zerotrain.launch.planner.forecast import machine_memory
+from zerotrain.pipeline.rebuild import find_damaged
+from zerotrain.pipeline.sweep import sweep
 
 RUNS = 200
 REPEATS = 5
@@ -52,9 +52,9 @@ def make_runs(folder: Path) -> None:
     sweep(one, [f"train.learning_rate={rates}"], folder / "config/lr")
 
 
-def planned(folder: Path) -> tuple[float, str]:
+def planned(folder: Path, *words: str) -> tuple[float, str]:
     """Seconds of a dry run, and what it printed."""
-    command = ["snakemake", "-n", "train", "--configfile", "config/lr.yaml", *ASKED]
+    command = ["snakemake", "-n", "train", "--configfile", "config/lr.yaml", *ASKED, *words]
     start = time.perf_counter()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return time.perf_counter() - start, done.stdout
@@ -101,7 +101,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_runs(folder)
-        first, said = planned(folder)
+        first, _ = planned(folder)
+        said = planned(folder, "--verbose")[1]
         times = [planned(folder)[0] for _ in range(REPEATS)]
         jobs, wrong = mismatches(folder, said)
         made = made_outputs(folder, said)

@@ -24,8 +24,8 @@ from safetensors.torch import load_file
 
 from zerotrain import artifact
 from zerotrain.artifact import verdicts
-from zerotrain.formats.opening import check_whole
-from zerotrain.tensor_file import write_tensor_file
+from zerotrain.artifact.tensor_file import write_tensor_file
+from zerotrain.export.formats.opening import check_whole
 
 FILE = "unet/diffusion_pytorch_model.safetensors"
 TENSOR_BYTES = 2**25

@@ -1,10 +1,11 @@
 """Set-up of .venv: environment, packages, DeepSpeed's compiled ops. Run by make before all else.
 
 Standard library only, and it parses under Python 3.6, so that an old interpreter gets a sentence
-and no SyntaxError. Whatever is missing is one sentence and the command that mends it, exit code 2.
-The stamp is written last, so the call after an interrupted one goes on where that one stopped.
+and no SyntaxError. Whatever is missing is one sentence and the command that fixes it, exit code 2.
+The stamp is written last, so the call after an interrupted one resumes it.
 """
 
+import ast
 import contextlib
 import fcntl
 import hashlib
@@ -21,6 +22,7 @@ from typing import Iterator, NoReturn  # noqa: UP035 (of Python 3.6)
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BIN = VENV / "bin" / "python"
+UV = VENV / "bin" / "uv"
 LOG = VENV / "setup.log"
 STAMP = VENV / "setup.json"
 CONSTRAINTS = ROOT / "envs" / "constraints.txt"
@@ -33,10 +35,11 @@ FREE_GB = 5
 FREE_GB_CUDA = 20
 """torch's CUDA build brings about 8 GB of libraries, and their downloads half of that again."""
 
-BUILD_NEEDS = ("torch", "setuptools", "packaging", "psutil", "py-cpuinfo", "ninja", "numpy")
-"""Installed first: deepspeed ships as source, and its build asks for torch and these."""
+BUILD_NEEDS = ("uv", "torch", "setuptools", "packaging", "psutil", "py-cpuinfo", "ninja", "numpy")
+"""Installed first: deepspeed ships as source, and its build asks for torch and all after it."""
+OPS_LABEL = "DeepSpeed's compiled ops"
 
-AGAIN = "then run make again: set-up goes on where it stopped"
+AGAIN = "then run make again: set-up resumes where it stopped"
 PIP_FAILURES = (
     (
         ("No space left on device",),
@@ -44,26 +47,29 @@ PIP_FAILURES = (
         f"free some; torch's CUDA build needs {FREE_GB_CUDA} GB in all, {AGAIN}",
     ),
     (
-        ("NewConnectionError", "name resolution", "timed out", "ProxyError", "ConnectTimeout"),
+        (
+            *("NewConnectionError", "name resolution", "timed out", "ProxyError", "ConnectTimeout"),
+            *("dns error", "tcp connect error", "Connection refused"),
+        ),
         "the package index cannot be reached",
         f"check the network, behind a proxy `export HTTPS_PROXY=...`, {AGAIN}",
     ),
     (
-        ("SSLError", "CERTIFICATE_VERIFY_FAILED"),
+        ("SSLError", "CERTIFICATE_VERIFY_FAILED", "invalid peer certificate"),
         "the package index shows a certificate that is not trusted here",
         f"`export PIP_CERT=FILE` with your network's certificates, {AGAIN}",
     ),
     (
-        ("No matching distribution found",),
+        ("No matching distribution found", "No solution found"),
         "a pinned version has no build for this Python or machine",
         "try `make PYTHON=python3.11 setup`",
     ),
 )
 
 
-def stop(what: str, mend: str) -> NoReturn:
-    """End set-up with one sentence and the command that mends it."""
-    print(f"\nERROR: set-up: {what}.\n  Hint: {mend}", file=sys.stderr)
+def stop(what: str, hint: str) -> NoReturn:
+    """End set-up with one sentence and the command that fixes it."""
+    print(f"\nERROR: set-up: {what}.\n  Hint: {hint}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -152,7 +158,7 @@ def only_one() -> Iterator[None]:
 
 
 def make_environment() -> None:
-    """Make .venv, or mend what an interrupted or moved one left."""
+    """Make .venv, or repair what an interrupted or moved one left."""
     shutil.rmtree(str(VENV / "tmp"), ignore_errors=True)
     if not _is_healthy():
         for path in VENV.iterdir():
@@ -170,8 +176,10 @@ def make_environment() -> None:
         )
     for packages in VENV.glob("lib/python3*/site-packages"):
         for path in packages.iterdir():
-            # pip writes RECORD last and renames what it removes to ~name: signs of a killed pip.
-            unfinished = path.name.endswith(".dist-info") and not (path / "RECORD").exists()
+            # pip writes RECORD last, uv INSTALLER; pip renames what it removes to ~name.
+            unfinished = path.name.endswith(".dist-info") and not (
+                (path / "RECORD").exists() and (path / "INSTALLER").exists()
+            )
             if unfinished or path.name.startswith("~"):
                 shutil.rmtree(str(path), ignore_errors=True)
 
@@ -188,14 +196,85 @@ def _is_healthy() -> bool:
 
 
 def install() -> None:
-    """Install the pinned packages: torch before those that are built against it, then the rest."""
+    """Install the pinned packages and compile DeepSpeed's ops.
+
+    pip fetches torch, since its settings say which build this machine takes, and uv, which installs
+    the rest in a fraction of pip's time. The compilers work while uv does.
+    """
     pip = [BIN, "-m", "pip", "install", "--no-input", "--no-build-isolation", "-c", CONSTRAINTS]
-    pins = [
-        line for line in CONSTRAINTS.read_text().splitlines() if "==" in line and line[0] != "#"
-    ]
-    torch = next(line for line in pins if line.startswith("torch=="))
-    run(torch.replace("==", " "), *pip, *BUILD_NEEDS, explain=PIP_FAILURES)
-    run(f"{len(pins)} packages", *pip, "-e", f"{ROOT}[dev]", explain=PIP_FAILURES)
+    pinned = pins()
+    run(
+        f"torch {pinned['torch']}",
+        *pip,
+        "--no-compile",  # compile_bytecode does it on all cores
+        *BUILD_NEEDS,
+        explain=PIP_FAILURES,
+    )
+    uv = [UV, "pip", "install", "--python", BIN, "--no-build-isolation", "-c", CONSTRAINTS]
+    settings = pip_settings()
+    env = uv_settings(settings)
+    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        uv.append("--no-index")  # uv reads no variable for it
+    deepspeed = f"deepspeed {pinned['deepspeed']}"
+    if not run(deepspeed, *uv, "deepspeed", env=env, may_fail=True):
+        # Settings that only pip understands: a keyring, a client certificate.
+        print("  uv could not install it; pip installs all packages", flush=True)
+        run(deepspeed, *pip, "deepspeed", explain=PIP_FAILURES)
+        uv, env = pip, {}
+    with Step(OPS_LABEL, BIN, "-m", "zerotrain.machine.compiled_ops") as ops:
+        packages = f"{len(pinned)} packages"
+        run(packages, *uv, "-e", f"{ROOT}[dev]", env=env, explain=PIP_FAILURES)
+        compile_bytecode()
+        finish_ops(ops)
+
+
+def compile_bytecode() -> None:
+    """Compile all installed packages: uv compiles only what its own call installs, and not torch.
+
+    Without it each process compiles torch, diffusers and DeepSpeed again where Python may write no
+    bytecode (PYTHONDONTWRITEBYTECODE, which images of containers set).
+    """
+    # Some packages have files for newer Pythons: what cannot be compiled is not imported here.
+    script = (
+        "import compileall, sysconfig; "
+        "compileall.compile_dir(sysconfig.get_path('purelib'), quiet=2, workers=0)"
+    )
+    run("bytecode of all packages", BIN, "-c", script)
+
+
+def pins() -> dict[str, str]:
+    """The pinned version of each package by its name."""
+    lines = CONSTRAINTS.read_text().splitlines()
+    return dict(line.split("==", 1) for line in lines if "==" in line and line[0] != "#")
+
+
+def pip_settings() -> dict[str, str]:
+    """What pip's files and variables set, by option; a variable overrides a file."""
+    command = [str(BIN), "-m", "pip", "config", "list"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    settings = {}
+    for line in found.splitlines():
+        name, _, value = line.partition("=")
+        place, _, option = name.rpartition(".")
+        if place == ":env:" or option not in settings:
+            settings[option] = ast.literal_eval(value)
+    return settings
+
+
+def uv_settings(pip: dict) -> dict[str, str]:  # type: ignore[type-arg]
+    """Variables by which uv looks where pip looks; what the user set for uv itself comes first."""
+    indexes = " ".join(pip.get("extra-index-url", "").split())
+    found = {
+        "UV_DEFAULT_INDEX": pip.get("index-url", ""),
+        "UV_INDEX": indexes,
+        "UV_FIND_LINKS": ",".join(pip.get("find-links", "").split()),
+        "UV_HTTP_TIMEOUT": pip.get("default-timeout", "") or pip.get("timeout", ""),
+        "SSL_CERT_FILE": pip.get("cert", ""),
+        "HTTPS_PROXY": pip.get("proxy", ""),
+        # pip takes a pinned version from whichever index has it.
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }
+    return {name: value for name, value in found.items() if value and name not in os.environ}
 
 
 def download(folder: Path) -> None:
@@ -209,52 +288,85 @@ def download(folder: Path) -> None:
     shutil.rmtree(str(VENV / "tmp"), ignore_errors=True)
 
 
-def build_ops() -> None:
-    """Compile DeepSpeed's ops; a GPU machine without nvcc goes on, it can train without offload."""
-    label = "DeepSpeed's compiled ops"
-    if not shutil.which("nvidia-smi"):
-        run(label, BIN, "-m", "zerotrain.compiled_ops")
-        return
+def finish_ops(ops: "Step") -> None:
+    """Wait for DeepSpeed's ops, which take a C++ compiler; a GPU needs them only for
+    offload."""
     try:
-        run(label, BIN, "-m", "zerotrain.compiled_ops")
+        ops.finish()
     except SystemExit:
-        print("  Going on without them: launch presets with offload refuse to start.", flush=True)
-
-
-def run(label: str, *command: object, explain: tuple = ()) -> None:  # type: ignore[type-arg]
-    """Run a step of set-up: its output goes to the log, its label and its seconds to the screen."""
-    start = time.monotonic()
-    env = {key: value for key, value in os.environ.items() if key not in UNWANTED}
-    env["TMPDIR"] = str(VENV / "tmp")  # one disk to check, and /tmp may be small
-    Path(env["TMPDIR"]).mkdir(parents=True, exist_ok=True)
-    with LOG.open("a") as log:
-        print(f"\n$ {' '.join(map(str, command))}", file=log, flush=True)
-        written = log.tell()
-        child = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, env=env)
-        try:
-            while child.poll() is None:
-                show(label, start, "\r" if sys.stdout.isatty() else "")
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(1)
-        except BaseException:
-            child.terminate()
-            child.wait()
+        if not shutil.which("nvidia-smi"):
             raise
-    show(label, start, "\n" if child.returncode == 0 else " failed\n")
-    if child.returncode:
-        with LOG.open(errors="replace") as log:
-            log.seek(written)
-            fail(label, log.read(), explain)
+        print("  Without them launch presets with offload refuse to start.", flush=True)
+
+
+def run(
+    label: str,
+    *command: object,
+    explain: tuple = (),  # type: ignore[type-arg]
+    env: "dict[str, str] | None" = None,
+    may_fail: bool = False,
+) -> bool:
+    """Run a step of set-up to its end; whether it ended well, where it may fail."""
+    with Step(label, *command, env=env) as step:
+        return step.finish(explain, may_fail=may_fail)
+
+
+class Step:
+    """A running command of set-up: its output goes to the log, its seconds to the screen."""
+
+    def __init__(self, label: str, *command: object, env: "dict[str, str] | None" = None) -> None:
+        self.label = label
+        self.start = time.monotonic()
+        folder = VENV / "tmp"  # one disk to check, and /tmp may be small
+        folder.mkdir(parents=True, exist_ok=True)
+        self.output = folder / "{}.log".format("".join(filter(str.isalnum, label)))
+        kept = {key: value for key, value in os.environ.items() if key not in UNWANTED}
+        with self.output.open("w") as output:
+            print(f"\n$ {' '.join(map(str, command))}", file=output, flush=True)
+            self.child = subprocess.Popen(
+                [str(word) for word in command],
+                stdout=output,
+                stderr=output,
+                env=dict(kept, TMPDIR=str(folder), **(env or {})),
+                cwd=str(ROOT / "workflow"),  # the ops are built before the project is installed
+            )
+
+    def __enter__(self) -> "Step":
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """End what still runs, and keep its output."""
+        if self.child.poll() is None:
+            self.child.terminate()
+            self.child.wait()
+        if self.output.exists():
+            with LOG.open("a") as log:
+                log.write(self.output.read_text(errors="replace"))
+            self.output.unlink()
+
+    def finish(self, explain: tuple = (), *, may_fail: bool = False) -> bool:  # type: ignore[type-arg]
+        """Wait for the end and show the seconds; stop set-up where the command failed."""
+        while self.child.poll() is None:
+            self._show("\r" if sys.stdout.isatty() else "")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.wait(1)
+        well = self.child.returncode == 0
+        self._show("\n" if well else " failed\n")
+        if not well and not may_fail:
+            output = self.output.read_text(errors="replace")
+            self.__exit__()
+            fail(self.label, output.split("\n", 2)[2], explain)
+        return well
+
+    def _show(self, end: str) -> None:
+        """One line for a step; while it runs only where a terminal can overwrite it."""
+        if end:
+            seconds = time.monotonic() - self.start
+            print(f"  {self.label:<40} {seconds:4.0f} s", end=end, flush=True)
 
 
 UNWANTED = {"PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "VIRTUAL_ENV"}
-"""Settings that would send packages elsewhere than into .venv."""
-
-
-def show(label: str, start: float, end: str) -> None:
-    """One line per step; while it runs only where a terminal can overwrite it."""
-    if end:
-        print(f"  {label:<40} {time.monotonic() - start:4.0f} s", end=end, flush=True)
+"""Settings that would install packages outside .venv."""
 
 
 def fail(label: str, output: str, explain: tuple) -> NoReturn:  # type: ignore[type-arg]
@@ -262,9 +374,9 @@ def fail(label: str, output: str, explain: tuple) -> NoReturn:  # type: ignore[t
     if "ERROR: " in output and "  Hint: " in output:  # a sentence of our own
         print(output[output.rindex("ERROR: ") :].rstrip(), file=sys.stderr)
         sys.exit(2)
-    for marks, what, mend in explain:
+    for marks, what, hint in explain:
         if any(mark in output for mark in marks):
-            stop(what, f"{mend} (log: {LOG})")
+            stop(what, f"{hint} (log: {LOG})")
     tail = "".join(f"\n    {line}" for line in output.strip().splitlines()[-8:])
     stop(f"the step '{label}' failed, its last lines are{tail}", f"read {LOG}, {AGAIN}")
 
@@ -278,10 +390,13 @@ def main() -> None:
     with only_one():
         if is_done():
             return
-        print("set-up of .venv, once; a few minutes (log: .venv/setup.log)", flush=True)
+        print(
+            "set-up of .venv, once: about two minutes on two idle cores and a fast network "
+            "(log: .venv/setup.log)",
+            flush=True,
+        )
         make_environment()
         install()
-        build_ops()
         shutil.rmtree(str(VENV / "tmp"), ignore_errors=True)
         new = STAMP.with_suffix(".new")
         new.write_text(json.dumps({"digest": digest()}) + "\n")
@@ -296,7 +411,7 @@ if __name__ == "__main__":
         else:
             main()
     except KeyboardInterrupt:
-        print("\nset-up interrupted; the next make goes on where it stopped", file=sys.stderr)
+        print("\nset-up interrupted; the next make resumes it", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
-        stop(f"{error}", f"free the disk or mend the permissions of {VENV}, {AGAIN}")
+        stop(f"{error}", f"free the disk, or fix the permissions of {VENV}, {AGAIN}")

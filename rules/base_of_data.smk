@@ -1,11 +1,11 @@
-"""This part of the workflow provides the base whose encoders fill the cache of a dataset that is called
-like a run which is not planned: that run's own, made from the same values.
+"""This part of the workflow provides the base whose encoders fill the cache of a dataset that has the
+name of a run that is not planned: that run's own base, made from the same values.
 
 OUTPUTS: results/<data.name>/base/manifest.json
 """
 
-for name in OWNED:
-    if base_of_data(name) == f"results/{name}/base/manifest.json":
+for name in RUNS.owned:
+    if RUNS.base_of_data(name) == f"results/{name}/base/manifest.json":
 
         use rule build_base as build_base_of_data with:
             output:

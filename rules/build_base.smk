@@ -8,9 +8,8 @@ results/data/<data.name>/base/manifest.json, whose encoders fill the cache
 rule build_base:
     """Building the base model from the seed, or taking it from a folder or hub."""
     input:
-        dataset=base_dataset,
-        model=base_files,
-        code=base_code(),
+        dataset=INPUTS.base_dataset,
+        model=INPUTS.base_files,
     output:
         manifest=f"{RESULTS}/base/manifest.json",
     log:
@@ -19,28 +18,26 @@ rule build_base:
         f"{RESULTS}/benchmarks/build_base.tsv"
     conda:
         "../envs/zerotrain.yaml"
-    threads: stage_threads
+    threads: RESOURCES.stage_threads
     resources:
-        **memory("build_base"),
-        runtime=minutes(120),
+        **RESOURCES.memory("build_base"),
+        runtime=RESOURCES.minutes(120),
     params:
-        config_file=config_file,
-        with_dataset=lambda wildcards, input: (
-            f"--dataset {input.dataset}" if input.dataset else ""
-        ),
-        base=value("base"),
-        revision=value("revision"),
-        prediction_type=value("prediction_type"),
-        rescale_betas_zero_snr=value("rescale_betas_zero_snr"),
-        vae=value("vae"),
+        code=PARAMETERS.code("build_base"),
+        config_file=PARAMETERS.config_file,
+        with_dataset=option("--dataset", "dataset"),
+        base=PARAMETERS.value("base"),
+        revision=PARAMETERS.value("revision"),
+        base_copy=PARAMETERS.value("base_copy"),
+        prediction_type=PARAMETERS.value("prediction_type"),
+        rescale_betas_zero_snr=PARAMETERS.value("rescale_betas_zero_snr"),
+        vae=PARAMETERS.value("vae"),
         # A preset is made for seed and resolution; a real model is taken as it is.
-        seed=lambda wildcards: preset_value(wildcards, run_of(wildcards).seed),
-        resolution=lambda wildcards: preset_value(
-            wildcards, run_of(wildcards).phases[0].train.resolution
+        seed=PARAMETERS.of_preset(PARAMETERS.value("seed")),
+        resolution=PARAMETERS.of_preset(PARAMETERS.first_phase("train.resolution")),
+        num_cpu_threads_per_process=PARAMETERS.value(
+            "launch.num_cpu_threads_per_process"
         ),
-        num_cpu_threads_per_process=lambda wildcards: run_of(
-            wildcards
-        ).launch.num_cpu_threads_per_process,
     shell:
         """
         zerotrain --log {log:q} build_base \

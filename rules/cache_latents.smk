@@ -8,8 +8,8 @@ rule cache_latents:
     """Encoding images at {wildcards.size} pixels and captions, or text in rows of as many tokens."""
     input:
         dataset=f"{DATA}/manifest.json",
-        base=cache_base,
-        code=code("cache_latents"),
+        base=INPUTS.cache_base,
+        images=INPUTS.validation_images,
     output:
         manifest=f"{DATA}/cache/{{size}}/manifest.json",
     log:
@@ -18,22 +18,22 @@ rule cache_latents:
         f"{SHARED}/benchmarks/cache_latents.{{size}}.tsv"
     conda:
         "../envs/zerotrain.yaml"
-    threads: stage_threads
+    threads: RESOURCES.stage_threads
     resources:
-        **memory("cache_latents"),
-        runtime=minutes(480),
+        **RESOURCES.memory("cache_latents"),
+        runtime=RESOURCES.minutes(480),
         gres="gpu:1",
     params:
-        config_file=config_file,
-        cache=value("cache"),
-        validation_prompts=value("validation_prompts"),
-        packing=lambda wildcards: run_of(wildcards).phases[0].train.packing,
-        virtual_tokens=lambda wildcards: (run_of(wildcards).peft or {}).get(
-            "num_virtual_tokens"
+        code=PARAMETERS.code("cache_latents"),
+        config_file=PARAMETERS.config_file,
+        cache=PARAMETERS.value("cache"),
+        validation_prompts=PARAMETERS.value("validation_prompts"),
+        packing=PARAMETERS.first_phase("train.packing"),
+        long_captions=PARAMETERS.value("long_captions"),
+        virtual_tokens=PARAMETERS.virtual_tokens,
+        num_cpu_threads_per_process=PARAMETERS.value(
+            "launch.num_cpu_threads_per_process"
         ),
-        num_cpu_threads_per_process=lambda wildcards: run_of(
-            wildcards
-        ).launch.num_cpu_threads_per_process,
     shell:
         """
         zerotrain --log {log:q} cache_latents \

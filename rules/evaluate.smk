@@ -1,4 +1,4 @@
-"""This part of the workflow measures what a phase has learned.
+"""This part of the workflow evaluates the weights of a phase.
 
 OUTPUTS: results/<run>/<phase>/evaluation/manifest.json (grid.png, loss.csv, loss.png,
 learning_rate.png), results/<run>/<phase>/metrics.json
@@ -8,11 +8,11 @@ learning_rate.png), results/<run>/<phase>/metrics.json
 rule evaluate:
     """Sampling a grid from the weights of phase {wildcards.phase} and measuring them."""
     input:
-        dataset=dataset,
-        cache=phase_cache,
+        dataset=INPUTS.dataset,
+        cache=INPUTS.phase_cache,
         weights=f"{RESULTS}/{{phase}}/weights/manifest.json",
         state=f"{RESULTS}/{{phase}}/state/manifest.json",
-        code=code("evaluate"),
+        images=INPUTS.evaluation_images,
     output:
         manifest=f"{RESULTS}/{{phase}}/evaluation/manifest.json",
         metrics=f"{RESULTS}/{{phase}}/metrics.json",
@@ -22,15 +22,16 @@ rule evaluate:
         f"{RESULTS}/benchmarks/evaluate.{{phase}}.tsv"
     conda:
         "../envs/zerotrain.yaml"
-    threads: phase_threads
+    threads: RESOURCES.phase_threads
     resources:
-        **memory("evaluate"),
-        runtime=minutes(240),
+        **RESOURCES.memory("evaluate"),
+        runtime=RESOURCES.minutes(240),
         gres="gpu:1",
     params:
-        config_file=config_file,
-        evaluate=value("evaluate"),
-        seed=value("seed"),
+        code=PARAMETERS.code("evaluate"),
+        config_file=PARAMETERS.config_file,
+        evaluate=PARAMETERS.value("evaluate"),
+        seed=PARAMETERS.value("seed"),
     shell:
         """
         zerotrain --log {log:q} evaluate \

@@ -1,4 +1,4 @@
-"""This part of the workflow is the door between phases, and out of the pipeline.
+"""This part of the workflow passes a phase on to the next one, and exports it.
 
 OUTPUTS: results/<run>/<phase>/{weights,state}/manifest.json
 """
@@ -9,7 +9,6 @@ rule export_weights:
     input:
         checkpoint=f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
         base=f"{RESULTS}/base/manifest.json",
-        code=code("export_weights"),
     output:
         weights=f"{RESULTS}/{{phase}}/weights/manifest.json",
         state=f"{RESULTS}/{{phase}}/state/manifest.json",
@@ -20,15 +19,16 @@ rule export_weights:
     conda:
         "../envs/zerotrain.yaml"
     resources:
-        **memory("export_weights"),
-        runtime=minutes(60),
+        **RESOURCES.memory("export_weights"),
+        runtime=RESOURCES.minutes(60),
     params:
-        config_file=config_file,
-        export=value("export"),
-        lora=value("lora"),
-        peft=value("peft"),
-        frozen_parameters=value("frozen_parameters"),
-        trainable_parameters=value("trainable_parameters"),
+        code=PARAMETERS.code("export_weights"),
+        config_file=PARAMETERS.config_file,
+        export=PARAMETERS.value("export"),
+        lora=PARAMETERS.value("lora"),
+        peft=PARAMETERS.value("peft"),
+        frozen_parameters=PARAMETERS.value("frozen_parameters"),
+        trainable_parameters=PARAMETERS.value("trainable_parameters"),
     shell:
         """
         zerotrain --log {log:q} export_weights \

@@ -5,12 +5,11 @@ OUTPUTS: results/<run>/imported/state/manifest.json, where resume_from_checkpoin
 
 
 rule import_checkpoint:
-    """Turning an external checkpoint into the state that the run begins with."""
+    """Turning an external checkpoint into the state that the run starts from."""
     input:
-        checkpoint=elsewhere_files,
-        names=names_file,
+        checkpoint=INPUTS.external_checkpoint,
+        names=INPUTS.names_file,
         base=f"{RESULTS}/base/manifest.json",
-        code=code("import_checkpoint"),
     output:
         state=f"{RESULTS}/imported/state/manifest.json",
     log:
@@ -20,26 +19,22 @@ rule import_checkpoint:
     conda:
         "../envs/zerotrain.yaml"
     resources:
-        **memory("import_checkpoint"),
-        runtime=minutes(60),
+        **RESOURCES.memory("import_checkpoint"),
+        runtime=RESOURCES.minutes(60),
     params:
-        config_file=config_file,
-        folder=lambda wildcards: run_of(wildcards).resume_from_checkpoint.folder,
-        resume_from_checkpoint=value("resume_from_checkpoint"),
-        lora=value("lora"),
-        peft=value("peft"),
-        frozen_parameters=value("frozen_parameters"),
-        trainable_parameters=value("trainable_parameters"),
-        seed=value("seed"),
-        batch=lambda wildcards: run_of(wildcards).phases[0].train.global_batch_size,
-        param_groups=lambda wildcards: [
-            group.model_dump(mode="json")
-            for group in run_of(wildcards).phases[0].train.param_groups
-        ],
-        no_decay_norm_bias=lambda wildcards: run_of(wildcards)
-        .phases[0]
-        .train.no_decay_norm_bias,
-        allow=lambda wildcards: run_of(wildcards).phases[0].allow,
+        code=PARAMETERS.code("import_checkpoint"),
+        config_file=PARAMETERS.config_file,
+        folder=PARAMETERS.value("resume_from_checkpoint.folder"),
+        resume_from_checkpoint=PARAMETERS.value("resume_from_checkpoint"),
+        lora=PARAMETERS.value("lora"),
+        peft=PARAMETERS.value("peft"),
+        frozen_parameters=PARAMETERS.value("frozen_parameters"),
+        trainable_parameters=PARAMETERS.value("trainable_parameters"),
+        seed=PARAMETERS.value("seed"),
+        batch=PARAMETERS.first_phase("train.global_batch_size"),
+        param_groups=PARAMETERS.first_phase("train.param_groups"),
+        no_decay_norm_bias=PARAMETERS.first_phase("train.no_decay_norm_bias"),
+        allow=PARAMETERS.first_phase("allow"),
     shell:
         """
         zerotrain --log {log:q} import_checkpoint \

@@ -7,8 +7,7 @@ OUTPUTS: results/data/<data.name>/manifest.json
 rule prepare_dataset:
     """Checking images and captions, and listing them with their hashes."""
     input:
-        images=images,
-        code=sources("prepare_dataset"),
+        images=INPUTS.images,
     output:
         manifest=f"{DATA}/manifest.json",
     log:
@@ -17,15 +16,14 @@ rule prepare_dataset:
         f"{SHARED}/benchmarks/prepare_dataset.tsv"
     conda:
         "../envs/zerotrain.yaml"
-    threads: lambda wildcards: max(1, run_of(wildcards).data.num_workers)
+    threads: RESOURCES.reading_threads
     resources:
-        **memory("prepare_dataset"),
-        runtime=minutes(60),
+        **RESOURCES.memory("prepare_dataset"),
+        runtime=RESOURCES.minutes(60),
     params:
-        config_file=config_file,
-        data=lambda wildcards: run_of(wildcards).data.model_dump(
-            mode="json", exclude={"name", "num_workers"}
-        ),
+        code=PARAMETERS.code("prepare_dataset"),
+        config_file=PARAMETERS.config_file,
+        data=PARAMETERS.data,
     shell:
         """
         zerotrain --log {log:q} prepare_dataset \

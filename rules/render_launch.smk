@@ -11,13 +11,12 @@ localrules:
 rule render_launch:
     """Resolving every value of phase {wildcards.phase} into its launch files."""
     input:
-        dataset=dataset,
-        cache=launch_cache,
-        preset=phase_preset,
-        choice=preset_choice,
-        base=launch_base,
-        start=run_start,
-        code=launch_code(),
+        dataset=INPUTS.dataset,
+        cache=INPUTS.launch_cache,
+        preset=INPUTS.phase_preset,
+        choice=INPUTS.preset_choice,
+        base=INPUTS.launch_base,
+        start=INPUTS.run_start,
     output:
         manifest=f"{RESULTS}/{{phase}}/launch/manifest.json",
     log:
@@ -27,21 +26,20 @@ rule render_launch:
     conda:
         "../envs/zerotrain.yaml"
     params:
-        config_file=config_file,
-        seed=value("seed"),
-        family=value("family"),
-        lora=value("lora"),
-        peft=value("peft"),
-        frozen_parameters=value("frozen_parameters"),
-        trainable_parameters=value("trainable_parameters"),
-        phases=phases_so_far,
-        with_base=lambda wildcards, input: f"--base {input.base}" if input.base else "",
-        with_cache=lambda wildcards, input: (
-            f"--cache {input.cache}" if input.cache else ""
-        ),
-        with_start=lambda wildcards, input: (
-            f"--start {input.start}" if input.start else ""
-        ),
+        code=PARAMETERS.code("render_launch"),
+        config_file=PARAMETERS.config_file,
+        seed=PARAMETERS.value("seed"),
+        family=PARAMETERS.value("family"),
+        lora=PARAMETERS.value("lora"),
+        peft=PARAMETERS.value("peft"),
+        base_model_precision=PARAMETERS.value("base_model_precision"),
+        base_model_exclude_modules=PARAMETERS.value("base_model_exclude_modules"),
+        frozen_parameters=PARAMETERS.value("frozen_parameters"),
+        trainable_parameters=PARAMETERS.value("trainable_parameters"),
+        phases=PARAMETERS.phases_so_far,
+        with_base=option("--base", "base"),
+        with_cache=option("--cache", "cache"),
+        with_start=option("--start", "start"),
     shell:
         """
         zerotrain --log {log:q} render_launch \

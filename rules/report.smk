@@ -1,4 +1,4 @@
-"""This part of the workflow puts a run on one page.
+"""This part of the workflow summarizes a run on one page.
 
 OUTPUTS: results/<run>/report/manifest.json (index.html)
 """
@@ -11,10 +11,9 @@ localrules:
 rule report:
     """Putting grids, curves and metrics of all phases on one page."""
     input:
-        evaluation=of_phases("evaluation/manifest.json"),
-        metrics=of_phases("metrics.json"),
-        launch=of_phases("launch/manifest.json"),
-        code=sources("report"),
+        evaluation=INPUTS.of_phases("evaluation/manifest.json"),
+        metrics=INPUTS.of_phases("metrics.json"),
+        launch=INPUTS.of_phases("launch/manifest.json"),
     output:
         manifest=f"{RESULTS}/report/manifest.json",
     log:
@@ -24,8 +23,9 @@ rule report:
     conda:
         "../envs/zerotrain.yaml"
     params:
-        config_file=config_file,
-        folders=of_phases(),
+        code=PARAMETERS.code("report"),
+        config_file=PARAMETERS.config_file,
+        folders=INPUTS.of_phases(),
     shell:
         """
         zerotrain --log {log:q} report \

@@ -11,9 +11,8 @@ rule train_phase:
     input:
         launch=f"{RESULTS}/{{phase}}/launch/manifest.json",
         base=f"{RESULTS}/base/manifest.json",
-        cache=phase_cache,
-        start=phase_start,
-        code=code("train_phase", "zerotrain.training.rank"),
+        cache=INPUTS.phase_cache,
+        start=INPUTS.phase_start,
     output:
         manifest=f"{RESULTS}/{{phase}}/checkpoint/manifest.json",
     log:
@@ -22,22 +21,21 @@ rule train_phase:
         f"{RESULTS}/benchmarks/train_phase.{{phase}}.tsv"
     conda:
         "../envs/zerotrain.yaml"
-    threads: phase_threads
+    threads: RESOURCES.phase_threads
     resources:
-        **memory("train_phase"),
-        # The same at each attempt: it goes on where the one before was stopped.
+        **RESOURCES.memory("train_phase"),
+        # The same at each attempt, which resumes where the one before was stopped.
         runtime=1440,
-        gres=phase_gres,
-        nodes=of_several(lambda machines: machines),
+        gres=RESOURCES.phase_gres,
+        nodes=RESOURCES.machines,
         # A launcher on each machine, which starts the processes of that machine.
-        tasks=of_several(lambda machines: machines),
+        tasks=RESOURCES.machines,
         # Else Slurm would be asked for these tasks on each GPU.
-        tasks_per_gpu=of_several(lambda machines: 0),
-        mpi=of_several(lambda machines: "srun"),
+        tasks_per_gpu=RESOURCES.multi_node(0),
+        mpi=RESOURCES.multi_node("srun"),
     params:
-        with_start=lambda wildcards, input: (
-            f"--start {input.start}" if input.start else ""
-        ),
+        code=PARAMETERS.code("train_phase"),
+        with_start=option("--start", "start"),
         progress=f"{RESULTS}/{{phase}}/progress",
     shell:
         """

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain import compiled_ops
+from zerotrain.importers import enable_launch_files
+from zerotrain.machine import compiled_ops
 
 ROOT = Path(__file__).parent.parent
 Mount = Callable[[Path, str], None]
@@ -29,14 +30,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Let DeepSpeed find its compiled ops, as training does: no test compiles anything."""
+    """Let DeepSpeed find its compiled ops, as training does: no test compiles anything.
+
+    Configurations may name launch files, as they may in every command.
+    """
     os.environ.update(compiled_ops.environment())
+    enable_launch_files()
+
+
+def pytest_runtest_teardown() -> None:
+    """A stage that ran in this process has set its own number of threads: the next test's is 1."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 LONGEST = (
-    "test_cluster_nodes.py", "test_cluster_kills.py", "test_example.py", "test_cluster_profiles.py",
-    "test_train_phase.py", "test_dvc_restore.py", "test_dvc_fuzz.py", "test_dvc_agreement.py",
-    "test_peft_methods.py", "test_switch.py", "test_parameters.py", "test_host_memory.py",
+    "test_example.py", "test_cluster_kills.py", "test_cluster_nodes.py", "test_dvc_restore.py",
+    "test_dvc_agreement.py", "test_dvc_fuzz.py", "test_train_phase.py", "test_cluster_profiles.py",
+    "test_switch.py", "test_peft_methods.py", "test_switch_kills.py", "test_switch_command.py",
+    "test_host_memory.py",
 )  # fmt: skip
 """Files that take longest as a whole."""
 
@@ -72,23 +84,35 @@ def generated(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
     return hold
 
 
+def copy_project(folder: Path) -> Path:
+    """Copy the project, without results, into a new folder."""
+    folder.mkdir(parents=True)
+    shutil.copy(ROOT / "Snakefile", folder)
+    for part in ("rules", "config", "profiles", "envs", "workflow"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+    return folder
+
+
+def copy_quick_project(folder: Path) -> Path:
+    """Copy the project for a test that looks at no image: two steps fit an autoencoder, not 200."""
+    path = copy_project(folder) / "workflow/zerotrain/models/families/nano.py"
+    text = path.read_text()
+    assert text.count("\nVAE_STEPS = 200\n") == 1
+    path.write_text(text.replace("\nVAE_STEPS = 200\n", "\nVAE_STEPS = 2\n"))
+    return folder
+
+
 @pytest.fixture
 def private_project(tmp_path: Path) -> Callable[[str], Path]:
-    """Makes a copy of the project, without results, in a folder of this name."""
+    """Makes a copy of the project in a folder of this name."""
+    return lambda name: copy_project(tmp_path / name)
 
-    def copy(name: str) -> Path:
-        folder = tmp_path / name
-        for part in ("Snakefile", "rules", "config", "profiles", "envs", "workflow"):
-            source = ROOT / part
-            if source.is_dir():
-                ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-                shutil.copytree(source, folder / part, ignore=ignored)
-            else:
-                folder.mkdir(exist_ok=True, parents=True)
-                shutil.copy(source, folder / part)
-        return folder
 
-    return copy
+@pytest.fixture
+def quick_project(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes a copy of the project that fits autoencoders in two steps, in a folder of this name."""
+    return lambda name: copy_quick_project(tmp_path / name)
 
 
 @pytest.fixture

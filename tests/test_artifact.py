@@ -11,17 +11,21 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from zerotrain import artifact
-from zerotrain.artifact import MANIFEST, Artifact, leftovers
+from zerotrain.artifact import MANIFEST, Artifact, leftovers, publication
+from zerotrain.artifact.whole_file import exchange
 from zerotrain.errors import PipelineError
 
 KILLED_BETWEEN_THE_RENAMES = """
 import os, signal, sys
 from pathlib import Path
 from zerotrain import artifact
+from zerotrain.artifact import publication
 
+publication.exchange = lambda first, second: 95  # a file system that cannot
 rename = Path.rename
 
 def die_at_the_second(self, target):
@@ -120,6 +124,7 @@ def test_a_raise_between_the_renames_brings_the_old_back(folder: Path, monkeypat
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", interrupted)
+    monkeypatch.setattr(publication, "exchange", lambda first, second: errno.ENOTSUP)
     with pytest.raises(KeyboardInterrupt):
         publish(folder, "second")
     assert [path.name for path in folder.parent.iterdir()] == ["weights"]
@@ -137,6 +142,48 @@ def test_killed_between_the_renames_the_old_comes_back(folder: Path) -> None:
     ]
     assert artifact.read(folder, "weights").path("a.txt").read_text() == "first"
     assert [path.name for path in folder.parent.iterdir()] == ["weights"]
+
+
+def test_the_folder_is_there_at_every_moment(folder: Path, monkeypatch) -> None:
+    """Names are exchanged at once where the file system can; killed then, the new one is there."""
+    if not _exchanges(folder.parent):
+        pytest.skip("this file system cannot exchange two names")
+    publish(folder)
+
+    def killed(place: Path) -> None:
+        if place == folder.parent:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(publication, "sync", killed)
+    monkeypatch.setattr(publication.shutil, "rmtree", lambda *_, **__: None)
+    with pytest.raises(KeyboardInterrupt):
+        publish(folder, "second")
+    assert artifact.read(folder, "weights").path("a.txt").read_text() == "second"
+    monkeypatch.undo()
+    (left,) = folder.parent.glob(".weights.*")
+    assert (left / "a.txt").read_text() == "first"
+    left.rename(folder.parent / f".weights.new-{leftovers.HOST}-{2**22 + 1}")
+    artifact.recover_interrupted_publish(folder)
+    assert [path.name for path in folder.parent.iterdir()] == ["weights"]
+
+
+def test_an_exchange_that_is_not_possible_changes_nothing(tmp_path: Path) -> None:
+    """As where one of the two is missing."""
+    (tmp_path / "one").write_text("1")
+    assert exchange(tmp_path / "one", tmp_path / "two") == errno.ENOENT
+    assert (tmp_path / "one").read_text() == "1"
+
+
+def _exchanges(folder: Path) -> bool:
+    folder.mkdir(parents=True, exist_ok=True)
+    names = folder / "one", folder / "two"
+    for name in names:
+        name.touch()
+    try:
+        return exchange(*names) == 0
+    finally:
+        for name in names:
+            name.unlink()
 
 
 def test_killed_after_the_renames_the_new_stays(folder: Path, dead_pid: int) -> None:
@@ -161,7 +208,7 @@ def test_an_empty_folder_does_not_stand_for_the_old(folder: Path, dead_pid: int)
     """Snakemake makes the folder before the job; what a crash left beside it still comes back."""
     publish(folder.parent / f".weights.old-{dead_pid}")
     folder.mkdir()
-    artifact.mend(folder)
+    artifact.recover_interrupted_publish(folder)
     assert (folder / "a.txt").read_text() == "first"
 
 
@@ -171,7 +218,7 @@ def test_a_living_writer_is_left_alone(folder: Path) -> None:
     try:
         for name in ("new", "old"):
             (folder.parent / f".weights.{name}-{child.pid}").mkdir(parents=True)
-        artifact.mend(folder)
+        artifact.recover_interrupted_publish(folder)
         assert len(list(folder.parent.iterdir())) == 2
     finally:
         child.kill()
@@ -183,7 +230,7 @@ def test_a_later_process_of_the_same_pid_is_no_writer(folder: Path, monkeypatch)
     publish(folder.parent / f".weights.old-{os.getpid()}")
     started_later = folder.parent.stat().st_ctime + 3600
     monkeypatch.setattr("psutil.Process.create_time", lambda self: started_later)
-    artifact.mend(folder)
+    artifact.recover_interrupted_publish(folder)
     assert (folder / "a.txt").read_text() == "first"
 
 
@@ -365,10 +412,10 @@ def test_a_writer_of_another_host_is_left_alone_while_it_writes(folder: Path) ->
     draft = folder.parent / ".weights.new-n_1-1"
     draft.mkdir()
     (draft / "a.txt").write_text("half")
-    artifact.mend(folder)
+    artifact.recover_interrupted_publish(folder)
     assert (draft / "a.txt").read_text() == "half"
     assert not folder.exists()
-    artifact.mend(folder, alone=True)
+    artifact.recover_interrupted_publish(folder, alone=True)
     assert not draft.exists()
     assert (folder / "a.txt").read_text() == "first"
 
@@ -380,7 +427,34 @@ def test_a_writer_of_another_host_that_is_silent_has_ended(folder: Path, monkeyp
     draft.mkdir()
     for seconds, left in ((50, True), (70, True), (25 * 3600, False)):
         now = time.time() + seconds
-        monkeypatch.setattr(leftovers.time, "time", lambda now=now: now)
-        artifact.mend(folder)
+        monkeypatch.setattr(leftovers, "time_there", lambda folder, now=now: now)
+        artifact.recover_interrupted_publish(folder)
         assert folder.exists() == (seconds > 60)
         assert draft.exists() == left
+
+
+@pytest.mark.parametrize("skew", [-3600, 3600])
+def test_a_clock_that_is_wrong_changes_no_verdict(folder: Path, monkeypatch, skew: int) -> None:
+    """Neither of a writer elsewhere nor of one of this host: ages are the file system's."""
+    publish(folder.parent / ".weights.old-n_2-1", "first")
+    own = folder.parent / f".weights.new-{leftovers.HOST}-{os.getpid()}"
+    own.mkdir()
+    now, created = time.time, psutil.Process.create_time
+    # Of a host whose clock is wrong both are: the start of a process is counted from its boot.
+    monkeypatch.setattr(leftovers.time, "time", lambda: now() + skew)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: created(self) + skew)
+    artifact.recover_interrupted_publish(folder)
+    assert not folder.exists()
+    assert own.exists()
+    real = leftovers.time_there
+    monkeypatch.setattr(leftovers, "time_there", lambda place: real(place) + 61)
+    artifact.recover_interrupted_publish(folder)
+    assert (folder / "a.txt").read_text() == "first"
+
+
+def test_a_writer_of_another_container_is_one_of_another_host(folder: Path) -> None:
+    """Its pid is a process's of its own; both may have the host's name."""
+    draft = folder.parent / f".weights.new-{leftovers.HOST}+0123abcdf0000123-{2**22 + 1}"
+    draft.mkdir(parents=True)
+    artifact.recover_interrupted_publish(folder)
+    assert draft.exists()

@@ -16,15 +16,15 @@ from dvc_data.hashfile.tree import Tree
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST, link_or_copy
 from zerotrain.cache.layout import listed_shards
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.dvc.storage import check_listed_names
 from zerotrain.errors import PipelineError
-from zerotrain.foreign.accelerate import find_weights
-from zerotrain.foreign.ranks import find_tag_folder
-from zerotrain.formats import convert
-from zerotrain.lineage.shelf import Unreadable, load
-from zerotrain.position import TYPES
-from zerotrain.state import State
+from zerotrain.export.formats.conversion import convert
+from zerotrain.pipeline.dvc.storage import check_listed_names
+from zerotrain.pipeline.lineage.index import Unreadable, load
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.state.external.accelerate import find_weights
+from zerotrain.state.external.ranks import find_tag_folder
+from zerotrain.state.position import TYPES
+from zerotrain.state.state import State
 
 SHA256 = "a7937b64b8caa58f03721bb6bacf5c78cb235febe0e70b1b84cd99541461a08e"  # of "first"
 HOSTILE = {

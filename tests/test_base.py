@@ -10,16 +10,16 @@ import pytest
 import transformers
 
 from zerotrain import artifact
-from zerotrain.base import (
+from zerotrain.errors import PipelineError
+from zerotrain.models.base import (
     TOKENIZER_FILES,
     check_inside,
     check_model_index,
     choose_files,
     part_digests,
 )
-from zerotrain.errors import PipelineError
-from zerotrain.families.causal_lm import FAMILY as CAUSAL_LM
-from zerotrain.families.sdxl import FAMILY
+from zerotrain.models.families.causal_lm import FAMILY as CAUSAL_LM
+from zerotrain.models.families.sdxl import FAMILY
 
 HUB = [
     "model_index.json",
@@ -167,8 +167,8 @@ def test_the_links_of_a_published_base_are_hashed_once(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("zerotrain.artifact.verdicts.LEAST_BYTES", 0)
     monkeypatch.setattr("zerotrain.artifact.verdicts.SETTLED_SECONDS", 0.0)
-    monkeypatch.setattr("zerotrain.base.read", count_read)
-    monkeypatch.setattr("zerotrain.base.file_sha256", count_hash)
+    monkeypatch.setattr("zerotrain.models.base.read", count_read)
+    monkeypatch.setattr("zerotrain.models.base.file_sha256", count_hash)
     for _ in range(2):
         check_inside(tmp_path / "base", ["a.json", "b.json"], "base")
     assert read == [tmp_path / "base"] * 2
@@ -184,7 +184,7 @@ def test_the_manifest_of_own_weights_is_no_part_of_a_model():
 
 def test_a_folder_without_model_index_is_no_model():
     text = message(without("model_index.json"))
-    assert "MODEL: no model_index.json, so this is no model in diffusers' layout" in text
+    assert "MODEL: no model_index.json, so this is not a model in diffusers' layout" in text
     assert "from_single_file" in text
 
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from zerotrain import artifact, state
-from zerotrain.checkpoint import KIND, Checkpoint, Fragment, write_position, write_rank
+from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.position import MASTER, TrainingPosition
+from zerotrain.state import state
+from zerotrain.state.checkpoint import KIND, Checkpoint, Fragment, write_position, write_rank
+from zerotrain.state.position import MASTER, TrainerState
 
-POSITION = TrainingPosition(
+POSITION = TrainerState(
     run="flowers",
     phase="plain",
     step=12,
@@ -86,6 +87,11 @@ def test_fragments_are_put_together(tmp_path: Path, ranks: int) -> None:
             tensor = found.tensor(name, slot)
             assert (tensor.dtype, tensor.shape) == (torch.float32, expected.shape)
             assert torch.equal(tensor, expected)
+            flat = expected.flatten()
+            for start in range(len(flat)):
+                into = torch.empty(min(6, len(flat) - start))
+                found.fill(name, slot, start, into)
+                assert torch.equal(into, flat[start : start + 6]), "a part across processes"
 
 
 def test_ranks_write_several_shards(tmp_path: Path, monkeypatch) -> None:

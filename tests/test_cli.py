@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from zerotrain import cli
-from zerotrain.cli.options import folder_of
+from zerotrain import __version__, cli
+from zerotrain.config.command_options import folder_of
 from zerotrain.errors import EXIT_USER_ERROR
 
 ROOT = Path(__file__).parents[1]
@@ -103,6 +104,13 @@ def test_every_command_has_help(name: str) -> None:
         assert parameter.help, parameter.name
 
 
+@pytest.mark.parametrize("text", ["", "  "])
+def test_an_empty_command_is_no_file(text: str) -> None:
+    """`launch import --command ''` is answered as a command, not as a file without a name."""
+    result = CliRunner().invoke(cli.app, ["launch", "import", "--command", text])
+    assert "none of accelerate launch, torchrun, deepspeed and python" in str(result.exception)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_rules_call_commands_with_options_that_exist(stage: str) -> None:
     """Every long flag of a rule's shell command is an option of its stage, and none is missing."""
@@ -112,6 +120,41 @@ def test_rules_call_commands_with_options_that_exist(stage: str) -> None:
     required = {p.opts[0] for p in COMMANDS[stage].params if p.required and "--" in p.opts[0]}
     assert given <= options
     assert required <= given
+
+
+def test_help_groups_commands_by_what_they_are_for(
+    generated: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a person starts with comes first, what rules call last; each command is in one group."""
+    monkeypatch.setenv("COLUMNS", "100")
+    text = CliRunner().invoke(cli.app, ["--help"], prog_name="zerotrain").stdout
+    generated(
+        ROOT / "tests/golden/cli/help.txt",
+        "".join(f"{line.rstrip()}\n" for line in text.splitlines()),
+    )
+    titles = [line.split("─ ")[1].split(" ─")[0] for line in text.splitlines() if "╭─ " in line]
+    assert titles[1:] == [*cli.PANELS]
+    assert titles[-1] == "Called by rules and set-up"
+    assert sorted(COMMANDS) == sorted(
+        entry.info.name if isinstance(entry, typer.Typer) else entry.__name__
+        for entries in cli.PANELS.values()
+        for entry in entries
+    )
+
+
+def test_version_names_the_release_and_the_commit() -> None:
+    """What a report of a problem needs."""
+    done = zerotrain("--version", cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(
+        rf"zerotrain {re.escape(__version__)} \(commit [0-9a-f]{{40}}(-dirty)?\)\n", done.stdout
+    )
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    """And a mistyped option."""
+    assert "Did you mean 'sample'?" in zerotrain("smaple", cwd=tmp_path).stderr
+    assert "--resolution" in zerotrain("sample", "a", "b", "--resolutoin", "8", cwd=tmp_path).stderr
 
 
 def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
@@ -206,6 +249,22 @@ def test_check_says_nothing_of_a_right_file() -> None:
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_check_says_what_results_depend_on(tmp_path: Path) -> None:
+    """A base of links is as good as the files that it leads to."""
+    path = tmp_path / "mine.yaml"
+    for copy, said in (
+        ("link", "base: results/mine/base links to files of someone/sdxl, which has to stay; "
+                 "weights/ hold copies. `base_copy: copy` makes the base independent\n"),
+        ("copy", ""),
+    ):  # fmt: skip
+        path.write_text(
+            "{run: mine, base: someone/sdxl, data: {source: digits}, phases: [{name: a, until: 1}],"
+            f" base_copy: {copy}}}"
+        )
+        found = CliRunner().invoke(cli.app, ["check", str(path)])
+        assert (found.exit_code, found.output) == (0, said)
 
 
 def test_check_refuses_a_folder(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain import compiled_ops
 from zerotrain.errors import PipelineError
+from zerotrain.machine import compiled_ops
 
 OPS = list(compiled_ops.OPS)
+PYTHON = sys.executable
 
 
 def built(stand_in: Path) -> list[str]:
@@ -40,7 +42,7 @@ def test_environment_points_torch_at_the_folder_and_at_ninja(fresh_ops: Path) ->
 
 def test_import_is_cheap() -> None:
     """Rules that need no torch do not wait for it."""
-    code = "import sys, zerotrain.compiled_ops; sys.exit('torch' in sys.modules)"
+    code = "import sys, zerotrain.machine.compiled_ops; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -84,6 +86,51 @@ def test_a_build_that_hangs_is_ended_with_its_children(fresh_ops: Path, stand_in
     assert _ends(pid)
     stand_in.write_text("")
     compiled_ops.build()
+
+
+def test_interrupted_set_up_leaves_no_compiler(fresh_ops: Path, stand_in: Path) -> None:
+    """A compiler that outlives its builder would write into the next build's files."""
+    builder, compiler = start_builder(stand_in)
+    builder.terminate()
+    assert builder.wait(30) == 128 + signal.SIGTERM
+    assert _ends(compiler)
+
+
+def test_next_build_waits_for_the_compilers_of_a_killed_one(
+    fresh_ops: Path, stand_in: Path
+) -> None:
+    """They hold the lock, and the next build starts when they have ended."""
+    builder, compiler = start_builder(stand_in)
+    builder.kill()
+    builder.wait(30)
+    calls = len(built(stand_in))
+    with pytest.raises(PipelineError, match="another process has been building"):
+        compiled_ops.build(timeout_s=0.3)
+    assert len(built(stand_in)) == calls
+    os.kill(compiler, signal.SIGKILL)
+    stand_in.write_text("")
+    compiled_ops.build(timeout_s=30)
+    assert len(built(stand_in)) == calls + len(OPS)
+
+
+def start_builder(stand_in: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """A set-up that compiles for a minute, and the compiler's process id."""
+    pid_file = stand_in.with_name("pid")
+    # As ninja does it, the compiler has a process group of its own.
+    stand_in.write_text(
+        f"set -m; sleep 60 & echo $! > {pid_file}.new; mv {pid_file}.new {pid_file}; wait"
+    )
+    code = (
+        "import runpy, sys; "
+        f"sys.executable = {sys.executable!r}; sys.prefix = {sys.prefix!r}; "
+        "sys.argv = ['compiled_ops']; runpy.run_module('zerotrain.machine.compiled_ops', "
+        "run_name='__main__')"
+    )
+    builder = subprocess.Popen([PYTHON, "-c", code])
+    while not pid_file.exists():
+        assert builder.poll() is None
+        time.sleep(0.05)
+    return builder, int(pid_file.read_text())
 
 
 def _ends(pid: int) -> bool:
@@ -159,13 +206,24 @@ def test_environment_that_cannot_be_written_is_said(
 
 
 @pytest.mark.slow
+def test_the_ops_of_set_up_load_without_compiling() -> None:
+    """The very ops, which set-up has built in this environment: nothing is compiled or written."""
+    hold_that_ops_load(compiled_ops.ops_folder())
+
+
+@pytest.mark.soak
 def test_real_ops_build_and_load_without_compiling_again(fresh_ops: Path) -> None:
-    """The very ops, in a fresh folder: built once, then loaded with no compiler in reach."""
+    """The very ops, in a fresh folder, as set-up builds them."""
     compiled_ops.build()
-    objects = {path: path.stat().st_mtime_ns for path in fresh_ops.rglob("*.so")}
-    assert len(objects) == len(OPS)
+    hold_that_ops_load(fresh_ops)
+
+
+def hold_that_ops_load(folder: Path) -> None:
+    """Load each op in a process of its own, which finds it built."""
+    objects = {path: path.stat().st_mtime_ns for op in OPS for path in (folder / op).glob("*.so")}
+    assert [path.parent.name for path in objects] == OPS
     for op in OPS:
-        command = [sys.executable, "-m", "zerotrain.compiled_ops", "--load", op]
+        command = [sys.executable, "-m", "zerotrain.machine.compiled_ops", "--load", op]
         done = subprocess.run(
             command,
             env=os.environ | compiled_ops.environment(),
@@ -174,4 +232,15 @@ def test_real_ops_build_and_load_without_compiling_again(fresh_ops: Path) -> Non
             check=True,
         )
         assert "no work to do" in done.stdout
-    assert objects == {path: path.stat().st_mtime_ns for path in fresh_ops.rglob("*.so")}
+    assert objects == {path: path.stat().st_mtime_ns for path in objects}
+
+
+def test_offload_to_memory_needs_no_cuda_compiler() -> None:
+    """On GPUs its optimizer is compiled as on a machine without; what swaps to a disk is not."""
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+    from deepspeed.ops.op_builder.builder import CUDAOpBuilder
+
+    make = CUDA_Accelerator().create_op_builder
+    builders = {op: make(builder) for op, builder in compiled_ops.OPS.items()}
+    assert not any(isinstance(one, CUDAOpBuilder) for one in builders.values())
+    assert isinstance(make(compiled_ops.SWAP_BUILDER), CUDAOpBuilder)

@@ -14,13 +14,13 @@ from tests.families import texts
 from tests.families.conftest import CAPTIONS, pictures
 
 from zerotrain import artifact
-from zerotrain.base import choose_files
-from zerotrain.composed_base import Selection, listing, local_folders, read_selections
-from zerotrain.config import parse_config
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.families import load_family, nano, qwen_image_nano
-from zerotrain.model_place import Place
-from zerotrain.plan.architecture import find_architecture
+from zerotrain.launch.planner.architecture import find_architecture
+from zerotrain.models.base import choose_files
+from zerotrain.models.composed_base import Selection, listing, local_folders, read_selections
+from zerotrain.models.families import flux_nano, load_family, nano, qwen_image_nano
+from zerotrain.models.hub import ModelLocation
 from zerotrain.stages.build_base import build_base
 
 DIFFSYNTH = (
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen") / "model"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano, "VAE_STEPS", 2)
-        qwen_image_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
+        qwen_image_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder)
     return folder
 
 
@@ -121,6 +121,30 @@ def test_parts_come_from_several_folders(model, tmp_path):
     assert local_folders(base) == [most, other]
 
 
+def test_the_parts_of_redux_lie_in_its_own_repository(tmp_path):
+    """Beside those of FLUX.1 dev, whose model_index.json is taken; the base reads an image."""
+    folder = tmp_path / "redux"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nano, "VAE_STEPS", 2)
+        flux_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder, pipeline="FluxPriorReduxPipeline")
+    extra = ("image_embedder", "image_encoder")
+    other = some_of(folder, tmp_path / "FLUX.1-Redux-dev", *extra)
+    (other / "model_index.json").write_text('{"_class_name": "FluxPriorReduxPipeline"}')
+    dev = some_of(folder, tmp_path / "FLUX.1-dev", *set(os.listdir(folder)) - {*extra})
+    weights = ("transformer/*", "text_encoder/*", "text_encoder_2/*", "vae/*")
+    base = ",".join(f"{dev}:{files}" for files in weights)
+    image = f"{other}:image_encoder/model.safetensors,{other}:image_embedder/*.safetensors"
+    found = build(f"{base},{image}", tmp_path / "base", family="flux")
+    assert set(found.content["parts"]) == {*os.listdir(folder)}
+    for name, entry in found.files.items():
+        if name != "model_index.json":
+            assert entry["sha256"] == artifact.file_sha256(folder / name), name
+    reads = load_family("flux").conditioning(found.folder)
+    assert (reads.least, reads.most, reads.in_prompt) == (1, 1, True)
+    plain = build(base, tmp_path / "plain", family="flux")
+    assert not load_family("flux").conditioning(plain.folder).in_prompt
+
+
 def test_a_variant_that_a_pattern_names_is_taken(model, tmp_path):
     """Full precision lies beside it; only what is named is read."""
     other = tmp_path / "other"
@@ -147,8 +171,8 @@ def test_what_is_wrong_is_named(model, tmp_path):
         rest: "base: the part transformer is missing",
         f"{model}:transformer/*,{rest},{copy}:vae/*": f"the part vae comes from {model}:vae/* and "
         f"from {copy}:vae/*",
-        f"{copy}:notes/a.txt,{rest}": f"base: {copy}:notes/a.txt is no part that is known",
-        f"{model}:transformer/*,vae": "base: 'vae' is no PLACE:FILES",
+        f"{copy}:notes/a.txt,{rest}": f"base: {copy}:notes/a.txt is not a known part",
+        f"{model}:transformer/*,vae": "base: 'vae' is not PLACE:FILES",
         f"{copy}:transformer/*,{copy}:vae/*": "base: no model_index.json",
     }.items():
         assert message in refusal(base, tmp_path / "base")
@@ -188,12 +212,28 @@ def test_sd3_without_t5_is_what_names_no_t5():
     weights = {part: f"{part}/model.safetensors" for part in family.classes}
     others = [part for part in family.parts if part not in family.classes and part != "scheduler"]
     tokenizers = ["scheduler/scheduler_config.json", *(f"{part}/vocab.json" for part in others)]
-    place = Place("o/n", (*weights.values(), *tokenizers, "model_index.json"))
+    place = ModelLocation("o/n", (*weights.values(), *tokenizers, "model_index.json"))
     named = [Selection("o/n", name) for part, name in weights.items() if part != "text_encoder_3"]
     found = choose_files(listing(named, {"o/n": place}, family), family, "base")
     assert set(place.names) - set(found) == {weights["text_encoder_3"], "tokenizer_3/vocab.json"}
     named += [Selection("o/n", weights["text_encoder_3"])]
     assert set(choose_files(listing(named, {"o/n": place}, family), family, "b")) == {*place.names}
+
+
+def test_the_processor_comes_from_where_the_transformer_is():
+    """As DiffSynth-Studio names a base for editing, which shares encoder and autoencoder."""
+    family = load_family("qwen_image")
+    weights = {part: f"{part}/model.safetensors" for part in family.classes}
+    rest = ("processor/vocab.json", "tokenizer/vocab.json", "scheduler/scheduler_config.json")
+    edit = ModelLocation("o/edit", (*weights.values(), *rest, "model_index.json"))
+    plain = ModelLocation("o/plain", (*weights.values(), *rest[1:], "model_index.json"))
+    named = [Selection("o/edit" if part == "transformer" else "o/plain", name)
+             for part, name in weights.items()]  # fmt: skip
+    found = listing(named, {"o/edit": edit, "o/plain": plain}, family)
+    assert {*choose_files(found, family, "base")} == {*edit.names}
+    owners = {name: place.name for name, (place, _) in found.items()}
+    assert owners["processor/vocab.json"] == owners["model_index.json"] == "o/edit"
+    assert owners["tokenizer/vocab.json"] == "o/plain"
 
 
 def test_a_language_model_may_be_named_so(tmp_path):
@@ -206,3 +246,18 @@ def test_a_language_model_may_be_named_so(tmp_path):
     assert "model-00001-of-00001.safetensors" not in found.files
     planned = find_architecture("causal_lm", f"{folder}:model.safetensors")
     assert planned.trained.class_name == "Qwen2ForCausalLM"
+
+
+def test_the_pipelines_class_is_the_trained_parts_unless_another_place_is_named():
+    """So that the transformer of a model that edits can be trained from captions alone."""
+    family = load_family("qwen_image")
+    names = (TRANSFORMER, "scheduler/scheduler_config.json", "model_index.json")
+    encoders = ("text_encoder/model.safetensors", "vae/a.safetensors", "tokenizer/vocab.json")
+    edits, plain = ModelLocation("o/edit", names), ModelLocation("o/plain", (*names, *encoders))
+    places = {"o/edit": edits, "o/plain": plain}
+    named = [Selection("o/edit", TRANSFORMER), *(Selection("o/plain", n) for n in encoders[:2])]
+    assert listing(named, places, family)["model_index.json"][0] is edits
+    named.append(Selection("o/plain", "model_index.json"))
+    found = listing(named, places, family)
+    assert found["model_index.json"][0] is plain
+    assert found["scheduler/scheduler_config.json"][0] is edits

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerotrain import direct_file
+from zerotrain.artifact import direct_io as direct_file
 from zerotrain.artifact import file_sha256
-from zerotrain.direct_file import DirectWriter
+from zerotrain.artifact.direct_io import DirectWriter
 
 BLOCK = 2 * direct_file.ALIGNED_BYTES
 

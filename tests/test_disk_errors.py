@@ -31,20 +31,23 @@ from safetensors.torch import load_file, save_file
 from tests.conftest import ROOT, Mount
 from tests.stages import test_evaluate
 
-from zerotrain import artifact, cli, disk_errors
+from zerotrain import artifact, cli
 from zerotrain.artifact import create, replacing, write_whole
-from zerotrain.checkpoint import KIND, Fragment, write_position, write_rank
-from zerotrain.cluster import profile
-from zerotrain.config import read_config
-from zerotrain.disk_errors import DiskError, check_writable
-from zerotrain.dvc import pipeline
+from zerotrain.config.read import read_config
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
-from zerotrain.export_by_hand import refuse_strangers
-from zerotrain.families import nano
-from zerotrain.position import ADAM_SLOTS, MASTER, TrainingPosition
-from zerotrain.publish import publish
+from zerotrain.export.command import check_replaceable
+from zerotrain.export.options import PublishOptions
+from zerotrain.export.publish import publish
+from zerotrain.machine import disk_errors
+from zerotrain.machine.child_process import supervise
+from zerotrain.machine.disk_errors import DiskError, check_writable
+from zerotrain.models.families import nano
+from zerotrain.pipeline.cluster import profile
+from zerotrain.pipeline.dvc import pipeline
 from zerotrain.stages.export_weights import export_weights
-from zerotrain.supervise import supervise
+from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
+from zerotrain.state.position import ADAM_SLOTS, MASTER, TrainerState
+from zerotrain.training.reporting.grid import draw_grid
 
 run = test_evaluate.run
 Words = Callable[[Path, Path], list[object]]
@@ -72,7 +75,7 @@ def inputs(run: Path) -> Path:
     (run / "zero.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     tensors = load_file(run / "base/unet/diffusion_pytorch_model.safetensors")
     slots = [MASTER, *ADAM_SLOTS]
-    position = TrainingPosition(
+    position = TrainerState(
         run="houses", phase="only", step=20, samples=80, optimizer="adamw", optimizer_step=20,
         param_groups=[{"lr": 1e-3, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": 0.0,
                        "parameters": sorted(tensors)}],
@@ -89,8 +92,10 @@ def inputs(run: Path) -> Path:
     config = read_config(run / "run.yaml")
     export_weights(config, run / "checkpoint", run / "base", run / "trained", run / "moments")
     with artifact.publish(run / "only/evaluation", "evaluation") as draft:
-        for name in ("grid", "loss", "learning_rate"):
+        for name in ("loss", "learning_rate"):
             Image.new("RGB", (8, 8), "red").save(draft.folder / f"{name}.png")
+        grid = draw_grid(["a red house"], [[Image.new("RGB", (8, 8), "red")]])
+        grid.save(draft.folder / "grid.png")
         draft.content = {"prompts": ["a red house"]}
     (run / "only/metrics.json").write_text(json.dumps({"step": 20}))
     return run
@@ -183,15 +188,19 @@ def call(words: list[object], monkeypatch: pytest.MonkeyPatch) -> int:
     return int(ended.value.code or 0)
 
 
+WAITING = ("cache/partial", "cache/partial/*.safetensors", "cache/partial/encoding.json")
+
+
 def contents(folder: Path) -> dict[str, bytes | None]:
     """Bytes of every file below a folder, by name; a folder has none.
 
-    Finished shards wait in a cache's `partial` for the next call, which takes them.
+    Finished shards wait in a cache's `partial` for the next call, which takes them; a record there
+    says what encoded them.
     """
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in folder.rglob("*")
-        if not (path.match("cache/partial") or path.match("cache/partial/*.safetensors"))
+        if not any(map(path.match, WAITING))
     }
 
 
@@ -485,7 +494,7 @@ def test_what_dvc_brings_finds_no_room(tmp_path: Path, mount: Mount, monkeypatch
     """`zerotrain restore`: DVC counts files that failed, as if the remote had lost them."""
     from dvc.repo import Repo
 
-    from zerotrain.dvc.storage import _fetch
+    from zerotrain.pipeline.dvc.storage import _fetch
 
     project = tmp_path / "disk"
     mount(project, "size=24m")
@@ -512,7 +521,8 @@ def test_what_dvc_brings_finds_no_room(tmp_path: Path, mount: Mount, monkeypatch
 
 def test_images_of_samples_that_find_no_room(tmp_path: Path, monkeypatch, capsys) -> None:
     """The process that decodes next to a training says it in its log as a command would."""
-    from zerotrain import decode_samples, families
+    from zerotrain.models import families
+    from zerotrain.training.reporting import decode_samples
 
     def full(folder: Path, *_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / ".step-00000001.png"))
@@ -564,7 +574,7 @@ def publish_empty(folder: Path) -> None:
 
 def publish_to_hub(card: Path) -> None:
     """Call `zerotrain publish` with a folder for its card, which it looks at before the weights."""
-    publish(Path("missing"), "me/x", card, license=None, private=True, dry_run=True)
+    publish(PublishOptions(Path("missing"), "me/x", card, license=None, private=True, dry_run=True))
 
 
 @pytest.mark.parametrize("below", ["", "y", "y/z"])
@@ -572,7 +582,7 @@ def publish_to_hub(card: Path) -> None:
     "write",
     [
         check_writable,
-        refuse_strangers,
+        check_replaceable,
         publish_to_hub,
         publish_empty,
         lambda place: write_whole(place / "y", "text"),
@@ -584,7 +594,7 @@ def test_an_output_that_is_a_file(tmp_path: Path, monkeypatch, write, below: str
     Path("notes.txt").write_text("mine")
     with pytest.raises(PipelineError) as caught:
         write(Path("notes.txt", below))
-    if (write, below) != (refuse_strangers, ""):
+    if (write, below) != (check_replaceable, ""):
         assert caught.value.what == "notes.txt: is a file, not a folder"
     assert caught.value.hint
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"notes.txt": "mine"}

@@ -10,10 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.conftest import copy_quick_project
 
 from zerotrain import artifact
 
 pytestmark = pytest.mark.slow
+
+PROGRESS = re.compile(r": step \d+ of|steps to go|\d+ of \d+ \w+ \(\d+%\)")
+MOST_LINES = 40
+"""What a run of the example prints besides its progress."""
 
 
 def snakemake(folder: Path, *words: str, target: str = "train") -> str:
@@ -33,9 +38,12 @@ def snakemake(folder: Path, *words: str, target: str = "train") -> str:
 
 def test_example_learns_to_write_digits(private_project):
     """After the last phase the judge reads at least 95 of 100 generated digits as what was asked
-    for, and loses none of its own; a second call has nothing to do; diffusers loads the weights."""
+    for, and loses none of its own; a second call has nothing to do; diffusers loads the weights.
+    The output besides progress fits a screen."""
     folder = private_project("project")
-    snakemake(folder)
+    said = snakemake(folder)
+    shown = [line for line in said.splitlines() if not PROGRESS.search(line)]
+    assert len(shown) <= MOST_LINES, said
     metrics = json.loads((folder / "results/digits/offload/metrics.json").read_text())
     assert metrics["prompt_accuracy"] >= 0.95
     assert metrics["judge_accuracy"] >= 0.95
@@ -53,7 +61,7 @@ def test_example_learns_to_write_digits(private_project):
 @pytest.mark.parametrize(
     ("recipe", "metric", "bound"),
     [
-        ("sd3-digits", "prompt_accuracy", 0.95),
+        pytest.param("sd3-digits", "prompt_accuracy", 0.95, marks=pytest.mark.soak),
         pytest.param("qwen-digits", "prompt_accuracy", 0.9, marks=pytest.mark.soak),
         pytest.param("sums", "exact_match", 0.9, marks=pytest.mark.soak),
         ("complaints", "exact_match", 0.95),
@@ -68,14 +76,21 @@ def test_a_recipe_learns_its_task(private_project, recipe, metric, bound):
     assert metrics[metric] >= bound
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("recipe", "metric"), [("qwen-digits", "prompt_accuracy"), ("sums", "exact_match")]
+    ("recipe", "metric"),
+    [
+        ("sd3-digits", "prompt_accuracy"),
+        ("qwen-digits", "prompt_accuracy"),
+        ("sums", "exact_match"),
+    ],
 )
-def test_a_recipe_begins_to_learn(private_project, recipe, metric):
+def test_a_recipe_begins_to_learn(quick_project, recipe, metric):
     """The first tenth of its steps, through both engines to the evaluation: the loss falls."""
-    folder = private_project(recipe)
+    folder = quick_project(recipe)
     config = folder / f"config/{recipe}.yaml"
-    text = re.sub(r"\b(until|save_every|lr_warmup_steps): (\d+)0\b", r"\1: \2", config.read_text())
+    tenth = r"\b(until|save_every|lr_warmup_steps|images_per_prompt): (\d+)0\b"
+    text = re.sub(tenth, r"\1: \2", config.read_text())
     config.write_text(text)
     results = f"results/{recipe}/offload"
     snakemake(folder, "--configfile", str(config), target=f"{results}/metrics.json")
@@ -85,19 +100,59 @@ def test_a_recipe_begins_to_learn(private_project, recipe, metric):
     assert 0 <= json.loads((folder / results / "metrics.json").read_text())[metric] <= 1
 
 
-def test_example_twice_gives_the_same_weights(private_project):
-    """Two runs from one seed on one machine export the same bytes, through both engines."""
+def run_shortly(folder: Path) -> Path:
+    """Make the weights of the example in few steps, through both engines, from nothing."""
+    config = copy_quick_project(folder) / "config/config.yaml"
+    text = config.read_text()
+    for long, short in (("300", "6"), ("700", "12"), ("100", "6")):
+        text = re.sub(rf"(until|save_every): {long}\b", rf"\1: {short}", text)
+    config.write_text(text)
+    snakemake(folder, target="weights")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory) -> Path:
+    """A project with those weights."""
+    return run_shortly(tmp_path_factory.mktemp("first") / "project")
+
+
+WEIGHTS = "results/digits/offload/weights"
+
+
+@pytest.mark.soak
+def test_example_twice_gives_the_same_weights(short_run, tmp_path):
+    """Two runs from one seed on one machine export the same bytes."""
     hashes = []
-    for name in ("first", "second"):
-        folder = private_project(name)
-        config = folder / "config/config.yaml"
-        text = config.read_text()
-        for long, short in (("300", "6"), ("700", "12"), ("100", "6")):
-            text = re.sub(rf"(until|save_every): {long}\b", rf"\1: {short}", text)
-        config.write_text(text)
-        path = "results/digits/offload/weights"
-        snakemake(folder, target=f"{path}/manifest.json")
-        weights = artifact.read(folder / path, "weights")
+    for folder in (short_run, run_shortly(tmp_path / "project")):
+        weights = artifact.read(folder / WEIGHTS, "weights")
         hashes.append({file: entry["sha256"] for file, entry in weights.files.items()})
     assert hashes[0] == hashes[1]
     assert "unet/diffusion_pytorch_model.safetensors" in hashes[0]
+
+
+def test_example_is_whole_until_a_byte_differs(short_run):
+    """`zerotrain trace`: exit code 0; one byte in the first phase's state, and it is 1."""
+    folder = short_run
+
+    def trace() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "zerotrain", "trace", WEIGHTS],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(folder / "workflow")},
+            capture_output=True,
+            text=True,
+        )
+
+    whole = trace()
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    assert "1,797 samples are what the manifests say" in whole.stdout
+    file = folder / "results/digits/plain/state/exp_avg-00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    broken = trace()
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert broken.returncode == 1
+    assert "DIFFERENT results/digits/plain/state/exp_avg-00000.safetensors" in broken.stdout

@@ -12,11 +12,11 @@ from ruamel.yaml import YAML
 
 from zerotrain.config.edit import Split, split_phase
 from zerotrain.config.runs import KEY
-from zerotrain.importing.draft import Note
-from zerotrain.importing.reading import Imported
-from zerotrain.importing.write import config_text
-from zerotrain.new import new
-from zerotrain.sweep import runs_text
+from zerotrain.importers.imported_config import ImportedConfig, Note
+from zerotrain.importers.write import config_text
+from zerotrain.pipeline.new_run import new
+from zerotrain.pipeline.options import NewOptions
+from zerotrain.pipeline.sweep import runs_text
 
 BREAKS = ["\n", "\r", "\x0b", "\x0c", "\x85", "\u2028", "\u2029"]
 INJECTED = "x{}seed: 666{}# "
@@ -43,7 +43,7 @@ def photos(tmp_path: Path) -> Path:
 def test_names_of_images_stay_names(photos: Path, tmp_path: Path, line_break: str) -> None:
     """A folder, a file without a caption, and the target of a link, whose names end a line."""
     name = INJECTED.format(line_break, line_break)
-    expected = read(new("plain", photos, "nano", tmp_path / "config").read_text())
+    expected = read(new(NewOptions("plain", "nano", photos), tmp_path / "config").read_text())
     Image.new("RGB", (8, 8)).save(photos / f"a{name}.png")
     target = tmp_path / f"target{name}.png"
     target.write_bytes((photos / "a.png").read_bytes())
@@ -51,7 +51,9 @@ def test_names_of_images_stay_names(photos: Path, tmp_path: Path, line_break: st
     for first in ("z", "0"):  # the link is the first bad one, and then is not
         link = folder / f"{first}.png"
         link.symlink_to(target)
-        found = read(new(f"run{first}", folder, "nano", tmp_path / "config").read_text())
+        found = read(
+            new(NewOptions(f"run{first}", "nano", folder), tmp_path / "config").read_text()
+        )
         assert found == {
             **expected,
             "run": f"run{first}",
@@ -62,11 +64,11 @@ def test_names_of_images_stay_names(photos: Path, tmp_path: Path, line_break: st
 @pytest.mark.parametrize("line_break", BREAKS, ids=ascii)
 def test_cells_of_a_table_stay_names(photos: Path, tmp_path: Path, line_break: str) -> None:
     """A file name in metadata.csv that ends a line."""
-    expected = read(new("plain", photos, "nano", tmp_path / "config").read_text())
+    expected = read(new(NewOptions("plain", "nano", photos), tmp_path / "config").read_text())
     name = INJECTED.format(line_break, line_break)
     table = f'file_name,text\na.png,a photo\n"{name}",b\n'
     (photos / "metadata.csv").write_bytes(table.encode())
-    found = read(new("run", photos, "nano", tmp_path / "config").read_text())
+    found = read(new(NewOptions("run", "nano", photos), tmp_path / "config").read_text())
     assert found == {**expected, "run": "run"}
 
 
@@ -80,7 +82,7 @@ def test_an_imported_file_adds_no_key(line_break: str) -> None:
         Note("seed", name, "resolved", "seed", 3, name),
         Note("images", name, "default", "data.images", name, name),
     ]
-    imported = Imported(name, {"seed": 3, "data.images": name}, notes)
+    imported = ImportedConfig(name, {"seed": 3, "data.images": name}, notes)
     assert read(config_text(imported)) == {"seed": 3, "data": {"images": name}}
 
 

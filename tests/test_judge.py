@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zerotrain.config import DataConfig
-from zerotrain.data.source import open_source
-from zerotrain.judge import Judge, pixel_vectors
+from zerotrain.config.data import DataConfig
+from zerotrain.data.open import open_source
+from zerotrain.evaluation.judge import Judge, pixel_vectors
 
 
 @pytest.fixture(scope="module")

@@ -5,20 +5,33 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from PIL import Image
 from ruamel.yaml import YAML
+from safetensors.torch import save_file
+from tests.conftest import ROOT
 
-from zerotrain.config import RunConfig, parse_config, read_config
-from zerotrain.config.document import schema
+from zerotrain.cli.docs.configuration import schema
+from zerotrain.config.families import FAMILIES
 from zerotrain.config.objective import ObjectiveConfig
+from zerotrain.config.read import parse_config, read_config
+from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.families import FAMILIES
-from zerotrain.new import OF_TEXT, new
+from zerotrain.models.single_file_base import PARTS
+from zerotrain.pipeline.checks import read_checked_runs
+from zerotrain.pipeline.new_run import OF_TEXT
+from zerotrain.pipeline.new_run import new as write
+from zerotrain.pipeline.options import NewOptions
 
 HUB_ID = "stabilityai/stable-diffusion-xl-base-1.0"
+
+
+def new(name: str, images: Path, base: str, folder: Path, **options: Any) -> Path:
+    return write(NewOptions(name, base, images, **options), folder)
 
 
 @pytest.fixture
@@ -127,6 +140,18 @@ def test_it_is_of_the_models_family(
     assert read_config(config / "a.yaml").phases[0].train.resolution == 512
 
 
+@pytest.mark.parametrize(
+    "base", ["Qwen/Qwen-Image-Edit-2509", "Qwen/Qwen-Image-Edit-2511", "QwenImageEditPlusPipeline"]
+)
+def test_a_model_that_edits_images_is_of_its_family(
+    photos: Path, config: Path, tmp_path: Path, base: str
+) -> None:
+    """By its hub id, and by the pipeline of its model_index.json."""
+    if "/" not in base:
+        base = str(model(tmp_path / "edit", base, "transformer"))
+    assert read_config(new("a", photos, base, config)).family == "qwen_image"
+
+
 def test_every_family_of_images_is_known() -> None:
     """The test above names each."""
     (mark,) = test_it_is_of_the_models_family.pytestmark  # type: ignore[attr-defined]
@@ -180,21 +205,123 @@ def test_images_without_captions_are_refused(photos: Path, config: Path) -> None
         caption.unlink()
     text = refusal("flowers", photos, HUB_ID, config)
     assert "none of its 4 images has a caption" in text
-    assert "NAME.txt beside each NAME.png" in text
+    assert "NAME.txt next to each NAME.png" in text
     assert "metadata.csv" in text
 
 
+def test_a_single_file_is_a_base_of_sdxl(photos: Path, config: Path, tmp_path: Path) -> None:
+    """One of another model is refused by name."""
+    file = tmp_path / "model.safetensors"
+    save_file({"cond_stage_model.transformer.x": torch.ones(1)}, file)
+    assert f"{file} is Stable Diffusion 1.x" in refusal("flowers", photos, str(file), config)
+    save_file({f"{part}x": torch.ones(1) for part in PARTS}, file)
+    new("flowers", photos, str(file), config)
+    assert "\nfamily: sdxl\n" in (config / "flowers.yaml").read_text()
+
+
 def test_models_that_cannot_be_used_are_refused(photos: Path, config: Path, tmp_path: Path) -> None:
-    """A missing folder, a single file, something else and another family: each has its sentence."""
-    (tmp_path / "model.safetensors").touch()
+    """A missing folder, something else and another family: each has its sentence."""
     (tmp_path / "other").mkdir()
     kolors = model(tmp_path / "kolors", "KolorsPipeline")
     known = "the families of images are sdxl, sd3, qwen_image, flux"
     for base, message in {
         "./nowhere": "no such folder, and no hub id",
-        str(tmp_path / "model.safetensors"): "a single file, not a folder",
         str(tmp_path / "other"): "holds no model_index.json",
         "Qwen/Qwen2.5-7B": f"a model of causal_lm, and {known}",
         str(kolors): f"a KolorsPipeline, and {known}",
     }.items():
         assert f"--base {base}: {message}" in refusal("flowers", photos, base, config)
+
+
+TALKS = [
+    {"instruction": "Add.", "input": f"{number}+1", "output": str(number + 1)}
+    for number in range(8)
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [
+        ({}, {"family": "sdxl", "train.resolution": 32, "until": "100 epochs", "lora": None}),
+        ({"lora_rank": 8}, {"lora.rank": 8, "train.learning_rate": 1e-3}),
+        ({"base": HUB_ID, "lora_rank": 4}, {"lora.rank": 4, "train.learning_rate": 1e-4}),
+        ({"resolution": 64}, {"train.resolution": 64}),
+        ({"until": "1000"}, {"until": "1000 steps"}),
+        ({"until": "2.5 epochs"}, {"until": "2.5 epochs"}),
+        ({"until": "0.75 epochs"}, {"until": "0.75 epochs"}),
+        ({"family": "flux"}, {"family": "flux"}),
+        (
+            {"instance_prompt": "a photo of sks dog"},
+            {
+                "data.instance_prompt": "a photo of sks dog",
+                "data.caption_strategy": "instanceprompt",
+            },
+        ),
+        ({"text": True}, {"family": "causal_lm", "data.source": "text", "train.max_length": 64}),
+        ({"text": True, "family": "seq2seq_lm"}, {"family": "seq2seq_lm"}),
+        ({"text": True, "base": "Qwen/Qwen2.5-7B", "lora_rank": 16}, {"family": "causal_lm"}),
+        ({"text": True, "base": "google/flan-t5-xl"}, {"family": "seq2seq_lm"}),
+        ({"text": "owner/dataset", "base": "me/model"}, {"data.path": "owner/dataset"}),
+    ],
+)
+def test_options_are_written_and_the_file_passes_check(
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    values: dict[str, Any],
+) -> None:
+    """Text and images, a LoRA, another size or end: what is written is right as it stands, and
+    with every default taken out of its comment."""
+    monkeypatch.chdir(tmp_path)
+    Path("config").mkdir()
+    Path("config/launch").symlink_to(ROOT / "config/launch")
+    Path("talks.json").write_text(json.dumps(TALKS))
+    wanted = {"base": "nano", "images": Path(photos.name), **options}
+    if "text" in options:
+        wanted |= {
+            "images": None,
+            "text": "talks.json" if options["text"] is True else options["text"],
+        }
+    path = write(NewOptions("flowers", **wanted))
+    run = read_checked_runs(path)[str(path)]
+    for name, value in values.items():
+        found: Any = run.phases[0] if name == "until" else run
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert found == value, name
+    jsonschema.validate(YAML(typ="safe").load(path.read_text()), schema())
+    full = re.sub(r"(?m)^( *)#(?=[a-z_]+:|- name:)", r"\1", path.read_text())
+    full = re.sub(r"(?m)^  #  ", "    ", full)
+    path.write_text(full)
+    assert [phase.name for phase in read_checked_runs(path)[str(path)].phases] == [
+        "plain",
+        "offload",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"images": None}, "new: give --images DIR or --text FILE", "--text talks.json"),
+        ({"text": "talks.json"}, "new: give --images DIR or --text FILE", "--text talks.json"),
+        ({"resolution": 60}, "--resolution: 60 is not a multiple of 8", "give --resolution 56"),
+        ({"until": "soon"}, "--until: 'soon' is no end of a phase", "'3 epochs'"),
+        ({"family": "fluks"}, "--family fluks: no family of image", "did you mean flux?"),
+        ({"base": "nanoo"}, "--base nanoo: no such folder, and no hub id", "did you mean nano?"),
+        (
+            {"images": None, "text": "gone.json"},
+            "data.path: gone.json: no such file",
+            "correct data.path",
+        ),
+        ({"images": None, "text": "a/b", "resolution": 64}, "--resolution: text has none", "leave"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    photos: Path, config: Path, options: dict[str, Any], message: str, hint: str
+) -> None:
+    """In a sentence that names the option."""
+    with pytest.raises(PipelineError) as caught:
+        write(NewOptions("flowers", **{"base": "nano", "images": photos, **options}), config)
+    assert caught.value.what == message
+    assert hint in caught.value.hint

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerotrain import optimizers
-from zerotrain.optimizer_arguments import read_optimizer_args
-from zerotrain.optimizer_page import page
-from zerotrain.training.lion import Lion
+from zerotrain.cli.docs.tables import optimizers_tables, replace_generated
+from zerotrain.config import optimizers
+from zerotrain.config.optimizer_arguments import read_optimizer_args
+from zerotrain.training.optim.lion import Lion
+from zerotrain.training.optim.prodigy import Prodigy
 
 ROOT = Path(__file__).parents[1]
 CLASSES = {
@@ -26,11 +27,11 @@ CLASSES = {
 
 
 def test_every_class_of_torch_is_in_the_table() -> None:
-    """And every name of DeepSpeed's, and two of other packages."""
+    """And every name of DeepSpeed's, and three of other packages."""
     titles = {optimizer.title for optimizer in optimizers.TABLE}
     assert titles >= CLASSES.keys()
     assert titles >= set(optimizers.DEEPSPEED_NAMES)
-    others = {"AdamW8bit", "CPUOffloadOptimizer"}
+    others = {"AdamW8bit", "CPUOffloadOptimizer", "Prodigy"}
     assert titles == {*CLASSES, *optimizers.DEEPSPEED_NAMES, *others}
 
 
@@ -39,7 +40,7 @@ def test_every_class_of_torch_is_in_the_table() -> None:
 )
 def test_arguments_are_those_of_the_class(optimizer: optimizers.Optimizer) -> None:
     """With its own defaults, so that what is left out means what torch says."""
-    cls = Lion if optimizer.title == "Lion" else CLASSES[optimizer.title]
+    cls = {"Lion": Lion, "Prodigy": Prodigy}.get(optimizer.title) or CLASSES[optimizer.title]
     found = {
         name: parameter.default
         for name, parameter in inspect.signature(cls).parameters.items()
@@ -122,13 +123,13 @@ def test_a_disk_holds_the_state_of_plain_adam_alone() -> None:
     [
         ("sgd", {"momentun": 0.9}, {}, "SGD has no such argument; did you mean momentum"),
         ("sgd", {"xyz": 1}, {}, "its optimizer_args are momentum, dampening"),
-        ("sgd", {"momentum": "much"}, {}, "optimizer_args.momentum: SGD wants a number"),
-        ("sgd", {"momentum": True}, {}, "SGD wants a number, not True"),
-        ("sgd", {"momentum": float("nan")}, {}, "SGD wants a number, not nan"),
-        ("sgd", {"nesterov": 1}, {}, "SGD wants true or false, not 1"),
-        ("lion", {"betas": 0.9}, {}, "Lion wants a list of 2 numbers"),
-        ("muon", {"ns_steps": 4.5}, {}, "Muon wants a whole number"),
-        ("muon", {"adjust_lr_fn": 3}, {}, "Muon wants text"),
+        ("sgd", {"momentum": "much"}, {}, "optimizer_args.momentum: SGD requires a number"),
+        ("sgd", {"momentum": True}, {}, "SGD requires a number, not True"),
+        ("sgd", {"momentum": float("nan")}, {}, "SGD requires a number, not nan"),
+        ("sgd", {"nesterov": 1}, {}, "SGD requires true or false, not 1"),
+        ("lion", {"betas": 0.9}, {}, "Lion requires a list of 2 numbers"),
+        ("muon", {"ns_steps": 4.5}, {}, "Muon requires a whole number"),
+        ("muon", {"adjust_lr_fn": 3}, {}, "Muon requires text"),
         ("adamw", {"lr": 1e-3}, {}, "the rate is `learning_rate`"),
         ("adamw", {"fused": True}, {}, "the engine chooses the implementation"),
         ("adamw", {"betas": [0.9, 0.95]}, {"adam_beta1": 0.9}, "adam_beta1 and optimizer_args"),
@@ -177,4 +178,4 @@ def test_what_a_schedule_of_the_momentum_changes() -> None:
 def test_the_page_is_current(generated: Callable[[Path, str], None]) -> None:
     """docs/optimizers.md is what the table gives."""
     path = ROOT / "docs" / "optimizers.md"
-    generated(path, page(path.read_text()))
+    generated(path, replace_generated(path.read_text(), "optimizers", optimizers_tables()))

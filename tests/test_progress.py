@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from zerotrain import progress as module
-from zerotrain.progress import progress
+from zerotrain.machine import progress_bar as module
+from zerotrain.machine.progress_bar import progress
 
 
 def test_items_pass_unchanged_and_the_end_is_told(capsys):

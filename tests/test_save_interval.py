@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerotrain.save_interval import minutes, read_interval
+from zerotrain.config.save_interval import minutes, read_interval
 
 
 @pytest.mark.parametrize(

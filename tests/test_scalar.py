@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from zerotrain.scalar import one_line, scalar
+from zerotrain.config.scalar import one_line, scalar
 
 BREAKS = ["\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
 HOSTILE = [*BREAKS, "\0", "\x1b[2J", "\x7f", "\x9b", "\u202e", "\ufeff", "\ufffe", "\ud800"]

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -36,6 +37,7 @@ def setup(project: Path) -> ModuleType:
 
 
 def clone(folder: Path) -> Path:
+    (folder / "workflow").mkdir(parents=True)
     shutil.copytree(ROOT / "envs", folder / "envs", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
@@ -164,6 +166,8 @@ def test_missing_python_is_refused(project: Path) -> None:
         ("OSError: [Errno 28] No space left on device", "the disk is full"),
         ("SSLError(CERTIFICATE_VERIFY_FAILED)", "a certificate that is not trusted"),
         ("ERROR: No matching distribution found for x==1", "no build for this Python"),
+        ("cause: tcp connect error", "package index cannot be reached"),
+        ("x No solution found when resolving dependencies", "no build for this Python"),
         ("error: something else", "its last lines are"),
     ],
 )
@@ -210,14 +214,97 @@ def test_broken_environment_is_made_again(setup: ModuleType) -> None:
 def test_half_installed_packages_are_cleared(
     setup: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """pip would take them for installed; whole packages stay."""
+    """pip and uv would take them for installed; whole packages stay."""
     monkeypatch.setattr(setup, "_is_healthy", lambda: True)
     packages = setup.VENV / "lib" / "python3.11" / "site-packages"
-    for name in ("half-1.0.dist-info", "whole-1.0.dist-info", "~orch", "whole"):
+    for name in ("half-1.dist-info", "half-2.dist-info", "whole-1.dist-info", "~orch", "whole"):
         (packages / name).mkdir(parents=True)
-    (packages / "whole-1.0.dist-info" / "RECORD").touch()
+    (packages / "half-2.dist-info" / "RECORD").touch()
+    for name in ("RECORD", "INSTALLER"):
+        (packages / "whole-1.dist-info" / name).touch()
     setup.make_environment()
-    assert sorted(path.name for path in packages.iterdir()) == ["whole", "whole-1.0.dist-info"]
+    assert sorted(path.name for path in packages.iterdir()) == ["whole", "whole-1.dist-info"]
+
+
+def test_uv_looks_where_pip_looks(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """pip's file and variables hold for uv, a variable before the file; uv's own stay."""
+    settings = tmp_path / "pip.conf"
+    settings.write_text(
+        "[global]\nindex-url = https://mirror/simple\ncert = /file.pem\ntimeout = 9\n"
+        "extra-index-url =\n    https://one/simple\n    https://two/simple\n"
+    )
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_", "SSL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    monkeypatch.setenv("PIP_CERT", "/variable.pem")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/wheels /more")
+    monkeypatch.setenv("UV_HTTP_TIMEOUT", "30")
+    monkeypatch.setattr(setup, "BIN", PYTHON)
+    assert setup.uv_settings(setup.pip_settings()) == {
+        "UV_DEFAULT_INDEX": "https://mirror/simple",
+        "UV_INDEX": "https://one/simple https://two/simple",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "SSL_CERT_FILE": "/variable.pem",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_pip_installs_where_uv_cannot(
+    setup: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    works: bool,
+) -> None:
+    """The same pins by either; the ops are compiled in both cases."""
+    tools = setup.VENV / "bin"
+    tools.mkdir(parents=True)
+    calls = setup.VENV / "calls"
+    for name in ("python", "uv"):
+        code = 0 if works or name == "python" else 1
+        (tools / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {calls}\nexit {code}\n')
+        (tools / name).chmod(0o755)
+    setup.install()
+    project = f"-c {setup.CONSTRAINTS} -e {setup.ROOT}[dev]"
+    by_uv = f"uv pip install --python {setup.BIN} --no-build-isolation "
+    by_pip = "python -m pip install --no-input --no-build-isolation "
+    lines = calls.read_text().splitlines()
+    assert by_uv + f"-c {setup.CONSTRAINTS} deepspeed" in lines
+    assert (by_uv + project in lines) == works
+    assert (by_pip + project in lines) != works
+    assert "python -m zerotrain.machine.compiled_ops" in lines
+    assert ("uv could not install it" in capsys.readouterr().out) != works
+
+
+def test_bytecode_of_every_package_is_compiled(setup: ModuleType, tmp_path: Path) -> None:
+    """Also where no process may write any, and next to files that this Python cannot compile."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    setup.BIN = tmp_path / "venv/bin/python"
+    (packages,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    (packages / "good.py").write_text("VALUE = 1\n")
+    (packages / "newer.py").write_text("def f[T: ](): pass\n")
+    setup.VENV.mkdir()
+    setup.compile_bytecode()
+    assert [path.name.split(".")[0] for path in packages.glob("__pycache__/*.pyc")] == ["good"]
+
+
+def test_uv_asks_no_index_where_pip_asks_none(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a set-up without a network, from fetched wheels."""
+    commands: list[tuple[object, ...]] = []
+    monkeypatch.setattr(setup, "run", lambda label, *words, **more: commands.append(words) or True)
+    monkeypatch.setattr(setup, "pip_settings", lambda: {"no-index": "1"})
+    monkeypatch.setattr(setup, "finish_ops", lambda ops: None)
+    setup.VENV.mkdir()
+    (setup.VENV / "bin").mkdir()
+    setup.BIN.symlink_to("/bin/true")
+    setup.install()
+    by_uv = [words for words in commands if words[0] == setup.UV]
+    assert len(by_uv) == 2
+    assert all("--no-index" in words for words in by_uv)
 
 
 def test_second_call_does_nothing_until_an_input_changes(
@@ -225,10 +312,10 @@ def test_second_call_does_nothing_until_an_input_changes(
 ) -> None:
     """The stamp holds the content of constraints.txt and pyproject.toml, not their dates."""
     steps: list[str] = []
-    for step in ("check_machine", "make_environment", "install", "build_ops"):
+    for step in ("check_machine", "make_environment", "install"):
         monkeypatch.setattr(setup, step, lambda step=step: steps.append(step))
     setup.main()
-    assert steps == ["check_machine", "make_environment", "install", "build_ops"]
+    assert steps == ["check_machine", "make_environment", "install"]
     setup.BIN.parent.mkdir()
     setup.BIN.symlink_to(PYTHON)
     for path in (setup.CONSTRAINTS, project / "pyproject.toml"):
@@ -238,7 +325,7 @@ def test_second_call_does_nothing_until_an_input_changes(
         assert steps == []
         path.write_text(path.read_text() + "\n")
         setup.main()
-        assert steps[-1] == "build_ops"
+        assert steps[-1] == "install"
     done = run("make", "-C", project, "--no-print-directory", "setup")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from zerotrain import snakemake_runs
-from zerotrain.snakemake_runs import LOCKS, RUNS, Run
-from zerotrain.training.holder import Holder, this_process
+from zerotrain.pipeline import snakemake_runs
+from zerotrain.pipeline.snakemake_runs import LOCKS, RUNS, Run
+from zerotrain.training.process.holder import Holder, this_process
 
 GONE = Holder(socket.gethostname(), 2**22 + 1, 1.0, "")
 """A process that has ended: no pid is so high."""
@@ -84,6 +84,16 @@ def test_a_clock_that_was_set_ends_no_snakemake() -> None:
     snakemake_runs.begin([])
     assert locks() == BOTH
     assert moved.exists()
+
+
+def test_pid_of_another_container_says_nothing() -> None:
+    """The lock on its record does: the kernel is the same."""
+    twin = dataclasses.replace(this_process(), pid_namespace=this_process().pid_namespace + 1)
+    record(dataclasses.replace(twin, pid=2**22 + 1))
+    (run,) = snakemake_runs.read_runs()
+    assert not run.is_live()
+    run.hold()
+    assert run.is_live()
 
 
 def test_the_lock_of_another_host_stays_and_is_told(capsys: pytest.CaptureFixture[str]) -> None:

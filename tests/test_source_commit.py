@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain import source_commit
+from zerotrain.artifact import source_commit
 
 
 def test_a_commit_is_named_only_of_tracked_source(

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain import sources
+from zerotrain.artifact import sources
+from zerotrain.artifact.declared_code import NOT_FOLLOWED, WITHOUT_EFFECT
+from zerotrain.config.families import FAMILIES
+from zerotrain.models.encoding_code import BATCHES, CROP, ENCODING, PIXELS, encoding_code
 
 STAGES = sorted(path.stem for path in (sources.PACKAGE / "stages").glob("[a-z]*.py"))
 
@@ -31,12 +34,12 @@ def package(tmp_path: Path, monkeypatch) -> Path:
 @pytest.fixture
 def copied(package: Path) -> Callable[[], str]:
     """A copy of the real package; calling it gives the digest of what training runs on."""
-    shutil.copytree(Path(sources.__file__).parent, package, dirs_exist_ok=True)
+    shutil.copytree(Path(sources.__file__).parents[1], package, dirs_exist_ok=True)
 
     def digest() -> str:
         sources._imports.cache_clear()
         sources._code.cache_clear()
-        return sources.source_digest("zerotrain.training.rank", "zerotrain.families.sdxl")
+        return sources.training_digest("sdxl")
 
     return digest
 
@@ -97,6 +100,17 @@ def test_packages_bring_their_init(package: Path) -> None:
     assert files_of("root") == expected
 
 
+def test_packages_bring_their_tables(package: Path) -> None:
+    """A TOML file next to an __init__.py is read by it, so an edit counts as one of the code."""
+    module(package, "root", "import zerotrain.inner")
+    module(package, "inner.other", "")
+    (package / "inner" / "keys.toml").write_text("[keys]\n")
+    assert "inner/keys.toml" in files_of("root")
+    before = sources.source_digest("zerotrain.root")
+    (package / "inner" / "keys.toml").write_text("[keys]\na = { default = 1 }\n")
+    assert sources.source_digest("zerotrain.root") != before
+
+
 def test_a_module_that_does_not_exist_is_refused(package: Path) -> None:
     """A rule that names a stage which is gone fails when the graph is built."""
     with pytest.raises(ModuleNotFoundError, match=r"zerotrain\.stages\.gone"):
@@ -113,7 +127,7 @@ def test_paths_are_relative_to_the_working_directory(package: Path) -> None:
         assert sources.source_files("zerotrain.root")[1] == str(package / "root.py")
 
 
-@pytest.mark.parametrize("file", ["training/loop.py", "families/ddpm.py", "state.py"])
+@pytest.mark.parametrize("file", ["training/loop.py", "models/families/ddpm.py", "state/state.py"])
 def test_comments_and_docstrings_keep_the_digest(
     package: Path, copied: Callable[[], str], file: str
 ) -> None:
@@ -134,9 +148,9 @@ def test_comments_and_docstrings_keep_the_digest(
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("training/draws.py", "ORDER, SAMPLE, STEP,", "SAMPLE, ORDER, STEP,"),
-        ("families/ddpm.py", ".square()", ".abs()"),
-        ("checkpoint.py", "if covered != shape.numel()", "if covered > shape.numel()"),
+        ("data/draws.py", "ORDER, SAMPLE, STEP,", "SAMPLE, ORDER, STEP,"),
+        ("models/families/ddpm.py", "/ (snr + 1)", "/ (snr + 2)"),
+        ("state/checkpoint.py", "if covered != size", "if covered > size"),
     ],
 )
 def test_code_changes_the_digest(
@@ -151,25 +165,95 @@ def test_code_changes_the_digest(
 
 
 def test_other_parts_do_not_touch_training(package: Path, copied: Callable[[], str]) -> None:
-    """Configuration, stages, evaluation, command line: an edit there keeps progress."""
+    """Configuration, stages, evaluation, command line, display, trackers, log."""
     before = copied()
     for path in package.rglob("*.py"):
         name = path.relative_to(package).as_posix()
-        if name.startswith(("config/", "stages/", "evaluation/", "cli/")):
+        other = name.startswith(("stages/", "evaluation/", "cli/", "pipeline/", "launch/planner/"))
+        if other or name.startswith(WITHOUT_EFFECT):
             path.write_text(path.read_text() + "\nSOMETHING = 1\n")
     assert copied() == before
 
 
-def test_training_depends_on_what_it_runs() -> None:
-    """The modules behind the numbers are in the closure, those before and after are not."""
-    found = sources.source_files("zerotrain.training.rank")
-    names = {Path(path).resolve().relative_to(sources.PACKAGE).as_posix() for path in found}
-    assert names >= {
-        "training/loop.py", "training/torch_engine.py", "training/zero_engine.py",
-        "training/draws.py", "training/schedule.py", "training/batches.py", "cache/reader.py",
-        "state.py", "checkpoint.py", "launch/resolved.py",
+DECIDING = {
+    "artifact": "tensor_file",
+    "cache": "__init__ layout reader token_layout",
+    "config": "__init__ adapters optimizers parameter_patterns token_routes",
+    "data": "__init__ draws",
+    "launch": "__init__ deepspeed_schedule resolved schedule transformers_schedule",
+    "machine": "__init__ device",
+    "models": "__init__ nf4 quantized_linear quanto trainable",
+    "models/families": "__init__ adapters causal_lm conditioning ddpm diffusion flow_matching flux "
+    "flux_conditioning flux_inputs flux_redux language lora loss_functions model_family "
+    "model_tensors patches qwen_image sd3 sdxl seq2seq_lm token_routing tokens",
+    "state": "__init__ checkpoint position state",
+    "training": "__init__ batches clock generators loop not_finite opening rank ranks read_ahead",
+    "training/engines": "__init__ average ddp_buckets deepspeed_start determinism engine faster "
+    "gradient_checkpointing loss_scale partitioned_model torch_engine zero_clipping zero_engine "
+    "zero_partitions zero_swap",
+    "training/optim": "__init__ adam_bf16_states adamw_8bit block_codes lion optimizer "
+    "param_groups prodigy",
+}
+"""What counts for the trainings of all families: a new module is added here, or to the list of
+those without effect."""
+
+
+def test_every_module_of_a_training_counts_or_is_declared_without_effect() -> None:
+    """None is forgotten, and none leaves the digest by a change of somebody's imports."""
+    found = {
+        path.relative_to(sources.PACKAGE).as_posix()
+        for family in FAMILIES
+        for path in sources._training_closure(family)
+    }
+    assert found == {
+        f"{folder}/{n}.py" for folder, names in DECIDING.items() for n in names.split()
+    }
+
+
+def test_what_is_declared_without_effect_is_imported_by_what_counts() -> None:
+    """No entry of the list outlives the import for which it was made."""
+    imported = {
+        file.relative_to(sources.PACKAGE).as_posix()
+        for family in FAMILIES
+        for path in sources._training_closure(family)
+        for file in sources._imports(path)
+    }
+    for entry in WITHOUT_EFFECT:
+        assert any(name.startswith(entry) for name in imported), entry
+    for module, entry in NOT_FOLLOWED.items():
+        text = (sources.PACKAGE / module).read_text()
+        assert f"from zerotrain.{entry.strip('/').replace('/', '.')} import" in text, module
+
+
+def test_imports_by_a_string_are_of_registries_alone() -> None:
+    """Families, formats and libraries are found by their names; every other import is ordinary."""
+    found = {
+        path.relative_to(sources.PACKAGE).as_posix()
+        for path in sources.PACKAGE.rglob("*.py")
+        if "import_module(" in path.read_text()
+    }
+    families = {f"models/families/{name}.py" for name in ("__init__", "diffusion", "language")}
+    assert found == families | {
+        "export/formats/conversion.py", "launch/planner/model.py", "launch/planner/nano.py",
+        "training/engines/deepspeed_start.py",
     }  # fmt: skip
-    assert not {name for name in names if name.startswith(("config/", "stages/", "data/"))}
+
+
+def test_declared_encoding_is_that_of_the_families() -> None:
+    """The list that is read without torch, and what each family says; of sources of images too."""
+    from zerotrain.data import digits, folder
+    from zerotrain.models.families import conditioning, load_family
+
+    more = {"flux": ("zerotrain.models.families.flux_redux",)}
+    assert more["flux"][0] in Path(conditioning.__file__).read_text()
+    for name in FAMILIES:
+        family = load_family(name)
+        said = {*family.encoding_code, *getattr(family, "prompt_code", ()), *more.get(name, ())}
+        assert set(ENCODING[name]) == said
+        images = set(encoding_code(name)) - said
+        assert images == ({*PIXELS, *BATCHES} if family.modality == "image" else set())
+    pixels = {*digits.DigitsSource.pixel_modules, *folder.FolderSource.pixel_modules, CROP}
+    assert pixels == {*PIXELS}
 
 
 def test_every_stage_has_sources() -> None:
@@ -186,13 +270,13 @@ def test_finding_sources_imports_nothing() -> None:
     """Building the graph takes no second: neither torch nor a stage is imported."""
     code = (
         "import sys\n"
-        "from zerotrain.sources import source_digest, source_files\n"
-        "source_files('zerotrain.stages.evaluate', 'zerotrain.families.sdxl')\n"
-        "source_digest('zerotrain.training.rank')\n"
-        "print([m for m in sys.modules if m in ('torch', 'numpy') or m.startswith('zerotrain.')])"
+        "from zerotrain.artifact.sources import source_files, training_digest\n"
+        "source_files('zerotrain.stages.evaluate', 'zerotrain.models.families.sdxl')\n"
+        "training_digest('sdxl')\n"
+        "print([m for m in sys.modules if m in ('torch', 'numpy', 'zerotrain.training.rank')])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "['zerotrain.sources']"
+    assert found.stdout.strip() == "[]"
 
 
 def test_parsing_the_snakefile_imports_no_torch() -> None:
@@ -203,8 +287,8 @@ def test_parsing_the_snakefile_imports_no_torch() -> None:
     assert len(lines) >= 5
     code = [
         "import sys", "from pathlib import Path", *lines,
-        "from zerotrain.config import read_config",
-        "read_config(Path('config/config.yaml'))", "import zerotrain.importing.reading",
+        "from zerotrain.config.read import read_config",
+        "read_config(Path('config/config.yaml'))", "import zerotrain.importers.reading",
         "print(sorted({'torch', 'deepspeed', 'accelerate', 'diffusers'} & sys.modules.keys()))",
     ]  # fmt: skip
     found = subprocess.run(

@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from zerotrain import artifact, cli
-from zerotrain.checkpoint import Fragment, write_position, write_rank
 from zerotrain.errors import PipelineError
-from zerotrain.position import MASTER, TrainingPosition
-from zerotrain.state import KIND, write_state
-from zerotrain.state_diff import distance
+from zerotrain.state.checkpoint import Fragment, write_position, write_rank
+from zerotrain.state.diff import distance
+from zerotrain.state.position import MASTER, TrainerState
+from zerotrain.state.state import KIND, write_state
 
-POSITION = TrainingPosition(
+POSITION = TrainerState(
     run="flowers",
     phase="offload",
     step=1300,
@@ -52,7 +52,7 @@ def tensors() -> Tensors:
     }
 
 
-def write(folder: Path, values: Tensors, position: TrainingPosition = POSITION) -> Path:
+def write(folder: Path, values: Tensors, position: TrainerState = POSITION) -> Path:
     """A state whose moments are the weights' halves and squares."""
 
     def read(name: str, slot: str) -> torch.Tensor:
@@ -156,6 +156,31 @@ def test_a_checkpoint_and_weights_are_shown(tmp_path: Path) -> None:
     assert say("state", "show", weights) == (0, rows + MASTER_ROWS)
 
 
+def test_what_it_ran_on_is_shown_and_does_not_make_states_differ(tmp_path: Path) -> None:
+    """What changed and where is exact; two states are equal whatever trained them."""
+    entry = {"step": 1200, "key": "versions.torch", "old": "2.12.0", "new": "2.13.0"}
+    values = {"versions.torch": "2.13.0", "device": "cpu", "threads": 2}
+    position = replace(POSITION, ran_on=values, history=[entry])
+    one, two = write(tmp_path / "one", tensors(), position), write(tmp_path / "two", tensors())
+    code, text = say("state", "show", one)
+    assert code == 0
+    rows = """\
+device                  cpu
+threads per process     2
+versions                torch 2.13.0
+exact                   steps 1,201 to 1,300, since the change after step 1,200:
+                        torch 2.12.0 → 2.13.0
+changed                 after step 1,200: torch 2.12.0 → 2.13.0
+"""
+    assert text == POSITION_ROWS + rows + MASTER_ROWS + MOMENT_ROWS
+    assert say("state", "diff", one, two) == (
+        0,
+        "ran_on.device: cpu / absent\nran_on.threads: 2 / absent\n"
+        "ran_on.versions.torch: 2.13.0 / absent\n"
+        "history: after step 1,200: torch 2.12.0 → 2.13.0 / absent\n9 tensors equal\n",
+    )
+
+
 class Foreign:
     """Another program's checkpoint."""
 
@@ -180,7 +205,7 @@ class Foreign:
 @pytest.fixture
 def foreign(tmp_path: Path, monkeypatch) -> Path:
     """A folder that no manifest lists, which reads as a checkpoint."""
-    import zerotrain.foreign
+    import zerotrain.state.external
 
     folder = tmp_path / "theirs"
     (folder / "global_step1300").mkdir(parents=True)
@@ -193,7 +218,7 @@ def foreign(tmp_path: Path, monkeypatch) -> Path:
         trusted.append(trust_pickle)
         return Foreign(tensors())
 
-    monkeypatch.setattr(zerotrain.foreign, "open_foreign", opened)
+    monkeypatch.setattr(zerotrain.state.external, "open_external", opened)
     return folder
 
 
@@ -228,7 +253,7 @@ def test_a_foreign_checkpoint_becomes_a_state(foreign: Path, tmp_path: Path) -> 
 
 def test_a_foreign_checkpoint_becomes_universal(foreign: Path, tmp_path: Path, monkeypatch) -> None:
     """Without a base; a tensor that is not finite is refused there too."""
-    import zerotrain.foreign
+    import zerotrain.state.external
 
     taken: dict[str, Any] = {}
 
@@ -236,13 +261,15 @@ def test_a_foreign_checkpoint_becomes_universal(foreign: Path, tmp_path: Path, m
         (folder / "latest_universal").write_text("tag")
         taken.update({name: source.tensor(name, MASTER) for name in source.names})
 
-    monkeypatch.setattr(zerotrain.foreign, "write_universal", write_universal)
+    monkeypatch.setattr(zerotrain.state.external, "write_universal", write_universal)
     out = tmp_path / "out"
     assert say("export", foreign, "--output", out, "--to", "universal")[0] == 0
     assert torch.equal(taken["w"], tensors()["w"])
     assert artifact.read(out, "universal").content == {"step": 1300}
     bad = {**tensors(), "w": torch.full((2, 3), float("inf"))}
-    monkeypatch.setattr(zerotrain.foreign, "open_foreign", lambda path, **options: Foreign(bad))
+    monkeypatch.setattr(
+        zerotrain.state.external, "open_external", lambda path, **options: Foreign(bad)
+    )
     with pytest.raises(PipelineError, match=r"w: 6 values are not finite"):
         say("export", foreign, "--output", tmp_path / "two", "--to", "universal")
     assert not (tmp_path / "two").exists()
@@ -255,7 +282,11 @@ def test_a_foreign_checkpoint_becomes_universal(foreign: Path, tmp_path: Path, m
         (("--output", "o"), "weights need the base model", "--family sdxl --base FOLDER"),
         (("--output", "o", "--to", "onnx"), "--to: 'onnx' is not known", "kohya, universal"),
         (("--state", "s", "--dtype", "int8"), "--dtype: 'int8' is not known", "fp32, bf16, fp16"),
-        (("--output", "o", "--family", "sd9"), "--family: 'sd9' is not known", "one of sdxl"),
+        (
+            ("--output", "o", "--family", "sd9"),
+            "--family: 'sd9' is not known",
+            "did you mean sd3? there are: sdxl",
+        ),
     ],
 )
 def test_what_an_export_lacks_is_said(

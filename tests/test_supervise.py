@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain import supervise as module
-from zerotrain.supervise import SUPERVISOR, end_with_parent, supervise
+from zerotrain.machine import child_process as module
+from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervise
 
 SECONDS = 30
 """Longer than any of this takes."""
@@ -29,8 +29,8 @@ SECONDS = 30
 SUPERVISOR_PROGRAM = """
 import sys
 from pathlib import Path
-from zerotrain import supervise as module
-from zerotrain.supervise import supervise
+from zerotrain.machine import child_process as module
+from zerotrain.machine.child_process import supervise
 
 module.SAME_SECONDS = 0.0  # a test does not wait before it insists
 
@@ -43,7 +43,7 @@ sys.exit(supervise(command, log=Path(log), on_signal=note if listens == "listens
 
 CHILD = """
 import signal, sys, time
-from zerotrain.supervise import end_with_parent
+from zerotrain.machine.child_process import end_with_parent
 end_with_parent()
 said = lambda number, frame: print(f"got {number}", flush=True)
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
@@ -334,7 +334,7 @@ def test_second_signal_leaves_nothing_behind(start, log: Path, tmp_path: Path) -
 
 def test_what_the_command_left_running_is_ended(log: Path, monkeypatch) -> None:
     """Background processes of its group do not outlive it."""
-    monkeypatch.setattr("zerotrain.supervise.GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("zerotrain.machine.child_process.GRACE_SECONDS", 0.2)
     assert supervise(["sh", "-c", "sleep 60 & echo $!"], log=log) == 0
     wait_until(lambda: not runs(int(log.read_text())))
 

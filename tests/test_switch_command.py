@@ -19,21 +19,32 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from zerotrain import artifact, graph, switch, switch_checks, switch_point
-from zerotrain.checkpoint import KIND, Fragment, write_position, write_rank
-from zerotrain.config import read_config
+from zerotrain import artifact
 from zerotrain.config.find import find_config
+from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-from zerotrain.position import TrainingPosition
-from zerotrain.stages.train_phase import fingerprint
-from zerotrain.training import stop
-from zerotrain.training.holder import Holder
-from zerotrain.training.lock import holder_of
-from zerotrain.training.progress_folder import step_folder
-from zerotrain.training.stop import stop_training
+from zerotrain.launch.run_yaml import write_run_yaml
+from zerotrain.pipeline import snakemake
+from zerotrain.pipeline.options import SwitchOptions
+from zerotrain.pipeline.switch import (
+    checks as switch_checks,
+)
+from zerotrain.pipeline.switch import (
+    command as switch,
+)
+from zerotrain.pipeline.switch import (
+    point as switch_point,
+)
+from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
+from zerotrain.state.position import TrainerState
+from zerotrain.training.checkpointing import set_aside
+from zerotrain.training.checkpointing.progress_folder import step_folder
+from zerotrain.training.process import stop
+from zerotrain.training.process.holder import Holder
+from zerotrain.training.process.lock import holder_of
+from zerotrain.training.process.stop import stop_training
 
 ROOT = Path(__file__).parent.parent
 CONFIG = """\
@@ -46,8 +57,8 @@ phases:
 """
 HOLD = """
 import pathlib, sys, time
-from zerotrain.training import stop
-from zerotrain.training.lock import take
+from zerotrain.training.process import stop
+from zerotrain.training.process.lock import take
 progress = pathlib.Path(sys.argv[1])
 lock = take(progress)
 print("held", flush=True)
@@ -65,7 +76,7 @@ lock.release()
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project whose run has two phases, nothing made; Snakemake plans what a cut needs."""
     jobs = dict.fromkeys(switch_checks.PUBLISHING, 1)
-    monkeypatch.setattr(graph, "plan", lambda config, targets: jobs)
+    monkeypatch.setattr(snakemake, "plan", lambda config, targets: jobs)
     (tmp_path / "Snakefile").touch()
     shutil.copytree(ROOT / "config/launch", tmp_path / "config/launch")
     (tmp_path / "config/flowers.yaml").write_text(CONFIG)
@@ -75,7 +86,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def checkpoint(folder: Path, step: int, **engine: object) -> Path:
     """Publish a checkpoint of a step."""
-    position = TrainingPosition(
+    position = TrainerState(
         run="flowers", phase=folder.parts[-3], step=step, samples=4 * step, optimizer="adamw",
         optimizer_step=step, param_groups=[], lr_scheduler="constant", lr_scheduler_steps=700,
         rng={}, engine={"preset": "torch", **engine},
@@ -94,6 +105,19 @@ def save(phase: str, *steps: int, **engine: object) -> Path:
     return progress
 
 
+def make_inputs() -> None:
+    """What the first phase is trained from, and its launch."""
+    config = read_config(Path("config/flowers.yaml"))
+    results = Path("results/flowers")
+    cache = Path("results/data/flowers/cache") / str(config.phases[0].train.resolution)
+    for name, folder in {"base": results / "base", "cache": cache}.items():
+        with artifact.publish(folder, name) as draft:
+            draft.content = {"parts": {}}
+    with artifact.publish(results / "plain/launch", "launch") as draft:
+        preset = read_preset(ROOT / "config/launch/torch.yaml")
+        write_run_yaml(resolve_phase(config, "plain", preset, 906), draft.folder / "run.yaml")
+
+
 def finish(phase: str, step: int) -> None:
     """The checkpoint of a finished phase."""
     checkpoint(Path("results/flowers") / phase / "checkpoint", step)
@@ -108,11 +132,11 @@ def export(phase: str, step: int) -> None:
             artifact.write_json(draft.folder / "state.json", {"step": step})
 
 
-def refusal(run: str = "flowers", to: str = "zero2", **options: object) -> str:
+def refusal(run: str = "flowers", to: str | None = "zero2", **options: object) -> str:
     """The sentence with which a switch is refused; the configuration stays as it was."""
     files = contents()
     with pytest.raises(PipelineError) as caught:
-        switch.switch(run, to, **options)  # type: ignore[arg-type]
+        switch.switch(SwitchOptions(run, to, **options))  # type: ignore[arg-type]
     assert contents() == files
     return str(caught.value)
 
@@ -150,7 +174,8 @@ def test_a_run_that_no_file_or_several_have_is_refused() -> None:
     )
     assert find_config("flowers", Path("config/copy.yaml")) == Path("config/copy.yaml")
     assert refusal(config=Path("config/cats.yaml")) == (
-        "ERROR: config/cats.yaml: its run is cats, not flowers\n  Hint: name cats"
+        "ERROR: config/cats.yaml: its run is cats, not flowers\n"
+        "  Hint: give the name cats, or the file of flowers"
     )
     assert refusal("nowhere.yaml").startswith("ERROR: nowhere.yaml: no such configuration file")
 
@@ -273,9 +298,9 @@ def test_a_phase_that_is_trained_to_its_end_is_refused() -> None:
     save("plain", 200, 300)
     assert refusal() == (
         "ERROR: flowers/plain is trained to its end, step 300; it is not published yet\n"
-        "  Hint: `snakemake --cores all train --configfile config/flowers.yaml` does it; to go on "
-        "after it under another launch, append a phase to config/flowers.yaml, or cut it earlier: "
-        "--at 200"
+        "  Hint: `snakemake --cores all train --configfile config/flowers.yaml` publishes it; to "
+        "continue after it with another launch, append a phase to config/flowers.yaml, or cut it "
+        "earlier: --at 200"
     )
 
 
@@ -346,8 +371,7 @@ def test_a_training_that_does_not_stop_is_waited_for(
         assert refusal(wait=30.0) == (
             f"ERROR: {progress}: pid {child.pid} on {host} still runs after 30 s; newest "
             "checkpoint: step 100; the configuration is as it was\n"
-            "  Hint: it stops after its present step: call this again then, or with a longer "
-            f"--wait; if that host is gone for good, remove {progress}/lock"
+            "  Hint: it stops after its present step: call this again then, or with a longer --wait"
         )
         monkeypatch.undo()
         child.kill()
@@ -359,7 +383,7 @@ def test_a_dry_run_and_a_refusal_stop_nothing() -> None:
     """A training that runs goes on where a switch cannot succeed or is not meant."""
     progress = save("plain", 100)
     with start_training(progress) as child:
-        said = switch.switch("flowers", "zero2", dry_run=True)
+        said = switch.switch(SwitchOptions("flowers", "zero2", dry_run=True))
         assert said.splitlines()[-5:] == [
             "-  - {name: plain, until: 300, launch: torch, global_batch_size: 4}",
             "+  - {name: plain, until: 100, launch: torch, global_batch_size: 4}",
@@ -386,51 +410,49 @@ def test_a_dry_run_says_what_snakemake_plans(monkeypatch: pytest.MonkeyPatch) ->
         ({"train_phase": 1, "export_weights": 1}, "train_phase, export_weights"),
         ({}, "nothing to be done"),
     ):
-        monkeypatch.setattr(graph, "plan", lambda config, targets, jobs=jobs: jobs)
-        done = switch.switch("flowers", "zero2", dry_run=True)
+        monkeypatch.setattr(snakemake, "plan", lambda config, targets, jobs=jobs: jobs)
+        done = switch.switch(SwitchOptions("flowers", "zero2", dry_run=True))
         assert done.endswith(f"plain/weights/manifest.json: {said}")
 
 
 @pytest.mark.parametrize("failure", [PipelineError("no", hint="none"), KeyboardInterrupt()])
-@pytest.mark.parametrize("former", [b'{"code":  "old"}', None])
-def test_a_switch_that_fails_accepts_nothing(monkeypatch, failure, former) -> None:
-    """--accept holds for the switch alone: the next training takes no progress that it would not
-    have taken before. While Snakemake runs, nobody holds the progress."""
+def test_a_switch_that_fails_accepts_nothing(monkeypatch, failure) -> None:
+    """--accept holds for what the switch starts alone, and for these values: a killed one leaves
+    nothing that accepts more. While Snakemake runs, nobody holds the progress."""
+    make_inputs()
     progress = save("plain", 100)
-    path = progress / "fingerprint.json"
-    if former:
-        path.write_bytes(former)
+    config = read_config(Path("config/flowers.yaml"))
+    accepted = artifact.digest(switch_checks.read_present(config, config.phases[0]).trains)
     found = []
 
     def make(config: Path, targets: list[str]) -> None:
-        found.append(path.read_bytes() if path.is_file() else None)
+        found.append(os.environ.get(set_aside.ENVIRONMENT))
         assert holder_of(progress) is None
         if len(found) == 2:
             raise failure
         export("plain", 100)
 
-    monkeypatch.setattr(graph, "make", make)
+    monkeypatch.setattr(snakemake, "make", make)
     with pytest.raises(type(failure)):
-        switch.switch("flowers", "zero2", accept=True)
-    assert found[0] == former
-    assert json.loads(found[1]) == {"accepted": True}
-    assert (path.read_bytes() if path.is_file() else None) == former
+        switch.switch(SwitchOptions("flowers", "zero2", accept=True))
+    assert found == [None, accepted]
+    assert set_aside.ENVIRONMENT not in os.environ
     assert Path("config/flowers.yaml").read_text() == CONFIG
     assert holder_of(progress) is None
+    assert not list(progress.glob("*.json"))
 
-    switch.switch("flowers", "zero2", accept=True)
-    assert json.loads(path.read_text()) == {"accepted": True}
+    switch.switch(SwitchOptions("flowers", "zero2", accept=True))
+    assert found[2:] == [None, accepted]
 
 
 def test_progress_that_is_held_is_not_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training that began after the question whether one runs keeps its fingerprint."""
+    """A training that began after the question whether one runs keeps what it began with."""
+    make_inputs()
     progress = save("plain", 100)
-    path = progress / "fingerprint.json"
-    path.write_text("{}")
     children = []
-    monkeypatch.setattr(graph, "make", lambda *_: children.append(start_training(progress)))
+    monkeypatch.setattr(snakemake, "make", lambda *_: children.append(start_training(progress)))
     assert f"{progress}: a training is running here already" in refusal(accept=True)
-    assert path.read_text() == "{}"
+    assert set_aside.ENVIRONMENT not in os.environ
     (progress / "stop").touch()
     with children[0] as child:
         assert child.wait() == 0
@@ -476,34 +498,24 @@ def test_the_snakemake_above_a_training_is_waited_for() -> None:
 
 
 def test_progress_of_other_making_is_refused() -> None:
-    """Training would set it aside and begin anew: what differs is named."""
+    """Training would set it aside and restart: what differs is named, with both values."""
+    make_inputs()
     config = read_config(Path("config/flowers.yaml"))
-    results = Path("results/flowers")
-    parents = {}
-    cache = Path("results/data/flowers/cache") / str(config.phases[0].train.resolution)
-    for name, folder in {"base": results / "base", "cache": cache}.items():
-        with artifact.publish(folder, name) as draft:
-            draft.content = {"parts": {}}
-        parents[name] = artifact.read(folder, name)
-    with artifact.publish(results / "plain/launch", "launch") as draft:
-        preset = read_preset(ROOT / "config/launch/torch.yaml")
-        write_run_yaml(resolve_phase(config, "plain", preset, 906), draft.folder / "run.yaml")
     progress = save("plain", 100)
-    present = fingerprint(read_run_yaml(results / "plain/launch/run.yaml"), parents)
+    present = switch_checks.read_present(config, config.phases[0]).trains
     path = progress / "fingerprint.json"
 
     artifact.write_json(path, present)
-    switch_checks.refuse_other_making(config, config.phases[0])
-    artifact.write_json(path, {**present, "code": "old", "learning_rate": 7})
+    switch_checks.check_same_launch(config, config.phases[0])
+    artifact.write_json(path, {**present, "learning_rate": 7})
     with pytest.raises(PipelineError) as caught:
-        switch_checks.refuse_other_making(config, config.phases[0])
-    assert str(caught.value) == (
-        f"ERROR: {progress}: was trained under other conditions than it has now (differs in: code, "
-        "learning_rate), so training would start afresh\n"
-        "  Hint: undo the change; or go on from these checkpoints in spite of it with --accept"
-    )
-    artifact.write_json(path, {"accepted": True})
-    switch_checks.refuse_other_making(config, config.phases[0])
+        switch_checks.check_same_launch(config, config.phases[0])
+    said = str(caught.value)
+    assert said.startswith(f"ERROR: {progress}: was trained with other values than plain has now (")
+    assert "learning_rate" in said
+    assert "undo the change; or continue from these checkpoints in spite of it with" in said
+    artifact.write_json(progress / set_aside.ACCEPTED, {"trains": present})
+    switch_checks.check_same_launch(config, config.phases[0])
 
 
 def shorten(folder: Path) -> None:
@@ -517,13 +529,13 @@ def shorten(folder: Path) -> None:
     YAML().dump(raw, path)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_killed_training_goes_on_under_deepspeed(
-    private_project: Callable[[str], Path],
+    quick_project: Callable[[str], Path],
 ) -> None:
     """kill -9 in the middle, one command, and the same training under ZeRO-2 with offload: the log
     has every step once, and the weights are those of the last."""
-    folder = private_project("project")
+    folder = quick_project("project")
     shorten(folder)
     environment = {**os.environ, "PYTHONPATH": str(folder / "workflow")}
     command = [sys.executable, "-m", "snakemake", "--cores", "all"]
@@ -558,8 +570,8 @@ def test_a_killed_training_goes_on_under_deepspeed(
     )
     assert (folder / "results/digits/plain/weights/model_index.json").is_file()
     printed = call(*command, "weights")
-    assert "rule train_phase" in printed
-    assert "results/digits/plain/progress " not in printed
+    trained = re.findall(r"^\[\d+/\d+\] train_phase (\S+)", printed, re.M)
+    assert trained == ["digits/plain-zero2_offload"]
     last = folder / "results/digits/plain-zero2_offload"
     log = (last / "state/records/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in log] == list(range(1, end + 1))

@@ -20,10 +20,10 @@ from pathlib import Path
 import psutil
 import pytest
 from ruamel.yaml import YAML
+from tests.conftest import copy_quick_project
 
-from zerotrain.training.lock import holder_of
+from zerotrain.training.process.lock import holder_of
 
-ROOT = Path(__file__).parent.parent
 STOPPED, END = 4, 40
 SWITCH = [sys.executable, "-m", "zerotrain", "switch", "digits", "--to", "zero2"]
 TRAIN = [sys.executable, "-m", "snakemake", "--cores", "all", "weights"]
@@ -91,12 +91,7 @@ class Project:
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A training that was stopped at its second checkpoint."""
-    folder = tmp_path_factory.mktemp("stopped") / "project"
-    for part in ("rules", "config", "profiles", "envs", "workflow"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
-    shutil.copy(ROOT / "Snakefile", folder)
-    project = Project(folder)
+    project = Project(copy_quick_project(tmp_path_factory.mktemp("stopped") / "project"))
     raw = YAML().load(project.config)
     raw["phases"] = [{"name": "plain", "until": STOPPED, "launch": "torch"}]
     raw["train"].update(save_every=2, log_every=1, global_batch_size=4)

@@ -6,7 +6,6 @@ Windows are held open by hooks in what calls Snakemake, never by waiting.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import socket
@@ -21,19 +20,32 @@ from tests.test_switch_command import (
     contents,
     export,
     finish,
+    make_inputs,
     project,  # noqa: F401
     save,
     start_training,
 )
 
-from zerotrain import artifact, graph, switch, switch_checks, switch_plan
-from zerotrain.config import read_config
+from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
+from zerotrain.pipeline import snakemake as snakemake_calls
+from zerotrain.pipeline.options import SwitchOptions
+from zerotrain.pipeline.switch import (
+    checks as switch_checks,
+)
+from zerotrain.pipeline.switch import (
+    command as switch,
+)
+from zerotrain.pipeline.switch import (
+    plan as switch_plan,
+)
 
 FILE = Path("config/flowers.yaml")
 RACER = """
 import sys
-from zerotrain import graph, switch
+from zerotrain.pipeline import snakemake as snakemake_calls
+from zerotrain.pipeline.options import SwitchOptions
+from zerotrain.pipeline.switch import command as switch
 from zerotrain.errors import PipelineError
 
 def reach(event):
@@ -45,9 +57,9 @@ def plan(config, targets):
     reach("plan")
     return dict.fromkeys(("render_launch", "train_phase", "export_weights"), 1)
 
-graph.plan, graph.make = plan, lambda config, targets: reach("make")
+snakemake_calls.plan, snakemake_calls.make = plan, lambda config, targets: reach("make")
 try:
-    print("done:", switch.switch("flowers", sys.argv[1]))
+    print("done:", switch.switch(SwitchOptions("flowers", sys.argv[1])))
 except PipelineError as error:
     print("refused:", error.what)
 """
@@ -57,9 +69,8 @@ HINT = "run this again"
 @pytest.fixture
 def saved() -> Path:
     """The first phase was stopped at step 100, and its progress goes with whatever it is now."""
-    progress = save("plain", 100)
-    artifact.write_json(progress / "fingerprint.json", {"accepted": True})
-    return progress
+    make_inputs()
+    return save("plain", 100)
 
 
 Hook = Callable[[int], None]
@@ -83,8 +94,8 @@ def snakemake(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
             if "launch" not in targets[0]:
                 export("plain", 100)
 
-        monkeypatch.setattr(graph, "plan", planned)
-        monkeypatch.setattr(graph, "make", made)
+        monkeypatch.setattr(snakemake_calls, "plan", planned)
+        monkeypatch.setattr(snakemake_calls, "make", made)
 
     stand_in()
     return stand_in
@@ -180,11 +191,11 @@ def test_a_dry_run_during_a_switch_is_refused_too(snakemake) -> None:
 
     def make(call: int) -> None:
         with pytest.raises(PipelineError) as caught:
-            switch.switch("flowers", "zero3", dry_run=True)
+            switch.switch(SwitchOptions("flowers", "zero3", dry_run=True))
         told.append(caught.value.what)
 
     snakemake(make=make)
-    switch.switch("flowers", "zero2")
+    switch.switch(SwitchOptions("flowers", "zero2"))
     assert [f"pid {os.getpid()} on" in what for what in told] == [True, True]
 
 
@@ -199,7 +210,7 @@ def test_an_edit_that_is_saved_while_a_switch_plans_is_kept(snakemake, call: int
             edit("run: flowers", f"# mine {number}\nrun: flowers")
 
     snakemake(plan=plan)
-    switch.switch("flowers", "zero2")
+    switch.switch(SwitchOptions("flowers", "zero2"))
     mine = "".join(f"# mine {number}\n" for number in range(1, call + 1))
     assert FILE.read_text() == mine + SWITCHED
     assert seen == list(range(1, call + 2))
@@ -208,7 +219,7 @@ def test_an_edit_that_is_saved_while_a_switch_plans_is_kept(snakemake, call: int
 def test_an_edit_of_what_is_cut_is_planned_again(snakemake) -> None:
     """As when the end of the phase is moved: the new phase continues to where it is now."""
     snakemake(plan=lambda call: edit("until: 300", "until: 350") if call == 1 else None)
-    assert "was 350" in switch.switch("flowers", "zero2")
+    assert "was 350" in switch.switch(SwitchOptions("flowers", "zero2"))
     assert FILE.read_text() == SWITCHED.replace("until: 300", "until: 350")
 
 
@@ -226,7 +237,7 @@ def test_an_edit_that_is_saved_at_the_moment_of_writing_is_kept(snakemake, monke
 
     monkeypatch.setattr(replace, "_exchange", exchange_late)
     former = set(contents())
-    switch.switch("flowers", "zero2")
+    switch.switch(SwitchOptions("flowers", "zero2"))
     assert FILE.read_text() == f"# one\n# two\n{SWITCHED}"
     assert set(contents()) == former
 
@@ -245,7 +256,7 @@ def test_an_edit_that_is_saved_during_the_export_outlives_an_undo(
 
     snakemake(make=make)
     with pytest.raises(type(failure)) as caught:
-        switch.switch("flowers", "zero2")
+        switch.switch(SwitchOptions("flowers", "zero2"))
     mine = f"# mine\n{CONFIG}".replace("700, launch: zero2_offload", "900, launch: zero3")
     assert FILE.read_text() == mine
     said = f"{caught.value}{capfd.readouterr().err}"
@@ -263,13 +274,13 @@ def test_an_edit_of_the_new_phase_is_left_by_an_undo(snakemake) -> None:
 
     snakemake(make=make)
     with pytest.raises(PipelineError) as caught:
-        switch.switch("flowers", "zero2")
+        switch.switch(SwitchOptions("flowers", "zero2"))
     assert FILE.read_text() == SWITCHED.replace("plain-zero2", "mine").replace("100", "120")
     assert f"it failed; {FILE} was edited since, and is left as it is" in caught.value.what
     snakemake(make=lambda call: (edit("zero2, global", "zero1, global"), 1 / 0))
     FILE.write_text(CONFIG)
     with pytest.raises(ZeroDivisionError):
-        switch.switch("flowers", "zero2")
+        switch.switch(SwitchOptions("flowers", "zero2"))
     assert FILE.read_text() == SWITCHED.replace("zero2, global", "zero1, global")
 
 
@@ -282,7 +293,7 @@ def test_the_lines_that_undo_a_switch_are_printed(snakemake) -> None:
 
     snakemake(make=make)
     with pytest.raises(PipelineError) as caught:
-        switch.switch("flowers", "zero2")
+        switch.switch(SwitchOptions("flowers", "zero2"))
     assert caught.value.what == (
         f"it failed; {FILE} was edited since, and is left as it is: it has the switch; to undo it, "
         "remove the phase plain-zero2, and give plain the lines that it had:\n"
@@ -296,22 +307,22 @@ def test_a_switch_that_lost_its_configuration_is_not_done(snakemake) -> None:
     lost = f"# mine\n{CONFIG}"
     snakemake(make=lambda call: FILE.write_text(lost) if call == 2 else None)
     with pytest.raises(PipelineError) as caught:
-        switch.switch("flowers", "zero2")
+        switch.switch(SwitchOptions("flowers", "zero2"))
     assert caught.value.what == (
         f"{FILE}: was edited during the switch and has lost it: its phases are plain until 300 "
         f"steps, large until 700 steps; {FILE} was edited since, and is left as it is"
     )
     assert FILE.read_text() == lost
     snakemake()
-    switch.switch("flowers", "zero2")
+    switch.switch(SwitchOptions("flowers", "zero2"))
     assert FILE.read_text() == f"# mine\n{SWITCHED}"
 
 
 def test_a_switch_whose_export_is_of_another_step_is_not_done(snakemake, monkeypatch) -> None:
     """Whatever Snakemake says."""
-    monkeypatch.setattr(graph, "make", lambda config, targets: export("plain", 90))
+    monkeypatch.setattr(snakemake_calls, "make", lambda config, targets: export("plain", 90))
     with pytest.raises(PipelineError) as caught:
-        switch.switch("flowers", "zero2")
+        switch.switch(SwitchOptions("flowers", "zero2"))
     assert caught.value.what == (
         "results/flowers/plain/checkpoint: ends at step 90; the switch was to end it at 100; "
         f"{FILE} is as it was"
@@ -321,9 +332,9 @@ def test_a_switch_whose_export_is_of_another_step_is_not_done(snakemake, monkeyp
         export("plain", 90)
         finish("plain", 100)
 
-    monkeypatch.setattr(graph, "make", make)
+    monkeypatch.setattr(snakemake_calls, "make", make)
     with pytest.raises(PipelineError) as caught:
-        switch.switch("flowers", "zero2")
+        switch.switch(SwitchOptions("flowers", "zero2"))
     assert caught.value.what == (
         "results/flowers/plain/state: is of step 90; the checkpoint that was to be exported is of "
         f"step 100; {FILE} is as it was"
@@ -332,21 +343,23 @@ def test_a_switch_whose_export_is_of_another_step_is_not_done(snakemake, monkeyp
 
 def test_the_same_switch_again_is_done_already(snakemake) -> None:
     """Before the new phase has begun, while it trains, and after the end of the run."""
-    switch.switch("flowers", "zero2")
+    switch.switch(SwitchOptions("flowers", "zero2"))
     former = contents()
     done = "done already: plain ended at step 100, plain-zero2"
     command = "snakemake --cores all train --configfile config/flowers.yaml"
     for options in ({}, {"at": "100"}, {"name": "plain-zero2"}, {"dry_run": True}):
-        said = switch.switch("flowers", "zero2", **options)
+        said = switch.switch(SwitchOptions("flowers", "zero2", **options))
         assert said == f"{done} continues to 300 under zero2. Next: {command}"
     progress = save("plain-zero2", 150, preset="zero2")
-    assert switch.switch("flowers", "zero2").startswith(f"{done} continues to 300 under zero2. ")
+    assert switch.switch(SwitchOptions("flowers", "zero2")).startswith(
+        f"{done} continues to 300 under zero2. "
+    )
     for options in ({"at": "120"}, {"name": "more"}):
         with pytest.raises(PipelineError):
-            switch.switch("flowers", "zero2", **options)
+            switch.switch(SwitchOptions("flowers", "zero2", **options))
     save("plain-zero2", 300, preset="zero2")
     with pytest.raises(PipelineError, match="trained to its end"):
-        switch.switch("flowers", "zero3")
+        switch.switch(SwitchOptions("flowers", "zero3"))
     assert progress.is_dir()
     assert contents() == former
 
@@ -364,9 +377,9 @@ def test_the_same_switch_completes_a_killed_one(snakemake, racer, until, capfd) 
     one.process.kill()
     one.process.wait()
     assert FILE.read_text() == SWITCHED
-    shown = switch.switch("flowers", "zero2", dry_run=True)
+    shown = switch.switch(SwitchOptions("flowers", "zero2", dry_run=True))
     assert shown.startswith("done already: " if until == 2 else f"{FILE}: a `zerotrain switch` to ")
-    said = switch.switch("flowers", "zero2")
+    said = switch.switch(SwitchOptions("flowers", "zero2"))
     assert said.startswith(
         "done already: plain ended at step 100, plain-zero2 continues to 300"
         if until == 2
@@ -379,7 +392,7 @@ def test_the_same_switch_completes_a_killed_one(snakemake, racer, until, capfd) 
     )
     assert capfd.readouterr().err == (completed if until == 1 else "")
     assert set(contents()) == former
-    assert switch.switch("flowers", "zero2").startswith("done already: ")
+    assert switch.switch(SwitchOptions("flowers", "zero2")).startswith("done already: ")
 
 
 def test_another_switch_undoes_a_killed_one(snakemake, racer) -> None:
@@ -389,7 +402,7 @@ def test_another_switch_undoes_a_killed_one(snakemake, racer) -> None:
     one.process.kill()
     one.process.wait()
     edit("run: flowers", "# mine\nrun: flowers")
-    switch.switch("flowers", "zero1", name="next")
+    switch.switch(SwitchOptions("flowers", "zero1", name="next"))
     assert FILE.read_text() == "# mine\n" + SWITCHED.replace("plain-zero2", "next").replace(
         "launch: zero2,", "launch: zero1,"
     )
@@ -404,7 +417,7 @@ def test_a_killed_switch_that_cannot_be_undone_is_left(snakemake, racer) -> None
     edit("launch: zero2, global_batch_size: 4", "launch: zero2, global_batch_size: 8")
     former = contents()
     with pytest.raises(PipelineError) as caught:
-        switch.switch("flowers", "zero1")
+        switch.switch(SwitchOptions("flowers", "zero1"))
     assert "was killed before its end, and cannot be undone: " in caught.value.what
     assert contents() == former
 
@@ -434,7 +447,7 @@ def test_what_a_killed_switch_left_is_removed(snakemake) -> None:
     alive = FILE.with_name(f".{FILE.name}.new-{host}-{os.getppid()}")
     dead.write_text("")
     alive.write_text("")
-    switch.switch("flowers", "zero2")
+    switch.switch(SwitchOptions("flowers", "zero2"))
     assert not dead.exists()
     assert alive.exists()
 
@@ -482,7 +495,7 @@ def test_a_configuration_that_cannot_be_written_stops_nothing(
     unwritable(how)
     with start_training(saved) as child:
         with pytest.raises(PipelineError) as caught:
-            switch.switch("flowers", "zero2", config=FILE)
+            switch.switch(SwitchOptions("flowers", "zero2", config=FILE))
         assert caught.value.what.startswith(f"{FILE}: cannot be written: {why}")
         assert "run the same command again" in caught.value.hint
         assert child.poll() is None
@@ -504,7 +517,7 @@ def test_an_undo_that_fails_says_what_is_there(snakemake, monkeypatch) -> None:
 
     snakemake(make=make)
     with pytest.raises(PipelineError) as caught:
-        switch.switch("flowers", "zero2")
+        switch.switch(SwitchOptions("flowers", "zero2"))
     assert caught.value.what == (
         f"it failed; {FILE} could not be restored ({FILE}: cannot be written: Read-only file "
         "system): it has the switch; to undo it, remove the phase plain-zero2, and give plain the "
@@ -521,7 +534,6 @@ def test_results_that_cannot_be_written_are_named(snakemake, monkeypatch) -> Non
 
     monkeypatch.setattr(switch.lock, "take", refuse)
     with pytest.raises(PipelineError) as caught:
-        switch.switch("flowers", "zero2")
+        switch.switch(SwitchOptions("flowers", "zero2"))
     assert caught.value.what == "results/flowers/.switch: cannot be written: Read-only file system"
     assert FILE.read_text() == CONFIG
-    assert json.loads(Path("results/flowers/plain/progress/fingerprint.json").read_text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from zerotrain import direct_file, tensor_file
-from zerotrain.artifact import file_sha256
-from zerotrain.tensor_file import OpenTensorFile, open_tensors, same_bits, write_tensor_file
+from zerotrain.artifact import direct_io as direct_file
+from zerotrain.artifact import file_sha256, tensor_file
+from zerotrain.artifact.tensor_file import (
+    OpenTensorFile,
+    open_tensors,
+    same_bits,
+    write_tensor_file,
+)
+from zerotrain.errors import PipelineError
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = {"a": (3, 5), "b": (0,), "c.d": (), "z": (7,), "ü": (2, 0, 3)}
@@ -153,3 +160,26 @@ def test_tensors_of_several_files_are_opened_by_name(tmp_path: Path) -> None:
         "a": [1, 1],
         "b": [1, 1],
     }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_part_of_a_tensor_is_read_alone(tmp_path: Path, monkeypatch, dtype) -> None:
+    """Into a tensor of any type, in blocks where it is converted; a file that is cut off after its
+    header was read is refused in a sentence."""
+    monkeypatch.setattr(tensor_file, "BLOCK_BYTES", 64)
+    whole = torch.randn(5, 40)
+    path = tmp_path / "a.safetensors"
+    tensors = {"b": torch.ones(3, dtype=torch.int8), "a": whole}
+    layout = {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}
+    write_tensor_file(path, layout, tensors.__getitem__)
+    parts = tensor_file.TensorParts()
+    assert set(parts.names(path)) == {"a", "b"}
+    for start, length in ((0, 200), (7, 100), (199, 1), (50, 0)):
+        into = torch.zeros(length, dtype=dtype)
+        parts.fill(path, "a", start, into)
+        assert torch.equal(into, whole.flatten()[start : start + length].to(dtype))
+    with pytest.raises(ValueError, match="has no 2 elements from 199"):
+        parts.fill(path, "a", 199, torch.zeros(2))
+    os.truncate(path, path.stat().st_size - 8)
+    with pytest.raises(PipelineError, match=r"a.safetensors: ends early"):
+        parts.fill(path, "a", 0, torch.zeros(200))

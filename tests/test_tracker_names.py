@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from accelerate.utils import LoggerType
 
-from zerotrain import tracker_names
+from zerotrain.config import trackers
+from zerotrain.config.trackers import MODULES, check_installed, chosen_trackers, read_names
 from zerotrain.errors import PipelineError
-from zerotrain.tracker_names import MODULES, check_installed, chosen, read_names
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def test_every_tracker_of_accelerate_can_be_named() -> None:
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_command(monkeypatch) -> None:
     """Before the start, all at once, with packages that pip knows."""
-    monkeypatch.setattr(tracker_names, "installed", lambda name: name == "tensorboard")
+    monkeypatch.setattr(trackers, "is_installed", lambda name: name == "tensorboard")
     check_installed(["tensorboard"])
     check_installed(["all"])
-    assert chosen(["all"]) == ["tensorboard"]
+    assert chosen_trackers(["all"]) == ["tensorboard"]
     with pytest.raises(PipelineError, match="wandb, mlflow are not installed") as caught:
         check_installed(["tensorboard", "wandb", "mlflow"])
     assert "`pip install wandb mlflow-skinny`" in caught.value.hint

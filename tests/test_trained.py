@@ -9,7 +9,7 @@ import torch
 from diffusers import UNet2DConditionModel
 
 from zerotrain.errors import PipelineError
-from zerotrain.trained import choose_trained, refuse_other_parameters, trained_parameters
+from zerotrain.models.trainable import check_same_parameters, choose_trained, trained_parameters
 
 
 def test_all_are_trained_but_the_frozen_ones() -> None:
@@ -71,5 +71,5 @@ def test_an_adapter_is_all_that_is_trained_also_without_weights() -> None:
 def test_parameters_of_another_model_are_named(found, trained, message) -> None:
     """The first that is missing, surplus or of another shape."""
     with pytest.raises(PipelineError) as caught:
-        refuse_other_parameters(found, trained, Path("there"))
+        check_same_parameters(found, trained, Path("there"))
     assert f"there: {message}" in str(caught.value)

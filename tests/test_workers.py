@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from zerotrain.workers import in_order
+from zerotrain.machine.ordered_pool import in_order
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])

@@ -10,7 +10,7 @@ from external_programs import BATCH, CLIP, LAST_STEP, SAVED_STEP, Program
 from external_programs.accelerate_plain import adamw
 from external_programs.deepspeed_engine import STAGE3, record
 from external_programs.job import Job, run
-from zerotrain import compiled_ops
+from zerotrain.machine import compiled_ops
 
 MODULE = "accelerate_deepspeed"
 PROGRAMS = [

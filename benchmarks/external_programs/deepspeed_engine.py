@@ -22,7 +22,7 @@ from external_programs import (
     Program,
 )
 from external_programs.job import Job, run
-from zerotrain import compiled_ops
+from zerotrain.machine import compiled_ops
 
 MODULE = "deepspeed_engine"
 TAG = f"global_step{SAVED_STEP}"

@@ -14,8 +14,8 @@ import torch
 
 from external_programs import BATCH
 from zerotrain.cache import read_cache
-from zerotrain.families import load_family
 from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.models.families import load_family
 from zerotrain.training.batches import Batches
 
 SLOTS = ("exp_avg", "exp_avg_sq")
@@ -41,7 +41,7 @@ class Job:
         phase = read_run_yaml(self.launch / "run.yaml")
         self._family = load_family(phase.family)
         self._batches = Batches(read_cache(self.cache, verify=False), phase)
-        self._objective: Any = self._family.objective(self.base, phase.objective)
+        self._objective: Any = self._family.objective(self.base, phase.derived.objective)
         self._losses: list[float] = []
         self._held: dict[str, Any] = {}
 

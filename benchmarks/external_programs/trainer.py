@@ -21,7 +21,7 @@ from external_programs import (
 )
 from external_programs.deepspeed_engine import record
 from external_programs.job import Job, run
-from zerotrain import compiled_ops
+from zerotrain.machine import compiled_ops
 
 MODULE, FAMILY = "trainer", "causal_lm"
 RANK, ALPHA = 4, 8.0

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Says of the job whose id is given what Snakemake asks: running, success or failed.
+# Prints the state of a job, by its id, in Snakemake's words: running, success or failed.
 state=$(scontrol show job -o "$1" 2>&1 | sed -n 's/.* JobState=\([A-Z_]*\) .*/\1/p')
 case $state in
   COMPLETED) echo success ;;

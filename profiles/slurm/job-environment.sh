@@ -2,7 +2,7 @@
 # Snakemake starts there (`precommand` in config.yaml); what it exports reaches every process, on all
 # nodes of a job. A job begins with the variables of the shell that called `snakemake`.
 
-# One way to the libraries is active. `module` and `conda` are functions that /bin/sh must be told of.
+# One way to the libraries is active. `module` and `conda` are functions that /bin/sh must source first.
 # 1. The project's environment, made by `make setup`.
 if [ -f .venv/bin/activate ]; then . .venv/bin/activate; fi
 
@@ -12,5 +12,5 @@ if [ -f .venv/bin/activate ]; then . .venv/bin/activate; fi
 # 3. conda, made by `conda env create --name zerotrain --file envs/zerotrain.yaml`.
 # . "$HOME/miniforge3/etc/profile.d/conda.sh" && conda activate zerotrain
 
-# What `zerotrain fetch` has put into this folder; with it jobs ask no network.
+# What `zerotrain fetch` has put into this folder; with it jobs use no network.
 if [ -f fetched/env.sh ]; then . fetched/env.sh; fi

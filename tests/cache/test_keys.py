@@ -4,77 +4,65 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from zerotrain import sources
-from zerotrain.artifact import Artifact
+from zerotrain.artifact import Artifact, sources
+from zerotrain.cache.code import IMAGES, TEXTS
 from zerotrain.cache.encoding import Encoding
-from zerotrain.cache.keys import latents_key, text_key
-from zerotrain.config import parse_config
+from zerotrain.cache.keys import Encoder, conditioning_key, latents_key, text_key, tokens_key
+from zerotrain.config.read import parse_config
 from zerotrain.data.dataset import Sample
-from zerotrain.families.sdxl import FAMILY
+from zerotrain.models.families.sdxl import FAMILY
 
-PARTS = {"vae": "1"}
-
-
-def key(
-    image: str = "a",
-    crop: tuple[int, int, int] = (0, 0, 8),
-    resolution: int = 32,
-    parts: dict[str, str] = PARTS,
-    dtype: str = "fp32",
-    code: str = "c",
-) -> str:
-    """The key of latents, one thing changed."""
-    return latents_key(image, crop, resolution, parts=parts, dtype=dtype, code=code)
+ENCODER = Encoder("sdxl", {"vae": "1"}, "fp32", "cpu", "fp32")
+IMAGE = ("a", (0, 0, 8), 32, ENCODER)
 
 
-def caption_key(
-    caption: str = "a",
-    parts: dict[str, str] = PARTS,
-    dtype: str = "fp32",
-    code: str = "c",
-    encoder_dtype: str = "fp32",
-    max_sequence_length: int | None = None,
-) -> str:
+def caption_key(encoder: Encoder = ENCODER, **changed: Any) -> str:
     """The key of embeddings, one thing changed."""
-    return text_key(
-        caption,
-        parts=parts,
-        dtype=dtype,
-        code=code,
-        encoder_dtype=encoder_dtype,
-        max_sequence_length=max_sequence_length,
-    )
+    return text_key("a", encoder, **{"max_sequence_length": None, **changed})
 
 
-def test_every_cause_of_other_numbers_changes_the_key():
+def test_all_that_the_user_decides_changes_the_key():
+    """The kind of the device and the type in which is computed are part of it."""
+    encoders = [
+        ENCODER,
+        replace(ENCODER, family="sd3"),
+        replace(ENCODER, parts={"vae": "2"}),
+        replace(ENCODER, parts={"vae": "1", "more": "1"}),
+        replace(ENCODER, computed="bf16"),
+        replace(ENCODER, device="cuda"),
+        replace(ENCODER, dtype="bf16"),
+        replace(ENCODER, pipeline="QwenImageEditPipeline"),
+    ]
     keys = [
-        key(),
-        key(image="b"),
-        key(crop=(1, 0, 8)),
-        key(resolution=64),
-        key(parts={"vae": "2"}),
-        key(parts={"vae": "1", "more": "1"}),
-        key(dtype="bf16"),
-        key(code="d"),
-        caption_key(),
-        caption_key(caption="b"),
-        caption_key(parts={"vae": "2"}),
-        caption_key(dtype="bf16"),
-        caption_key(code="d"),
-        caption_key(encoder_dtype="bf16"),
+        *(latents_key(*IMAGE[:3], encoder) for encoder in encoders),
+        *(conditioning_key("a", encoder) for encoder in encoders),
+        *(caption_key(encoder) for encoder in encoders),
+        latents_key("b", *IMAGE[1:]),
+        latents_key("a", (1, 0, 8), 32, ENCODER),
+        latents_key("a", (0, 0, 8), 64, ENCODER),
+        latents_key(*IMAGE, flipped=True),
+        conditioning_key("b", ENCODER),
+        text_key("b", ENCODER, max_sequence_length=None),
         caption_key(max_sequence_length=64),
+        caption_key(long_captions="chunk"),
+        caption_key(conditioning="a"),
+        tokens_key("a", 32, family="causal_lm", parts={}),
+        tokens_key("a", 64, family="causal_lm", parts={}),
+        tokens_key("a", 32, family="seq2seq_lm", parts={}),
     ]
     assert len(set(keys)) == len(keys)
-    assert key() == key()
+    assert latents_key(*IMAGE) == keys[0]
 
 
 @pytest.fixture
-def keys(tmp_path: Path, monkeypatch) -> Callable[..., tuple[str, str]]:
-    """Call with a source to get the keys of its latents and text by the code in tmp_path."""
+def encode(tmp_path: Path, monkeypatch) -> Callable[..., tuple[Encoding, list[str]]]:
+    """Call with a source to get what encodes it by the code in tmp_path, and two keys."""
     shutil.copytree(sources.PACKAGE, tmp_path / "zerotrain")
     monkeypatch.setattr(sources, "PACKAGE", tmp_path / "zerotrain")
     parts = dict.fromkeys(FAMILY.parts + FAMILY.text_parts, "1")
@@ -90,12 +78,13 @@ def keys(tmp_path: Path, monkeypatch) -> Callable[..., tuple[str, str]]:
         split="train",
     )
 
-    def make(**data: str) -> tuple[str, str]:
-        sources._code.cache_clear()
+    def make(**data: str) -> tuple[Encoding, list[str]]:
+        for cached in vars(sources).values():
+            getattr(cached, "cache_clear", int)()
         phases = [{"name": "p", "until": 1}]
         raw = {"run": "r", "base": "nano", "data": data, "phases": phases}
         encoding = Encoding(parse_config(raw, "test"), 32, FAMILY, base)
-        return encoding.entry(sample).latents, encoding.text_key("a")
+        return encoding, [encoding.entry(sample).latents, encoding.text_key("a")]
 
     return make
 
@@ -112,16 +101,27 @@ FOLDER = {"images": "/images"}
         ("data/digits.py", "import Image\n\n", "import Image  # why\n\n", DIGITS, False, False),
         ("data/decode.py", "values / 257", "values / 256", FOLDER, True, False),
         ("data/crop.py", "127.5", "128", FOLDER, True, False),
-        ("families/sdxl.py", "* vae.config", "/ vae.config", DIGITS, True, True),
-        ("families/sdxl.py", "dim=1", "dim=0", DIGITS, False, False),
-        ("families/pipelines.py", "safetensors=True", "safetensors=None", DIGITS, True, True),
+        ("models/families/sdxl.py", "* vae.config", "/ vae.config", DIGITS, True, True),
+        ("models/families/sdxl.py", "dim=1", "dim=0", DIGITS, False, False),
+        (
+            "models/families/pipelines.py",
+            "safetensors=True",
+            "safetensors=None",
+            DIGITS,
+            True,
+            True,
+        ),
     ],
 )
-def test_code_that_makes_other_numbers_changes_the_keys(keys, file, old, new, data, latents, text):
+def test_code_that_makes_other_numbers_is_recorded_and_no_part_of_the_keys(
+    encode, file, old, new, data, latents, text
+):
     """The code that a source's pixels, crops and embeddings pass through; comments aside."""
-    before = keys(**data)
+    before, keys = encode(**data)
     path = sources.PACKAGE / file
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    after = keys(**data)
-    assert (after[0] != before[0], after[1] != before[1]) == (latents, text)
+    after, same_keys = encode(**data)
+    moved = {name for name in before.code if before.code[name] != after.code[name]}
+    assert moved == {name for name, differs in ((IMAGES, latents), (TEXTS, text)) if differs}
+    assert keys == same_keys

@@ -12,15 +12,16 @@ from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
 
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256
-from zerotrain.base import part_digests
 from zerotrain.cache import TokenCache, read_cache, stacked
 from zerotrain.cache.token_layout import pack
 from zerotrain.cache.tokenising import Tokenising
-from zerotrain.config import RunConfig, parse_config
+from zerotrain.config.read import parse_config
+from zerotrain.config.run import RunConfig
 from zerotrain.data.conversation import Message, conversation, conversations_content
 from zerotrain.data.dataset import KIND
 from zerotrain.errors import PipelineError
-from zerotrain.families import load_family
+from zerotrain.models.base import part_digests
+from zerotrain.models.families import load_family
 from zerotrain.stages.cache_latents import cache_latents
 
 TALKS = [

@@ -18,7 +18,7 @@ from zerotrain.cache.layout import (
     shard_number,
     write_index,
 )
-from zerotrain.cache.writer import Stored, Tensors, Written, place, write_series
+from zerotrain.cache.writer import StoredShards, Tensors, Written, place, write_series
 from zerotrain.errors import PipelineError
 
 KEYS = [hashlib.sha256(bytes([n])).hexdigest() for n in range(60)]
@@ -40,7 +40,7 @@ def write(
     folder: Path, keys: Sequence[str] = KEYS, *, encode=make, stored=None, shard_size=4096
 ) -> Written:
     """Write a series into a folder."""
-    known = stored or Stored(folder)
+    known = stored or StoredShards(folder)
     return write_series(TEXT, keys, encode, known, folder=folder, shard_size=shard_size)
 
 
@@ -152,7 +152,7 @@ def test_a_damaged_shard_is_named_and_encoded_again(tmp_path):
     damaged.write_bytes(data)
     for file in (tmp_path / "partial").iterdir():
         file.unlink()
-    stored = Stored(tmp_path)
+    stored = StoredShards(tmp_path)
     assert stored.damaged == [damaged]
     again = write(tmp_path, stored=stored)
     assert 0 < again.encoded < 60
@@ -166,7 +166,7 @@ def test_a_broken_index_is_no_obstacle(tmp_path):
 
 def test_a_shard_size_below_one_sample_is_refused(tmp_path):
     with pytest.raises(PipelineError) as caught:
-        write_series(LATENTS, KEYS, make, Stored(tmp_path), folder=tmp_path, shard_size=500)
+        write_series(LATENTS, KEYS, make, StoredShards(tmp_path), folder=tmp_path, shard_size=500)
     assert caught.value.what == (
         "cache.shard_size: 500 bytes cannot hold one sample's latents, 616 bytes"
     )

@@ -135,6 +135,6 @@ def weights(phase: Path) -> torch.Tensor:
 
 
 @pytest.fixture
-def project(private_project: Callable[[str], Path], cluster: VirtualSlurm) -> Project:
+def project(quick_project: Callable[[str], Path], cluster: VirtualSlurm) -> Project:
     """A copy of the project beside a cluster without jobs."""
-    return Project(private_project("project"), cluster)
+    return Project(quick_project("project"), cluster)

@@ -24,13 +24,19 @@ from tests.cluster.virtual_slurm import NODES, VirtualSlurm
 from typer.testing import CliRunner
 
 from zerotrain import cli
-from zerotrain.cluster import phases
-from zerotrain.cluster.ask import ask_slurm
-from zerotrain.cluster.profile import GPU_RULES, NO_GPU_RULES, TRAINING
-from zerotrain.cluster.slurm import Cluster, Partition, parse_accounts, parse_gres, parse_minutes
-from zerotrain.cluster.trial import Trial, try_job
-from zerotrain.cluster.trial_findings import of_trial
-from zerotrain.config import read_config
+from zerotrain.config.read import read_config
+from zerotrain.pipeline.cluster import phases
+from zerotrain.pipeline.cluster.findings import of_trial
+from zerotrain.pipeline.cluster.profile import GPU_RULES, NO_GPU_RULES, TRAINING
+from zerotrain.pipeline.cluster.slurm import (
+    Cluster,
+    Partition,
+    ask_slurm,
+    parse_accounts,
+    parse_gres,
+    parse_minutes,
+)
+from zerotrain.pipeline.cluster.trial import Trial, try_job
 
 ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).parent / "recorded"
@@ -442,7 +448,7 @@ def test_snakemake_takes_the_profile_as_it_is(recorded: Recorded, project: Path)
     file.write_text(text.replace("'main'", "'offload'"))
     snakemake = Path(sys.executable).with_name("snakemake")
     done = subprocess.run(
-        [snakemake, "--profile", "profiles/mine", "-n"],
+        [snakemake, "--profile", "profiles/mine", "-n", "--verbose"],
         cwd=project,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -472,11 +478,11 @@ ENGINES = ("lsf", "sge", "htcondor", "kubernetes")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_profile_of_another_engine_says_that_nobody_ran_it(engine: str) -> None:
+def test_a_profile_of_another_engine_says_that_it_was_never_run(engine: str) -> None:
     """In its first lines."""
     lines = (ROOT / "profiles" / engine / "config.yaml").read_text().splitlines()
     head = " ".join(line.lstrip("# ") for line in lines[: lines.index("")])
-    assert "Nobody has run this profile" in head
+    assert "This profile has never been run" in head
     rules = yaml.safe_load("\n".join(lines))["set-resources"]
     assert set(rules) == {"train_phase", "cache_latents", "evaluate"}
     assert all((ROOT / f"rules/{rule}.smk").is_file() for rule in rules)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.cluster import job
-from zerotrain.cluster.job import Job, address_of_first, ask, runs, this_job
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import SRUN
 from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine import slurm_job as job
 from zerotrain.machine.ports import port_of_job
-from zerotrain.training import lock, machines
-from zerotrain.training.holder import Holder
-from zerotrain.training.lock import take
+from zerotrain.machine.slurm_job import Job, address_of_first, ask, runs, this_job
+from zerotrain.training.process import lock, machines
+from zerotrain.training.process.holder import Holder
+from zerotrain.training.process.lock import take
 
 LINE = (
     "JobId=71 JobName=a b UserId=me(1) Priority=1 JobState={state} Reason=None Requeue=1 "
@@ -67,7 +67,7 @@ def phase(**changes: object) -> ResolvedPhase:
         "lr_scheduler_steps": 9, "adam_beta1": 0.9, "adam_beta2": 0.9, "adam_epsilon": 1e-8,
         "adam_weight_decay": 0.0, "max_grad_norm": 1.0, "save_every": 9, "keep": 2, "log_every": 1,
     }  # fmt: skip
-    return ResolvedPhase(**{**values, **changes})  # type: ignore[arg-type]
+    return ResolvedPhase.from_values({**values, **changes})
 
 
 def test_a_job_is_read_from_what_scontrol_shows(slurm: Slurm) -> None:
@@ -168,7 +168,7 @@ def test_a_phase_of_several_machines_takes_those_of_its_job(
     tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One launcher on each, by the rendered line; they meet on the first node, at a port that
-    follows from the job's id."""
+    follows from the job and the phase."""
     slurm()
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     (tmp_path / "accelerate.yaml").write_text("num_machines: 2\n")
@@ -178,8 +178,10 @@ def test_a_phase_of_several_machines_takes_those_of_its_job(
     assert address_of_first(found) == "10.0.0.1"
     words = machines.launcher(phase(), tmp_path, tmp_path / "progress", found)
     assert words[:2] == ["sh", str(tmp_path / SRUN)]
-    meeting = ["--main_process_ip", "10.0.0.1", "--main_process_port", str(port_of_job(71))]
-    assert words[-4:] == meeting
+    port = str(port_of_job("71", "", "cats/plain"))
+    assert words[-4:] == ["--main_process_ip", "10.0.0.1", "--main_process_port", port]
+    other = machines.launcher(phase(phase="other"), tmp_path, tmp_path / "progress", found)
+    assert other[-1] != port
     (tmp_path / "accelerate.yaml").write_text("num_machines: 2\nmain_process_port: 29500\n")
     words = machines.launcher(phase(), tmp_path, tmp_path / "progress", found)
     assert words[-1] == "29500"

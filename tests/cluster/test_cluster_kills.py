@@ -134,11 +134,12 @@ def orphan(project: Project, snakemake: Snakemake, seen: int, saved: int) -> tup
     return seen, saved
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "events",
     [
         pytest.param((preempt, orphan), id="two"),
-        pytest.param((warn, exceed, preempt, orphan), id="four", marks=pytest.mark.soak),
+        pytest.param((warn, exceed, preempt, orphan), id="four"),
     ],
 )
 def test_kills_change_no_bit(project: Project, events: tuple[Any, ...]) -> None:
@@ -160,6 +161,7 @@ def test_kills_change_no_bit(project: Project, events: tuple[Any, ...]) -> None:
     assert not list((project.folder / "results/disturbed/plain").glob("progress.stale-*"))
 
 
+@pytest.mark.soak
 def test_of_two_snakemakes_one_trains(project: Project) -> None:
     """Both have planned and submitted before a training begins. The second job names the holder and
     ends, and its Snakemake fails. Where that sees the failure only after the first job's end, it

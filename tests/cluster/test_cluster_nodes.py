@@ -25,10 +25,8 @@ evaluate: {{images_per_prompt: 1, num_inference_steps: 2, batch_size: 100}}
 PHASES = ("plain", "sharded")
 
 
-@pytest.mark.parametrize(
-    "target",
-    ["results/nodes/sharded/weights/manifest.json", pytest.param("train", marks=pytest.mark.soak)],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("target", ["results/nodes/sharded/weights/manifest.json", "train"])
 def test_two_nodes_train_what_one_machine_does(
     project: Project, tmp_path: Path, target: str
 ) -> None:

@@ -22,13 +22,14 @@ import pytest
 from huggingface_hub.errors import HTTPError
 from PIL import Image
 
-from zerotrain import fetch as fetching
-from zerotrain.base_places import BaseFiles
-from zerotrain.config import DataConfig, parse_config
+from zerotrain.config.data import DataConfig
+from zerotrain.config.read import parse_config
 from zerotrain.data.hub_text import hub_rows
 from zerotrain.errors import PipelineError
-from zerotrain.families import nano as nano_parts
-from zerotrain.model_place import Place
+from zerotrain.models.base_places import BaseFiles
+from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.hub import ModelLocation
+from zerotrain.pipeline import fetch as fetching
 from zerotrain.stages.build_base import build_base
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
@@ -206,7 +207,7 @@ def test_nothing_is_downloaded_where_there_is_no_room(
     """The sizes are known before; a job finds no env.sh to source."""
     asked: list[str] = []
 
-    class Large(Place):
+    class Large(ModelLocation):
         def missing(self, names: Iterable[str], revision: str) -> dict[str, int]:
             return dict.fromkeys(names, 10**15)
 

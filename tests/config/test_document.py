@@ -9,8 +9,8 @@ import pytest
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
-from zerotrain.config import parse_config
-from zerotrain.config.document import documents, schema
+from zerotrain.cli.docs.configuration import documents, schema
+from zerotrain.config.read import parse_config
 from zerotrain.config.section import Section
 
 ROOT = Path(__file__).parents[2]

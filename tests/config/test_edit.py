@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from zerotrain.config.edit import Split, split_phase
-from zerotrain.config.undo import undo_split
+from zerotrain.config.edit import Split, split_phase, undo_split
 from zerotrain.errors import PipelineError
 
 BLOCK = """\
@@ -234,6 +233,17 @@ def test_another_preset_leaves_offload_behind_and_torch_all_of_zero(
     assert "offload_optimizer: cpu" in found.splitlines()[1]
 
 
+@pytest.mark.parametrize("preset", ["torch", "zero2", "zero3_nvme", "zero3_offload"])
+def test_bf16_states_stay_where_the_optimizer_is_in_host_memory(preset: str) -> None:
+    """Elsewhere the new phase would be refused for them."""
+    text = (
+        "phases:\n  - {name: a, until: 300, launch: {preset: zero2_offload, "
+        "bf16_optimizer_states: true}}\n"
+    )
+    found = split(text, "a", preset).splitlines()[2]
+    assert ("bf16_optimizer_states: true" in found) == (preset == "zero3_offload")
+
+
 PLAIN = Split(phase="plain", step=250, name="plain-zero2", launch={"preset": "zero2"})
 
 
@@ -271,3 +281,37 @@ def test_an_undo_of_lines_that_were_edited_is_none(old: str, new: str) -> None:
     now = AFTER_BLOCK.replace(old, new)
     assert now != AFTER_BLOCK
     assert undo_split(BLOCK, AFTER_BLOCK, now, PLAIN) is None
+
+
+FEWER = {"launch": {"num_processes": 4}, "following": {"gradient_accumulation_steps": 2}}
+
+
+@pytest.mark.parametrize(
+    ("phase", "added"),
+    [
+        ("launch: zero2", "launch: {preset: zero2, num_processes: 4}"),
+        ("launch: {preset: zero2, num_processes: 8}", "launch: {preset: zero2, num_processes: 4}"),
+        (
+            "launch:\n      preset: zero2 # two\n      num_processes: 8",
+            "launch:\n      preset: zero2\n      num_processes: 4",
+        ),
+    ],
+)
+def test_the_same_preset_on_fewer_processes(phase: str, added: str) -> None:
+    """The new phase has values of its own for launch and training; those of the cut one stay."""
+    text = f"phases:\n  - name: a\n    until: 300\n    {phase}\n    resolution: 64\n"
+    found = split_phase(text, Split(phase="a", step=250, name="a-x4", **FEWER))
+    assert found == text.replace("300", "250") + (
+        f"  - name: a-x4\n    until: 300\n    {added}\n    resolution: 64\n"
+        "    gradient_accumulation_steps: 2\n"
+    )
+
+
+def test_nothing_of_a_launch_is_written_where_nothing_of_it_changes() -> None:
+    """The run's own says it all."""
+    text = "phases: [{name: a, until: 300, gradient_accumulation_steps: 1}]\n"
+    more = {"following": {"gradient_accumulation_steps": 2, "allow": ["loss_scale"]}}
+    assert split_phase(text, Split(phase="a", step=250, name="b", launch={}, **more)) == (
+        "phases: [{name: a, until: 250, gradient_accumulation_steps: 1}, "
+        "{name: b, until: 300, gradient_accumulation_steps: 2, allow: [loss_scale]}]\n"
+    )

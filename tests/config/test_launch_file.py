@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from zerotrain.config import RunConfig, parse_config
+from zerotrain.config.read import parse_config
+from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 
 FILE = {

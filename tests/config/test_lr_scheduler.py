@@ -6,9 +6,19 @@ from typing import Any
 
 import pytest
 
-from zerotrain.config import RunConfig, parse_config
 from zerotrain.config.lr_scheduler_args import ARGUMENTS
+from zerotrain.config.read import parse_config
+from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
+
+REQUIRED: dict[str, dict[str, Any]] = {
+    "OneCycle": {"cycle_min_lr": 0},
+    "cosine_with_min_lr": {"min_lr_rate": 0.1},
+    "cosine_warmup_with_min_lr": {"min_lr": 1e-6},
+    "warmup_stable_decay": {"num_decay_steps": 10},
+    "sine": {"half_period_steps": 100},
+}
+"""Schedules with an argument that must be given."""
 
 
 def parse(**train: Any) -> RunConfig:
@@ -31,7 +41,7 @@ def refusal(name: str, args: Any = None, **train: Any) -> str:
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_a_name_is_taken_in_any_case(name: str) -> None:
-    args = {"cycle_min_lr": 0} if name == "OneCycle" else {}
+    args = REQUIRED.get(name, {})
     for written in (name, name.upper(), name.lower()):
         found = parse(lr_scheduler=written, lr_scheduler_args=args).phases[0].train
         assert found.lr_scheduler == name
@@ -43,6 +53,12 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     assert "train.lr_scheduler: no such schedule; the nearest are WarmupDecayLR" in text
     assert "(found 'warmup_decay')" in text
     assert "there are constant, constant_with_warmup, linear" in refusal("xyz")
+
+
+@pytest.mark.parametrize("name", ["reduce_lr_on_plateau", "greedy"])
+def test_a_schedule_that_follows_a_loss_is_refused_with_the_reason(name: str) -> None:
+    text = refusal(name)
+    assert "this schedule follows a measured loss, and every schedule here is a function" in text
 
 
 @pytest.mark.parametrize(
@@ -70,6 +86,14 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
          "decay_lr_rate has no effect without decay_step_size"),
         ("LRRangeTest", {"lr_range_test_staircase": "no idea"}, "staircase 'no idea'"),
         ("WarmupLR", 5, "must be keys with values"),
+        ("cosine_with_min_lr", {"num_cycles": 1},
+         "schedule cosine_with_min_lr: give min_lr or min_lr_rate: one of the two"),
+        ("cosine_with_min_lr", {"min_lr": 0, "min_lr_rate": 0.1},
+         "schedule cosine_with_min_lr: give min_lr or min_lr_rate: one of the two"),
+        ("cosine_with_min_lr", {"min_lr": 1e-3}, "min_lr 0.001 is above the peak of 1e-05"),
+        ("warmup_stable_decay", None, "schedule warmup_stable_decay needs num_decay_steps"),
+        ("sine", {"lr_end": 1e-7}, "schedule sine needs half_period_steps"),
+        ("sine", {"half_period_steps": 5, "lr_end": 1}, "lr_end 1 is above the peak of 1e-05"),
     ],
 )  # fmt: skip
 def test_a_wrong_argument_is_named(name: str, args: Any, sentence: str) -> None:
@@ -96,6 +120,9 @@ def test_a_wrong_argument_is_named(name: str, args: Any, sentence: str) -> None:
         ("LRRangeTest", {}, {"lr_warmup_steps": 5}, "has no warm-up: remove lr_warmup_s"),
         ("OneCycle", {"cycle_min_lr": 0}, {"lr_warmup_ratio": 0.1},
          "OneCycle has no warm-up: remove lr_warmup_ratio"),
+        ("sine", {"half_period_steps": 9}, {"lr_warmup_steps": 9},
+         "sine has no warm-up: remove lr_warmup_steps, which is lr_scheduler_args.half_period_steps"
+         " here"),
         ("OneCycle", {"cycle_min_lr": 0}, {"adam_beta1": 0.9},
          "OneCycle sets adam_beta1 at every step, so adam_beta1 0.9 would never be used"),
     ],

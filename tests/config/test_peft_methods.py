@@ -12,9 +12,9 @@ import peft
 import pytest
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
-from zerotrain.config import parse_config
+from zerotrain.config.adapters import KEYS, METHODS, OURS, REFUSED
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.peft_methods import KEYS, METHODS, OURS, REFUSED
 
 CLASSES = {kind.value: cls for kind, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
 
@@ -109,6 +109,9 @@ TEXT = {"family": "causal_lm", "data": {"source": "sums"}}
         ({"peft": {"peft_type": "LOHA", "alhpa": 8}}, "no key of LOHA; did you mean alpha?"),
         ({"peft": {"peft_type": "LOHA", "target_modules": []}}, "target_modules names no layer"),
         ({"peft": {"peft_type": "LOHA"}, "lora": {}}, "give lora or peft, not both"),
+        ({"base_model_precision": "nf4"}, "trains next to them, and the section lora is missing"),
+        ({"base_model_precision": "nf4", "peft": {"peft_type": "LOHA"}}, "section lora is missing"),
+        ({"base_model_exclude_modules": ["a"], "lora": {}}, "and it quantizes none"),
         ({"trainable_parameters": ["a"], "lora": {}}, "trainable_parameters chooses among the"),
         ({"trainable_parameters": ["("]}, "is no regular expression"),
         ({"peft": {"peft_type": "PROMPT_TUNING"}}, "before a text, and the family sdxl makes"),

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from zerotrain.config import RunConfig, parse_config, read_config
+from zerotrain.config.read import parse_config, read_config
+from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
+
+ROUTE = {"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}
 
 
 def raw(**changes: Any) -> dict[str, Any]:
@@ -173,7 +176,7 @@ def test_unknown_preset_lists_the_known() -> None:
     """A preset that does not exist is named beside those that do."""
     text = refusal(phases=[{"name": "plain", "until": 1, "launch": "zero9"}])
     assert "phases.0.launch.preset: " in text
-    assert "'torch'" in text
+    assert "must be one of torch, zero1, " in text
     assert "(found 'zero9')" in text
 
 
@@ -243,13 +246,98 @@ def test_phase_inherits_and_changes_training_values() -> None:
             {"cache": {"max_sequence_length": 64}},
             "is a key of sd3, qwen_image, flux; the family sdxl has no such choice",
         ),
+        (
+            {"family": "sd3", "train": {"long_captions": "chunk"}},
+            "chunk is sdxl's; sd3 has a text encoder that reads more: set cache.max_s",
+        ),
+        (
+            {
+                "phases": [
+                    {"name": "a", "until": 1},
+                    {"name": "b", "until": 2, "long_captions": "chunk"},
+                ]
+            },
+            "long_captions is the same in all phases: they share a cache",
+        ),
+        (
+            {"family": "qwen_image", "train": {"tread_config": {"routes": [ROUTE]}}},
+            "tread_config is a key of sd3, flux; remove it: in the blocks of qwen_image",
+        ),
+        (
+            {"family": "flux", "train": {"tread_config": {"routes": []}}},
+            "train.tread_config.routes: ",
+        ),
         ({"lora": {"use_dora": True}, "launch": {"zero3_init": True}}, "has not read yet"),
+        ({"lora": {"fused_layers": True}}, "lora.fused_layers is for flux: the layers of sdxl are"),
+        (
+            {"family": "flux", "lora": {"fused_layers": True, "dropout": 0.1}},
+            "dropout 0.1 would drop other values for each of the fused_layers",
+        ),
+        (
+            {"family": "flux", "lora": {"fused_layers": True, "use_dora": True}},
+            "use_dora is for layers one by one",
+        ),
         ({"data": {"images": "x", "max_pixels": 4096}}, "resolution 1024 needs 1048576 pixels"),
     ],
 )
 def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:
     """Values that cannot work, alone or together, are refused before anything runs."""
     assert message in refusal(**changes)
+
+
+def test_a_lora_of_layers_one_by_one_is_what_it_was_before_the_key() -> None:
+    """fused_layers stands in run.yaml and in digests only where it is on."""
+    found = [
+        parse_config(
+            {"run": "r", "family": "flux", "base": "x", "data": {"images": "x"},
+             "lora": lora, "phases": [{"name": "p", "until": 1}]}, "c",
+        ).lora_values()
+        for lora in ({"fused_layers": False}, {"fused_layers": True})
+    ]  # fmt: skip
+    assert found[1] == {**found[0], "fused_layers": True}
+    assert "fused_layers" not in found[0]
+
+
+EDITS: dict[str, Any] = {
+    "family": "flux",
+    "data": {"images": "x", "conditioning_images": "y", "holdout": 0.1},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluate": {"prompts": ["a"]}}, "evaluate.prompts: samples have conditioning images"),
+        (
+            {"evaluate": {"prompts": ["a"], "conditioning_images": [["1.png"], ["2.png"]]}},
+            "a list of files for each prompt; it has 2, and `prompts` has 1",
+        ),
+        ({"evaluate": {"conditioning_images": [["1.png"]]}}, "it has 1, and `prompts` has"),
+        ({"evaluate": {"conditioning_images": [[]], "prompts": ["a"]}}, "conditioning_images.0"),
+        (
+            {"validation": {"prompts": ["a"]}},
+            "phase plain: validation.prompts: samples have conditioning images",
+        ),
+        (
+            {
+                "data": {"images": "x", "holdout": 0.1},
+                "validation": {"prompts": ["a"], "conditioning_images": [["1.png"]]},
+            },
+            "validation.conditioning_images: samples have no conditioning images; remove it",
+        ),
+    ],
+)
+def test_prompts_have_conditioning_images_where_samples_have_them(changes, message) -> None:
+    assert message in refusal(**{**EDITS, **changes})
+
+
+def test_what_says_nothing_of_conditioning_images_is_as_before() -> None:
+    """No new key in what rules and run.yaml compare."""
+    found = parse(data={"images": "x", "holdout": 0.1}, validation={"prompts": ["a"]})
+    assert "conditioning_images" not in found.evaluate.model_dump()
+    assert found.phases[0].validation is not None
+    assert "conditioning_images" not in found.phases[0].validation.model_dump()
+    assert found.validation_prompts == ["a"]
 
 
 TEXT = {"family": "causal_lm", "data": {"source": "sums"}}
@@ -273,6 +361,15 @@ TO_IMAGES, TO_TEXT = "means something to images alone", "means something to text
             {"family": "sd3", "train": {"mode_scale": 1.2}},
             "mode_scale is read by weighting_scheme: mode alone, and no phase has that",
         ),
+        (
+            {"train": {"huber_c": 0.2}},
+            "huber_c is read by loss_type: huber and smooth_l1 alone, and no phase has them",
+        ),
+        (
+            {"family": "flux", "train": {"loss_type": "l1", "huber_schedule": "constant"}},
+            "huber_schedule is read by loss_type: huber and smooth_l1 alone",
+        ),
+        (TEXT | {"train": {"loss_type": "l1"}}, "loss_type is a key of sdxl, sd3, qwen_image"),
         (
             {"family": "flux", "train": {"logit_mean": 1.0}},
             "logit_mean is read by weighting_scheme: logit_normal alone",
@@ -305,8 +402,8 @@ def test_a_key_has_a_meaning_where_one_phase_reads_it() -> None:
         ("run: [", "not valid YAML"),
         ("run: a\nrun: b\n", "not valid YAML"),
         ("run: a\n\tbase: b\n", "not valid YAML"),
-        ("", "holds NoneType, not keys with values"),
-        ("- run\n", "holds list, not keys with values"),
+        ("", "is empty"),
+        ("- run\n", "holds a list, not keys with values"),
     ],
 )
 def test_broken_files_are_refused(tmp_path: Path, text: str, message: str) -> None:

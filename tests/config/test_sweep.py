@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.config import read_config
+from zerotrain.config.read import read_config
 from zerotrain.config.runs import read_runs, shared_values
 from zerotrain.errors import PipelineError
-from zerotrain.sweep import sweep
+from zerotrain.pipeline.sweep import sweep
 
 EXAMPLE = Path("config/config.yaml")
 
@@ -24,7 +24,7 @@ def test_sweep_writes_the_grid(tmp_path):
               for one in runs.values()}  # fmt: skip
     assert points == {(1e-4, "torch"), (1e-4, "zero2"), (3e-4, "torch"), (3e-4, "zero2")}
     assert files[0].stem.startswith("lr-learning_rate-0_0001-launch-torch")
-    assert "# half of the scans judge" in files[0].read_text()
+    assert "# train on half of the scans" in files[0].read_text()
     assert {run.data_name for run in runs.values()} == {"lr"}
 
 
@@ -59,6 +59,7 @@ PARAMS = {
     "cache": "cache.dtype",
     "validation_prompts": "validation.prompts",
     "packing": "train.packing",
+    "long_captions": "train.long_captions",
     "virtual_tokens": "peft.num_virtual_tokens",
     "num_cpu_threads_per_process": "launch.num_cpu_threads_per_process",
 }
@@ -71,7 +72,7 @@ def test_sweep_compares_what_the_shared_rules_take(rule):
     block = text.partition("    shell:")[0].splitlines()
     names = [line.strip().partition("=")[0] for line in block
              if line.startswith("        ") and line[8].isalpha() and "=" in line]  # fmt: skip
-    names = [name for name in names if name not in ("config_file", "with_dataset")]
+    names = [name for name in names if name not in ("config_file", "code", "with_dataset")]
     assert names
     compared = shared_values(read_config(EXAMPLE))
     assert {PARAMS.get(name, name) for name in names} <= set(compared)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from zerotrain.config import DataConfig
-from zerotrain.data.source import Found, open_source
+from zerotrain.config.data import DataConfig
+from zerotrain.data.open import open_source
+from zerotrain.data.source import Found
 
 MakeImages = Callable[..., Path]
 

@@ -9,9 +9,10 @@ import pytest
 import yaml
 from sklearn.datasets import load_digits
 
-from zerotrain.config import DataConfig
+from zerotrain.config.data import DataConfig
 from zerotrain.data import digits
-from zerotrain.data.source import DIGITS, open_source, source_files
+from zerotrain.data.open import open_source, source_files
+from zerotrain.data.source import DIGITS
 from zerotrain.errors import PipelineError
 
 DATA = DataConfig(source="digits")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from zerotrain.config import DataConfig
-from zerotrain.data.folder import EXTENSIONS, folder_files
-from zerotrain.data.source import open_source
+from zerotrain.config.data import DataConfig
+from zerotrain.data.folder import folder_files
+from zerotrain.data.listing import EXTENSIONS
+from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
 
 
@@ -62,10 +63,10 @@ def test_caption_mistakes_name_the_caption_file(images, found):
     (folder / "lonely.txt").write_text("a caption")
     reasons = {name: entry.reason for name, entry in found(folder).items()}
     assert reasons == {
-        "none.png": "no caption: no none.txt beside it",
+        "none.png": "no caption: no none.txt next to it",
         "empty.png": "caption empty.txt is empty",
         "latin.png": "caption latin.txt is not UTF-8 (byte 0xe9 at position 3)",
-        "lonely.txt": "a caption file with no image beside it",
+        "lonely.txt": "a caption file with no image next to it",
         "good.png": None,
     }
 
@@ -105,7 +106,7 @@ def test_links_that_lead_out_are_refused_unless_asked_for(images, found, tmp_pat
     assert entries["same.png"].reason is None
     followed = found(folder, follow_symlinks=True)
     assert followed["b.png"].reason is None
-    assert followed["album/b.png"].reason == "no caption: no album/b.txt beside it"
+    assert followed["album/b.png"].reason == "no caption: no album/b.txt next to it"
 
 
 def test_links_in_a_circle_end(images, found):
@@ -211,3 +212,34 @@ def test_other_files_are_mentioned(images):
     for _ in range(2):
         source.found()
         assert source.notes == [f"2 other files in {folder}, such as map.xcf, are not read"]
+
+
+def test_one_prompt_or_the_names_caption_every_image(images, found):
+    """Caption files and tables are not read then; a name is its words."""
+    folder = images(a_red_house="not read", b="not read")
+    (folder / "b.txt").unlink()
+    (folder / "metadata.csv").write_text("file_name,text\nb.png,not read\n")
+    for options, expected in (
+        ({"caption_strategy": "filename"}, ["a red house", "b"]),
+        ({"caption_strategy": "instanceprompt", "instance_prompt": "sks dog"}, ["sks dog"] * 2),
+    ):
+        entries = found(folder, **options)
+        assert [entries[name].caption for name in ("a_red_house.png", "b.png")] == expected
+        assert files_of(folder, **options) == ["a_red_house.png", "b.png"]
+        data = DataConfig.model_validate({"images": str(folder), **options})
+        source = open_source(data)
+        source.found()
+        assert any("1 *.txt files" in note for note in source.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"instance_prompt": "sks dog"}, "set caption_strategy, too"),
+        ({"caption_strategy": "instanceprompt"}, "instance_prompt is missing"),
+        ({"caption_strategy": "filename", "metadata": "a.csv"}, "filename reads no metadata"),
+    ],
+)
+def test_captions_have_one_source(options, message):
+    with pytest.raises(ValueError, match=message):
+        DataConfig.model_validate({"images": "photos", **options})

@@ -10,11 +10,12 @@ import datasets
 import pytest
 from PIL import EpsImagePlugin, Image
 
-from zerotrain.config import DataConfig
+from zerotrain.config.data import DataConfig
 from zerotrain.data.decode import FORMATS, decode
-from zerotrain.data.folder import EXTENSIONS
 from zerotrain.data.hub_text import hub_rows
-from zerotrain.data.source import BadImage, open_source
+from zerotrain.data.listing import EXTENSIONS
+from zerotrain.data.open import open_source
+from zerotrain.data.source import BadImage
 from zerotrain.errors import PipelineError
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Tables of captions: both column pairs, both formats, and each mistake's words."""
+"""Tables of captions: both column pairs, all formats, and each mistake's words."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from zerotrain.config import DataConfig
-from zerotrain.data.source import open_source
+from zerotrain.config.data import DataConfig
+from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
 
 
 @pytest.mark.parametrize("columns", [("file_name", "text"), ("image", "prompt")])
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_both_formats_take_both_column_pairs(images, found, tmp_path, columns, suffix):
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json"])
+def test_all_formats_take_both_column_pairs(images, found, tmp_path, columns, suffix):
     folder = images(a=None, b=None)
     rows = [("./b.png", ' a "red" house, old '), ("a.png", "ein Haus am Fluß\u2028zwei")]
     table = tmp_path / f"elsewhere{suffix}"
@@ -23,7 +23,8 @@ def test_both_formats_take_both_column_pairs(images, found, tmp_path, columns, s
         table.write_bytes(("\ufeff" + "\r\n".join([head, *quoted])).encode())
     else:
         lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
-        table.write_text("\n\n".join(lines) + "\n")
+        text = "\n\n".join(lines) if suffix == ".jsonl" else f"[{','.join(lines)}]"
+        table.write_text(text + "\n")
     entries = found(folder, metadata=str(table))
     assert {name: (entry.caption, entry.reason) for name, entry in entries.items()} == {
         "a.png": ("ein Haus am Fluß\u2028zwei", None),
@@ -99,7 +100,7 @@ def test_each_bad_row_is_reported_with_its_line(images, found, tmp_path):
             "metadata.csv line 12: more cells than columns; put text that holds a comma in "
             "double quotes",
         ),
-        ("notes.md", "metadata.csv line 13: its extension is none of an image"),
+        ("notes.md", "metadata.csv line 13: its extension is not that of an image"),
         ("sub", "metadata.csv line 14: a folder, not an image"),
         (long_name, f"metadata.csv line 15: no such file in {folder}"),
         ("unnamed.png", "no row of metadata.csv names it"),
@@ -151,6 +152,7 @@ def test_values_that_are_no_text_are_reported(images, found, tmp_path):
         ("t.jsonl", b'{"a": 1}\n', "has the columns a; file_name,text or image,prompt are needed"),
         ("t.jsonl", b'{"image": "a.png", "prompt": "x"}\n{"image"\n', "line 2: not valid JSON"),
         ("t.jsonl", b'["a.png", "x"]\n', "line 1: holds list, not an object"),
+        ("t.json", b'{"image": "a.png"}', "not a list of objects"),
         ("t.tsv", b"", "the extension is .tsv"),
     ],
 )
@@ -166,3 +168,21 @@ def test_a_table_that_cannot_be_read(images, found, tmp_path, name, content, mes
 def test_a_table_that_is_missing(images, found, tmp_path):
     with pytest.raises(PipelineError, match=r"data\.metadata: .*/none\.csv: no such file"):
         found(images(a=None), metadata=str(tmp_path / "none.csv"))
+
+
+def test_an_image_is_not_its_own_condition(images, found, tmp_path):
+    """The columns of images are those that name no conditioning images."""
+    folder = images(a=None, b=None)
+    table = tmp_path / "t.csv"
+    options = {"metadata": str(table), "conditioning_columns": ["file_name"]}
+    table.write_text("file_name,image,text,prompt\na.png,b.png,x,y\n")
+    assert {(e.file, e.caption, e.conditioning) for e in found(folder, **options).values()} >= {
+        ("b.png", "y", ("a.png",))
+    }
+    table.write_text("file_name,image,text\na.png,b.png,x\n")
+    with pytest.raises(PipelineError, match=r"columns file_name,image,text; image,prompt are") as e:
+        found(folder, **options)
+    assert e.value.hint == "rename the columns of file names and captions to image,prompt"
+    options["conditioning_columns"] = ["image", "file_name"]
+    with pytest.raises(PipelineError, match="image, file_name leave no column for the images"):
+        found(folder, **options)

@@ -10,8 +10,8 @@ def test_listing_rule_inputs_imports_nothing_heavy(images):
     folder = images(a="text")
     program = (
         "import sys\n"
-        "from zerotrain.config import DataConfig\n"
-        "from zerotrain.data.source import source_files\n"
+        "from zerotrain.config.data import DataConfig\n"
+        "from zerotrain.data.open import source_files\n"
         f"files = source_files(DataConfig(images={str(folder)!r}))\n"
         "source_files(DataConfig(source='digits'))\n"
         "heavy = {'PIL', 'numpy', 'sklearn', 'torch'} & set(sys.modules)\n"

@@ -10,10 +10,12 @@ from types import ModuleType, SimpleNamespace
 import datasets
 import pytest
 
-from zerotrain.config import DataConfig
+from zerotrain.config.data import DataConfig
 from zerotrain.data.conversation import Conversation, read_conversations
-from zerotrain.data.source import Found, source_files
+from zerotrain.data.open import source_files
+from zerotrain.data.source import Found
 from zerotrain.data.text import read_conversations_of
+from zerotrain.data.text_format import question_of
 from zerotrain.errors import PipelineError
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
@@ -57,6 +59,48 @@ def test_alpaca_rows(tmp_path, suffix):
     assert turns(found[3]) == [("user", "Double.\n0"), ("assistant", "0")]
     kind = "item" if suffix == ".json" else "line"
     assert [one.file for one in found] == [f"rows{suffix} {kind} {n}" for n in (1, 2, 3, 4)]
+
+
+STANFORD = (
+    "Below is an instruction that describes a task, paired with an input that provides further "
+    "context. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\nAdd.\n\n### Input:\n1 and 2\n\n### Response:"
+)
+
+
+def test_alpaca_rows_in_the_prompt_text_of_stanford_alpaca(tmp_path):
+    """Bit by bit, with the spaces and braces of the rows."""
+    rows = [
+        ALPACA,
+        {"instruction": " Say {hi}. ", "input": "", "output": "hi \n"},
+        {**ALPACA, "system": "be brief"},
+    ]
+    found = read(written(tmp_path, rows), prompt_template="alpaca")
+    assert turns(found[0]) == [("prompt", STANFORD), ("assistant", "3")]
+    assert turns(found[1]) == [
+        (
+            "prompt",
+            "Below is an instruction that describes a task. Write a response that appropriately "
+            "completes the request.\n\n### Instruction:\n Say {hi}. \n\n### Response:",
+        ),
+        ("assistant", "hi \n"),
+    ]
+    assert found[2].reason == "system has no place in prompt_template: alpaca"
+    data = DataConfig(source="text", path="-", prompt_template="alpaca")
+    plain = turns(found[1])[0][1].replace(" Say {hi}. ", "Add.")
+    assert question_of(data, "Add.") == ("prompt", plain)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"format": "chat"}, "prompt_template: alpaca is for rows of the format alpaca"),
+        ({"response_column": "output"}, "prompt_template: alpaca has columns of its own"),
+    ],
+)
+def test_the_prompt_text_is_for_alpaca_rows_alone(keys, words):
+    with pytest.raises(ValueError, match=words):
+        DataConfig(source="text", path="-", prompt_template="alpaca", **keys)
 
 
 def test_chat_rows_of_both_kinds(tmp_path):

@@ -13,18 +13,20 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.lineage.test_ran_on import HISTORY, RAN_ON
 from tests.machine.fakes import A100, GIB, T4, machine
+from tests.test_state_view import POSITION
 from tests.training.test_nvme_check import a_phase, write_launch
 from typer.testing import CliRunner
 
-from zerotrain import cli
-from zerotrain.doctor import examine as examination
-from zerotrain.doctor import installation
-from zerotrain.doctor.examine import examine
-from zerotrain.doctor.presets import verdicts
-from zerotrain.doctor.report import Report, discreet
+from zerotrain import artifact, cli
 from zerotrain.errors import PipelineError
 from zerotrain.machine.detect import Machine, TorchBuild
+from zerotrain.pipeline.doctor import examine as examination
+from zerotrain.pipeline.doctor import installation
+from zerotrain.pipeline.doctor.examine import examine, verdicts
+from zerotrain.pipeline.doctor.report import Report, redact
+from zerotrain.state.checkpoint import write_position
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ROOT / "config" / "launch"
@@ -196,6 +198,22 @@ def test_a_run_is_shown_with_what_stopped_it(project: Path, here: Any) -> None:
     assert examine("tiny").problems == []
 
 
+def test_a_run_is_shown_with_what_it_ran_on_and_what_changed(project: Path, here: Any) -> None:
+    """Of the newest checkpoint; a damaged one is shown without."""
+    folder = run_of(project, project) / "progress" / "step-00000005"
+    newest = examine("tiny").facts["run"]["last_phase"]["newest_checkpoint"]
+    assert "ran_on" not in newest
+    position = replace(POSITION, step=5, ran_on=RAN_ON, history=HISTORY[:1])
+    shutil.rmtree(folder)
+    with artifact.publish(folder, "checkpoint") as draft:
+        write_position(draft.folder, position, {}, [], [])
+    report = examine("tiny")
+    newest = report.facts["run"]["last_phase"]["newest_checkpoint"]
+    assert newest["ran_on"]["device"] == "NVIDIA H100 80GB HBM3, driver 570.86"
+    assert newest["changed"] == ["after step 120: torch 2.12.0 → 2.13.0"]
+    assert "after step 120: torch 2.12.0 → 2.13.0" in report.text()
+
+
 def test_values_that_are_not_default_come_with_their_source(project: Path, here: Any) -> None:
     """And no others."""
     folder = run_of(project, project)
@@ -247,7 +265,7 @@ def test_nothing_private_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         "/home/jane/.venv, '/home/jane', /home/janet/x, /fast/jane, token hf_AbCdEfGhIjKlMn, "
         "https://jane:secret@hub.org"
     )
-    assert discreet(text) == (
+    assert redact(text) == (
         "~/.venv, '~', /home/janet/x, /fast/jane, token ***, https://***@hub.org"
     )
     report = Report({"a": {"b": "/home/jane/x"}}, ["/home/jane/y is full"])

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from zerotrain.evaluation.grid import GAP, LABEL_WIDTH, cell_side, draw_grid
+from zerotrain.training.reporting.grid import (
+    CONDITIONING_GAP,
+    GAP,
+    LABEL_WIDTH,
+    cell_side,
+    cut_rows,
+    draw_grid,
+)
 
 
 def test_each_prompt_has_a_row_of_its_images():
@@ -18,6 +25,22 @@ def test_each_prompt_has_a_row_of_its_images():
         for column, image in enumerate(row):
             left, top = LABEL_WIDTH + GAP + 68 * column, GAP + 68 * number
             cell = grid.crop((left, top, left + 64, top + 64))
+            assert cell.getcolors() == [(64 * 64, image.getpixel((0, 0)))]
+
+
+def test_conditioning_images_are_on_the_left_of_their_row():
+    """The samples follow after a wider gap; a row that is cut out has both."""
+    given, made = (
+        [[Image.new("RGB", (64, 64), name) for name in row] for row in colours]
+        for colours in ([["red", "green"], ["blue", "white"]], [["black"], ["yellow"]])
+    )
+    grid = draw_grid(["one", "two"], made, given)
+    start = LABEL_WIDTH + GAP + 2 * 68 + CONDITIONING_GAP
+    assert grid.size == (start + 68, 2 * 68 + GAP)
+    for number, row in enumerate(cut_rows(grid, 2)):
+        lefts = [0, 68, start - LABEL_WIDTH - GAP]
+        for left, image in zip(lefts, [*given[number], *made[number]], strict=True):
+            cell = row.crop((left, 0, left + 64, 64))
             assert cell.getcolors() == [(64 * 64, image.getpixel((0, 0)))]
 
 

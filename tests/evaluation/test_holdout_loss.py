@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from zerotrain.evaluation.holdout_loss import holdout_loss, perplexity, whole_example
+from zerotrain.training.reporting.holdout_loss import holdout_loss, perplexity, whole_example
 
 
 class Length:

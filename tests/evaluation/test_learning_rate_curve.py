@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zerotrain.evaluation.learning_rate_curve import draw_learning_rate, short
+from zerotrain.evaluation.curves import draw_learning_rate, format_learning_rate
 
 
 def line(phase: str, step: int, rate: float, **more: float) -> dict[str, Any]:
@@ -52,4 +52,4 @@ def test_a_beta_that_moves_has_a_panel_of_its_own(tmp_path: Path) -> None:
     [(0, "0"), (8e-5, "8e-5"), (1e-4, "1e-4"), (1.25e-3, "1.25e-3"), (0.02, "0.02"), (0.9, "0.9")],
 )
 def test_rates_are_written_as_people_write_them(number: float, expected: str) -> None:
-    assert short(number) == expected
+    assert format_learning_rate(number) == expected

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from zerotrain.evaluation.loss_curve import (
+from zerotrain.evaluation.curves import (
     draw_curve,
     phase_spans,
     read_log,

@@ -13,11 +13,11 @@ from tests.families.texts import asked
 from zerotrain import artifact
 from zerotrain.data.conversation import Message, conversation, conversations_content
 from zerotrain.data.dataset import KIND
-from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
+from zerotrain.evaluation.report_page import PhaseFacts, render_page
+from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
 from zerotrain.evaluation.text import measure_text
-from zerotrain.families import load_family
-from zerotrain.families.tokens import IGNORED
-from zerotrain.page import PhaseFacts, render_page
+from zerotrain.models.families import load_family
+from zerotrain.models.families.tokens import IGNORED
 
 TALKS = [(f"{a}+1=", str(a + 1)) for a in range(8)]
 TOO_LONG = ("how much is " * 20, "much")
@@ -111,6 +111,17 @@ def test_without_held_out_examples_training_questions_are_shown(bases, tmp_path,
 
 
 @pytest.mark.usefixtures("known")
+def test_trained_examples_are_measured_where_the_run_says_so(bases, tmp_path):  # noqa: F811
+    """As PEFT's guide prints its accuracy; their loss is no validation loss."""
+    made = measured(bases["causal_lm"], tmp_path, TALKS, 0, split="train")
+    assert made.metrics["exact_match"] == 7 / 8
+    assert sorted(made.prompts) == [question for question, _ in TALKS]
+    loss = loss_of("causal_lm", bases["causal_lm"], TALKS)
+    assert made.metrics["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
+    assert made.metrics["val_loss"] is None
+
+
+@pytest.mark.usefixtures("known")
 def test_the_prompt_to_try_is_the_last_question_alone(bases, tmp_path):  # noqa: F811
     """The table shows all turns before the answer; a command takes one."""
     talk = [Message("system", "add"), *asked("1+1=", "2").messages, *asked("5+1=", "6").messages]
@@ -123,13 +134,14 @@ def test_the_prompt_to_try_is_the_last_question_alone(bases, tmp_path):  # noqa:
 
 
 def test_the_page_shows_wrong_answers_first():
-    """Beside what was expected, escaped; and how transformers loads the weights."""
+    """Beside what was expected, escaped; and the code that loads the weights."""
     answers = [Answer("1+1=", "2", "2"), Answer("<b>", "4", "5")]
     facts = PhaseFacts(
-        name="one", metrics={"exact_match": 0.5, "perplexity": 1.25}, grid=None, answers=answers,
+        name="one", metrics={"exact_match": 0.5, "perplexity": 1.25}, samples=[], answers=answers,
         loss=b"", learning_rate=b"", launch=[], weights=Path("results/r/one/weights"),
+        loading="model = load(1 < 2)",
     )  # fmt: skip
     page = render_page("r", [], [facts])
     assert page.index("&lt;b&gt;") < page.index("1+1=")
     assert "50.0%" in page
-    assert "AutoModelForCausalLM.from_pretrained" in page
+    assert "<pre>model = load(1 &lt; 2)</pre>" in page

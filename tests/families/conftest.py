@@ -10,8 +10,8 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
-from zerotrain.families import nano as nano_parts
-from zerotrain.families import sd3_nano, sdxl_nano
+from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families import sd3_nano, sdxl_nano
 
 CAPTIONS = ("a red house", "a blue house", "a green boat")
 
@@ -48,7 +48,7 @@ def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 3)
         folder = tmp_path_factory.mktemp("nano") / "base"
-        sdxl_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
+        sdxl_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder)
     return folder
 
 
@@ -58,5 +58,5 @@ def nano_sd3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 3)
         folder = tmp_path_factory.mktemp("nano_sd3") / "base"
-        sd3_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
+        sd3_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder)
     return folder

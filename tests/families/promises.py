@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from zerotrain.cache import stacked
-from zerotrain.config import EvaluateConfig, TrainConfig
-from zerotrain.families.diffusion import DiffusionFamily
-from zerotrain.families.lora import add_adapter, save_adapter
+from zerotrain.config.models import EvaluateConfig
+from zerotrain.config.training import TrainConfig
+from zerotrain.models.families.diffusion import DiffusionFamily
+from zerotrain.models.families.lora import add_adapter, save_adapter
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0}
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]

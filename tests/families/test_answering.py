@@ -12,12 +12,12 @@ from tests.families.test_any_language_model import build as build_any
 from tests.families.texts import build
 from tests.formats.test_generate import run
 
-from zerotrain.config import EvaluateConfig
+from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
-from zerotrain.families import adapters, load_family
-from zerotrain.families.answering import GENERATION, answer
-from zerotrain.families.positions import longest_prompt, refuse_too_long
+from zerotrain.models.families import adapters, load_family
+from zerotrain.models.families.answering import GENERATION, answer
+from zerotrain.models.families.positions import check_row_length, longest_prompt
 
 SETTINGS = {
     "repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "min_length": 30, "num_beams": 3,
@@ -70,18 +70,18 @@ def test_a_prompt_without_room_and_rows_without_positions_are_refused(learned):
     text = run("generate", learned, "1" * 80)
     most = 63 if learned.name.startswith("gpt2") else 64
     assert f"the prompt has 81 tokens, and the model has positions for {most}" in text
-    refuse_too_long(learned, 64)
+    check_row_length(learned, 64)
     with pytest.raises(PipelineError) as refused:
-        refuse_too_long(learned, 65)
+        check_row_length(learned, 65)
     assert refused.value.what == (f"train.max_length: 65 tokens, and {learned} has 64 positions")
 
 
 def test_a_trained_prompt_takes_positions(tmp_path):
     """Of the model's table: rows and answers have what it leaves."""
     base = build_any("gpt2", tmp_path / "base")
-    refuse_too_long(base, 60, 4)
+    check_row_length(base, 60, 4)
     with pytest.raises(PipelineError, match="60 positions left by a trained prompt of 4"):
-        refuse_too_long(base, 61, 4)
+        check_row_length(base, 61, 4)
     family = load_family("causal_lm")
     settings = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": 4}
     model = adapters.add(family.load_model(base), settings, seed=0)

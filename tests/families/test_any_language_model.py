@@ -12,14 +12,17 @@ import transformers
 from safetensors.torch import load_file
 from tests.families.texts import SUMS, batch, logits
 
-from zerotrain.config import EvaluateConfig, parse_config
+from zerotrain.config.families import ROOT
+from zerotrain.config.models import EvaluateConfig
+from zerotrain.config.read import parse_config
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
-from zerotrain.families import ROOT, TextFamily, load_family
-from zerotrain.families.language_nano import train_tokenizer
-from zerotrain.families.lora import add_adapter, save_adapter
-from zerotrain.families.model_tensors import stored_tensors
-from zerotrain.model_sizes import model_sizes
+from zerotrain.models.families import load_family
+from zerotrain.models.families.language import LanguageFamily
+from zerotrain.models.families.language_nano import train_tokenizer
+from zerotrain.models.families.lora import add_adapter, save_adapter
+from zerotrain.models.families.model_tensors import stored_tensors
+from zerotrain.models.sizes import model_sizes
 from zerotrain.stages.build_base import build_base
 
 LORA = {"rank": 2, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
@@ -62,11 +65,11 @@ def build(kind: str, folder: Path, steps: int = 30, **changes: Any) -> Path:
     return folder
 
 
-def family_of(kind: str) -> TextFamily:
+def family_of(kind: str) -> LanguageFamily:
     return load_family("seq2seq_lm" if kind == "bart" else "causal_lm")  # type: ignore[return-value]
 
 
-def taught(family: TextFamily, model: Any, base: Path, steps: int = 2) -> list[float]:
+def taught(family: LanguageFamily, model: Any, base: Path, steps: int = 2) -> list[float]:
     """The losses of steps on one batch."""
     given, objective = batch(family.name, base), family.objective(base)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
@@ -91,7 +94,7 @@ def base(kind, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def family(kind) -> TextFamily:
+def family(kind) -> LanguageFamily:
     return family_of(kind)
 
 

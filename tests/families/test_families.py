@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from zerotrain.config import parse_config
+from zerotrain.artifact.sources import code_digest
+from zerotrain.config.families import FAMILIES
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.families import FAMILIES, load_family
-from zerotrain.plan.forward import _LOSSES
-from zerotrain.sources import code_digest
+from zerotrain.launch.planner.forward import _LOSSES
+from zerotrain.models.families import load_family
 
 
 @pytest.mark.parametrize("name", FAMILIES)

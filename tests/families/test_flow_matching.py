@@ -14,9 +14,9 @@ from diffusers.training_utils import (
     compute_loss_weighting_for_sd3,
 )
 
-from zerotrain.config import TrainConfig
+from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
+from zerotrain.models.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
 
 TOKENS = 1024
 COUNT = 100_000
@@ -105,6 +105,23 @@ def test_weights_are_those_of_diffusers(scheme: str) -> None:
     torch.testing.assert_close(ours.loss(torch.nn.Identity(), given), plain * expected)
 
 
+def test_gaussian_weights_are_diffsynths() -> None:
+    """exp(-2 (sigma - 1/2)^2), 0 at its least and 1 on average over the shifted schedule.
+
+    The numbers are those of DiffSynth-Studio's FlowMatchScheduler for FLUX.1, at those of its 1000
+    timesteps that are nearest.
+    """
+    ours, given = objective(weighting_scheme="gaussian", flow_shift=3.0), batch([0.1, 0.5, 0.9])
+    plain = (given["noise"] - given["latents"]).square().mean(dim=(1, 2, 3))
+    table = 3 * (line := torch.linspace(1, 0.003 / 1.002, 1000)) / (1 + 2 * line)
+    curve = torch.exp(-2 * (table - 0.5) ** 2)
+    curve = (curve - curve.min()) / (curve - curve.min()).mean()
+    sigmas = ours.sigmas(given["uniform"], given["latents"])
+    expected = curve[(table[:, None] - sigmas).abs().argmin(dim=0)]
+    weights = ours.loss(torch.nn.Identity(), given) / plain
+    torch.testing.assert_close(weights, expected, rtol=5e-3, atol=0)
+
+
 def test_a_dynamic_shift_follows_the_number_of_tokens() -> None:
     """As the pipeline shifts its sigmas at this resolution; flow_shift takes its place."""
     dynamic = {"use_dynamic_shifting": True, "base_image_seq_len": 256, "max_image_seq_len": 4096}
@@ -119,11 +136,22 @@ def test_a_dynamic_shift_follows_the_number_of_tokens() -> None:
     torch.testing.assert_close(found, torch.tensor([1.0, 0.7, 0.2]))
 
 
+def test_preconditioned_outputs_compare_images() -> None:
+    """examples/dreambooth/train_dreambooth_sd3.py: the prediction becomes an image, the target is
+    the image."""
+    plain, ours = objective(flow_shift=3.0), objective(flow_shift=3.0, precondition_outputs=True)
+    given = batch([0.1, 0.5, 0.9])
+    sigmas = plain.sigmas(given["uniform"], given["latents"]).view(-1, 1, 1, 1)
+    noisy = (1 - sigmas) * given["latents"] + sigmas * given["noise"]  # the model predicts 0
+    expected = (noisy - given["latents"]).square().mean(dim=(1, 2, 3))
+    torch.testing.assert_close(ours.loss(torch.nn.Identity(), given), expected)
+
+
 def test_evaluations_compare_the_plain_loss() -> None:
     """Whatever the training draws and weighs."""
     plain = Recording(FlowMatchEulerDiscreteScheduler(shift=3.0), None, "logit_normal")
     assert plain.sigmas(torch.tensor([0.25]), torch.zeros(1)).item() == 0.75
-    assert torch.equal(plain.weights(torch.tensor([0.1, 0.9])), torch.ones(2))
+    assert torch.equal(plain.weights(torch.tensor([0.1, 0.9]), torch.zeros(1)), torch.ones(2))
 
 
 def test_no_draw_leaves_the_schedule() -> None:
@@ -138,5 +166,5 @@ def test_no_draw_leaves_the_schedule() -> None:
 def test_a_schedule_of_another_kind_is_refused(tmp_path: Path) -> None:
     document = {"_class_name": "DDPMScheduler"}
     (tmp_path / "scheduler_config.json").write_text(json.dumps(document))
-    with pytest.raises(PipelineError, match="DDPMScheduler is no schedule of flow matching"):
+    with pytest.raises(PipelineError, match="DDPMScheduler is not a schedule of flow matching"):
         read_flow_scheduler(tmp_path)

@@ -22,10 +22,10 @@ from tests.families.promises import (
 )
 
 from zerotrain.errors import PipelineError
-from zerotrain.families import flux_nano, load_family
-from zerotrain.families import nano as nano_parts
-from zerotrain.families.flux import FAMILY
-from zerotrain.families.patches import pack, unpack
+from zerotrain.models.families import flux_nano, load_family
+from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families.flux import FAMILY
+from zerotrain.models.families.patches import pack, unpack
 
 PROMPTS = ["a red house", "a blue house"]
 
@@ -36,7 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 3)
         folder = tmp_path_factory.mktemp("flux") / "base"
-        flux_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
+        flux_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder)
     return folder
 
 
@@ -90,7 +90,7 @@ def test_families_build_the_same_model_from_the_same_seed(base, tmp_path, monkey
     """Every file is equal, whatever the global generator was before."""
     monkeypatch.setattr(nano_parts, "VAE_STEPS", 3)
     torch.manual_seed(5)
-    flux_nano.build_nano(CAPTIONS, pictures(16), 0, tmp_path)
+    flux_nano.SMALL.build(CAPTIONS, pictures(16), 0, tmp_path)
     for path in base.rglob("*.*"):
         assert path.read_bytes() == (tmp_path / path.relative_to(base)).read_bytes(), path
 

@@ -12,15 +12,16 @@ import torch
 import transformers
 from tests.families.texts import LORA, SUMS, batch, build, logits
 
-from zerotrain.base import check_config, choose_files
-from zerotrain.config import EvaluateConfig
+from zerotrain.artifact.tensor_file import open_tensors
+from zerotrain.config.families import ROOT
+from zerotrain.config.models import EvaluateConfig
+from zerotrain.config.parameter_patterns import is_frozen
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
-from zerotrain.families import ROOT, load_family, model_tensors
-from zerotrain.families.lora import PEFT_ADAPTER, PEFT_CONFIG, add_adapter, save_adapter
-from zerotrain.parameter_patterns import is_frozen
-from zerotrain.tensor_file import open_tensors
-from zerotrain.trained import choose_trained, trained_parameters
+from zerotrain.models.base import check_config, choose_files
+from zerotrain.models.families import load_family, model_tensors
+from zerotrain.models.families.lora import PEFT_ADAPTER, PEFT_CONFIG, add_adapter, save_adapter
+from zerotrain.models.trainable import choose_trained, trained_parameters
 
 FAMILIES = ("causal_lm", "seq2seq_lm")
 EMBEDDINGS = {"causal_lm": "embed_tokens", "seq2seq_lm": "^shared"}

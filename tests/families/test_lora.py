@@ -14,11 +14,12 @@ from diffusers import StableDiffusionXLPipeline
 from safetensors import safe_open
 from tests.families.conftest import drawn
 
-from zerotrain.config import EvaluateConfig, LoraConfig
+from zerotrain.config.models import EvaluateConfig
+from zerotrain.config.training import LoraConfig
 from zerotrain.errors import PipelineError
-from zerotrain.families.lora import ADAPTER, METADATA, add_adapter, save_adapter
-from zerotrain.families.sdxl import FAMILY
-from zerotrain.model_sizes import model_sizes
+from zerotrain.models.families.lora import ADAPTER, METADATA, add_adapter, save_adapter
+from zerotrain.models.families.sdxl import FAMILY
+from zerotrain.models.sizes import model_sizes
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 # The first of these names comes before those of the attention layers, and one is a convolution.
@@ -53,17 +54,18 @@ def saved(base: Path, unet: torch.nn.Module, out: Path, **changes: object) -> di
 
 
 def predict(unet: torch.nn.Module) -> torch.Tensor:
-    """The U-Net's answer [2, 4, 4, 4] to fixed inputs."""
+    """The U-Net's answer [2, 4, 4, 4] to fixed inputs, in the precision of its weights."""
     source = torch.Generator().manual_seed(2)
-    sizes = torch.full((2, 6), 16.0)
+    dtype = next(unet.parameters()).dtype
+    sample, text, pooled = (
+        torch.randn(shape, generator=source).to(dtype)
+        for shape in ((2, 4, 4, 4), (2, 5, 128), (2, 64))
+    )
     return unet(
-        torch.randn(2, 4, 4, 4, generator=source),
+        sample,
         torch.tensor([10, 700]),
-        encoder_hidden_states=torch.randn(2, 5, 128, generator=source),
-        added_cond_kwargs={
-            "text_embeds": torch.randn(2, 64, generator=source),
-            "time_ids": sizes,
-        },
+        encoder_hidden_states=text,
+        added_cond_kwargs={"text_embeds": pooled, "time_ids": torch.full((2, 6), 16.0)},
         return_dict=False,
     )[0]
 
@@ -71,11 +73,13 @@ def predict(unet: torch.nn.Module) -> torch.Tensor:
 def difference(one: torch.nn.Module, other: torch.nn.Module) -> float:
     """Largest difference of two U-Nets' answers.
 
-    Both are asked as copies without gradients: torch may multiply by another kernel where a weight
-    is to get one.
+    Both are asked as copies in float64, so that only their weights differ, not the rounding of a
+    processor's kernels.
     """
     with torch.inference_mode():
-        first, second = (predict(copy.deepcopy(m).requires_grad_(False)) for m in (one, other))
+        first, second = (
+            predict(copy.deepcopy(model).requires_grad_(False).double()) for model in (one, other)
+        )
         return (first - second).abs().max().item()
 
 

@@ -8,10 +8,11 @@ import pytest
 from tests.families.conftest import CAPTIONS, pictures
 from tests.families.texts import SUMS
 
-from zerotrain.families import FAMILIES, LANGUAGE_MODELS, load_family
-from zerotrain.families import nano as nano_parts
-from zerotrain.plan.architecture import find_architecture
-from zerotrain.plan.model import trained_model
+from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
+from zerotrain.launch.planner.architecture import find_architecture
+from zerotrain.launch.planner.model import trained_model
+from zerotrain.models.families import load_family
+from zerotrain.models.families import nano as nano_parts
 
 
 @pytest.mark.parametrize(
@@ -28,9 +29,9 @@ from zerotrain.plan.model import trained_model
 def test_micro_is_what_was_planned(name, tmp_path, monkeypatch):
     """It loads, and every tensor has the shape that the planner said; the vocabulary is smaller."""
     monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)
-    module = importlib.import_module(f"zerotrain.families.{name}_nano")
+    module = importlib.import_module(f"zerotrain.models.families.{name}_nano")
     samples = (SUMS,) if FAMILIES[name].modality == "text" else (CAPTIONS, pictures(256, 2))
-    module.build_nano(*samples, 0, tmp_path, preset="micro")
+    module.SMALL.build(*samples, 0, tmp_path, preset="micro")
     model = load_family(name).load_model(tmp_path)
     planned = trained_model(find_architecture(name, "micro")).shapes
     found = {key: tuple(tensor.shape) for key, tensor in model.named_parameters()}

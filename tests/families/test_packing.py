@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from zerotrain.errors import PipelineError
-from zerotrain.families.packing import refuse_unpackable
+from zerotrain.models.families.packing import check_packable
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 80}
 GROUPED = {**SIZES, "num_key_value_heads": 2, "intermediate_size": 96}
@@ -42,7 +42,7 @@ def test_models_that_mask_by_positions_take_packed_rows(name, tmp_path):
     """Whatever layers and heads they have; no generator is disturbed."""
     base = saved(name, APART[name], tmp_path)
     before = torch.get_rng_state()
-    refuse_unpackable(base)
+    check_packable(base)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -51,7 +51,7 @@ def test_models_that_do_not_are_refused(name, tmp_path):
     """With what they do; it is measured where their arguments do not tell."""
     values, said = TOGETHER[name]
     with pytest.raises(PipelineError, match=f"train.packing: {said}") as refused:
-        refuse_unpackable(saved(name, values, tmp_path))
+        check_packable(saved(name, values, tmp_path))
     assert "set train.packing to false" in refused.value.hint
 
 
@@ -59,6 +59,6 @@ def test_a_model_that_cannot_be_asked_is_refused(tmp_path, monkeypatch):
     def broken(config: Any) -> float:
         raise ValueError("no such layer")
 
-    monkeypatch.setattr("zerotrain.families.packing._difference", broken)
+    monkeypatch.setattr("zerotrain.models.families.packing._difference", broken)
     with pytest.raises(PipelineError, match=r"could not be asked .* \(no such layer\)"):
-        refuse_unpackable(saved("Qwen2", GROUPED, tmp_path))
+        check_packable(saved("Qwen2", GROUPED, tmp_path))

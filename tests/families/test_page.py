@@ -5,16 +5,14 @@ from __future__ import annotations
 from tests.conftest import ROOT
 from tests.families.test_toy_family import LINE, TOY
 
-from zerotrain.families.page import table
+from zerotrain.cli.docs.tables import families_table, replace_generated
 
 PAGE = ROOT / "docs" / "families.md"
 
 
 def test_the_table_is_that_of_the_families(generated):
     """`--fix` writes it."""
-    start, end = "<!-- families: generated -->\n", "<!-- families: end -->"
-    before, rest = PAGE.read_text().split(start)
-    generated(PAGE, before + start + table() + "\n" + end + rest.split(end)[1])
+    generated(PAGE, replace_generated(PAGE.read_text(), "families", families_table()))
 
 
 def test_what_it_says_of_the_toy_is_so():

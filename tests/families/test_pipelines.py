@@ -7,8 +7,8 @@ import inspect
 import pytest
 import torch
 
-from zerotrain.config import EvaluateConfig
-from zerotrain.families import load_family
+from zerotrain.config.models import EvaluateConfig
+from zerotrain.models.families import load_family
 
 PIXELS = torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
 TEXT = {"nano": ["text_encoder", "text_encoder_2"]}

@@ -9,8 +9,13 @@ import pytest
 import torch
 from tests.families.conftest import drawn
 
-from zerotrain.families import load_family, placement
-from zerotrain.families.placement import Placement, choose_placement, place_model, place_pipeline
+from zerotrain.models.families import load_family, placement
+from zerotrain.models.families.placement import (
+    Placement,
+    choose_placement,
+    place_model,
+    place_pipeline,
+)
 
 GIB = 2**30
 QWEN_IMAGE = (38 * GIB, 15 * GIB, GIB // 4)

@@ -21,10 +21,10 @@ from tests.families.promises import (
 
 from zerotrain.cache import stacked
 from zerotrain.errors import PipelineError
-from zerotrain.families import load_family, qwen_image_nano
-from zerotrain.families import nano as nano_parts
-from zerotrain.families.patches import pack, unpack
-from zerotrain.families.qwen_image import FAMILY
+from zerotrain.models.families import load_family, qwen_image_nano
+from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families.patches import pack, unpack
+from zerotrain.models.families.qwen_image import FAMILY
 
 PROMPTS = ["a red house", "a blue house"]
 LENGTHS = ["a red house", "boat", "a red house, a blue boat"]
@@ -36,7 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 3)
         folder = tmp_path_factory.mktemp("qwen") / "base"
-        qwen_image_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
+        qwen_image_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder)
     return folder
 
 
@@ -71,7 +71,8 @@ def test_the_nano_model_is_a_qwen_image_in_diffusers_layout(base):
     """The stock pipeline loads it; model_index.json names the classes that the family requires."""
     index = json.loads((base / "model_index.json").read_text())
     assert {part: index[part][1] for part in FAMILY.classes} == dict(FAMILY.classes)
-    assert {path.name for path in base.iterdir()} == {*FAMILY.parts, "model_index.json"}
+    parts = {*FAMILY.parts} - {*FAMILY.optional_parts}
+    assert {path.name for path in base.iterdir()} == {*parts, "model_index.json"}
     assert pipeline_of(base).vae_scale_factor == 4
 
 
@@ -79,7 +80,7 @@ def test_families_build_the_same_model_from_the_same_seed(base, tmp_path, monkey
     """Every file is equal, whatever the global generator was before."""
     monkeypatch.setattr(nano_parts, "VAE_STEPS", 3)
     torch.manual_seed(5)
-    qwen_image_nano.build_nano(CAPTIONS, pictures(16), 0, tmp_path)
+    qwen_image_nano.SMALL.build(CAPTIONS, pictures(16), 0, tmp_path)
     for path in base.rglob("*.*"):
         assert path.read_bytes() == (tmp_path / path.relative_to(base)).read_bytes(), path
 

@@ -13,14 +13,17 @@ from PIL import Image
 from tests.families.conftest import drawn
 
 from zerotrain import artifact
-from zerotrain.base import check_model_index, choose_files
-from zerotrain.config import EvaluateConfig, TrainConfig, parse_config
+from zerotrain.config.models import EvaluateConfig
+from zerotrain.config.read import parse_config
+from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.export import WeightsTarget
-from zerotrain.families import load_family
-from zerotrain.families.lora import add_adapter, save_adapter
-from zerotrain.families.sd3 import FAMILY
-from zerotrain.sample import sample as sample_command
+from zerotrain.export.options import SampleOptions
+from zerotrain.export.sample import sample as sample_command
+from zerotrain.export.target import WeightsTarget
+from zerotrain.models.base import check_model_index, choose_files
+from zerotrain.models.families import load_family
+from zerotrain.models.families.lora import add_adapter, save_adapter
+from zerotrain.models.families.sd3 import FAMILY
 
 CAPTIONS = ["a red house", "a blue house"]
 TOKENS = 32
@@ -94,13 +97,17 @@ def test_the_command_samples_at_the_length_that_was_trained(nano_sd3, tmp_path, 
         draft.content = target.content(step=1, averaged=False)
     assert ("max_sequence_length" in draft.content) == (length is not None)
     values = {"number": 1, "seed": 7, "steps": 2, "guidance": 3.0, "resolution": 16, "base": None}
-    (file,) = sample_command(tmp_path / "weights", "a red house", tmp_path / "png", **values)
+    (file,) = sample_command(
+        SampleOptions(tmp_path / "weights", "a red house", out=tmp_path / "png", **values)
+    )
     expected = drawn(pipeline_of(nano_sd3), max_sequence_length=length or TOKENS)
     assert Image.open(file).tobytes() == expected
     for side in (24, 64):  # no multiple of a patch; more patches than there are positions
         with pytest.raises(PipelineError, match=rf"--resolution {side}: .*\d"):
             sample_command(
-                tmp_path / "weights", "a house", tmp_path, **{**values, "resolution": side}
+                SampleOptions(
+                    tmp_path / "weights", "a house", out=tmp_path, **{**values, "resolution": side}
+                )
             )
 
 
@@ -202,7 +209,7 @@ def test_timesteps_follow_the_base_and_the_configuration(nano_sd3):
 
 
 def test_a_base_of_another_schedule_is_refused(nano):
-    with pytest.raises(PipelineError, match="DDIMScheduler is no schedule of flow matching"):
+    with pytest.raises(PipelineError, match="DDIMScheduler is not a schedule of flow matching"):
         FAMILY.objective(nano)
 
 

@@ -9,14 +9,14 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from tests.families.conftest import CAPTIONS, pictures
 
-from zerotrain.families import nano as nano_parts
-from zerotrain.families import sd3_nano
-from zerotrain.families.sd3 import FAMILY
+from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families import sd3_nano
+from zerotrain.models.families.sd3 import FAMILY
 
 
 def build(folder: Path, seed: int) -> dict[str, bytes]:
     """Build a model; returns its files."""
-    sd3_nano.build_nano(CAPTIONS, pictures(16, 2), seed, folder)
+    sd3_nano.SMALL.build(CAPTIONS, pictures(16, 2), seed, folder)
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 

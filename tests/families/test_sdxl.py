@@ -11,10 +11,10 @@ import torch
 from diffusers import AutoencoderKL, StableDiffusionXLPipeline, UNet2DConditionModel
 from tests.families.conftest import drawn
 
-from zerotrain.config import EvaluateConfig
+from zerotrain.config.models import EvaluateConfig
 from zerotrain.errors import PipelineError
-from zerotrain.families import load_family, model_tensors
-from zerotrain.families.sdxl import FAMILY
+from zerotrain.models.families import load_family, model_tensors
+from zerotrain.models.families.sdxl import FAMILY
 
 
 def pipeline_of(folder: Path) -> StableDiffusionXLPipeline:

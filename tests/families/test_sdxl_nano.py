@@ -10,9 +10,9 @@ import torch
 from diffusers import StableDiffusionXLPipeline
 from PIL import Image
 
-from zerotrain.families import nano as nano_parts
-from zerotrain.families import sdxl_nano
-from zerotrain.families.sdxl import FAMILY
+from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families import sdxl_nano
+from zerotrain.models.families.sdxl import FAMILY
 
 CAPTIONS = ["a red house", "a blue house"]
 
@@ -25,7 +25,7 @@ def few_steps(monkeypatch) -> None:
 def build(folder: Path, seed: int, colour: str = "navy") -> dict[str, bytes]:
     """Build a model; returns its files."""
     images = [Image.new("RGB", (16, 16), name) for name in ("red", colour)]
-    sdxl_nano.build_nano(CAPTIONS, images, seed, folder)
+    sdxl_nano.SMALL.build(CAPTIONS, images, seed, folder)
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 

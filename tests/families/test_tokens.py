@@ -9,8 +9,8 @@ from transformers import AddedToken
 
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
-from zerotrain.families import load_family
-from zerotrain.families.tokens import (
+from zerotrain.models.families import load_family
+from zerotrain.models.families.tokens import (
     IGNORED,
     answer_start,
     causal_prompt,
@@ -69,6 +69,16 @@ def test_without_a_template_questions_are_lines_and_answers_end(plain):
     found = causal_tokens(tokenizer, TALK, 100)
     assert tokenizer.decode(found.input_ids) == "be brief\n1+2=\n3</s>2+2=\n4</s>"
     assert learned(tokenizer, found) == "3</s>|4</s>"
+
+
+def test_a_prompt_as_it_is_has_neither_template_nor_line_break(plain, chat):
+    """The answer follows at once and ends with the end-of-text token; a chat model, too."""
+    talk = [Message("prompt", "1+2="), Message("assistant", "3")]
+    for tokenizer in (plain(), chat):
+        found = causal_tokens(tokenizer, talk, 100)
+        assert tokenizer.decode(found.input_ids) == f"1+2=3{tokenizer.eos_token}"
+        assert learned(tokenizer, found) == f"3{tokenizer.eos_token}"
+        assert causal_prompt(tokenizer, talk[:-1]) == found.input_ids[: -len("3") - 1]
 
 
 def test_a_chat_template_renders_what_is_read(chat):

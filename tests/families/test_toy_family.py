@@ -33,9 +33,8 @@ def test_a_family_has_under_60_lines():
 def test_a_family_is_added_by_a_file_and_a_line(private_project):
     """Its preset is built, cached, trained, exported, and loaded by the library's own pipeline."""
     project = private_project("project")
-    families = project / "workflow/zerotrain/families"
-    shutil.copy(TOY, families / "toy.py")
-    table = families / "__init__.py"
+    shutil.copy(TOY, project / "workflow/zerotrain/models/families/toy.py")
+    table = project / "workflow/zerotrain/config/families.py"
     table.write_text(table.read_text().replace(TABLE, TABLE + LINE))
     (project / "photos").mkdir()
     for number, image in enumerate(pictures(16, 8)):

@@ -7,11 +7,9 @@ from pathlib import Path
 import torch
 
 from zerotrain.data.conversation import Conversation, Message, conversation
-from zerotrain.families import load_family
-from zerotrain.families.causal_lm_nano import build_nano as build_causal
-from zerotrain.families.seq2seq_lm_nano import build_nano as build_seq2seq
+from zerotrain.models.families import causal_lm_nano, load_family, seq2seq_lm_nano
 
-BUILD = {"causal_lm": build_causal, "seq2seq_lm": build_seq2seq}
+SMALL = {"causal_lm": causal_lm_nano.SMALL, "seq2seq_lm": seq2seq_lm_nano.SMALL}
 LORA = {"causal_lm": ("q_proj", "down_proj"), "seq2seq_lm": ("q", "wo")}
 """Layers that get an adapter."""
 
@@ -26,7 +24,7 @@ SUMS = [asked(f"{a}+{b}=", str(a + b)) for a in range(4) for b in range(4)]
 
 def build(name: str, folder: Path) -> Path:
     """A nano model of that family."""
-    BUILD[name](SUMS, 0, folder)
+    SMALL[name].build(SUMS, 0, folder)
     return folder
 
 

@@ -4,11 +4,11 @@ import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel
 from transformers import CLIPTextModel
 
-from zerotrain.families import nano
-from zerotrain.families.ddpm import DenoisingObjective, read_noise_schedule
-from zerotrain.families.diffusion import DiffusionFamily
-from zerotrain.families.identity import identity_autoencoder
-from zerotrain.families.pipelines import PipelineEncoders, latents_of, pipeline_class
+from zerotrain.models.families import nano
+from zerotrain.models.families.ddpm import DenoisingObjective, read_noise_schedule
+from zerotrain.models.families.diffusion import DiffusionFamily
+from zerotrain.models.families.identity import identity_autoencoder
+from zerotrain.models.families.pipelines import PipelineEncoders, latents_of, pipeline_class
 
 
 class ToyEncoders(PipelineEncoders):
@@ -33,7 +33,7 @@ class Toy(DiffusionFamily):
     )
     parts = ("scheduler", "text_encoder", "tokenizer", "unet", "vae")
     text_parts = ("text_encoder", "tokenizer")
-    encoding_code = ("zerotrain.families.toy", "zerotrain.families.pipelines")
+    encoding_code = ("zerotrain.models.families.toy", "zerotrain.models.families.pipelines")
 
     def load_encoders(self, base, device, max_sequence_length=None, dtype=torch.float32):
         return ToyEncoders(Toy.pipeline, base, device, dtype, "unet")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from zerotrain.machine.ports import free_port
 
 Job = Callable[..., None]
 
@@ -33,9 +34,7 @@ def ranks(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 
     def run(job: Job, *arguments: Any, world: int = 1) -> None:
         output = tmp_path_factory.mktemp("ranks") / "output.txt"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         processes = [
             server.Process(target=_rank, args=(job, rank, world, port, output, arguments))
             for rank in range(world)

@@ -13,14 +13,14 @@ from safetensors.torch import load_file, save_file
 from tests.stages.test_import_checkpoint import RUN, assert_moments
 from tests.training.conftest import write_base
 
-from zerotrain.config import parse_config
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.families.sdxl import FAMILY
-from zerotrain.foreign import adapter_files, open_foreign
-from zerotrain.formats.original import PLACES, layers_by_place
+from zerotrain.export.formats.original import SLOTS, layers_by_slot
+from zerotrain.models.families.sdxl import FAMILY
+from zerotrain.models.trainable import choose_trained, trained_parameters
 from zerotrain.stages.import_checkpoint import import_checkpoint
-from zerotrain.state import State
-from zerotrain.trained import choose_trained, trained_parameters
+from zerotrain.state.external import adapter_files, open_external
+from zerotrain.state.state import State
 
 LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": ["to_q", "to_v", "proj_in"]}
 DIFFUSERS, PEFT = "pytorch_lora_weights.safetensors", "adapter_model.safetensors"
@@ -114,13 +114,13 @@ def test_the_step_is_what_a_files_name_says(
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     save_file({f"unet.{n}": tensor for n, tensor in trained[1].items()}, file, metadata=METADATA)
-    assert open_foreign(file).position.step == 50
+    assert open_external(file).position.step == 50
 
 
 def kohya(plain: Any, base: Path, *, original: bool, alpha: float = 4.0) -> dict[str, Any]:
     """The tensors under kohya's names: those of the original model, or of diffusers."""
     config = json.loads((base / "unet" / "config.json").read_text())
-    name_of = PLACES["sdxl"](config)
+    name_of = SLOTS["sdxl"](config)
     found = {}
     for name, tensor in plain.items():
         layer, _, factor = name.partition(".lora_")
@@ -155,6 +155,9 @@ def test_a_layer_that_is_several_here_is_cut_into_its_rows() -> None:
     source = _of(held)
     found = adapter_files.from_kohya(source, ours, {"double_blocks.0.img_attn.qkv": layers})
     assert found.shapes == ours
+    shared = {n: s for n, s in ours.items() if ".lora_B." in n or layers[0] in n}
+    fused = adapter_files.from_kohya(source, shared, {"double_blocks.0.img_attn.qkv": layers})
+    assert fused.shapes == shared  # lora.fused_layers trains that lora_down once
     for number, layer in enumerate(layers):
         assert torch.equal(found.tensor(f"{layer}.lora_A.default.weight", "master"), down)
         rows = up[4 * number : 4 * number + 4]
@@ -162,7 +165,8 @@ def test_a_layer_that_is_several_here_is_cut_into_its_rows() -> None:
 
 
 def _of(held: dict[str, torch.Tensor]) -> Any:
-    from zerotrain.foreign.numbered import TorchOptimizer, open_numbered
+    from zerotrain.state.external.numbered import open_numbered
+    from zerotrain.state.external.torch_optimizer import TorchOptimizer
 
     return open_numbered(
         Path("cat.safetensors"), held, TorchOptimizer({}), None, step=0, samples=0, engine={},
@@ -221,10 +225,10 @@ def test_what_a_section_of_ours_cannot_say_is_refused(trained: Any, tmp_path: Pa
     _, plain, *_ = trained
     write(tmp_path / "there", PEFT, plain, alpha_pattern={"to_q": 8})
     with pytest.raises(PipelineError, match=r"adapter_config.json: alpha_pattern \{'to_q': 8\}"):
-        open_foreign(tmp_path / "there")
+        open_external(tmp_path / "there")
     (tmp_path / "there" / "adapter_config.json").write_text('{"r": 2')
     with pytest.raises(PipelineError, match=r"adapter_config.json: no configuration of an adapter"):
-        open_foreign(tmp_path / "there")
+        open_external(tmp_path / "there")
 
 
 def test_dora_and_older_names() -> None:
@@ -250,7 +254,7 @@ def test_places_of_sdxl_are_those_of_the_export(base: Path) -> None:
     """Reading a file that `export --to kohya` could have written finds every layer."""
     config = json.loads((base / "unet" / "config.json").read_text())
     names = FAMILY.load_model(base).state_dict()
-    layers = [layer for found in layers_by_place(names, PLACES["sdxl"](config)).values()
+    layers = [layer for found in layers_by_slot(names, SLOTS["sdxl"](config)).values()
               for layer in found]  # fmt: skip
     assert len(layers) == len(set(layers))
     assert {"conv_in", "mid_block.attentions.0.proj_in"} <= set(layers)
@@ -274,10 +278,10 @@ TEXT = "lora_te1_text_model_encoder_layers_0"
 def test_alphas_of_the_text_encoder_are_left_out_with_it(tmp_path: Path, alpha: Any) -> None:
     """Only the denoiser's layers have to share one alpha."""
     text = {f"{TEXT}.lora_down.weight": torch.zeros(2), f"{TEXT}.alpha": alpha}
-    assert open_foreign(_odd(tmp_path, LAYER | text)).adapter == {"lora_alpha": 1.0}
+    assert open_external(_odd(tmp_path, LAYER | text)).adapter == {"lora_alpha": 1.0}
     own = {"lora_unet_k.alpha": torch.tensor(8.0)}
     with pytest.raises(PipelineError, match="its layers have several alphas, 1 to 8"):
-        open_foreign(_odd(tmp_path, LAYER | text | own))
+        open_external(_odd(tmp_path, LAYER | text | own))
 
 
 def test_settings_of_the_text_encoder_are_left_out_with_it(tmp_path: Path) -> None:
@@ -288,7 +292,7 @@ def test_settings_of_the_text_encoder_are_left_out_with_it(tmp_path: Path) -> No
         {"unet.q.lora_A.weight": torch.zeros(2, 4)},
         {"lora_adapter_metadata": json.dumps(values)},
     )
-    assert open_foreign(file).adapter == {"r": 2, "lora_alpha": 4}
+    assert open_external(file).adapter == {"r": 2, "lora_alpha": 4}
 
 
 @pytest.mark.parametrize("text", ["[1]", "1", '"r"', "{", "[" * 100_000])
@@ -296,7 +300,7 @@ def test_a_header_of_another_form_is_one_sentence(tmp_path: Path, text: str) -> 
     """Neither a list nor a value is an adapter's settings."""
     file = _odd(tmp_path, {"q.lora_A.weight": torch.zeros(2, 4)}, {"lora_adapter_metadata": text})
     with pytest.raises(PipelineError, match=r"cat\.safetensors: no configuration of an adapter"):
-        open_foreign(file)
+        open_external(file)
 
 
 def test_an_alpha_that_is_no_number_is_one_sentence(tmp_path: Path) -> None:
@@ -304,7 +308,7 @@ def test_an_alpha_that_is_no_number_is_one_sentence(tmp_path: Path) -> None:
     file = _odd(tmp_path, LAYER | {"lora_unet_q.alpha": torch.ones(2)})
     sentence = r"cat\.safetensors: lora_unet_q\.alpha is a tensor of shape \[2\], no number"
     with pytest.raises(PipelineError, match=sentence):
-        open_foreign(file)
+        open_external(file)
 
 
 def test_a_factor_without_rows_has_another_shape() -> None:
@@ -313,3 +317,24 @@ def test_a_factor_without_rows_has_another_shape() -> None:
     ours = {"q.lora_A.default.weight": [1, 1], "q.lora_B.default.weight": [1, 1]}
     found = adapter_files.from_kohya(_of(held), ours, {"q": ("q",)})
     assert found.shapes == {name: [] for name in ours}
+
+
+def test_a_file_with_a_factor_for_each_layer_starts_one_that_shares_them() -> None:
+    """Equal first factors of a stack are one here; others cannot be, and are refused by name."""
+    stack = [f"transformer_blocks.0.attn.to_{letter}" for letter in "qkv"]
+    ours = {f"{stack[0]}.lora_A.default.weight": [2, 6]}
+    ours |= {f"{layer}.lora_B.default.weight": [4, 2] for layer in stack}
+    first = torch.randn(2, 6)
+    held = {
+        f"transformer.{layer}.lora_{factor}.default.weight": value
+        for layer in stack
+        for factor, value in (("A", first.clone()), ("B", torch.randn(4, 2)))
+    }
+    found = adapter_files.share_first_factors(_of(held), ours)
+    assert {*found.shapes} == {f"transformer.{name}" for name in ours}
+    held[f"transformer.{stack[2]}.lora_A.default.weight"][0, 0] += 1
+    with pytest.raises(
+        PipelineError, match=r"to_v\.lora_A\S* and \S*to_q\.lora_A\S* differ"
+    ) as told:
+        adapter_files.share_first_factors(_of(held), ours)
+    assert "remove lora.fused_layers" in told.value.hint

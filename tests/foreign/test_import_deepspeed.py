@@ -11,7 +11,7 @@ import torch
 from tests.foreign.maker import STEPS
 
 from zerotrain.errors import PipelineError
-from zerotrain.foreign import ForeignCheckpoint, open_foreign
+from zerotrain.state.external import ExternalCheckpoint, open_external
 
 BF16_OPTIMIZER = {
     "precision": "bf16",
@@ -35,10 +35,10 @@ MADE = [
 TRAINED = {"first.bias", "first.weight", "last.bias", "last.weight", "embed.weight"}
 
 
-def read(folder: Path) -> tuple[ForeignCheckpoint, dict[str, Any]]:
+def read(folder: Path) -> tuple[ExternalCheckpoint, dict[str, Any]]:
     """The checkpoint as read, and what its maker's engine held."""
     expected = torch.load(folder / "expected.pt", weights_only=False)
-    return open_foreign(folder / "checkpoint"), expected
+    return open_external(folder / "checkpoint"), expected
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_the_position_says_where_the_training_stood(
     made: Any, stage: int, world: int, options: dict[str, Any]
 ) -> None:
     """Steps, samples, groups with names and hyper-parameters, and what made it."""
-    position = open_foreign(made(stage, world, **options) / "checkpoint").position
+    position = open_external(made(stage, world, **options) / "checkpoint").position
     assert (position.step, position.optimizer_step) == (STEPS, STEPS)
     assert position.samples == STEPS * 2 * world
     assert position.optimizer == "adamw"
@@ -124,10 +124,10 @@ def test_an_empty_latest_means_the_only_tag(copy: Any) -> None:
     """A kill while DeepSpeed rewrites `latest` leaves it empty; the tag is taken all the same."""
     folder = copy(2)
     (folder / "latest").write_text("")
-    assert open_foreign(folder).folder == folder / "global_step3"
+    assert open_external(folder).folder == folder / "global_step3"
     (folder / "latest").unlink()
-    assert open_foreign(folder).position.step == STEPS
-    assert open_foreign(folder / "global_step3").position.step == STEPS
+    assert open_external(folder).position.step == STEPS
+    assert open_external(folder / "global_step3").position.step == STEPS
 
 
 def test_several_tags_without_latest_are_named(copy: Any) -> None:
@@ -136,10 +136,10 @@ def test_several_tags_without_latest_are_named(copy: Any) -> None:
     (folder / "latest").write_text("")
     shutil.copytree(folder / "global_step3", folder / "global_step9")
     with pytest.raises(PipelineError, match="global_step3, global_step9"):
-        open_foreign(folder)
+        open_external(folder)
     (folder / "latest").write_text("global_step4")
     with pytest.raises(PipelineError, match="names 'global_step4'"):
-        open_foreign(folder)
+        open_external(folder)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -149,7 +149,7 @@ def test_a_missing_rank_is_named(copy: Any, stage: int) -> None:
     name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     (folder / "global_step3" / name).unlink()
     with pytest.raises(PipelineError, match=f"{name}: no such file"):
-        open_foreign(folder)
+        open_external(folder)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +161,13 @@ def test_a_missing_model_file_is_named(copy: Any, stage: int, name: str) -> None
     folder = copy(stage, 2)
     (folder / f"global_step3{name}").unlink()
     with pytest.raises(PipelineError, match=f"{name}: no such file"):
-        open_foreign(folder)
+        open_external(folder)
 
 
 def test_an_elastic_checkpoint_is_read(copy: Any) -> None:
     """Its moments have no padding and its groups no learning rates, which is said."""
     path = copy(2) / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
-    before = open_foreign(path.parent)
+    before = open_external(path.parent)
     moments = {name: before.tensor(name, "exp_avg").clone() for name in before.names}
     document = torch.load(path, weights_only=False)
     optimizer = document["optimizer_state_dict"]
@@ -175,7 +175,7 @@ def test_an_elastic_checkpoint_is_read(copy: Any) -> None:
     state = optimizer["base_optimizer_state"]["state"][0]
     optimizer["base_optimizer_state"] = [{k: v[:lean] if v.dim() else v for k, v in state.items()}]
     torch.save(document, path)
-    found = open_foreign(path.parent)
+    found = open_external(path.parent)
     for name, moment in moments.items():
         assert torch.equal(found.tensor(name, "exp_avg"), moment)
     assert found.position.param_groups == []
@@ -190,7 +190,7 @@ def test_a_rank_too_many_is_named(copy: Any) -> None:
         tag / "zero_pp_rank_1_mp_rank_00_optim_states.pt",
     )
     with pytest.raises(PipelineError, match=r"zero_pp_rank_1_mp.*left over"):
-        open_foreign(tag)
+        open_external(tag)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_truncated_file_is_named(copy: Any, name: str) -> None:
     path = copy(2) / "global_step3" / name
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(PipelineError, match=f"{name}: truncated"):
-        open_foreign(path.parent)
+        open_external(path.parent)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -215,7 +215,7 @@ def test_ranks_of_different_steps_are_refused(copy: Any, stage: int) -> None:
         state["step"] += 10
     torch.save(document, path)
     with pytest.raises(PipelineError, match=f"{file}: optimizer step 13, rank 0's files have 3"):
-        open_foreign(path.parent)
+        open_external(path.parent)
 
 
 def test_a_model_file_of_another_save_is_refused(copy: Any) -> None:
@@ -224,7 +224,7 @@ def test_a_model_file_of_another_save_is_refused(copy: Any) -> None:
     document = torch.load(path, weights_only=False)
     document["global_steps"] = 8
     torch.save(document, path)
-    kept = open_foreign(path.parent)  # equal weights: one save, whose optimizer began anew
+    kept = open_external(path.parent)  # equal weights: one save, whose optimizer began anew
     assert (kept.position.step, kept.position.optimizer_step) == (8, 3)
     assert "8 updates, the optimizer 3" in kept.lost[0]
     document["module"]["first.bias"] += 1e-3
@@ -232,7 +232,7 @@ def test_a_model_file_of_another_save_is_refused(copy: Any) -> None:
     with pytest.raises(
         PipelineError, match=r"first.bias differs from .*of step 8, the optimizer files of step 3"
     ):
-        open_foreign(path.parent)
+        open_external(path.parent)
 
 
 def test_an_unknown_layout_names_the_version(copy: Any) -> None:
@@ -243,7 +243,7 @@ def test_an_unknown_layout_names_the_version(copy: Any) -> None:
     document["optimizer_state_dict"]["future_groups"] = groups
     torch.save(document, path)
     with pytest.raises(PipelineError, match=r"DeepSpeed 0.19.8: it holds .*future_groups"):
-        open_foreign(path.parent)
+        open_external(path.parent)
 
 
 def test_model_parallel_files_are_refused(copy: Any) -> None:
@@ -252,7 +252,7 @@ def test_model_parallel_files_are_refused(copy: Any) -> None:
     name = "zero_pp_rank_0_mp_rank_01_optim_states.pt"
     shutil.copy(tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt", tag / name)
     with pytest.raises(PipelineError, match=f"{name}: written under model, pipeline or expert"):
-        open_foreign(tag)
+        open_external(tag)
 
 
 def test_stage_0_is_read_with_the_names_given(made: Any) -> None:
@@ -260,7 +260,7 @@ def test_stage_0_is_read_with_the_names_given(made: Any) -> None:
     folder = made(0, beyond_zero_to_fp32=True)
     expected = torch.load(folder / "expected.pt", weights_only=False)
     order = ["embed.weight", "first.weight", "last.weight", "first.bias", "last.bias"]
-    found = open_foreign(folder / "checkpoint", parameter_names=order)
+    found = open_external(folder / "checkpoint", parameter_names=order)
     for name in order:
         assert torch.equal(found.tensor(name, "master"), expected["live"][name]["master"])
         assert torch.equal(found.tensor(name, "exp_avg"), expected["live"][name]["exp_avg"])
@@ -268,5 +268,5 @@ def test_stage_0_is_read_with_the_names_given(made: Any) -> None:
     assert found.position.param_groups[1]["parameters"] == ["first.bias", "last.bias"]
     assert found.tied == {"head.weight": "embed.weight"}
     assert set(found.frozen) == {"frozen.weight", "frozen.bias"}
-    unnamed = open_foreign(folder / "checkpoint")  # every trained shape occurs once
+    unnamed = open_external(folder / "checkpoint")  # every trained shape occurs once
     assert torch.equal(unnamed.tensor("last.bias", "exp_avg"), found.tensor("last.bias", "exp_avg"))

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from zerotrain.errors import PipelineError
-from zerotrain.foreign import open_foreign
-from zerotrain.foreign.fitting import fit
+from zerotrain.state.external import open_external
+from zerotrain.state.external.fitting import fit
 
 TRAINED = {"0.weight": [4, 4], "0.bias": [4], "1.weight": [4, 4], "1.bias": [4]}
 
@@ -52,7 +52,7 @@ def test_numbers_of_one_group_follow_the_model(tmp_path: Path, wrap: str, pickle
     """Repeated shapes, as in every real model: each moment goes to its own parameter, whatever the
     order of names in the file and whatever stands before them."""
     live = trained_there(tmp_path / "there", wrap=wrap, pickled=pickled)
-    found = fit(open_foreign(tmp_path / "there"), TRAINED, no_base)
+    found = fit(open_external(tmp_path / "there"), TRAINED, no_base)
     assert found.slots == ["master", "exp_avg", "exp_avg_sq"]
     assert found.shapes == TRAINED
     for name, tensor in live.named_parameters():
@@ -65,7 +65,7 @@ def test_several_groups_are_not_guessed(tmp_path: Path) -> None:
     """Of groups without names nobody knows who is in which: the moments are left out, with a
     sentence, and never given to another layer."""
     trained_there(tmp_path / "there", ["1.weight", "1.bias"], ["0.weight", "0.bias"])
-    found = fit(open_foreign(tmp_path / "there"), TRAINED, no_base)
+    found = fit(open_external(tmp_path / "there"), TRAINED, no_base)
     assert found.slots == ["master"]
     assert "the optimizer's moments: its 4 parameters in 2 groups have numbers" in found.lost[0]
 
@@ -77,7 +77,7 @@ def test_an_optimizer_that_names_its_parameters_is_believed(tmp_path: Path) -> N
     for group, layer in zip(document["param_groups"], "10", strict=True):
         group["param_names"] = [f"{layer}.weight", f"{layer}.bias"]
     torch.save(document, tmp_path / "there" / "optimizer.bin")
-    found = fit(open_foreign(tmp_path / "there"), TRAINED, no_base)
+    found = fit(open_external(tmp_path / "there"), TRAINED, no_base)
     for name in TRAINED:
         assert torch.equal(found.tensor(name, "exp_avg"), live.moments[name])
 
@@ -87,12 +87,12 @@ def test_what_was_frozen_has_to_be_the_bases(tmp_path: Path) -> None:
     live = trained_there(tmp_path / "there", ["1.weight", "1.bias"])
     trained = {name: TRAINED[name] for name in ("1.weight", "1.bias")}
     own = {name: tensor.detach() for name, tensor in live.named_parameters()}
-    found = fit(open_foreign(tmp_path / "there"), trained, own.get)
+    found = fit(open_external(tmp_path / "there"), trained, own.get)
     assert found.shapes == trained
     assert torch.equal(found.tensor("1.weight", "exp_avg"), live.moments["1.weight"])
     other = {**own, "0.bias": own["0.bias"] + 1}
     with pytest.raises(
         PipelineError, match=r"0\.bias was frozen there, with other values"
     ) as caught:
-        fit(open_foreign(tmp_path / "there"), trained, other.get)
+        fit(open_external(tmp_path / "there"), trained, other.get)
     assert "name the base that this training began with" in str(caught.value)

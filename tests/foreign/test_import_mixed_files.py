@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from zerotrain.errors import PipelineError
-from zerotrain.foreign import open_foreign
+from zerotrain.state.external import open_external
 
 OPTIMIZER = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
 SMALL = {"sub_group_size": 20}
@@ -83,7 +83,7 @@ def test_exchanged_ranks_are_told_by_the_names_inside(tag: Any, stage: int, file
     names = [f"zero_pp_rank_{rank}_mp_rank_00_{file}_states.pt" for rank in (0, 1)]
     exchange(folder / names[0], folder / names[1])
     with pytest.raises(PipelineError, match=f"{names[0]}: was saved as {names[1]}"):
-        open_foreign(folder)
+        open_external(folder)
 
 
 def test_exchanged_ranks_without_names_are_told_by_the_weights(tag: Any) -> None:
@@ -92,43 +92,43 @@ def test_exchanged_ranks_without_names_are_told_by_the_weights(tag: Any) -> None
     paths = [folder / OPTIMIZER.format(rank) for rank in (0, 1)]
     for path in paths:
         save_nameless(path)
-    assert open_foreign(folder).lost == []
+    assert open_external(folder).lost == []
     exchange(*paths)
     with pytest.raises(PipelineError, match=r"zero_pp_rank_\d_.*: its part of .* differs from"):
-        open_foreign(folder)
+        open_external(folder)
 
 
 def test_nameless_ranks_of_stage_3_are_said(tag: Any) -> None:
     """Its model files hold no trained weights: nothing is left that could tell exchanged ranks."""
     folder = tag(3)
-    assert open_foreign(folder).lost == []
+    assert open_external(folder).lost == []
     save_nameless(folder / OPTIMIZER.format(1))
-    assert open_foreign(folder).lost[0].startswith("exchanged ranks would not be noticed")
+    assert open_external(folder).lost[0].startswith("exchanged ranks would not be noticed")
 
 
 def test_whole_weights_of_stage_3_are_compared(tag: Any) -> None:
     """What a model file holds whole has to be what the optimizer files hold."""
     folder = tag(3)
-    held = open_foreign(folder).tensor("last.bias", "master").clone()
+    held = open_external(folder).tensor("last.bias", "master").clone()
     path = folder / model_file(3)
     edit(path, lambda found: found["module"].update({"last.bias": held.bfloat16()}))
-    open_foreign(folder)
+    open_external(folder)
     edit(path, lambda found: found["module"].update({"last.bias": held + 1e-3}))
     with pytest.raises(PipelineError, match=r"its part of last.bias differs from .*rank_1_"):
-        open_foreign(folder)
+        open_external(folder)
 
 
 def test_weights_next_to_a_tag_of_stage_3_are_compared(tag: Any) -> None:
     """HF's Trainer gathers the weights at the same step: a rank of another training differs."""
     folder, other = tag(3), tag(3, "other", seed=5)
-    found = open_foreign(folder)
+    found = open_external(folder)
     weights = {name: found.tensor(name, "master").bfloat16() for name in found.names}
     save_file(weights, folder.parent / "model.safetensors")
     (folder.parent / "trainer_state.json").write_text("{}")
-    assert open_foreign(folder).lost == []
+    assert open_external(folder).lost == []
     shutil.copy(other / OPTIMIZER.format(1), folder / OPTIMIZER.format(1))
     with pytest.raises(PipelineError, match=r"rank_1_.*differs from model.safetensors's"):
-        open_foreign(folder)
+        open_external(folder)
 
 
 @pytest.mark.parametrize(("stage", "file"), [(1, "optimizer"), (2, "optimizer"), (2, "model")])
@@ -138,7 +138,7 @@ def test_a_file_of_another_training_is_refused(tag: Any, stage: int, file: str) 
     name = OPTIMIZER.format(1) if file == "optimizer" else model_file(stage)
     shutil.copy(other / name, folder / name)
     with pytest.raises(PipelineError, match=r"its part of .* differs from") as caught:
-        open_foreign(folder)
+        open_external(folder)
     assert name in str(caught.value)
 
 
@@ -148,7 +148,7 @@ def test_a_rank_of_another_step_is_refused(tag: Any, stage: int) -> None:
     folder, later = tag(stage), tag(stage, "later", steps=4)
     shutil.copy(later / OPTIMIZER.format(1), folder / OPTIMIZER.format(1))
     with pytest.raises(PipelineError, match=r"rank_1_.*: optimizer step 4, rank 0's files have 3"):
-        open_foreign(folder)
+        open_external(folder)
 
 
 @STAGES
@@ -159,7 +159,7 @@ def test_ranks_of_other_settings_are_refused(tag: Any, stage: int) -> None:
     with pytest.raises(
         PipelineError, match=r"rank_1_.*: param group 1 has lr 0.5, rank 0's files have 0.01"
     ):
-        open_foreign(folder)
+        open_external(folder)
 
 
 def test_ranks_of_another_configuration_are_refused(tag: Any) -> None:
@@ -170,9 +170,9 @@ def test_ranks_of_another_configuration_are_refused(tag: Any) -> None:
     with pytest.raises(
         PipelineError, match=r"rank_1_.*: gradient_clipping in its ds_config: 2.0, rank 0's .* 1.0"
     ):
-        open_foreign(folder)
+        open_external(folder)
     edit(path, lambda found: found["ds_config"].update(gradient_clipping=1.0, tmp="/scratch/1"))
-    open_foreign(folder)
+    open_external(folder)
 
 
 @STAGES
@@ -181,15 +181,15 @@ def test_a_model_file_of_another_world_is_refused(tag: Any, stage: int) -> None:
     folder = tag(stage)
     edit(folder / model_file(stage), lambda found: found.update(dp_world_size=4))
     with pytest.raises(PipelineError, match=f"{model_file(stage)}: written by 4 ranks, .* by 2"):
-        open_foreign(folder)
+        open_external(folder)
 
 
 @STAGES
 def test_a_folder_named_after_another_step_is_said(tag: Any, stage: int) -> None:
     """Programs name tags after counts of their own, so that it is no damage; the files count."""
     folder = tag(stage)
-    assert open_foreign(folder).lost == []
-    found = open_foreign(folder.rename(folder.with_name("global_step700")))
+    assert open_external(folder).lost == []
+    found = open_external(folder.rename(folder.with_name("global_step700")))
     assert found.position.step == 3
     assert "the folder's name says step 700, its files 3" in found.lost[0]
 
@@ -210,7 +210,7 @@ def test_a_damaged_file_is_named(tag: Any, stage: int, damage: str, file: str) -
     else:
         path.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
     with pytest.raises(PipelineError, match=path.name) as caught:
-        open_foreign(folder)
+        open_external(folder)
     said = {"missing": "no such file", "flipped": "damaged", "truncated": "truncated"}[damage]
     assert said in str(caught.value)
     assert "\n" not in caught.value.what
@@ -231,7 +231,7 @@ def test_a_damaged_file_is_named(tag: Any, stage: int, damage: str, file: str) -
 )
 def test_sound_checkpoints_are_read(tag: Any, stage: int, options: dict[str, Any]) -> None:
     """Rounded module weights and skipped steps are no sign of another training."""
-    found = open_foreign(tag(stage, **options))
+    found = open_external(tag(stage, **options))
     position = found.position
     assert found.lost == []
     if "scale_power" in options:

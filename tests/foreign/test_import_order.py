@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from zerotrain.errors import PipelineError
-from zerotrain.foreign import open_foreign
-from zerotrain.foreign.fitting import fit
-from zerotrain.foreign.order import Members, ModelOrder
+from zerotrain.state.external import open_external
+from zerotrain.state.external.fitting import fit
+from zerotrain.state.external.order import Members, ModelOrder
 
 
 class Net(nn.Module):
@@ -75,7 +75,7 @@ def by_run(*groups: list[str], rates: tuple[float, ...] = ()) -> ModelOrder:
 def read(folder: Path, model: nn.Module, order: ModelOrder | None = None) -> Any:
     """The checkpoint under our names; frozen parameters are the base's."""
     held = {n: p.detach() for n, p in model.named_parameters()}
-    return fit(open_foreign(folder), shapes(model), held.get, order=order)
+    return fit(open_external(folder), shapes(model), held.get, order=order)
 
 
 def assert_moments(found: Any, model: Any) -> None:

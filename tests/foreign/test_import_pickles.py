@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zerotrain.errors import PipelineError
-from zerotrain.foreign import open_foreign, pickles
+from zerotrain.state.external import open_external, pickles
 
 
 class Malicious:
@@ -35,7 +35,7 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
     with pytest.raises(
         PipelineError, match=r"mp_rank_00_model_states.pt: .*posix.system"
     ) as caught:
-        open_foreign(tmp_path)
+        open_external(tmp_path)
     assert "--trust-pickle" in caught.value.hint
     assert not target.exists()
     pickles.load(path, trust_pickle=True)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.foreign.test_import_order import NAMES, Net, assert_moments, decay_split, read, shapes
 
 from zerotrain.errors import PipelineError
-from zerotrain.foreign import open_foreign
+from zerotrain.state.external import open_external
 
 STEPS = 3
 
@@ -249,7 +249,7 @@ def test_skipped_updates_of_fp16_are_no_mixture(there: Any) -> None:
 def test_a_file_stands_for_its_folder(there: Any, name: str) -> None:
     """Given one of its files, the folder is taken."""
     folder, model = there
-    found = open_foreign(folder / name)
+    found = open_external(folder / name)
     assert found.folder == folder
     assert found.shapes.keys() == shapes(model).keys()
 
@@ -265,7 +265,7 @@ def test_one_level_up_names_the_newest_checkpoint(there: Any) -> None:
     newest = folder.with_name("checkpoint-100")
     (newest / "optimizer.pt").unlink()  # as Trainer leaves it with save_only_model
     with pytest.raises(PipelineError, match="no layout that is known; it holds") as caught:
-        open_foreign(folder.parent)
+        open_external(folder.parent)
     assert f"`zerotrain state show {newest}`" in str(caught.value)
     assert f"`resume_from_checkpoint: {newest}`" in str(caught.value)
 
@@ -274,7 +274,7 @@ def test_latest_in_another_encoding_is_a_sentence(tmp_path: Path) -> None:
     """`latest` may hold anything; a name that is no UTF-8 is shown with its bytes."""
     (tmp_path / "latest").write_bytes(b"global_step\xff\xfe\n")
     with pytest.raises(PipelineError, match=r"latest: names 'global_step\\udcff\\udcfe'") as caught:
-        open_foreign(tmp_path)
+        open_external(tmp_path)
     assert "give the folder of the tag itself" in str(caught.value)
 
 

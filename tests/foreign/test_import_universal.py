@@ -10,9 +10,10 @@ import torch
 from tests.foreign import maker
 from tests.foreign.maker import STEPS
 
-from zerotrain import artifact, state
+from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.foreign import open_foreign, write_universal
+from zerotrain.state import state
+from zerotrain.state.external import open_external, write_universal
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +24,8 @@ def loaded(made: Any, ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> l
     group: DeepSpeed's loader there gives all groups the first one's values.
     """
     folder = tmp_path_factory.mktemp("universal")
-    two_groups = open_foreign(made(3, 2, sub_group_size=20) / "checkpoint")
-    one_group = open_foreign(made(2, 1, groups=1) / "checkpoint")
+    two_groups = open_external(made(3, 2, sub_group_size=20) / "checkpoint")
+    one_group = open_external(made(2, 1, groups=1) / "checkpoint")
     write_universal(folder / "two", two_groups)
     write_universal(folder / "one", one_group, tag="mine")
     loads = [
@@ -79,7 +80,7 @@ UNABLE = {"zero3-torch": (3, {"sub_group_size": 20})}
 def continued(made: Any, ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What engines hold MORE steps after they loaded a checkpoint with two param groups."""
     folder = tmp_path_factory.mktemp("continued")
-    write_universal(folder, open_foreign(made(2, 1) / "checkpoint"))
+    write_universal(folder, open_external(made(2, 1) / "checkpoint"))
     every = {**{name: case[:2] for name, case in CONTINUED.items()}, **UNABLE}
     ranks(
         maker.continue_universal, [(folder, *case) for case in every.values()], MORE, folder / "f"
@@ -114,7 +115,7 @@ def test_torchs_optimizer_stops_at_stage_3_instead_of_going_wrong(
 
 def test_a_state_is_written_as_well(tmp_path: Path, made: Any) -> None:
     """zerotrain's own state is a source like any other: the files hold its tensors."""
-    source = open_foreign(made(2, 1, groups=1) / "checkpoint")
+    source = open_external(made(2, 1, groups=1) / "checkpoint")
     with artifact.publish(tmp_path / "state", state.KIND) as draft:
         state.write_state(draft.folder, source.position, source.shapes, source.slots, source.tensor)
     own = state.State(tmp_path / "state")

@@ -13,7 +13,7 @@ import torch
 from tests.foreign.test_import_order import read, trained_there
 
 from zerotrain.errors import PipelineError
-from zerotrain.foreign import ForeignCheckpoint, open_foreign, write_universal
+from zerotrain.state.external import ExternalCheckpoint, open_external, write_universal
 
 MADE = [
     pytest.param(2, 2, {}, id="zero2-two-ranks"),
@@ -61,7 +61,7 @@ def copy(converted: Any, tmp_path: Path) -> Path:
     return tmp_path / "copy" / "global_step3_universal"
 
 
-def assert_same(found: ForeignCheckpoint, expected: ForeignCheckpoint) -> None:
+def assert_same(found: ExternalCheckpoint, expected: ExternalCheckpoint) -> None:
     """Every tensor bit for bit, and the position but for what made it."""
     assert sorted(found.names) == sorted(expected.names)
     assert found.slots == expected.slots
@@ -78,7 +78,7 @@ def test_deepspeeds_own_is_the_checkpoint_that_it_was_made_from(
 ) -> None:
     """Masters, moments, groups, step, frozen weights and ties of ds_to_universal's folder."""
     source, universal = converted(stage, world, options)
-    found, expected = open_foreign(universal), open_foreign(source)
+    found, expected = open_external(universal), open_external(source)
     assert_same(found, expected)
     assert found.tied == expected.tied
     assert found.frozen == expected.frozen
@@ -93,26 +93,26 @@ def test_deepspeeds_own_is_the_checkpoint_that_it_was_made_from(
 def test_ours_comes_back_bit_for_bit(made: Any, tmp_path: Path, groups: int) -> None:
     """What write_universal wrote is read with its groups; nothing of it is left out."""
     options = {"groups": 1} if groups == 1 else {}
-    expected = open_foreign(made(2, 1 if groups == 1 else 2, **options) / "checkpoint")
+    expected = open_external(made(2, 1 if groups == 1 else 2, **options) / "checkpoint")
     tag = write_universal(tmp_path, expected, tag="mine")
-    found = open_foreign(tmp_path)
+    found = open_external(tmp_path)
     assert found.folder == tag
     assert found.names == expected.names
     assert_same(found, expected)
     assert found.position.engine["engine"] == "deepspeed"
     assert len(found.position.param_groups) == groups
     assert found.lost == []
-    again = open_foreign(write_universal(tmp_path, found, tag="again"))
+    again = open_external(write_universal(tmp_path, found, tag="again"))
     assert_same(again, expected)
 
 
 def test_ours_of_earlier_versions_is_read(made: Any, tmp_path: Path) -> None:
     """Without names of the groups: tensors, step and the values of one group."""
-    expected = open_foreign(made(2, 1, groups=1) / "checkpoint")
+    expected = open_external(made(2, 1, groups=1) / "checkpoint")
     tag = write_universal(tmp_path, expected)
     path = tag / "mp_rank_00_model_states.pt"
     torch.save({**torch.load(path, weights_only=False), "param_shapes": None}, path)
-    found = open_foreign(tmp_path)
+    found = open_external(tmp_path)
     assert sorted(found.position.param_groups[0].pop("parameters")) == sorted(expected.names)
     assert sorted(found.names) == sorted(expected.names)
     assert torch.equal(
@@ -125,9 +125,9 @@ def test_latest_is_preferred_to_latest_universal(converted: Any, made: Any, tmp_
     source, universal = converted(2, 2, {})
     shutil.copytree(universal, tmp_path / "both")
     shutil.copytree(source, tmp_path / "both", dirs_exist_ok=True)
-    assert open_foreign(tmp_path / "both").folder.name == "global_step3"
+    assert open_external(tmp_path / "both").folder.name == "global_step3"
     (tmp_path / "both" / "latest").unlink()
-    assert open_foreign(tmp_path / "both").folder.name == "global_step3_universal"
+    assert open_external(tmp_path / "both").folder.name == "global_step3_universal"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_damaged_file_is_named(copy: Path, name: str, damage: str) -> None:
         path.write_bytes(data)
 
     def read() -> list[torch.Tensor]:
-        found = open_foreign(copy)
+        found = open_external(copy)
         return [found.tensor("first.weight", slot) for slot in found.slots]
 
     with pytest.raises(PipelineError, match=path.name) as caught:
@@ -165,7 +165,7 @@ def test_exchanged_files_are_refused(copy: Path) -> None:
     (folder / "exp_avg_sq.pt").rename(folder / "exp_avg.pt")
     (folder / "spare").rename(folder / "exp_avg_sq.pt")
     with pytest.raises(PipelineError, match=r"exp_avg.pt: was saved as exp_avg_sq.pt"):
-        open_foreign(copy).tensor("first.weight", "exp_avg")
+        open_external(copy).tensor("first.weight", "exp_avg")
 
 
 def test_weights_of_another_training_are_refused(copy: Path) -> None:
@@ -175,14 +175,14 @@ def test_weights_of_another_training_are_refused(copy: Path) -> None:
     document["param"] = document["param"].detach() + 1e-3
     torch.save(document, path)
     with pytest.raises(PipelineError, match=r"first.bias/fp32.pt: differs from mp_rank_00_model"):
-        open_foreign(copy)
+        open_external(copy)
 
 
 def test_another_step_is_refused(copy: Path) -> None:
     """All parameters of one save have one step."""
     torch.save(torch.tensor(9.0), copy / "zero" / "last.bias" / "step.pt")
     with pytest.raises(PipelineError, match=r"last.bias/step.pt: step 9, .* 3"):
-        open_foreign(copy)
+        open_external(copy)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def test_a_model_file_of_another_step_is_refused(written: Path, steps: int) -> N
     _count(written, steps, 0)
     sentence = rf"mp_rank_00_model_states\.pt: counts {steps} updates, .*/step\.pt 3"
     with pytest.raises(PipelineError, match=sentence):
-        open_foreign(written)
+        open_external(written)
 
 
 def test_an_earlier_model_file_of_stage_3_is_refused(written: Path) -> None:
@@ -227,13 +227,13 @@ def test_an_earlier_model_file_of_stage_3_is_refused(written: Path) -> None:
     _as_stage3(written)
     _count(written, 2, 0)
     with pytest.raises(PipelineError, match=r"counts 2 updates, zero/optimizer_state\.pt 3"):
-        open_foreign(written)
+        open_external(written)
 
 
 def test_steps_that_fp16_skipped_are_no_updates(written: Path) -> None:
     """The engine's count is of steps, the optimizer's of updates."""
     _count(written, 10, 7)
-    position = open_foreign(written).position
+    position = open_external(written).position
     assert (position.step, position.optimizer_step) == (10, 3)
 
 
@@ -242,7 +242,7 @@ def test_an_optimizer_that_was_started_later_is_told(written: Path, form: Any) -
     """Of a training that loaded weights alone: both counts are kept, as from DeepSpeed's files."""
     form(written)
     _count(written, 10, 0)
-    found = open_foreign(written)
+    found = open_external(written)
     assert (found.position.step, found.position.optimizer_step) == (10, 3)
     assert found.lost == ["the engine counts 10 updates, the optimizer 3: both are kept"]
 
@@ -263,4 +263,4 @@ def test_odd_values_are_one_sentence(written: Path, path: str, held: Any, what: 
     """With the file and the value; no traceback."""
     torch.save(held, written / path)
     with pytest.raises(PipelineError, match=what):
-        open_foreign(written)
+        open_external(written)

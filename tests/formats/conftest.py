@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from tests.families.test_lora import adapted, saved
 from tests.formats.languages import Language, exported
 
 from zerotrain import artifact
-from zerotrain.families import LANGUAGE_MODELS, sdxl_nano
-from zerotrain.families import nano as nano_parts
-from zerotrain.families.sdxl import FAMILY
+from zerotrain.config.families import LANGUAGE_MODELS
+from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families import sdxl_nano
+from zerotrain.models.families.sdxl import FAMILY
 
 LAYERS = ("to_q", "to_out.0", "proj_in", "ff.net.0.proj", "ff.net.2", "conv1", "conv_shortcut")
 """Kinds of layers that formats name differently; the last two are convolutions."""
@@ -35,8 +37,8 @@ def build_base(folder: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 3)
-        patch.setattr(sdxl_nano, "build_autoencoder", with_attention)
-        sdxl_nano.build_nano(CAPTIONS, pictures(16), 0, folder)
+        small = replace(sdxl_nano.SMALL, build_autoencoder=with_attention)
+        small.build(CAPTIONS, pictures(16), 0, folder)
 
 
 @pytest.fixture(scope="session")

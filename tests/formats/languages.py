@@ -11,7 +11,8 @@ from tests.stages.test_export_weights import Export
 
 from zerotrain import artifact
 from zerotrain.data.conversation import Message
-from zerotrain.families import TextFamily, adapters, load_family
+from zerotrain.models.families import adapters, load_family
+from zerotrain.models.families.language import LanguageFamily
 from zerotrain.stages.export_weights import export_weights
 
 ADAPTER = {"rank": 4, "alpha": 6.0}
@@ -30,7 +31,7 @@ class Language(NamedTuple):
     loha: Path
 
     @property
-    def family(self) -> TextFamily:
+    def family(self) -> LanguageFamily:
         return load_family(self.name)  # type: ignore[return-value]
 
     def logits(self, model: torch.nn.Module) -> torch.Tensor:

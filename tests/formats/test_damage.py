@@ -24,22 +24,22 @@ from typer.testing import CliRunner
 
 from zerotrain import artifact, cli
 from zerotrain.artifact import link_or_copy, write_json
-from zerotrain.config import parse_config
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.export import export_universal
-from zerotrain.families import nano as nano_parts
-from zerotrain.families.lora import ADAPTER as LORA
-from zerotrain.foreign import ForeignCheckpoint
-from zerotrain.formats import convert
-from zerotrain.formats.opening import check_whole
-from zerotrain.model_place import open_place
-from zerotrain.position import MASTER
+from zerotrain.export.export import export_universal
+from zerotrain.export.formats.conversion import convert
+from zerotrain.export.formats.opening import check_whole
+from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families.lora import ADAPTER as LORA
+from zerotrain.models.hub import open_location
 from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.stages.import_checkpoint import import_checkpoint
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.stages.render_launch import render_launch
-from zerotrain.state import State
-from zerotrain.state_source import open_source
+from zerotrain.state.external import ExternalCheckpoint
+from zerotrain.state.open import open_source
+from zerotrain.state.position import MASTER
+from zerotrain.state.state import State
 
 PRESET = Path(__file__).parents[2] / "config" / "launch" / "torch.yaml"
 HOW = ("deleted", "truncated", "flipped")
@@ -294,7 +294,7 @@ def hint_of(folder: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "how", ["deleted", pytest.param("truncated", marks=pytest.mark.slow), "flipped"]
+    "how", ["deleted", pytest.param("truncated", marks=pytest.mark.soak), "flipped"]
 )
 @pytest.mark.parametrize(("words", "folder", "name"), CASES)
 def test_a_damaged_file_is_named_with_what_makes_it_again(
@@ -438,7 +438,7 @@ def test_an_exported_adapter_is_a_start(project: Path, file: str) -> None:
     """As other programs' adapters are: weights alone, checked by the manifest next to them."""
     path = Path("outputs", file)
     found = open_source(path.parent)
-    assert isinstance(found, ForeignCheckpoint)
+    assert isinstance(found, ExternalCheckpoint)
     assert found.slots == [MASTER]
     assert all(".lora_" in name for name in found.names)
     with damaged(path, "flipped"), pytest.raises(PipelineError) as caught:
@@ -472,4 +472,4 @@ def test_a_model_with_another_programs_manifest_is_a_base(tmp_path: Path, found:
     """A manifest.json that has none of our keys does not describe a folder of ours."""
     write_json(tmp_path / "manifest.json", found)
     (tmp_path / "model_index.json").write_text("{}")
-    assert set(open_place(str(tmp_path), None).names) == {"manifest.json", "model_index.json"}
+    assert set(open_location(str(tmp_path), None).names) == {"manifest.json", "model_index.json"}

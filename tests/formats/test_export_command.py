@@ -55,11 +55,40 @@ def test_a_checkpoint_becomes_any_format_at_once(checkpoint, base, tmp_path, for
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_rolling_checkpoint_is_exported_as_it_was_trained(checkpoint, base, tmp_path):
+    """Whatever the configuration says by now, which is named with both values."""
+    words = ["--config", tmp_path / "run.yaml", "--base", base]
+    run(checkpoint.checkpoint, *words, "--output", tmp_path / "before")
+    progress = tmp_path / "results" / "tiny" / "plain" / "progress"
+    rolling = shutil.copytree(checkpoint.checkpoint, progress / "step-00000012")
+    config = checkpoint.config("fp32")
+    trained = {"family": "sdxl", "lora": config.lora_values(), "long_captions": "chunk"}
+    (progress / "fingerprint.json").write_text(json.dumps(trained))
+    document = json.loads((tmp_path / "run.yaml").read_text())
+    document["lora"] |= {"alpha": 64.0}
+    (tmp_path / "run.yaml").write_text(json.dumps(document))
+    said = run(rolling, *words, "--output", tmp_path / "after")
+    for key, now, then in (("long_captions", "truncate", "chunk"), ("lora.alpha", 64.0, 6.0)):
+        assert (
+            f"{tmp_path / 'run.yaml'}: {key} is {now}, and the checkpoint was trained with {then}, "
+            "which is taken\n" in said
+        )
+    assert said.count("which is taken") == 2
+    said = run(rolling, "--family", "sdxl", "--base", base, "--output", tmp_path / "alone")
+    assert said == f"wrote {tmp_path / 'alone'}\n"
+    before, after, alone = (
+        artifact.read(tmp_path / name, "weights") for name in ("before", "after", "alone")
+    )
+    lora = "pytorch_lora_weights.safetensors"
+    assert before.files[lora] == after.files[lora] == alone.files[lora]
+    assert after.content == alone.content == before.content | {"long_captions": "chunk"}
+
+
 def test_a_wrong_format_lists_the_formats(lora, tmp_path):
     text = run(lora, "--to", "comfy", "--output", tmp_path / "out")
     assert "ERROR: --to: 'comfy' is not known" in text
     assert (
-        "choose one of diffusers, transformers, merged, single_file, ldm, diffusers_lora, peft, "
+        "there are: diffusers, transformers, merged, single_file, ldm, diffusers_lora, peft, "
         "kohya, universal" in text
     )
 
@@ -68,7 +97,7 @@ def test_what_a_checkpoint_cannot_become_is_refused_before_it_is_read(checkpoint
     """No state appears either."""
     words = ["--config", tmp_path / "run.yaml", "--base", base, "--state", tmp_path / "state"]
     text = run(checkpoint.checkpoint, *words, "--to", "ldm", "--output", tmp_path / "out")
-    assert "holds an adapter beside its base, not one model" in text
+    assert "holds an adapter and its base, not one model" in text
     assert not (tmp_path / "state").exists()
 
 

@@ -17,14 +17,17 @@ from tests.families.test_lora import adapted, difference, saved
 from tests.formats.conftest import ADAPTER, published, tensors_below
 
 from zerotrain import artifact
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.families.lora import ADAPTER as LORA_FILE
-from zerotrain.families.lora import METADATA
-from zerotrain.families.sdxl import FAMILY
-from zerotrain.formats import FORMATS as ALL_FORMATS
-from zerotrain.formats import convert, kohya, ldm
-from zerotrain.formats.opening import open_pipeline
-from zerotrain.formats.sdxl_names import UNET, unet_names
+from zerotrain.export.formats import FORMATS as ALL_FORMATS
+from zerotrain.export.formats import kohya, ldm
+from zerotrain.export.formats.conversion import convert
+from zerotrain.export.formats.opening import open_pipeline
+from zerotrain.export.formats.sdxl_names import UNET, unet_names
+from zerotrain.models.families.lora import ADAPTER as LORA_FILE
+from zerotrain.models.families.lora import METADATA
+from zerotrain.models.families.sdxl import FAMILY
+from zerotrain.stages.build_base import build_base
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = {name: form for name, form in ALL_FORMATS.items() if form.modality != "text"}
@@ -144,6 +147,20 @@ def test_merged_weights_are_those_that_the_library_merges(lora, trained, tmp_pat
     assert difference(unet, trained) < 1e-5
     assert difference(unet, FAMILY.load_model(lora).eval()) > 0.01
     assert not (tmp_path / "out" / LORA_FILE).exists()
+
+
+def test_merged_weights_are_the_base_of_another_run(lora, tmp_path):
+    """As of DiffSynth-Studio's differential training, which is imported so."""
+    convert(lora, "merged", tmp_path / "merged", dtype="bf16")
+    raw = {
+        "run": "second", "base": str(tmp_path / "merged"), "data": {"images": "-"}, "lora": {},
+        "phases": [{"name": "train", "until": 1}],
+    }  # fmt: skip
+    build_base(parse_config(raw, "test"), None, tmp_path / "base")
+    assert artifact.read(tmp_path / "base", "base").content["base"] == raw["base"]
+    found = FAMILY.load_model(tmp_path / "base").state_dict()
+    fused = FAMILY.load_model(tmp_path / "merged").state_dict()
+    assert all(torch.equal(tensor, fused[name]) for name, tensor in found.items())
 
 
 def test_merged_weights_go_on_to_any_other_format(lora, tmp_path):
@@ -336,7 +353,7 @@ def test_a_whole_model_has_no_format_of_adapters(whole, tmp_path, form):
 def test_a_family_without_a_table_of_names_is_refused(whole, lora, tmp_path, monkeypatch):
     """With those that have one, and the formats that need none."""
     monkeypatch.setattr(ldm, "LAYOUTS", {"other": None})
-    monkeypatch.setattr(kohya, "PLACES", {"other": None})
+    monkeypatch.setattr(kohya, "SLOTS", {"other": None})
     for source, form, instead in ((whole, "ldm", "single_file"), (lora, "kohya", "peft")):
         with pytest.raises(PipelineError, match=f"--to {form}: .*sdxl (has no|are not)") as no:
             convert(source, form, tmp_path / "out")
@@ -400,7 +417,7 @@ def test_a_wrong_name_would_be_found_before_anything_is_published(
     with pytest.raises(PipelineError):
         convert(whole, "ldm", tmp_path / "out")
     monkeypatch.setattr(
-        "zerotrain.formats.kohya._alpha",
+        "zerotrain.export.formats.kohya._alpha",
         lambda weights, layer: 4.0,
     )
     with pytest.raises(PipelineError, match=r"is scaled by 1 instead of 1\.5"):

@@ -12,9 +12,10 @@ from tests.formats.languages import MESSAGES, PROMPT, Language
 from typer.testing import CliRunner
 
 from zerotrain import cli
-from zerotrain.config import EvaluateConfig
-from zerotrain.families import ROOT
-from zerotrain.formats import convert
+from zerotrain.config.families import ROOT
+from zerotrain.config.models import EvaluateConfig
+from zerotrain.data.conversation import Message
+from zerotrain.export.formats.conversion import convert
 
 WORDS = ("--max-new-tokens", 12)
 BETWEEN = "\n---\n"
@@ -56,6 +57,16 @@ def test_a_lora_of_any_format_answers_alike(language, tmp_path, form):
     if form == "peft":
         file = tmp_path / "out" / "adapter_model.safetensors"
         assert answer(file, "--base", language.base) == expected(language, language.lora)
+
+
+def test_a_raw_prompt_is_taken_as_it_is(language):
+    """As the rows of prompt_template: alpaca were learned; it has no turns beside it."""
+    config = EvaluateConfig(max_new_tokens=12)
+    found = language.family.generate(
+        language.whole, [[Message("prompt", PROMPT)]], config, max_length=32, device="cpu"
+    )
+    assert answer(language.whole, "--raw") == found[0] + "\n"
+    assert "a raw prompt has no turns" in answer(language.whole, "--raw", "--system", "be brief")
 
 
 def test_a_prefix_is_found(language, tmp_path):

@@ -15,9 +15,10 @@ from tests.formats.test_publish import run as card
 from tests.formats.test_sample import distance, images
 
 from zerotrain.errors import PipelineError
-from zerotrain.families import adapters
-from zerotrain.families.sdxl import FAMILY
-from zerotrain.formats import FORMATS, convert
+from zerotrain.export.formats import FORMATS
+from zerotrain.export.formats.conversion import convert
+from zerotrain.models.families import adapters
+from zerotrain.models.families.sdxl import FAMILY
 
 LOHA = {"peft_type": "LOHA", "r": 2, "alpha": 6, "target_modules": ["to_q", "conv1"]}
 
@@ -62,7 +63,7 @@ def test_pefts_folder_answers_as_the_trained_model(base, loha, trained, tmp_path
 
 
 @pytest.mark.parametrize("form", ["weights", "peft"])
-def test_the_card_says_how_to_load_it(base, loha, trained, tmp_path, form):
+def test_the_card_says_how_to_load_it(base, loha, trained, tmp_path, form, monkeypatch):
     """Its code runs, and gives the model that was trained; its tag is the method's."""
     source = loha
     if form == "peft":
@@ -74,6 +75,7 @@ def test_the_card_says_how_to_load_it(base, loha, trained, tmp_path, form):
     code = text.split("```")[1].removeprefix("python\n").replace("BASE", str(base))
     code = code.replace('snapshot_download("owner/cats")', repr(str(source)))
     scope: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)  # it writes an image there
     exec(code.replace("owner/cats", str(source)), scope)
     model = scope["model"] if form == "peft" else scope["pipeline"].unet
     assert difference(model.eval(), trained) == 0.0

@@ -20,13 +20,14 @@ import yaml
 from PIL import Image
 from tests.families.test_lora import difference
 from tests.formats.test_formats import FORMATS
+from tests.lineage.test_ran_on import HISTORY, RAN_ON
 from typer.testing import CliRunner
 
 from zerotrain import artifact, cli
-from zerotrain.families.sdxl import FAMILY
-from zerotrain.formats import convert
-from zerotrain.model_card import LOADING, model_card
-from zerotrain.origin import Origin
+from zerotrain.export.formats.conversion import convert
+from zerotrain.export.model_card import LOADING, model_card
+from zerotrain.export.provenance import Origin
+from zerotrain.models.families.sdxl import FAMILY
 
 REPO = "me/houses"
 
@@ -101,6 +102,19 @@ def test_a_dry_run_writes_the_card_and_lists_the_files(phase, monkeypatch):
     assert f"| {before} |" in text
 
 
+def test_a_card_says_what_trained_the_weights_and_what_changed():
+    """From the weights' own manifest, which travels without its run; a stranger's is no markup."""
+    made_by = {"ran_on": {**RAN_ON, "driver": "<i>5\n# 7"}, "history": HISTORY}
+    said = {"family": "sdxl", "to": "kohya", "dtype": "fp32", "step": 700}
+    weights = artifact.Artifact(Path("weights"), "exported", said, {}, {}, made_by)
+    text = model_card(weights, REPO, Origin(base="nano"), None)
+    assert "## What it was trained on\n\n- exact: steps 301 to 700, since the change" in text
+    assert "- device: NVIDIA H100 80GB HBM3, driver &lt;i&gt;5 # 7\n" in text
+    assert text.endswith("- after step 300: NVIDIA_TF32_OVERRIDE unset → 0\n")
+    bare = artifact.Artifact(Path("weights"), "exported", {**said, "step": "x"}, {}, {}, {})
+    assert "What it was trained on" not in model_card(bare, REPO, Origin(base="nano"), None)
+
+
 @pytest.mark.parametrize("named", ["nano", "/home/me/models/sdxl", "a/b:unet/*,c/d:vae/*"])
 def test_a_card_names_no_base_that_others_lack(named):
     """A preset, a folder of one's own, parts of several: readers put the name of theirs there."""
@@ -136,7 +150,7 @@ def test_an_export_leads_to_the_phase_that_it_came_from(phase, tmp_path):
 
 
 @pytest.mark.parametrize("form", [*FORMATS, "adapter"])
-def test_the_card_says_how_to_load_it(whole, lora, base, trained, tmp_path, form):
+def test_the_card_says_how_to_load_it(whole, lora, base, trained, tmp_path, form, monkeypatch):
     """Its code runs, and gives the model that was trained."""
     source = whole if not FORMATS.get(form, FORMATS["peft"]).adapter else lora
     convert(source, "diffusers" if form == "adapter" else form, tmp_path / "out")
@@ -147,6 +161,7 @@ def test_the_card_says_how_to_load_it(whole, lora, base, trained, tmp_path, form
         name = tmp_path / "out" / ("model.safetensors" if call.startswith("hf") else "")
         code = code.replace(call, repr(str(name)))
     scope: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)  # it writes an image there
     exec(code.replace(REPO, str(tmp_path / "out")), scope)
     expected = trained if source == lora else FAMILY.load_model(whole).eval()
     if form == "single_file":
@@ -154,7 +169,7 @@ def test_the_card_says_how_to_load_it(whole, lora, base, trained, tmp_path, form
         return
     model = scope["model"] if form == "peft" else scope["pipeline"].unet
     assert difference(model.eval(), expected) <= 1e-5
-    assert set(LOADING) >= {form} - {"merged"}
+    assert (form in LOADING) == (form not in ("diffusers", "merged", "adapter"))
 
 
 class Hub(BaseHTTPRequestHandler):

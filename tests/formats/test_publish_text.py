@@ -14,10 +14,10 @@ from tests.formats.languages import Language, publish_base
 from tests.formats.test_publish import REPO, head_of, hub, run, upload  # noqa: F401
 
 from zerotrain import artifact
-from zerotrain.evaluation.answers import ANSWERS, Answer, write_answers
-from zerotrain.families import ROOT
-from zerotrain.formats import convert
-from zerotrain.model_card import LOADING_TEXT
+from zerotrain.config.families import ROOT
+from zerotrain.evaluation.results import ANSWERS, Answer, write_answers
+from zerotrain.export.formats.conversion import convert
+from zerotrain.export.model_card import LOADING_TEXT
 
 ANSWERED = [
     Answer("1+2=", "3", "3"),
@@ -73,8 +73,8 @@ def test_a_dry_run_writes_the_card_and_lists_the_files(phase, language, tmp_path
     assert "| format | peft |" in text
 
 
-@pytest.mark.parametrize("form", LOADING_TEXT)
-def test_the_card_says_how_to_load_it(language, tmp_path, form):
+@pytest.mark.parametrize("form", [*LOADING_TEXT, "transformers", "adapter", "method"])
+def test_the_card_says_how_to_load_it(language, tmp_path, form, monkeypatch):
     """Its code runs, and gives the model that was trained."""
     source = language.lora if form in ("adapter", "peft") else language.whole
     if form == "method":
@@ -88,6 +88,7 @@ def test_the_card_says_how_to_load_it(language, tmp_path, form):
         name = tmp_path / "out" / ("model.safetensors" if call.startswith("hf") else "")
         code = code.replace(call, repr(str(name)))
     scope: dict[str, Any] = {}
+    monkeypatch.chdir(tmp_path)  # it writes an image there
     exec(code.replace(REPO, str(tmp_path / "out")), scope)
     if form == "single_file":
         assert (
@@ -102,6 +103,24 @@ def test_the_card_says_how_to_load_it(language, tmp_path, form):
     assert scope["tokenizer"]("1+2").input_ids
 
 
+@pytest.mark.parametrize("language", ["causal_lm"], indirect=True)
+@pytest.mark.parametrize("form", ["raw", "system"])
+def test_the_card_asks_as_the_training_did(phase, form):
+    """A prompt of Alpaca's text as it is, or with the system's turn before the question."""
+    manifest = phase / ("weights" if form == "raw" else "evaluation") / "manifest.json"
+    written = json.loads(manifest.read_text())
+    written["content"] |= (
+        {"prompt_template": "alpaca"} if form == "raw" else {"systems": ["You add.", *[""] * 11]}
+    )
+    manifest.write_text(json.dumps(written))
+    run(phase / "weights", REPO, "--dry-run")
+    card = (phase / "weights-card" / "README.md").read_text()
+    assert {
+        "raw": 'inputs = tokenizer("1+2=", return_tensors="pt")',
+        "system": 'ids = tokenizer("You add.\\n").input_ids',
+    }[form] in card
+
+
 def test_weights_and_card_are_uploaded_in_one_commit(phase, tmp_path, hub):  # noqa: F811
     """A whole folder: tensors, configuration, tokenizer and card as they are here."""
     kept, address = hub
@@ -111,4 +130,5 @@ def test_weights_and_card_are_uploaded_in_one_commit(phase, tmp_path, hub):  # n
     files = artifact.read(tmp_path / "merged", "weights").files
     assert {"model.safetensors", "tokenizer.json", "generation_config.json"} <= set(files)
     assert kept.files.pop("README.md") == (tmp_path / "merged-card" / "README.md").read_bytes()
-    assert kept.files == {name: (tmp_path / "merged" / name).read_bytes() for name in files}
+    uploaded = set(files) - {"README.md"}  # the card stands in its place
+    assert kept.files == {name: (tmp_path / "merged" / name).read_bytes() for name in uploaded}

@@ -14,8 +14,8 @@ from tests.formats.test_formats import OF_ADAPTERS, OF_WHOLE, header, pipeline_o
 from typer.testing import CliRunner
 
 from zerotrain import cli
-from zerotrain.formats import convert
-from zerotrain.formats.single_file import FILE
+from zerotrain.export.formats.conversion import convert
+from zerotrain.export.formats.single_file import FILE
 
 PROMPT = "a red house"
 SETTINGS = ("--steps", 2, "--guidance", 3.0)
@@ -139,6 +139,37 @@ def test_a_file_that_does_not_fit_the_base_is_refused(request, base, tmp_path, o
     assert f"ERROR: {file}: does not fit the base (" in run(file, PROMPT, *words)
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "count", "message"),
+    [
+        ("QwenImageEditPipeline", 0, "takes 1 conditioning image for each prompt, and none is"),
+        ("QwenImageEditPipeline", 2, "takes 1 conditioning image for each prompt, and 2 are given"),
+        ("QwenImageEditPlusPipeline", 0, "takes at least 1 conditioning image for each prompt"),
+        ("FluxFillPipeline", 1, "takes 2 conditioning images for each prompt, and 1 is given"),
+        ("StableDiffusionXLPipeline", 1, "has no input for conditioning images"),
+    ],
+)
+def test_a_number_of_images_that_a_model_does_not_take_is_refused(
+    tmp_path, pipeline, count, message
+):
+    """Before a model is loaded, by the class that model_index.json names."""
+    (tmp_path / "model_index.json").write_text(f'{{"_class_name": "{pipeline}"}}')
+    Image.new("RGB", (16, 16)).save(tmp_path / "input.png")
+    words = ["--image", tmp_path / "input.png"] * count
+    text = run(tmp_path, PROMPT, *words)
+    assert f"ERROR: --image: {tmp_path}" in text
+    assert pipeline in text
+    assert message in text
+
+
+def test_an_image_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "text.png").write_text("no image")
+    for file, why in (("text.png", "not an image that Pillow can read"), ("0.png", "No such file")):
+        assert f"ERROR: --image: {tmp_path / file}: {why}" in run(
+            tmp_path, PROMPT, "--image", tmp_path / file
+        )
+
+
 def test_a_side_that_no_model_makes_is_refused(whole):
-    assert "--resolution: 33 is no multiple of 8" in run(whole, PROMPT, "--resolution", 33)
+    assert "--resolution: 33 is not a multiple of 8" in run(whole, PROMPT, "--resolution", 33)
     assert "--guidance: -1.0 is too small" in run(whole, PROMPT, "--guidance", -1)

@@ -19,12 +19,14 @@ from tests.stages.test_export_weights import Export
 from transformers import AddedToken
 
 from zerotrain import artifact
-from zerotrain.config import EvaluateConfig
+from zerotrain.config.families import ROOT
+from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
-from zerotrain.families import ROOT, load_family
-from zerotrain.formats import FORMATS, convert
-from zerotrain.formats.weights import ExportedWeights
+from zerotrain.export.formats import FORMATS
+from zerotrain.export.formats.conversion import convert
+from zerotrain.export.formats.weights import ExportedWeights
+from zerotrain.models.families import load_family
 from zerotrain.stages.export_weights import export_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from zerotrain.importing.command_line import import_command
-from zerotrain.importing.reading import Asked, Imported, import_file
+from zerotrain.importers.command_line import import_command
+from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.reading import ImportOptions, import_file
 
 ROOT = Path(__file__).parents[2]
 REFERENCES = Path(__file__).parent / "references"
@@ -31,15 +33,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def imported(place: Path) -> Callable[..., Imported]:
+def imported(place: Path) -> Callable[..., ImportedConfig]:
     """Imports a guide's file or, by a name that ends in .sh, its commands."""
 
-    def read(name: str, precision: str | None = None) -> Imported:
-        asked = Asked(precision=precision, presets=PRESETS)
+    def read(name: str, precision: str | None = None, **options: Any) -> ImportedConfig:
+        options = ImportOptions(precision=precision, presets=PRESETS, **options)
         path = REFERENCES / name
         if path.suffix == ".sh":
-            return import_command(path.read_text(), asked)
+            return import_command(path.read_text(), options)
         shutil.copy(path, place / path.name)
-        return import_file(Path(path.name), asked)
+        return import_file(Path(path.name), options)
 
     return read

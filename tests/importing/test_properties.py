@@ -12,29 +12,26 @@ import yaml
 from tests.importing.test_references import leaves
 
 from zerotrain.errors import PipelineError
-from zerotrain.importing.accelerate import read_accelerate
-from zerotrain.importing.batch import Part
-from zerotrain.importing.deepspeed import Beside, read_deepspeed
-from zerotrain.importing.diffsynth import read_diffsynth
-from zerotrain.importing.draft import Draft
-from zerotrain.importing.keys import Key
-from zerotrain.importing.keys_accelerate import ACCELERATE
-from zerotrain.importing.keys_deepspeed import DEEPSPEED
-from zerotrain.importing.keys_programs import DIFFSYNTH, SIMPLETUNER, TRAINER
-from zerotrain.importing.program import ACCELERATE as PROGRAM
-from zerotrain.importing.program import RUN, trainer
-from zerotrain.importing.reading import Imported, nest
-from zerotrain.importing.simpletuner import read_simpletuner
-from zerotrain.importing.trainer import read_trainer
-from zerotrain.importing.write import config_text, report
+from zerotrain.importers.accelerate import read_accelerate
+from zerotrain.importers.batch import Part
+from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed
+from zerotrain.importers.diffsynth import read_diffsynth
+from zerotrain.importers.imported_config import ImportedConfig, nest
+from zerotrain.importers.keys import DIFFSYNTH, SIMPLETUNER, TRAINER
+from zerotrain.importers.program import ACCELERATE as PROGRAM
+from zerotrain.importers.program import RUN, trainer
+from zerotrain.importers.simpletuner import read_simpletuner
+from zerotrain.importers.trainer import read_trainer
+from zerotrain.importers.write import config_text, report
+from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"
 SEEDS = range(400)
 USUAL: dict[str, list[Any]] = {
-    "whole": [0, 1, 2, 3, 4, 8, 1e9],
+    "integer": [0, 1, 2, 3, 4, 8, 1e9],
     "number": [0, 1, 1e-4, 0.5, "1e-4"],
-    "flag": [True, False, "true", "no"],
-    "text": ["none", "cpu", "nvme", "AdamW", "WarmupLR", "no", "bf16", "DEEPSPEED", "linear"],
+    "boolean": [True, False, "true", "no"],
+    "string": ["none", "cpu", "nvme", "AdamW", "WarmupLR", "no", "bf16", "DEEPSPEED", "linear"],
     "list": [[0.9, 0.999], [0.9, 0.95]],
     "block": [{}, {"enabled": "auto"}, {"a": {"b": ["auto", 1]}}, 1, [1, "auto"]],
 }
@@ -51,10 +48,22 @@ LIKELY: dict[str, list[Any]] = {
     "lr_scheduler_type": ["linear", "cosine", "constant", "inverse_sqrt"],
     "optim": ["adamw_torch", "adafactor", "sgd"],
     "lora_base_model": ["dit"],
+    "lora_target_modules": ["to_q,to_k"],
     "task": ["sft:train", "sft"],
     "deepspeed_config.deepspeed_config_file": ["none"],
     "deepspeed": [None],
     "num_processes": [1, 2, 8],
+    "model_family": ["sdxl", "sd3", "flux", "qwen_image"],
+    "model_flavour": [None],
+    "lr_scheduler": ["constant", "sine", "polynomial", "linear", "cosine"],
+    "data_backend_config": [None],
+    "caption_strategy": ["textfile", "filename"],
+    "lora_type": ["standard"],
+    "resolution_type": ["pixel", "pixel_area", "area"],
+    "grad_clip_method": ["norm", "value"],
+    "loss_type": ["l2", "huber"],
+    "huber_schedule": ["snr"],
+    "base_model_precision": ["no_change"],
 }
 
 
@@ -65,13 +74,13 @@ def drawn(table: Mapping[str, Key], seed: int, oddness: float = 0.1) -> dict[str
     names = [
         key.name
         for key in table.values()
-        if key.kind != "section" and not key.name.endswith("*")
+        if key.type != "section" and not key.name.endswith("*")
         and (key.fate != "refused" or draw.random() < 0.02)
         and (key.name in LIKELY or draw.random() < share)
     ]  # fmt: skip
     values: dict[str, Any] = {}
     for name in names:
-        usual = LIKELY.get(name, USUAL[table[name].kind])
+        usual = LIKELY.get(name, USUAL[table[name].type])
         value = "auto" if draw.random() < 0.2 and name not in LIKELY else draw.choice(usual)
         values[name] = draw.choice(ODD) if draw.random() < oddness * draw.random() else value
     if draw.random() < oddness / 2:
@@ -79,13 +88,13 @@ def drawn(table: Mapping[str, Key], seed: int, oddness: float = 0.1) -> dict[str
     return values
 
 
-def held(draft: Draft) -> None:
+def held(result: ImportedConfig) -> None:
     """What holds of everything that comes out."""
-    found = nest(draft.values)
+    found = nest(result.values)
     assert not [leaf for leaf in leaves(found) if leaf == "auto"], found
-    text = config_text(Imported("a test", draft.values, draft.notes))
+    text = config_text(ImportedConfig("a test", result.values, result.notes))
     assert yaml.safe_load(text) == found
-    assert report(draft.notes)
+    assert report(result.notes)
     train, launch = found.get("train", {}), found["launch"]
     if "global_batch_size" in train:
         parts = train.get("gradient_accumulation_steps", 1) * launch["num_processes"]
@@ -98,17 +107,19 @@ def test_deepspeeds_keys(program: Any) -> None:
     """As each program would read them."""
     taken = 0
     for seed in SEEDS:
-        draft = Draft()
-        beside = Beside(
+        result = ImportedConfig()
+        context = SurroundingSettings(
             program=program, precision=random.Random(seed).choice([None, "bf16", "fp16", "no"]),
             processes=Part(random.Random(-seed).choice([None, 1, 2])), presets=PRESETS,
         )  # fmt: skip
         try:
-            read_deepspeed(nest(drawn(DEEPSPEED, seed)), "drawn.json", draft, beside)
+            read_deepspeed(nest(drawn(DEEPSPEED, seed)), "drawn.json", result, context)
         except PipelineError:
             continue
+        if result.problems:
+            continue
         taken += 1
-        held(draft)
+        held(result)
     assert taken > len(SEEDS) / 20, "too few are right to say anything"
 
 
@@ -116,14 +127,18 @@ def test_accelerates_keys() -> None:
     """With its keys for DeepSpeed."""
     taken = 0
     for seed in SEEDS:
-        draft = Draft()
+        result = ImportedConfig()
         try:
             config = nest(drawn(ACCELERATE, seed))
-            read_accelerate(config, None, draft, Beside(program=PROGRAM, presets=PRESETS))
+            read_accelerate(
+                config, None, result, SurroundingSettings(program=PROGRAM, presets=PRESETS)
+            )
         except PipelineError:
             continue
+        if result.problems:
+            continue
         taken += 1
-        held(draft)
+        held(result)
     assert taken > len(SEEDS) / 20
 
 
@@ -132,20 +147,22 @@ def test_trainers_arguments(whose: str) -> None:
     """A whole run each."""
     taken = 0
     for seed in SEEDS:
-        draft, beside = Draft(), Beside(program=PROGRAM, presets=PRESETS)
+        result, context = ImportedConfig(), SurroundingSettings(program=PROGRAM, presets=PRESETS)
         launch = ({"distributed_type": "NO"}, None)
         try:
             if whose == "trainer":
-                read_trainer(drawn(TRAINER, seed), "drawn.py", draft, beside)
+                read_trainer(drawn(TRAINER, seed), "drawn.py", result, context)
             elif whose == "simpletuner":
                 given = nest(drawn(SIMPLETUNER, seed))
                 if seed % 2:
                     given["deepspeed_config"] = nest(drawn(DEEPSPEED, seed))
-                read_simpletuner(given, None, draft, beside)
+                read_simpletuner(given, None, result, context)
             else:
-                read_diffsynth([drawn(DIFFSYNTH, seed)], launch, "drawn.py", draft, beside)
+                read_diffsynth([drawn(DIFFSYNTH, seed)], launch, "drawn.py", result, context)
         except PipelineError:
             continue
+        if result.problems:
+            continue
         taken += 1
-        held(draft)
+        held(result)
     assert taken > len(SEEDS) / 40

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zerotrain.config import parse_config, read_config
-from zerotrain.importing.command import parse_commands
-from zerotrain.importing.reading import Imported
-from zerotrain.scalar import scalar
+from zerotrain.config.read import parse_config, read_config
+from zerotrain.config.scalar import scalar
+from zerotrain.importers.command import parse_commands
+from zerotrain.importers.imported_config import ImportedConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "from-diffsynth.md"
@@ -23,6 +23,7 @@ DIFFERENCES = {
     "phases.0.launch.accelerate.debug": "checks every collective operation, which costs time",
     "cache.dtype": "encodings are kept in bf16, as DiffSynth-Studio keeps them",
     "export.dtype": "the adapter is written in bf16, as DiffSynth-Studio writes it",
+    "cache.max_sequence_length": "the pipeline's own 512; set 1024 for longer captions",
 }
 """Where the recipe is not what is imported."""
 
@@ -40,7 +41,7 @@ def leaves(values: Any, path: str = "") -> dict[str, Any]:
     return found or ({} if values == {} else {path.removesuffix("."): values})
 
 
-def table(found: Imported) -> str:
+def table(found: ImportedConfig) -> str:
     """What became of each flag of the two commands."""
     prepare, train = (command.arguments for command in parse_commands(COMMANDS.read_text()))
     lines = ["| flag | `sft:data_process` | `sft:train` | here | |", "|---|---|---|---|---|"]
@@ -71,7 +72,7 @@ def _shown(value: Any) -> str:
     return "" if value is None else "given" if value is True else f"`{value}`"
 
 
-def differences(found: Imported) -> dict[str, tuple[Any, Any]]:
+def differences(found: ImportedConfig) -> dict[str, tuple[Any, Any]]:
     """The keys of the whole configuration, defaults filled in, whose values are not the same.
 
     Training and launch are compared in the phase, into which they are merged.
@@ -85,13 +86,15 @@ def differences(found: Imported) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def test_the_recipe_is_the_guides_command_key_by_key(imported: Callable[..., Imported]) -> None:
+def test_the_recipe_is_the_guides_command_key_by_key(
+    imported: Callable[..., ImportedConfig],
+) -> None:
     """What differs is listed with its reason."""
     assert set(differences(imported("diffsynth/commands.sh", "bf16"))) == set(DIFFERENCES)
 
 
 def test_the_page_has_every_flag(
-    imported: Callable[..., Imported], generated: Callable[[Path, str], None]
+    imported: Callable[..., ImportedConfig], generated: Callable[[Path, str], None]
 ) -> None:
     """And what the importer makes of it."""
     page = PAGE.read_text()

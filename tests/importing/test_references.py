@@ -10,10 +10,12 @@ import pytest
 import yaml
 from ruamel.yaml import YAML
 
-from zerotrain.config import parse_config
-from zerotrain.errors import PipelineError
-from zerotrain.importing.reading import Imported
-from zerotrain.importing.write import config_text, report
+from zerotrain.config.read import parse_config
+from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.write import config_text, report
+from zerotrain.machine.detect import Device, Machine
+from zerotrain.machine.host import detect_host
+from zerotrain.machine.verdict import choose_precision
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "importing"
@@ -29,7 +31,7 @@ ASKS = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_guides_snippet_becomes_the_golden_file(
-    name: str, imported: Callable[..., Imported], generated: Callable[[Path, str], None]
+    name: str, imported: Callable[..., ImportedConfig], generated: Callable[[Path, str], None]
 ) -> None:
     """The configuration, and below it what became of every key."""
     found = imported(name, "bf16" if name in ASKS else None)
@@ -40,7 +42,7 @@ def test_a_guides_snippet_becomes_the_golden_file(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_written_is_read_as_it_was_meant(
-    name: str, imported: Callable[..., Imported]
+    name: str, imported: Callable[..., ImportedConfig]
 ) -> None:
     """By YAML 1.1 and 1.2, without an "auto", and with a batch that multiplies out."""
     found = imported(name, "bf16" if name in ASKS else None)
@@ -54,13 +56,27 @@ def test_what_is_written_is_read_as_it_was_meant(
     assert max(len(line) for line in text.splitlines() if "base:" not in line) <= 240
 
 
+@pytest.mark.parametrize(("capability", "expected"), [((8, 0), "bf16"), ((7, 5), "fp16")])
 @pytest.mark.parametrize("name", sorted(ASKS))
-def test_a_precision_that_nothing_says_is_asked_for(
-    name: str, imported: Callable[..., Imported]
+def test_the_machine_decides_a_precision_that_nothing_says(
+    name: str,
+    capability: tuple[int, int],
+    expected: str,
+    imported: Callable[..., ImportedConfig],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is never guessed."""
-    with pytest.raises(PipelineError, match="--precision bf16, fp16 or no"):
-        imported(name)
+    """And the report says so; DiffSynth-Studio's own commands load their models in bf16."""
+    device = Device(name="a GPU", capability=capability)
+    machine = Machine(accelerator="cuda", host=detect_host(), devices=(device,))
+    monkeypatch.setattr("zerotrain.machine.verdict.detect", lambda: machine)
+    found = imported(name, choose=choose_precision)
+    own = name == "diffsynth/commands.sh"
+    assert found.values["launch.mixed_precision"] == ("bf16" if own else expected)
+    reasons = [n.reason for n in found.notes if n.ours == "launch.mixed_precision"]
+    said = "DiffSynth-Studio loads this model in bf16" if own else "chosen for this machine"
+    assert all(said in reason for reason in reasons)
+    if (own, expected) == (False, "fp16"):
+        assert "compute capability 7.5) does not compute bf16" in reasons[0]
 
 
 def leaves(values: Any) -> list[Any]:
@@ -72,7 +88,7 @@ def leaves(values: Any) -> list[Any]:
     return [values]
 
 
-def test_simpletuners_file(imported: Callable[..., Imported]) -> None:
+def test_simpletuners_file(imported: Callable[..., ImportedConfig]) -> None:
     """Reference 004: parameters are offloaded at stage 2, which offloads nothing."""
     found = imported("simpletuner/config.json")
     assert found.values == {
@@ -99,7 +115,7 @@ def test_simpletuners_file(imported: Callable[..., Imported]) -> None:
     assert left[0].reason == "parameters stay whole below stage 3, so there is nothing to offload"
 
 
-def test_openminds_command(imported: Callable[..., Imported]) -> None:
+def test_openminds_command(imported: Callable[..., ImportedConfig]) -> None:
     """Reference 002: 8 NPUs, cosine though the guide says WarmupDecayLR, and a save too late."""
     found = imported("openmind/command.sh")
     nested = found.nested()
@@ -121,6 +137,8 @@ def test_openminds_command(imported: Callable[..., Imported]) -> None:
     assert (train["adam_weight_decay"], train["keep"], train["log_every"]) == (0.0, 1, 1)
     assert (nested["seed"], nested["family"]) == (1234, "causal_lm")
     assert nested["base"] == "PyTorch-NPU/qwen1.5_7b_chat"
+    assert nested["data"]["prompt_template"] == "alpaca"
+    assert nested["evaluate"] == {"split": "train"}
     outcomes = {note.key: note.outcome for note in found.notes}
     assert (train["save_every"], outcomes["save_steps"]) == (2000, "changed")
     assert outcomes["master_port"] == "no-op"
@@ -128,7 +146,7 @@ def test_openminds_command(imported: Callable[..., Imported]) -> None:
         assert outcomes[f"bf16.{key}"] == "no-op"
 
 
-def test_diffsynths_two_commands_are_one_run(imported: Callable[..., Imported]) -> None:
+def test_diffsynths_two_commands_are_one_run(imported: Callable[..., ImportedConfig]) -> None:
     """Reference 000: the images of the first, the training of the second, ZeRO-3 offload."""
     found = imported("diffsynth/commands.sh", "bf16")
     nested = found.nested()
@@ -136,7 +154,6 @@ def test_diffsynths_two_commands_are_one_run(imported: Callable[..., Imported]) 
         "source": "folder",
         "images": "data/example_image_dataset",
         "metadata": "data/example_image_dataset/metadata.csv",
-        "max_pixels": 1_048_576,
         "repeats": 50,
         "num_workers": 8,
     }
@@ -172,7 +189,7 @@ def test_diffsynths_two_commands_are_one_run(imported: Callable[..., Imported]) 
     assert train["gradient_checkpointing"] is True
 
 
-def test_pefts_script_has_its_values_in_its_code(imported: Callable[..., Imported]) -> None:
+def test_pefts_script_has_its_values_in_its_code(imported: Callable[..., ImportedConfig]) -> None:
     """Reference 003: ZeRO-3 offload in fp32, a LoRA of rank 8 and alpha 32."""
     nested = imported("peft/command.sh").nested()
     assert nested["launch"] == {
@@ -184,9 +201,10 @@ def test_pefts_script_has_its_values_in_its_code(imported: Callable[..., Importe
     assert (nested["family"], nested["base"]) == ("seq2seq_lm", "facebook/bart-large")
     assert (nested["train"]["global_batch_size"], nested["train"]["learning_rate"]) == (8, 3e-3)
     assert nested["train"]["lr_scheduler"] == "linear"
+    assert nested["evaluate"] == {"split": "train"}
 
 
-def test_nvme_offload_of_parameters_alone(imported: Callable[..., Imported]) -> None:
+def test_nvme_offload_of_parameters_alone(imported: Callable[..., ImportedConfig]) -> None:
     """Reference 004's second file: no preset is it, so the target stands beside the nearest."""
     launch = imported("simpletuner/config_nvme.json").nested()["launch"]
     assert (launch["preset"], launch["offload_param"]) == ("zero3", "nvme")
@@ -195,7 +213,7 @@ def test_nvme_offload_of_parameters_alone(imported: Callable[..., Imported]) -> 
 
 
 def test_all_of_it_is_what_the_configuration_takes(
-    imported: Callable[..., Imported],
+    imported: Callable[..., ImportedConfig],
 ) -> None:
     """Of every guide's file, in a run of the example's data."""
     for name in NAMES:

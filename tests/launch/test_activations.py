@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from zerotrain.config import parse_config
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.model_sizes import model_sizes
+from zerotrain.models.sizes import model_sizes
 
 SIZES = model_sizes({"a.weight": [100, 100]})
 
@@ -37,7 +37,7 @@ def resolve(preset: str, launch: dict[str, Any], *, checkpointing: bool = True) 
 def test_cpu_checkpointing_is_for_every_preset(preset: str) -> None:
     """It changes no number, so progress of before goes on under it."""
     found = resolve(preset, {"cpu_checkpointing": True})
-    assert found.cpu_checkpointing
+    assert found.launch.cpu_checkpointing
     assert found.sources["cpu_checkpointing"] == ("user", "")
     assert found.numbers() == resolve(preset, {}).numbers()
 

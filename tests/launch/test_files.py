@@ -13,13 +13,13 @@ import pytest
 import yaml
 from ruamel.yaml import YAML
 
-from zerotrain.config import parse_config
+from zerotrain.config.read import parse_config
 from zerotrain.launch.files import SRUN, accelerate_config, write_launch_files
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import write_run_yaml
-from zerotrain.model_sizes import ModelSizes
+from zerotrain.models.sizes import ModelSizes
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "launch"
@@ -186,20 +186,20 @@ def test_deepspeed_takes_its_file(preset: str, precision: str, monkeypatch) -> N
     monkeypatch.setattr(comm, "get_world_size", lambda group=None: 2)
     monkeypatch.setattr(comm, "get_rank", lambda group=None: 0)
     phase = resolved(preset, mixed_precision=precision)
-    found = DeepSpeedConfig(json.loads(json.dumps(phase.deepspeed)))
+    found = DeepSpeedConfig(json.loads(json.dumps(phase.derived.deepspeed)))
     assert (found.train_batch_size, found.train_micro_batch_size_per_gpu) == (8, 2)
     assert found.gradient_accumulation_steps == 2
-    assert found.gradient_clipping == phase.max_grad_norm
+    assert found.gradient_clipping == phase.train.max_grad_norm
     assert found.float16_config.enabled == (precision == "fp16")
     assert found.bfloat16_config.enabled == (precision == "bf16")
     read = found.zero_config.model_dump(by_alias=True, mode="json")
-    for key, value in phase.deepspeed["zero_optimization"].items():
+    for key, value in phase.derived.deepspeed["zero_optimization"].items():
         if isinstance(value, dict):
             assert {name: read[key][name] for name in value} == value, key
         else:
             assert read[key] == value, key
     if precision == "fp16":
-        for key, value in phase.fp16.items():
+        for key, value in phase.launch.fp16.model_dump().items():
             assert getattr(found.float16_config, key) == value, key
 
 
@@ -219,13 +219,20 @@ def test_yaml_1_1_readers_see_the_precision_as_a_string(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", ZERO)
 def test_clipping_is_always_written(preset: str) -> None:
     """DeepSpeed's default is to clip; 0.0 means none."""
-    assert resolved(preset).deepspeed["gradient_clipping"] == 1.0
-    assert resolved(preset, train={"max_grad_norm": 0}).deepspeed["gradient_clipping"] == 0.0
+    assert resolved(preset).derived.deepspeed["gradient_clipping"] == 1.0
+    assert (
+        resolved(preset, train={"max_grad_norm": 0}).derived.deepspeed["gradient_clipping"] == 0.0
+    )
+    by_value = resolved(preset, train={"grad_clip_method": "value"})
+    assert (by_value.derived.deepspeed["gradient_clipping"], by_value.train.max_grad_norm) == (
+        0.0,
+        1.0,
+    )
 
 
 def test_nvme_gets_its_folder() -> None:
     """In both sections that swap; the preset itself names none."""
-    written = resolved("zero3_nvme").deepspeed["zero_optimization"]
+    written = resolved("zero3_nvme").derived.deepspeed["zero_optimization"]
     for key in ("offload_optimizer", "offload_param"):
         assert (written[key]["device"], written[key]["nvme_path"]) == ("nvme", "/nvme")
 

@@ -29,11 +29,11 @@ def test_a_users_value_wins_and_is_tagged() -> None:
         deepspeed={"zero_optimization": own, "communication_data_type": "fp32"},
         accelerate={"enable_cpu_affinity": True},
     )
-    zero = phase.deepspeed["zero_optimization"]
+    zero = phase.derived.deepspeed["zero_optimization"]
     assert (zero["reduce_bucket_size"], zero["overlap_comm"]) == (500_000_000, True)
     assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": False}
     assert zero["allgather_bucket_size"] == 29_491_200
-    assert phase.accelerate["enable_cpu_affinity"] is True
+    assert phase.derived.accelerate["enable_cpu_affinity"] is True
     key = "deepspeed.zero_optimization.reduce_bucket_size"
     assert phase.sources[key] == ("user", "launch.deepspeed")
     assert phase.sources["deepspeed.communication_data_type"][0] == "user"
@@ -52,18 +52,18 @@ def test_what_only_moves_memory_may_change_in_a_phase() -> None:
 @pytest.mark.parametrize(
     ("given", "said", "hint"),
     [
-        ({"train_batch_size": 4}, "a key of its own here", "set train.global_batch_size"),
-        ({"gradient_clipping": 4}, "a key of its own here", "set train.max_grad_norm"),
-        ({"optimizer": {"type": "Adam"}}, "a key of its own here", "set train.optimizer"),
-        ({"scheduler": {"type": "WarmupLR"}}, "a key of its own", "set train.lr_scheduler"),
-        ({"bf16": {"enabled": True}}, "a key of its own here", "set launch.mixed_precision"),
+        ({"train_batch_size": 4}, "its own key here", "set train.global_batch_size"),
+        ({"gradient_clipping": 4}, "its own key here", "set train.max_grad_norm"),
+        ({"optimizer": {"type": "Adam"}}, "its own key here", "set train.optimizer"),
+        ({"scheduler": {"type": "WarmupLR"}}, "its own key", "set train.lr_scheduler"),
+        ({"bf16": {"enabled": True}}, "its own key here", "set launch.mixed_precision"),
         ({"bf16": {"loss_scale": 0}}, "would do nothing: a key of the fp16 section", "remove"),
         ({"bf16": {"check_grad_overflow": False}}, "no finite number would be made", "remove"),
         ({"zero_optimization": {"compute_grad_norm": False}}, "the log need the norm", "remove"),
-        ({"zero_optimization": {"stage": 3}}, "a key of its own here", "set launch.preset"),
+        ({"zero_optimization": {"stage": 3}}, "its own key here", "set launch.preset"),
         (
             {"zero_optimization": {"offload_param": {"device": "cpu"}}},
-            "a key of its own here", "set launch.offload_param",
+            "its own key here", "set launch.offload_param",
         ),
         (
             {"zero_optimization": {"round_robin_gradients": True}},
@@ -102,7 +102,9 @@ def test_other_keys_are_refused(given: dict[str, Any], said: str, hint: str) -> 
 def test_harmless_values_are_taken_without_a_word() -> None:
     """What a file says of a thing that is off, is off."""
     given = {"zero_optimization": {"round_robin_gradients": False, "zero_quantized_weights": False}}
-    assert resolved("zero2", deepspeed=given).deepspeed == resolved("zero2").deepspeed
+    assert (
+        resolved("zero2", deepspeed=given).derived.deepspeed == resolved("zero2").derived.deepspeed
+    )
 
 
 def test_plain_torch_has_no_deepspeed_file() -> None:
@@ -133,12 +135,12 @@ def test_offload_needs_its_stage(preset: str, launch: dict[str, Any], said: str)
 def test_offload_is_set_for_each_target() -> None:
     """The launch's word wins over the preset's."""
     phase = resolved("zero3", offload_optimizer="cpu")
-    assert (phase.offload_optimizer, phase.offload_param) == ("cpu", "none")
+    assert (phase.derived.offload_optimizer, phase.derived.offload_param) == ("cpu", "none")
     assert phase.sources["offload_optimizer"] == ("user", "")
     assert phase.sources["offload_param"] == ("derived", "preset zero3")
-    zero = phase.deepspeed["zero_optimization"]
+    zero = phase.derived.deepspeed["zero_optimization"]
     assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     assert "offload_param" not in zero
     moved = resolved("zero3_nvme", offload_param="cpu")
-    assert (moved.offload_optimizer, moved.offload_param) == ("nvme", "cpu")
-    assert "nvme_path" not in moved.deepspeed["zero_optimization"]["offload_param"]
+    assert (moved.derived.offload_optimizer, moved.derived.offload_param) == ("nvme", "cpu")
+    assert "nvme_path" not in moved.derived.deepspeed["zero_optimization"]["offload_param"]

@@ -15,7 +15,7 @@ SHIPPED = Path(__file__).parents[2] / "config" / "launch"
 def test_shipped_presets_are_what_their_names_say() -> None:
     """Engine, stage, optimizer offload, parameter offload."""
     found = {path.stem: read_preset(path) for path in SHIPPED.glob("*.yaml")}
-    order = ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "zero3_nvme")
+    order = ("torch", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_nvme")
     assert found == {
         "torch": Preset("torch", "torch"),
         "zero1": Preset("zero1", "deepspeed", 1),

@@ -14,18 +14,16 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotrain.config import parse_config
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.importing.keys import Key
-from zerotrain.importing.keys_accelerate import ACCELERATE
-from zerotrain.importing.keys_deepspeed import DEEPSPEED
 from zerotrain.launch.files import write_launch_files
+from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.launch.settings import nested
-from zerotrain.model_sizes import ModelSizes, model_sizes
+from zerotrain.models.sizes import ModelSizes, model_sizes
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"
 VALUES = st.one_of(
@@ -34,17 +32,17 @@ VALUES = st.one_of(
 )  # fmt: skip
 COUNTS = st.one_of(st.sampled_from([1, 2, 4]), st.sampled_from([-1, 0, 3, "4", "auto", 0.5, None]))
 OF_KIND = {
-    "flag": st.booleans(), "whole": st.integers(2, 10**9), "number": st.floats(0.5, 4.0),
-    "text": st.sampled_from(["info", "fp32"]), "block": st.just({"enabled": False}),
+    "boolean": st.booleans(), "integer": st.integers(2, 10**9), "number": st.floats(0.5, 4.0),
+    "string": st.sampled_from(["info", "fp32"]), "block": st.just({"enabled": False}),
 }  # fmt: skip
 
 
 def sections(table: dict[str, Key], *, tame: bool = False) -> st.SearchStrategy[dict[str, Any]]:
     """A few keys of a program's file: with a value of the right kind, or with any."""
-    free = sorted(name for name, key in table.items() if key.fate == "passed on")
+    free = sorted(name for name, key in table.items() if key.fate == "passed_through")
 
     def value(name: str) -> st.SearchStrategy[Any]:
-        return OF_KIND[table[name].kind]
+        return OF_KIND[table[name].type]
 
     fitting = st.sampled_from(free).flatmap(lambda name: st.tuples(st.just(name), value(name)))
     others = st.tuples(st.sampled_from([*sorted(table), "zero_optimization.no_such_key"]), VALUES)
@@ -79,6 +77,7 @@ WILD = st.fixed_dictionaries(
         "zero3_init": st.booleans(),
         "main_process_port": st.sampled_from([None, 29500, 70000]),
         "device_memory": st.sampled_from([None, None, "24 GiB"]),
+        "host_memory": st.sampled_from([None, None, "64 GiB"]),
         "fp16": st.sampled_from([{}, {"hysteresis": 2}, {"scale": 1}, {"loss_scale": "auto"}]),
         "deepspeed": sections(DEEPSPEED),
         "accelerate": sections(ACCELERATE),
@@ -120,7 +119,7 @@ def test_any_combination_resolves_or_is_refused(monkeypatch: pytest.MonkeyPatch)
         except PipelineError as error:
             refused.append(str(error))
             return
-        monkeypatch.setattr(comm, "get_world_size", lambda group=None: phase.num_processes)
+        monkeypatch.setattr(comm, "get_world_size", lambda group=None: phase.launch.num_processes)
         _check(phase)
         taken.append(phase)
 
@@ -129,24 +128,24 @@ def test_any_combination_resolves_or_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert all("\n  Hint: " in text for text in refused)
     # Neither is an exception, and each engine is met.
     assert len(refused) > 100
-    assert {"torch", "deepspeed"} <= {phase.engine for phase in taken}
+    assert {"torch", "deepspeed"} <= {phase.derived.engine for phase in taken}
     assert sum(any(s == "user" and "." in k for k, (s, _) in p.sources.items()) for p in taken) > 50
 
 
 def _check(phase: ResolvedPhase) -> None:
-    parts = phase.gradient_accumulation_steps * phase.num_processes
-    assert phase.micro_batch_size * parts == phase.global_batch_size
+    parts = phase.train.gradient_accumulation_steps * phase.launch.num_processes
+    assert phase.derived.micro_batch_size * parts == phase.train.global_batch_size
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_run_yaml(phase, folder / "run.yaml")
         write_launch_files(phase, folder, folder)
         assert read_run_yaml(folder / "run.yaml") == phase
         for path in folder.iterdir():
-            if phase.offload_path != "auto":
+            if phase.launch.offload_path != "auto":
                 assert not re.search(r'(:\s*|")auto\b', path.read_text()), path.name
-        if phase.engine == "deepspeed":
+        if phase.derived.engine == "deepspeed":
             written = json.loads((folder / "deepspeed.json").read_text())
             micro, steps = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-            whole = written[micro] * written[steps] * phase.num_processes
+            whole = written[micro] * written[steps] * phase.launch.num_processes
             assert written["train_batch_size"] == whole
             DeepSpeedConfig(written)

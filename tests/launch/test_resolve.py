@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from zerotrain.config import parse_config
-from zerotrain.config.agreement import AVERAGE_KEYS
-from zerotrain.config.training import IMAGE_KEYS, TEXT_KEYS
+from zerotrain.config.read import parse_config
+from zerotrain.config.section import Role, keys_with
+from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import phase_spans, resolve_phase
-from zerotrain.launch.resolved import OF_ONE_MODALITY, ResolvedPhase, warmup_share
+from zerotrain.launch.resolved import OWNERS, ResolvedPhase, keys_of
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-from zerotrain.model_sizes import ModelSizes
+from zerotrain.launch.schedule import learning_rate, warmup_share, warmup_steps
+from zerotrain.models.sizes import ModelSizes
 
 TORCH = Preset("torch", "torch")
 OFFLOAD = Preset("zero2_offload", "deepspeed", 2, "cpu")
@@ -28,6 +28,7 @@ SIZES = ModelSizes(
     largest_trained=25_000_001, largest_vector=1280,
 )  # fmt: skip
 EPOCH = 100
+TEXT_KEYS = keys_with(TrainConfig, Role.TEXT)
 
 
 def raw(*phases: dict[str, Any], **sections: Any) -> dict[str, Any]:
@@ -74,10 +75,6 @@ def test_run_yaml_of_text_has_no_word_of_images(tmp_path: Path) -> None:
     assert "resolution: {value: 1024, source: default}" in text
     assert "max_length" not in text
     assert "packing" not in text
-
-
-def test_the_keys_of_one_modality_are_the_configurations() -> None:
-    assert set(OF_ONE_MODALITY) == {*IMAGE_KEYS, *TEXT_KEYS}
 
 
 def test_the_length_of_rows_is_one_of_the_numbers() -> None:
@@ -169,7 +166,7 @@ def test_warmup_ratio_becomes_steps(ratio: float, horizon: int, expected: int) -
     """Rounded up, in decimal: 0.07 * 100 is 7.000000000000001 to a computer."""
     assert warmup_share(ratio, horizon) == expected
     phase = resolve({"name": "a", "until": horizon}, train={"lr_warmup_ratio": ratio})
-    assert phase.lr_warmup_steps == phase.warmup_steps(horizon) == expected
+    assert phase.train.lr_warmup_steps == warmup_steps(phase.train, horizon) == expected
     source, reason = phase.sources["lr_warmup_steps"]
     assert (source, reason) == ("derived", f"lr_warmup_ratio {ratio:g} of {horizon} steps")
 
@@ -178,8 +175,8 @@ def test_warmup_in_steps_stays_under_every_horizon() -> None:
     """Only a ratio follows the horizon."""
     steps = resolve({"name": "a", "until": 100}, train={"lr_warmup_steps": 5})
     ratio = resolve({"name": "a", "until": 100}, train={"lr_warmup_ratio": 0.05})
-    assert (steps.lr_warmup_steps, ratio.lr_warmup_steps) == (5, 5)
-    assert (steps.warmup_steps(400), ratio.warmup_steps(400)) == (5, 20)
+    assert (steps.train.lr_warmup_steps, ratio.train.lr_warmup_steps) == (5, 5)
+    assert (warmup_steps(steps.train, 400), warmup_steps(ratio.train, 400)) == (5, 20)
 
 
 def test_warmup_beyond_the_schedule_is_refused() -> None:
@@ -189,16 +186,73 @@ def test_warmup_beyond_the_schedule_is_refused() -> None:
     assert "lower lr_warmup_steps or raise lr_scheduler_steps" in text
 
 
+def test_a_warmup_and_a_decay_beyond_the_schedule_are_refused() -> None:
+    """Unless the length of the stable part is given, which ends the schedule by itself."""
+    train: dict[str, Any] = {
+        "lr_scheduler": "warmup_stable_decay", "lr_warmup_steps": 3,
+        "lr_scheduler_args": {"num_decay_steps": 8},
+    }  # fmt: skip
+    text = refusal({"name": "a", "until": 10}, train=train)
+    assert "phase a: 3 steps of warm-up and 8 of decay" in text
+    assert "but the schedule has 10" in text
+    assert resolve({"name": "a", "until": 11}, train=train).derived.lr_scheduler_steps == 11
+    train["lr_scheduler_args"]["num_stable_steps"] = 5
+    assert resolve({"name": "a", "until": 10}, train=train).derived.lr_scheduler_steps == 10
+
+
+@pytest.mark.parametrize(
+    ("preset", "train", "message"),
+    [
+        (TORCH, {}, "preset torch has offload_optimizer none: it saves host memory"),
+        (OFFLOAD, {"optimizer": "lion"}, "optimizer lion keeps its states in float32"),
+        (OFFLOAD, {"optimizer_args": {"amsgrad": True}}, "optimizer adamw keeps its states in"),
+    ],
+)
+def test_bf16_states_need_an_offloaded_adam(preset: Preset, train: Any, message: str) -> None:
+    phase = {"name": "a", "until": 10}
+    launch = {"bf16_optimizer_states": True}
+    assert message in refusal(phase, preset=preset, train=train, launch=launch)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("inverse_sqrt", {}),
+        ("cosine_with_min_lr", {"min_lr": 1e-6}),
+        ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.1}),
+        ("warmup_stable_decay", {"num_decay_steps": 8}),
+        ("sine", {"half_period_steps": 7}),
+    ],
+)
+def test_a_switch_keeps_the_schedule(name: str, args: dict[str, Any]) -> None:
+    """Every step has the same rate in both phases, and so with a longer run."""
+    train = {"lr_scheduler": name, "lr_scheduler_args": args, "learning_rate": 1e-4}
+    before = {"name": "a", "until": 10, "launch": {"preset": "torch"}}
+    after = {"name": "b", "until": 20, "launch": {"preset": "zero2_offload"}}
+    first = resolve(before, after, train=train)
+    second = resolve(before, after, train=train, name="b", preset=OFFLOAD)
+    longer = resolve(before, after | {"until": 30}, train=train, name="b", preset=OFFLOAD)
+    assert (second.derived.engine, longer.derived.until_step) == ("deepspeed", 30)
+    for step in range(30):
+        rate = learning_rate(first.train, step, 20)
+        assert (
+            rate == learning_rate(second.train, step, 20) == learning_rate(longer.train, step, 20)
+        )
+
+
 def test_horizon_is_the_last_until_or_the_users() -> None:
     """And it says which: a derived one is kept when `until` is raised."""
     phases = ({"name": "a", "until": 10}, {"name": "b", "until": 30})
     derived = resolve(*phases)
-    assert derived.lr_scheduler_steps == 30
+    assert derived.derived.lr_scheduler_steps == 30
     source, reason = derived.sources["lr_scheduler_steps"]
     assert source == "derived"
     assert "until of the last phase (b); training keeps the horizon it began with" in reason
     users = resolve(*phases, train={"lr_scheduler_steps": 50})
-    assert (users.lr_scheduler_steps, users.sources["lr_scheduler_steps"][0]) == (50, "user")
+    assert (users.derived.lr_scheduler_steps, users.sources["lr_scheduler_steps"][0]) == (
+        50,
+        "user",
+    )
 
 
 def test_sources_say_user_default_or_derived() -> None:
@@ -208,8 +262,14 @@ def test_sources_say_user_default_or_derived() -> None:
         train={"global_batch_size": 8, "gradient_accumulation_steps": 4},
         preset=OFFLOAD,
     )
-    others = {"sources", "accelerate", "deepspeed", "objective", "validation", *TEXT_KEYS}
-    names = vars(phase).keys() - others
+    quantization = ("base_model_precision", "base_model_exclude_modules")
+    others = {"accelerate", "deepspeed", "objective", "validation", "tread_config"}
+    names = phase.values().keys() - {
+        *others,
+        *TEXT_KEYS,
+        *quantization,
+        *keys_of(Role.HIDDEN_AT_DEFAULT),
+    }
     names |= {f"objective.{key}" for key in ("snr_gamma", "noise_offset")}
     found = {name: phase.sources[name][0] for name in names}
     assert set(found.values()) == {"user", "default", "derived"}
@@ -217,20 +277,30 @@ def test_sources_say_user_default_or_derived() -> None:
         "run", "phase", "preset", "until_step", "global_batch_size", "gradient_accumulation_steps",
         "learning_rate",
     }  # fmt: skip
-    assert (phase.engine, phase.zero_stage, phase.offload_optimizer) == ("deepspeed", 2, "cpu")
-    assert (phase.micro_batch_size, phase.until_step) == (2, 25)
+    assert (phase.derived.engine, phase.derived.zero_stage, phase.derived.offload_optimizer) == (
+        "deepspeed",
+        2,
+        "cpu",
+    )
+    assert (phase.derived.micro_batch_size, phase.derived.until_step) == (2, 25)
     reason = "global batch 8 / 4 accumulations / 1 process"
     assert phase.sources["micro_batch_size"] == ("derived", reason)
     assert phase.sources["until_step"] == ("user", "until: 2 epochs")
 
 
-def test_threads_are_the_users_or_all_cores() -> None:
-    """They are part of the numbers, so where they come from is written down."""
+def test_threads_are_the_users_or_those_of_the_machine_that_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine that renders has no say in them."""
     users = resolve({"name": "a", "until": 1}, launch={"num_cpu_threads_per_process": 3})
-    assert users.num_cpu_threads_per_process == 3
-    derived = resolve({"name": "a", "until": 1})
-    assert derived.num_cpu_threads_per_process == os.cpu_count()
-    assert derived.sources["num_cpu_threads_per_process"][0] == "derived"
+    assert users.launch.num_cpu_threads_per_process == 3
+    found = resolve({"name": "a", "until": 1})
+    assert found.launch.num_cpu_threads_per_process is None
+    why = "cores of the machine that trains / 1 process"
+    assert found.sources["num_cpu_threads_per_process"] == ("default", why)
+    monkeypatch.setattr(os, "cpu_count", lambda: 977)
+    assert resolve({"name": "a", "until": 1}) == found
+    assert "977" not in str(found)
 
 
 def test_processes_of_several_machines() -> None:
@@ -239,10 +309,14 @@ def test_processes_of_several_machines() -> None:
     launch = {"machines": 2, "processes_per_machine": 4}
     train = {"global_batch_size": 8}
     phase = resolve({"name": "a", "until": 1}, launch=launch, train=train)
-    assert (phase.machines, phase.processes_per_machine, phase.num_processes) == (2, 4, 8)
+    assert (phase.launch.machines, phase.processes_per_machine, phase.launch.num_processes) == (
+        2,
+        4,
+        8,
+    )
     why = "launch.machines x launch.processes_per_machine"
     assert phase.sources["num_processes"] == ("derived", why)
-    assert phase.num_cpu_threads_per_process == max(1, (os.cpu_count() or 1) // 4)
+    assert phase.sources["num_cpu_threads_per_process"][1].endswith("/ 4 processes")
     share = resolve(
         {"name": "a", "until": 1},
         launch={"machines": 2, "num_processes": 8, "num_cpu_threads_per_process": 1},
@@ -280,8 +354,8 @@ def test_numbers_do_not_follow_until() -> None:
         validation={"prompts": ["a cat"]},
         run="renamed",
     )
-    assert after.lr_scheduler_steps != before.lr_scheduler_steps
-    assert after.lr_warmup_steps != before.lr_warmup_steps
+    assert after.derived.lr_scheduler_steps != before.derived.lr_scheduler_steps
+    assert after.train.lr_warmup_steps != before.train.lr_warmup_steps
     assert after.numbers() == before.numbers()
 
 
@@ -294,10 +368,44 @@ def test_an_interval_that_no_step_reaches_is_refused() -> None:
     assert "phase a: save_every 101, but the run ends at step 100 (until of a)" in str(caught.value)
     assert "give at most 100" in caught.value.hint
     later = {"name": "b", "until": 300}
-    assert resolve({"name": "a", "until": 100}, later, train={"save_every": 101}).save_every == 101
-    assert resolve({"name": "a", "until": 100}, train={"save_every": 100}).save_every == 100
-    assert resolve({"name": "a", "until": 1}, train={"save_every": "2 h"}).save_every == "120 min"
-    assert resolve({"name": "a", "until": 1}).save_every == 500
+    assert (
+        resolve({"name": "a", "until": 100}, later, train={"save_every": 101}).train.save_every
+        == 101
+    )
+    assert resolve({"name": "a", "until": 100}, train={"save_every": 100}).train.save_every == 100
+    assert (
+        resolve({"name": "a", "until": 1}, train={"save_every": "2 h"}).train.save_every
+        == "120 min"
+    )
+    assert resolve({"name": "a", "until": 1}).train.save_every == 500
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"train": {"gradient_checkpointing": True}}, "gradient_checkpointing"),
+        ({"train": {"gradient_accumulation_steps": 2}}, "gradient_accumulation_steps"),
+        ({"launch": {"allow_tf32": True}}, "allow_tf32"),
+        ({"launch": {"full_determinism": False}}, "full_determinism"),
+        ({"launch": {"dynamo_backend": "INDUCTOR"}}, "dynamo_mode"),
+        ({"launch": {"num_cpu_threads_per_process": 99}}, None),
+    ],
+    ids=str,
+)
+def test_what_only_rounds_differently_is_no_part_of_what_is_trained(
+    change: dict[str, Any], key: str | None
+) -> None:
+    """It is recorded apart, so that a change of it discards nothing."""
+    train = {"global_batch_size": 4}
+    plain = resolve({"name": "a", "until": 100}, train=train)
+    other = resolve(
+        {"name": "a", "until": 100},
+        train=train | change.get("train", {}),
+        launch=change.get("launch", {}),
+    )
+    assert other.numbers() == plain.numbers()
+    if key:
+        assert other.rounding().get(key) != plain.rounding().get(key)
 
 
 @pytest.mark.parametrize(
@@ -312,11 +420,11 @@ def test_an_interval_that_no_step_reaches_is_refused() -> None:
         {"train": {"lr_warmup_ratio": 0.1}},
         {"train": {"lr_warmup_steps": 2}},
         {"train": {"no_decay_norm_bias": True}},
-        {"launch": {"allow_tf32": True}},
-        {"launch": {"full_determinism": False}},
-        {"launch": {"dynamo_backend": "INDUCTOR"}},
+        {"train": {"grad_clip_method": "value"}},
+        {"launch": {"bf16_optimizer_states": True}, "preset": OFFLOAD},
+        {"lora": {}, "base_model_precision": "nf4"},
+        {"lora": {}, "base_model_precision": "int2-quanto"},
         {"launch": {"mixed_precision": "bf16"}},
-        {"launch": {"num_cpu_threads_per_process": 99}},
         {"preset": OFFLOAD},
     ],
     ids=str,
@@ -328,31 +436,58 @@ def test_numbers_follow_what_matters(change: dict[str, Any]) -> None:
     )
 
 
+def test_a_quantized_base_is_part_of_the_numbers_and_of_run_yaml_where_there_is_one() -> None:
+    """What was trained before there was such a key goes on; ZeRO 3 is refused."""
+    phase = {"name": "a", "until": 100}
+    plain = resolve(phase, lora={})
+    packed = resolve(phase, lora={}, base_model_precision="nf4", base_model_exclude_modules=["x"])
+    added = {"base_model_precision": "nf4", "base_model_exclude_modules": ["x"]}
+    assert packed.numbers() == plain.numbers() | added
+    names = [{name for name, *_ in one.explained()} for one in (plain, packed)]
+    assert names[1] - names[0] == added.keys()
+    with pytest.raises(PipelineError, match="nf4, but preset zero3 is ZeRO 3, which would keep"):
+        resolve(phase, lora={}, base_model_precision="nf4", preset=ZERO3)
+
+
+def test_token_routes_are_numbers_where_they_are_given(tmp_path: Path) -> None:
+    """run.yaml has them as they were resolved, and no word of them without."""
+    routes = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2, "end_layer_idx": -2}]}
+    phase = resolve({"name": "a", "until": 1}, family="flux", train={"tread_config": routes})
+    assert phase.numbers()["tread_config"] == routes
+    write_run_yaml(phase, tmp_path / "run.yaml")
+    assert read_run_yaml(tmp_path / "run.yaml") == phase
+    write_run_yaml(resolve({"name": "a", "until": 1}, family="flux"), tmp_path / "plain.yaml")
+    assert "tread" not in (tmp_path / "plain.yaml").read_text()
+
+
 def test_numbers_leave_a_new_horizon_to_the_steps_from_there_on() -> None:
     """A user who sets or changes lr_scheduler_steps keeps what is trained."""
     phase = {"name": "a", "until": 100}
     set_by_user = resolve(phase, train={"lr_scheduler_steps": 500})
-    assert set_by_user.lr_scheduler_steps == 500
+    assert set_by_user.derived.lr_scheduler_steps == 500
     assert set_by_user.numbers() == resolve(phase).numbers()
 
 
 def test_numbers_leave_out_only_what_is_known_to_be_harmless() -> None:
-    """A field that is added later counts until somebody decides otherwise."""
+    """A key that is added later counts, except one that run.yaml does not have at its default."""
     found = resolve({"name": "a", "until": 100}, launch={"mixed_precision": "fp16"})
-    names = {item.name for item in fields(ResolvedPhase)}
+    names = set(OWNERS)
     assert names - set(found.numbers()) == {
         "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
-        "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow", "sources",
+        "keep_every", "disk_low_threshold", "log_every", "offload_path", "allow",
         "main_process_port", "ddp_timeout", "accelerate", "deepspeed", "partition_activations",
-        "machines", "scratch",
-        "cpu_checkpointing",
-        "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema", *AVERAGE_KEYS,
-        "find_unused_parameters", "allow_tf32", "full_determinism", "dynamo_backend", "dynamo_mode",
-        "no_decay_norm_bias", "nan_action",
+        "machines", "scratch", "cpu_checkpointing",
+        "contiguous_memory_optimization", "zero3_init", *TEXT_KEYS, "use_ema",
+        *keys_of(Role.OF_EMA), "find_unused_parameters", *keys_of(Role.ROUNDING),
+        "num_cpu_threads_per_process", *keys_of(Role.HIDDEN_AT_DEFAULT),
+        "no_decay_norm_bias", "grad_clip_method", "bf16_optimizer_states", "nan_action",
+        "long_captions", "base_model_precision", "base_model_exclude_modules", "tread_config",
         "report_to", "tracker_project_name", "tracker_run_name",
         "validation",
     }  # fmt: skip
     assert "fp16" not in resolve({"name": "a", "until": 100}).numbers()
+    chunked = resolve({"name": "a", "until": 100}, train={"long_captions": "chunk"})
+    assert chunked.numbers()["long_captions"] == "chunk"
 
 
 SCHEDULE = {
@@ -364,9 +499,9 @@ SCHEDULE = {
 def test_deepspeeds_names_stand_under_our_own_keys_with_their_sources() -> None:
     """A peak, a warm-up and a horizon are said in one place; the rest has a source each."""
     phase = resolve({"name": "a", "until": 2000}, train=SCHEDULE)
-    assert (phase.lr_scheduler, phase.learning_rate) == ("WarmupDecayLR", 1e-4)
-    assert (phase.lr_warmup_steps, phase.lr_scheduler_steps) == (1000, 2000)
-    assert phase.lr_scheduler_args == {"warmup_min_lr": 0.0, "warmup_type": "linear"}
+    assert (phase.train.lr_scheduler, phase.train.learning_rate) == ("WarmupDecayLR", 1e-4)
+    assert (phase.train.lr_warmup_steps, phase.derived.lr_scheduler_steps) == (1000, 2000)
+    assert phase.train.lr_scheduler_args == {"warmup_min_lr": 0.0, "warmup_type": "linear"}
     assert phase.sources["learning_rate"] == ("user", "lr_scheduler_args.warmup_max_lr")
     source, reason = phase.sources["lr_warmup_steps"]
     assert (source, reason) == ("default", "WarmupDecayLR's warmup_num_steps, as DeepSpeed has it")
@@ -379,14 +514,14 @@ def test_our_own_keys_say_it_for_deepspeeds_schedules_too() -> None:
     """Each wins over DeepSpeed's default, and is the user's."""
     own = {"learning_rate": 3e-4, "lr_scheduler_steps": 500, "lr_warmup_steps": 20}
     phase = resolve({"name": "a", "until": 100}, train={"lr_scheduler": "WarmupCosineLR", **own})
-    assert {key: getattr(phase, key) for key in own} == own
+    assert {key: phase.values()[key] for key in own} == own
     assert {phase.sources[key] for key in own} == {("user", "")}
     share = {"lr_scheduler": "WarmupLR", "lr_warmup_ratio": 0.1}
-    assert resolve({"name": "a", "until": 100}, train=share).lr_warmup_steps == 10
+    assert resolve({"name": "a", "until": 100}, train=share).train.lr_warmup_steps == 10
     test = resolve({"name": "a", "until": 100}, train={"lr_scheduler": "LRRangeTest"})
-    assert test.learning_rate == 1e-3
+    assert test.train.learning_rate == 1e-3
     test = {"lr_scheduler": "LRRangeTest", "learning_rate": 1e-6}
-    assert resolve({"name": "a", "until": 100}, train=test).learning_rate == 1e-6
+    assert resolve({"name": "a", "until": 100}, train=test).train.learning_rate == 1e-6
 
 
 def test_a_total_that_the_user_gives_is_the_users_horizon() -> None:
@@ -394,7 +529,7 @@ def test_a_total_that_the_user_gives_is_the_users_horizon() -> None:
     args = {"total_num_steps": 1500, "warmup_num_steps": 30}
     train = {"lr_scheduler": "WarmupDecayLR", "lr_scheduler_args": args}
     phase = resolve({"name": "a", "until": 100}, train=train)
-    assert (phase.lr_warmup_steps, phase.lr_scheduler_steps) == (30, 1500)
+    assert (phase.train.lr_warmup_steps, phase.derived.lr_scheduler_steps) == (30, 1500)
     assert phase.sources["lr_scheduler_steps"] == ("user", "lr_scheduler_args.total_num_steps")
 
 
@@ -404,7 +539,7 @@ def test_an_argument_whose_default_is_another_says_so() -> None:
         "lr_scheduler_args": {"cycle_min_lr": 0, "cycle_first_step_size": 7},
     }
     phase = resolve({"name": "a", "until": 100}, train=train)
-    assert phase.lr_scheduler_args["cycle_second_step_size"] == 7
+    assert phase.train.lr_scheduler_args["cycle_second_step_size"] == 7
     source = phase.sources["lr_scheduler_args.cycle_second_step_size"]
     assert source == ("derived", "cycle_first_step_size")
 
@@ -453,7 +588,7 @@ def test_run_yaml_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert {n: phase.sources[n] for n in found.sources} == found.sources
     assert phase.sources.keys() == found.sources.keys()
     assert found.numbers() == phase.numbers()
-    assert {type(v) for v in vars(found).values()} == {type(v) for v in vars(phase).values()}
+    assert {type(v) for v in found.values().values()} == {type(v) for v in phase.values().values()}
 
 
 def test_validation_is_resolved_with_its_sources() -> None:
@@ -469,7 +604,7 @@ def test_validation_is_resolved_with_its_sources() -> None:
         name: resolve(*phases, name=name, data=data, validation={"batch_size": 2})
         for name in ("a", "b", "c")
     }
-    first, second = found["a"].validation, found["b"].validation
+    first, second = found["a"].derived.validation, found["b"].derived.validation
     assert first is not None
     assert second is not None
     assert (first["metric_for_best_model"], first["max_samples"]) == ("val_loss_ema", 64)
@@ -478,7 +613,7 @@ def test_validation_is_resolved_with_its_sources() -> None:
     assert "decode" not in first  # no prompts, no images
     assert (second["eval_steps"], second["batch_size"]) == (3, 2)
     assert second["metric_for_best_model"] == "val_loss"
-    assert found["c"].validation is None
+    assert found["c"].derived.validation is None
 
 
 def test_validation_of_what_swaps_to_a_disk_goes_by_the_live_weights() -> None:
@@ -491,7 +626,7 @@ def test_validation_of_what_swaps_to_a_disk_goes_by_the_live_weights() -> None:
         "launch": {"preset": "zero3_nvme", "offload_path": "/tmp"},
     }
     data = {"images": "photos", "holdout": 0.1}
-    found = resolve(phase, preset=nvme, data=data, validation={}).validation
+    found = resolve(phase, preset=nvme, data=data, validation={}).derived.validation
     assert found is not None
     assert found["metric_for_best_model"] == "val_loss"
     chosen = {"metric_for_best_model": "val_loss_ema"}

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 
-from zerotrain.config import parse_config
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-from zerotrain.model_sizes import model_sizes
+from zerotrain.models.sizes import model_sizes
 
 SIZES = model_sizes({"a.weight": [100, 100]})
 
@@ -43,12 +43,19 @@ def test_an_optimizer_comes_with_its_own_values(tmp_path: Path) -> None:
     """Adam's keys are null where they mean nothing, the weight decay is the optimizer's own, and
     run.yaml gives all of it back."""
     phase = resolve(optimizer="SGD", optimizer_args={"momentum": "0.9", "nesterov": True})
-    assert (phase.optimizer, phase.optimizer_args) == ("sgd", {"momentum": 0.9, "nesterov": True})
-    assert (phase.adam_beta1, phase.adam_beta2, phase.adam_epsilon) == (None, None, None)
-    assert phase.adam_weight_decay == 0.0
+    assert (phase.train.optimizer, phase.train.optimizer_args) == (
+        "sgd",
+        {"momentum": 0.9, "nesterov": True},
+    )
+    assert (phase.train.adam_beta1, phase.train.adam_beta2, phase.train.adam_epsilon) == (
+        None,
+        None,
+        None,
+    )
+    assert phase.train.adam_weight_decay == 0.0
     assert phase.sources["adam_weight_decay"] == ("derived", "the default of SGD")
-    assert resolve(optimizer="sgd", adam_weight_decay=0.3).adam_weight_decay == 0.3
-    assert resolve(optimizer="muon").adam_weight_decay == 0.1
+    assert resolve(optimizer="sgd", adam_weight_decay=0.3).train.adam_weight_decay == 0.3
+    assert resolve(optimizer="muon").train.adam_weight_decay == 0.1
     write_run_yaml(phase, tmp_path / "run.yaml")
     assert read_run_yaml(tmp_path / "run.yaml") == phase
     assert phase.numbers() != resolve(optimizer="sgd").numbers()
@@ -57,8 +64,8 @@ def test_an_optimizer_comes_with_its_own_values(tmp_path: Path) -> None:
 def test_an_implementations_name_is_said_to_be_adamw() -> None:
     """In run.yaml, with the reason."""
     phase = resolve("zero2_offload", optimizer="CPUAdam")
-    assert phase.optimizer == "adamw"
-    assert phase.adam_weight_decay == 0.01
+    assert phase.train.optimizer == "adamw"
+    assert phase.train.adam_weight_decay == 0.01
     source, reason = phase.sources["optimizer"]
     assert source == "derived"
     assert reason.startswith("CPUAdam is AdamW")
@@ -71,10 +78,14 @@ def test_a_value_in_optimizer_args_that_has_a_key_is_that_key() -> None:
         optimizer_args={"betas": [0.8, 0.9], "weight_decay": 0.2},
         param_groups=[{"parameters": ["bias"], "learning_rate": 1e-3}],
     )
-    assert (phase.adam_beta1, phase.adam_beta2, phase.adam_weight_decay) == (0.8, 0.9, 0.2)
+    assert (phase.train.adam_beta1, phase.train.adam_beta2, phase.train.adam_weight_decay) == (
+        0.8,
+        0.9,
+        0.2,
+    )
     assert phase.sources["adam_beta2"] == ("user", "optimizer_args")
-    assert phase.optimizer_args == {}
-    assert phase.param_groups[0]["adam_weight_decay"] == 0.2
+    assert phase.train.optimizer_args == {}
+    assert phase.train.param_groups[0].adam_weight_decay == 0.2
 
 
 @pytest.mark.parametrize(
@@ -117,7 +128,7 @@ def test_deepspeed_is_told_to_take_any_optimizer() -> None:
         ("lion", {}, True), ("adamw", {}, False), ("adamw", {"amsgrad": True}, True),
     ):  # fmt: skip
         phase = resolve("zero2_offload", optimizer=optimizer, optimizer_args=arguments)
-        written = phase.deepspeed
+        written = phase.derived.deepspeed
         assert written.get("zero_allow_untested_optimizer", False) is told
         assert written.get("zero_force_ds_cpu_optimizer", True) is not told
         parsed = DeepSpeedConfig(written)
@@ -128,8 +139,8 @@ def test_the_loss_scale_is_written_as_it_was_asked_for() -> None:
     """The five keys, by DeepSpeed's names; other precisions have none."""
     asked = {"initial_scale_power": 12, "loss_scale_window": 100, "hysteresis": 2}
     launch = {"preset": "zero2", "mixed_precision": "fp16", "fp16": asked}
-    written = resolve(launch).deepspeed["fp16"]
+    written = resolve(launch).derived.deepspeed["fp16"]
     assert written == {"enabled": True, "loss_scale": 0.0, "min_loss_scale": 1, **asked}
-    parsed = DeepSpeedConfig(dict(resolve(launch).deepspeed)).float16_config
+    parsed = DeepSpeedConfig(dict(resolve(launch).derived.deepspeed)).float16_config
     assert parsed.dynamic_loss_scale_args()["init_scale"] == 4096
-    assert resolve("zero2").deepspeed["fp16"] == {"enabled": False}
+    assert resolve("zero2").derived.deepspeed["fp16"] == {"enabled": False}

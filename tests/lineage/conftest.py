@@ -13,7 +13,7 @@ from PIL import Image
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
-from zerotrain.config import DataConfig
+from zerotrain.config.data import DataConfig
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 ENGINE = {"preset": "torch", "engine": "torch"}
@@ -45,7 +45,7 @@ def position(phase: str, step: int) -> str:
 
 
 def train(phase: str, steps: tuple[int, int], shared: dict[str, Artifact]) -> Artifact:
-    """A phase's launch, checkpoint, state and weights; the state."""
+    """A phase's launch, checkpoint, state and weights as earlier versions made them; the state."""
     run = {"preset": {"value": "torch"}, "learning_rate": {"value": 0.001},
            "start_step": {"value": steps[0]}, "until_step": {"value": steps[1]},
            "epoch_size": {"value": 3}}  # fmt: skip

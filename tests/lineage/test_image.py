@@ -11,7 +11,7 @@ from typing import Any
 from tests.lineage.test_trace import trace
 
 from zerotrain import artifact
-from zerotrain.config import DataConfig
+from zerotrain.config.data import DataConfig
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 RUN = "results/cats"
@@ -158,3 +158,23 @@ def test_the_flowchart_leads_from_the_image_to_weights(chain: Path) -> None:
     said = trace("--image", f"photos/{one_of('train')}", "--format", "mermaid")[1]
     assert said.startswith("flowchart LR\n")
     assert len(re.findall(r"^  \w+ --> \w+$", said, re.M)) == 8
+
+
+def test_a_conditioning_image_is_followed_as_an_image_is(chain: Path) -> None:
+    """To the samples that read it: of a dataset, and of a cache whose dataset has changed since."""
+    before = Path("before")
+    shutil.copytree("photos", before)
+    (before / "cat.ppm").write_bytes((before / "cat.ppm").read_bytes() + b"\n")
+    data = {"images": "photos", "conditioning_images": "before"}
+    prepare_dataset(DataConfig.model_validate(data), Path("results/data/edits"))
+    found = uses("before/cat.ppm")
+    assert found["datasets"] == {"results/data/edits": {"cat.ppm": "train"}}
+    assert found["weights"] == []
+    path = Path("results/data/cats/cache/64/index.json")
+    index = json.loads(path.read_text())
+    entry = next(one for one in index["entries"] if one["file"] == "cat.ppm")
+    entry |= {"conditioning": "0" * 64, "conditioning_sha256": [found["sha256"]]}
+    path.write_text(json.dumps(index))
+    split = samples()["cat.ppm"]
+    used = uses("before/cat.ppm")["weights"]
+    assert [use["phases"][0]["samples"] for use in used] == [{"cat.ppm": split}] * 3

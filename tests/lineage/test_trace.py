@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -9,7 +10,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,13 +19,16 @@ from typing import Any
 
 import pytest
 import typer
+from tests.lineage import conftest
 from typer.testing import CliRunner
 
 from zerotrain import artifact, cli
-from zerotrain.cli.trace import trace as command
-from zerotrain.config import DataConfig
+from zerotrain.cache.record import Record, write_record
+from zerotrain.cli.inspection import trace as command
+from zerotrain.config.data import DataConfig
 from zerotrain.data.source import DIGITS
-from zerotrain.lineage.verify import Files
+from zerotrain.pipeline.lineage.facts import facts_of
+from zerotrain.pipeline.lineage.verify import Files
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 PROJECT = Path(__file__).parents[2]
@@ -101,6 +104,68 @@ def test_a_whole_chain_reaches_the_images(chain: Path) -> None:
     }
     assert "├─ launch: results/cats/offload/launch" in said
     assert "source: photos  folder, 4 samples" in said
+
+
+def recorded(step: int, *versions: str) -> dict[str, Any]:
+    """What a phase that ended at a step recorded; each version came 1 step before the end."""
+    pairs = itertools.pairwise(versions)
+    history = [
+        {"step": step - 1, "key": "versions.torch", "old": old, "new": new} for old, new in pairs
+    ]
+    ran_on = {"versions.torch": versions[-1], "device": "cpu", "threads": 2}
+    return {"ran_on": ran_on, "history": history}
+
+
+def test_a_trace_says_what_each_phase_and_the_cache_ran_on(tmp_path, monkeypatch) -> None:
+    """In the text once for each phase; in the document for each folder that says it."""
+    monkeypatch.chdir(tmp_path)
+    plain = conftest.position
+
+    def position(phase: str, step: int) -> str:
+        versions = ("2.12.0",) if phase == "plain" else ("2.12.0", "2.13.0")
+        return json.dumps({**json.loads(plain(phase, step)), **recorded(step, *versions)})
+
+    monkeypatch.setattr(conftest, "position", position)
+    conftest.build()
+    encoded = {"versions.torch": "2.11.0", "versions.diffusers": "0.36.0", "device": "cpu"}
+    cache = Path("results/data/cats/cache/64")
+    write_record(tmp_path / "encoding.json", Record({"image": "c0de"}, encoded))
+    text = (tmp_path / "encoding.json").read_bytes()
+    (cache / "records").mkdir()
+    (cache / "records" / "encoding.json").write_bytes(text)
+    entry = {"sha256": hashlib.sha256(text).hexdigest(), "bytes": len(text)}
+    files = json.loads((cache / "manifest.json").read_text())["files"]
+    edit(str(cache), files=files | {"records/encoding.json": entry})
+    edit(WEIGHTS, made_by=recorded(7, "2.12.0", "2.13.0"))
+    code, said = trace(WEIGHTS)
+    assert code == 0
+    assert said.count("torch 2.13.0, cpu, 2 threads, after step 6: torch 2.12.0 → 2.13.0") == 1
+    assert said.count("torch 2.12.0, cpu, 2 threads") == 1
+    assert said.count("torch 2.11.0, diffusers 0.36.0, cpu") == 1
+    facts = {one["path"]: one["facts"] for one in document()["artifacts"]}
+    for folder in (WEIGHTS, f"{RUN}/offload/checkpoint"):
+        assert facts[folder]["history"] == recorded(7, "2.12.0", "2.13.0")["history"]
+    for folder in (f"{RUN}/plain/state", f"{RUN}/plain/checkpoint"):
+        assert facts[folder]["ran_on"] == recorded(3, "2.12.0")["ran_on"]
+        assert "history" not in facts[folder]
+    assert facts["results/data/cats/cache/64"]["ran_on"] == encoded
+    assert document(f"{RUN}/plain/state")["artifacts"][0]["facts"]["ran_on"]["threads"] == 2
+
+
+def test_the_commit_of_a_checkpoint_is_in_its_records(chain: Path) -> None:
+    """Where they are; otherwise where earlier versions put it."""
+    facts = {one["path"]: one["facts"] for one in document()["artifacts"]}
+    assert "commit" not in facts[f"{RUN}/plain/checkpoint"]
+    said = {"commit": "0123456789abcdef", "code": "c0de"}
+    for made_by, records in (({}, said), (said, {})):
+        folder = Path("results/hand")
+        with artifact.publish(folder, "checkpoint", made_by=made_by) as draft:
+            (draft.folder / "checkpoint.json").write_text(conftest.position("plain", 3))
+            if records:
+                (draft.folder / "records").mkdir()
+                artifact.write_json(draft.folder / "records" / "made_by.json", records)
+        found = artifact.read(folder, "checkpoint")
+        assert {key: facts_of(found)[key] for key in said} == said
 
 
 def broken(file: Path) -> Iterator[str]:
@@ -270,6 +335,30 @@ def test_a_parent_that_is_not_named_any_more_is_asked_for(
     assert named() == [("unknown", f"{folder}/manifest.json")]
 
 
+def test_a_checkpoint_that_says_what_it_trained_names_no_launch(chain: Path) -> None:
+    """Launch files are rendered again without training: they are found by their place, and nothing
+    is missing where they are gone. What it started from is still asked for."""
+    folder = f"{RUN}/offload/checkpoint"
+    manifest = json.loads(Path(folder, "manifest.json").read_text())
+    parents = {name: said for name, said in manifest["parents"].items() if name != "launch"}
+    trains = {"start": parents["start"]["identity"]}
+    edit(folder, parents=parents, content={"trains": trains})
+    again = artifact.read(Path(folder), "checkpoint").identity
+    for child in (f"{RUN}/offload/weights", f"{RUN}/offload/state"):
+        named_by = json.loads(Path(child, "manifest.json").read_text())["parents"]
+        edit(child, parents={**named_by, "checkpoint": {"path": folder, "identity": again}})
+    found = document()
+    assert found["whole"], found["findings"]
+    (checkpoint,) = [entry for entry in found["artifacts"] if entry["path"] == folder]
+    how = {parent["name"]: parent["how"] for parent in checkpoint["parents"]}
+    assert how == {"launch": "beside", **dict.fromkeys(("base", "cache", "start"), "said")}
+    shutil.rmtree(f"{RUN}/offload/launch")
+    assert document()["whole"]
+    del parents["start"]
+    edit(folder, parents=parents)
+    assert named() == [("unknown", f"{folder}/manifest.json")]
+
+
 def test_weights_say_the_step_of_their_checkpoint(chain: Path) -> None:
     """Nothing was made from the last weights, so that no child knows their identity."""
     edit(WEIGHTS, content={"family": "sd3", "step": 9, "dtype": "fp32"})
@@ -309,7 +398,7 @@ def test_a_run_that_moved_is_still_whole(chain: Path) -> None:
     found = document("results/dogs/offload/weights")
     assert found["whole"]
     assert len(found["artifacts"]) == 10
-    assert f"{RUN}/offload/checkpoint: no such folder; the same checkpoint lies at " in str(
+    assert f"{RUN}/offload/checkpoint: no such folder; the same checkpoint is at " in str(
         found["notes"]
     )
 
@@ -420,9 +509,37 @@ def test_exported_files_and_rolling_checkpoints_are_traced(chain: Path) -> None:
     assert named(f"{rolling}/step-7") == [("unknown", f"{rolling}/fingerprint.json")] * 2
 
 
+def test_a_rolling_checkpoint_says_itself_what_it_was_trained_on(chain: Path) -> None:
+    """The start among what it trains, the cache among what it ran on; a published one whose
+    manifest is gone is known by the newest that lies there."""
+    cache = artifact.read(Path("results/data/cats/cache/64"), "cache").identity
+    start = artifact.read(Path(f"{RUN}/plain/state"), "state").identity
+    progress = Path(f"{RUN}/offload/progress")
+    (progress / "fingerprint.json").unlink()
+    said = {**json.loads(conftest.position("offload", 7)), "ran_on": {"cache": cache}}
+    with artifact.publish(progress / "step-7", "checkpoint") as draft:
+        (draft.folder / "checkpoint.json").write_text(json.dumps(said))
+        draft.content = {"trains": {"start": start, "data": "0" * 64}}
+    found = document(f"{progress}/step-7")
+    assert found["whole"], found["findings"]
+    parents = {one["name"]: one["path"] for one in found["artifacts"][0]["parents"]}
+    assert parents["cache"] == "results/data/cats/cache/64"
+    assert parents["start"] == f"{RUN}/plain/state"
+    Path(f"{RUN}/offload/checkpoint/manifest.json").unlink()
+    found = document()
+    assert [one["problem"] for one in found["findings"]] == ["missing"]
+    assert f"{RUN}/plain/state" in {one["path"] for one in found["artifacts"]}
+    with artifact.publish(progress / "step-7", "checkpoint") as draft:
+        (draft.folder / "checkpoint.json").write_text(conftest.position("offload", 7))
+        draft.content = {"trains": {"start": "0" * 64}}
+    checkpoint = f"{progress}/step-7/checkpoint.json"
+    manifest = f"{progress}/step-7/manifest.json"
+    assert named(f"{progress}/step-7") == [("unknown", checkpoint), ("unknown", manifest)]
+
+
 def test_a_checkpoint_of_elsewhere_is_known_by_its_sizes(chain: Path) -> None:
     """Where no manifest was, names and sizes are what an export remembers."""
-    from zerotrain.export import lineage
+    from zerotrain.export.export import lineage
 
     Path("foreign").mkdir()
     Path("foreign/model.bin").write_text("abc")
@@ -450,6 +567,31 @@ def test_captions_of_a_table_are_held_to_their_hashes(chain: Path) -> None:
     ]  # fmt: skip
     table.unlink()
     assert named("results/data/t") == [("missing", "captions.csv")]
+
+
+def test_conditioning_images_are_held_to_their_hashes(
+    chain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of folders and of columns; one that samples share is told once."""
+    shutil.copytree("photos", "before", ignore=shutil.ignore_patterns("*.txt"))
+    data = {"images": "photos", "conditioning_images": ["before", "photos"]}
+    prepare_dataset(DataConfig.model_validate(data), Path("results/data/folders"))
+    rows = [
+        {"file_name": f"{name}.ppm", "text": "a pet", "with": "more/fox.ppm"}
+        for name in ("cat", "dog")
+    ]
+    Path("pets/more").mkdir(parents=True)
+    for name in ("cat", "dog", "more/fox"):
+        shutil.copy(f"before/{Path(name).name}.ppm", f"pets/{name}.ppm")
+    Path("pets/metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {"images": "pets", "conditioning_columns": ["with"]}
+    prepare_dataset(DataConfig.model_validate(data), Path("results/data/columns"))
+    monkeypatch.chdir("photos")
+    for dataset, file in (("folders", "before/cat.ppm"), ("columns", "pets/more/fox.ppm")):
+        for problem in broken(chain / file):
+            assert named(f"../results/data/{dataset}") == [(problem, file)]
+        found = document(f"../results/data/{dataset}")
+        assert (found["findings"], found["notes"]) == ([], [])
 
 
 def test_rows_of_text_are_held_to_their_hashes(chain: Path) -> None:
@@ -531,7 +673,7 @@ def test_a_trace_changes_nothing(chain: Path) -> None:
         ([RUN], f"zerotrain trace {RUN}/plain/weights"),
         ([f"{RUN}/plain"], f"zerotrain trace {RUN}/plain/weights"),
         ([f"{RUN}/plain/progress"], f"zerotrain trace {RUN}/plain/progress/step-3"),
-        (["photos/cat.ppm"], "photos/cat.ppm: lies in no published folder"),
+        (["photos/cat.ppm"], "photos/cat.ppm: not in a published folder"),
         ([], "trace takes weights, or an image"),
         ([WEIGHTS, "--image", "photos/cat.ppm"], "trace takes weights, or an image"),
         ([WEIGHTS, "--format", "yaml"], "--format: 'yaml' is not known"),
@@ -550,35 +692,3 @@ def test_a_users_mistake_is_a_sentence(
     error = capfd.readouterr().err
     assert said in error
     assert "Hint: " in error
-
-
-@pytest.mark.slow
-def test_a_real_run_is_whole_until_a_byte_differs(private_project: Any) -> None:
-    """The example in few steps: exit code 0; one byte in the first phase's state, and it is 1."""
-    folder = private_project("project")
-    config = folder / "config/config.yaml"
-    text = config.read_text()
-    for long, short in (("300", "2"), ("700", "4"), ("100", "2")):
-        text = re.sub(rf"(until|save_every): {long}\b", rf"\1: {short}", text)
-    config.write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(folder / "workflow")}
-
-    def called(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", *words],
-            cwd=folder, env=environment, capture_output=True, text=True, timeout=1500,
-        )  # fmt: skip
-
-    done = called("snakemake", "--cores", "all", "weights")
-    assert done.returncode == 0, done.stderr[-5000:]
-    weights = "results/digits/offload/weights"
-    whole = called("zerotrain", "trace", weights)
-    assert whole.returncode == 0, whole.stdout + whole.stderr
-    assert "1,797 samples are what the manifests say" in whole.stdout
-    file = folder / "results/digits/plain/state/exp_avg-00000.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    broken = called("zerotrain", "trace", weights)
-    assert broken.returncode == 1
-    assert "DIFFERENT results/digits/plain/state/exp_avg-00000.safetensors" in broken.stdout

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from zerotrain.plan.architecture import Architecture, Part, find_architecture
-from zerotrain.plan.forward import Shape, loss_of
-from zerotrain.plan.memory import Memory, Storages
-from zerotrain.plan.passes import tensors_of
+from zerotrain.launch.planner import trace_store
+from zerotrain.launch.planner.architecture import Architecture, find_architecture
+from zerotrain.launch.planner.forward import loss_of
+from zerotrain.launch.planner.memory import Memory, Storages
+from zerotrain.launch.planner.part import Part
+from zerotrain.launch.planner.passes import tensors_of
+from zerotrain.launch.planner.shape import Shape
 
 SDXL = {
     "sample_size": 16,
@@ -184,3 +188,10 @@ def real_step(
         flops, memory.flops = memory.flops, 0
         found.backward()
     return Step(nbytes, memory.highest, flops, memory.flops)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_store(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Traces of these tests, and nobody else's."""
+    folder = tmp_path_factory.mktemp("plans")
+    trace_store.folder = lambda: folder

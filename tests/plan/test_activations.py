@@ -6,11 +6,11 @@ import pytest
 import torch
 from tests.plan.conftest import SHAPES, SMALL, real_step
 
-from zerotrain.plan.activations import trace_activations
-from zerotrain.plan.architecture import find_architecture
-from zerotrain.plan.forward import Shape
-from zerotrain.plan.model import build_part, trained_model
-from zerotrain.trained import choose_trained
+from zerotrain.launch.planner.activations import trace_activations
+from zerotrain.launch.planner.architecture import find_architecture
+from zerotrain.launch.planner.model import build_part, trained_model
+from zerotrain.launch.planner.shape import Shape
+from zerotrain.models.trainable import choose_trained
 
 PRECISIONS = {
     "fp32": ("no", False, torch.float32),
@@ -70,7 +70,7 @@ def compare(name, precision, lora=None):
     ("name", "precision"),
     [
         # One precision of each family by default, all of them for the small SDXL.
-        pytest.param(n, p, marks=() if n == "nano" or p == "bf16" else pytest.mark.slow)
+        pytest.param(n, p, marks=() if n == "nano" or p == "bf16" else pytest.mark.soak)
         for n in SMALL
         for p in PRECISIONS
     ],

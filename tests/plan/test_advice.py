@@ -14,15 +14,16 @@ from tests.test_switch_command import checkpoint
 from tests.training.test_preflight import phase as any_phase
 from typer.testing import CliRunner
 
-from zerotrain import graph, switch_checks
 from zerotrain.cli import app
-from zerotrain.config import read_config
+from zerotrain.config.read import read_config
+from zerotrain.launch.planner import advice
+from zerotrain.launch.planner.choice import RESERVE
+from zerotrain.launch.planner.planner import Place, Plan, plan
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.host import gib
-from zerotrain.plan import advice
-from zerotrain.plan.choice import RESERVE
-from zerotrain.plan.planner import Place, Plan, plan
-from zerotrain.training.progress_folder import step_folder
+from zerotrain.pipeline import snakemake
+from zerotrain.pipeline.switch import checks as switch_checks
+from zerotrain.training.checkpointing.progress_folder import step_folder
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """\
@@ -40,7 +41,7 @@ HOST = 64 * 2**30
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A project with a run on a machine with a GPU; Snakemake plans what a cut needs."""
-    monkeypatch.setattr(graph, "plan", lambda *_: dict.fromkeys(switch_checks.PUBLISHING, 1))
+    monkeypatch.setattr(snakemake, "plan", lambda *_: dict.fromkeys(switch_checks.PUBLISHING, 1))
     (tmp_path / "Snakefile").touch()
     for part in ("launch", "models"):
         shutil.copytree(ROOT / "config" / part, tmp_path / "config" / part)
@@ -72,7 +73,7 @@ def traced_once(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 def phase(**changes: Any) -> ResolvedPhase:
     """The phase that ran out of memory."""
     shape = {"run": "flowers", "phase": "plain", "preset": "torch", "micro_batch_size": 4}
-    return replace(any_phase(), **(shape | {"until_step": 300} | changes))
+    return any_phase().changed(**(shape | {"until_step": 300} | changes))
 
 
 def device(planned: Plan, preset: str) -> dict[str, int]:
@@ -103,7 +104,7 @@ def test_the_line_of_the_switch_works(planned: Plan, traced_once: None, copies: 
     fitting = [n for n, one in rows.items() if one.device + RESERVE <= measured["total"]]
     least = next(name for name in fitting if not rows[name].useless)
     assert line == f"zerotrain switch flowers --to {least}{named}"
-    assert "goes on from step 200" in found.what_to_do
+    assert "continues from step 200" in found.what_to_do
     done = CliRunner().invoke(app, [*shlex.split(line)[1:], "--dry-run"])
     assert done.exit_code == 0, done.output
     assert f"launch: {least}" in done.output

@@ -9,15 +9,23 @@ import torch
 from safetensors.torch import save_file
 
 from zerotrain.errors import PipelineError
-from zerotrain.model_sizes import read_header
-from zerotrain.plan import architecture
-from zerotrain.plan.architecture import find_architecture, shipped
+from zerotrain.launch.planner import architecture
+from zerotrain.launch.planner.architecture import find_architecture, shipped
+from zerotrain.models.sizes import read_header
 
 COUNTS = {
     "stabilityai/stable-diffusion-xl-base-1.0": 2_567_463_684,
     "stabilityai/stable-diffusion-3-medium-diffusers": 2_028_328_000,
     "Qwen/Qwen-Image": 20_430_401_088,
+    "Qwen/Qwen-Image-Edit": 20_430_401_088,
+    "Qwen/Qwen-Image-Edit-2509": 20_430_401_088,
+    "Qwen/Qwen-Image-Edit-2511": 20_430_401_088,
+    "FireRedTeam/FireRed-Image-Edit-1.0": 20_430_401_088,
+    "FireRedTeam/FireRed-Image-Edit-1.1": 20_430_401_088,
     "black-forest-labs/FLUX.1-dev": 11_901_408_320,
+    "black-forest-labs/FLUX.1-Kontext-dev": 11_901_408_320,
+    "black-forest-labs/FLUX.1-Fill-dev": 11_902_391_360,
+    "ostris/Flex.2-preview": 8_163_669_568,
     "Qwen/Qwen1.5-7B": 7_721_324_544,
     "PyTorch-NPU/qwen1.5_7b_chat": 7_721_324_544,
     "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
@@ -30,6 +38,13 @@ COUNTS = {
 def test_models_of_recipes_are_known_by_their_hub_ids(base):
     family = next(known.family for known in shipped() if base in known.source.split(", "))
     assert find_architecture(family, base).trained.parameters == COUNTS[base]
+
+
+def test_only_edit_2511_has_a_timestep_of_zero_for_conditioning_images():
+    """It makes activations of the modulation larger; the plain one stands first."""
+    found = {a.source: a.trained.config.get("zero_cond_t", False) for a in shipped("qwen_image")}
+    assert [*found.values()] == [False, True]
+    assert [*found][1] == "Qwen/Qwen-Image-Edit-2511"
 
 
 def test_a_model_of_another_family_is_refused_with_its_own():
@@ -63,11 +78,31 @@ def test_a_folder_is_read_by_its_config_files(tmp_path):
         find_architecture("sd3", str(tmp_path))
 
 
+def test_a_folder_is_read_without_parts_that_training_does_not_load(tmp_path):
+    """SD3's T5 may be listed and absent; parts that the family does not know may lie there."""
+    (known,) = shipped("sd3")
+    index = {"image_processor": ["transformers", "CLIPImageProcessor"]}
+    for name, part in known.parts.items():
+        index[name] = [part.library, part.class_name]
+        if name != "text_encoder_3":
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config.json").write_text(json.dumps(part.config))
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    found = find_architecture("sd3", str(tmp_path))
+    assert found.parts.keys() == known.parts.keys() - {"text_encoder_3"}
+
+
 def test_a_folder_of_a_language_model_names_its_class(tmp_path):
     config = {"architectures": ["Qwen2ForCausalLM"], "hidden_size": 8}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = find_architecture("causal_lm", str(tmp_path)).trained
     assert (found.library, found.class_name) == ("transformers", "Qwen2ForCausalLM")
+    for family, kind, name in (
+        ("causal_lm", "qwen2", "Qwen2ForCausalLM"),
+        ("seq2seq_lm", "t5", "T5ForConditionalGeneration"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        assert find_architecture(family, str(tmp_path)).trained.class_name == name
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(PipelineError, match="it names no class"):
         find_architecture("causal_lm", str(tmp_path))

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from zerotrain.config import parse_config
+from zerotrain.config.families import FAMILIES, PRESETS
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.families import FAMILIES, PRESETS, flux_nano, qwen_image_nano
-from zerotrain.families.sd3_nano import build_transformer
-from zerotrain.families.sdxl_nano import build_unet
-from zerotrain.model_sizes import model_sizes
-from zerotrain.plan.activations import trace_activations
-from zerotrain.plan.architecture import Part, find_architecture, shipped
-from zerotrain.plan.forward import Shape, text_tokens
-from zerotrain.plan.model import build_part, parameters_of, trained_model
-from zerotrain.plan.prediction import trace
+from zerotrain.launch.planner.activations import trace_activations
+from zerotrain.launch.planner.architecture import find_architecture, shipped
+from zerotrain.launch.planner.model import build_part, parameters_of, trained_model
+from zerotrain.launch.planner.part import Part
+from zerotrain.launch.planner.shape import Shape, text_tokens
+from zerotrain.launch.planner.tracing import trace
+from zerotrain.models.families import flux_nano, qwen_image_nano
+from zerotrain.models.families.sd3_nano import build_transformer
+from zerotrain.models.families.sdxl_nano import build_unet
+from zerotrain.models.sizes import model_sizes
 
 PARTS = [
     pytest.param(part, id=f"{known.source.split(', ')[0]}-{name}")
@@ -111,6 +114,29 @@ def test_frozen_parameters_are_not_trained():
     assert model.trained
     assert not any(name.startswith("down_blocks") for name in model.trained)
     assert model.trained_parameters < model.parameters
+
+
+@pytest.mark.parametrize(
+    ("precision", "tables", "least", "most"),
+    [("nf4", 3 * 1024, 0.5, 0.54), ("int8-quanto", 0, 1.0, 1.07), ("int2-quanto", 0, 0.25, 0.4)],
+)
+def test_quantized_weights_have_the_bytes_of_a_training(
+    precision: str, tables: int, least: float, most: float
+) -> None:
+    """And are still parameters of the model, under the names that they had."""
+    architecture = find_architecture("qwen_image", "nano")
+    lora = {"rank": 2, "alpha": 2.0, "dropout": 0.0, "target_modules": ["to_q"]}
+    plain, packed = (
+        trained_model(architecture, lora, precision=given, exclude=["img_in"])
+        for given in ("no_change", precision)
+    )
+    renamed = {name.replace(".base_layer.", "."): shape for name, shape in plain.shapes.items()}
+    assert {n.replace(".base_layer.", "."): s for n, s in packed.shapes.items()} == renamed
+    assert packed.trained == plain.trained
+    assert "img_in.weight" not in packed.quantized
+    weights = sum(math.prod(packed.shapes[name]) for name in packed.quantized)
+    rest = sum(packed.quantized.values()) - tables * len(packed.quantized)
+    assert least < rest / weights < most
 
 
 Build = Callable[[int, int, str], torch.nn.Module]

@@ -12,22 +12,26 @@ from typing import Any
 
 import pytest
 
-from zerotrain.config import RunConfig, parse_config
+from zerotrain.config.read import parse_config
+from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
+from zerotrain.launch.planner.choice import RESERVE, choose
+from zerotrain.launch.planner.fit import search
+from zerotrain.launch.planner.gpus import Gpu
+from zerotrain.launch.planner.hardware import step_time
+from zerotrain.launch.planner.options import PlanOptions
+from zerotrain.launch.planner.parts import states
+from zerotrain.launch.planner.planner import Place, Plan, choose_preset, here, plan
+from zerotrain.launch.planner.report import plan_report
+from zerotrain.launch.planner.storage import Traffic
+from zerotrain.launch.planner.table import parts_table, table
+from zerotrain.launch.planner.traced import Traced
+from zerotrain.launch.planner.tracing import Tracer, trace
 from zerotrain.launch.preset import read_preset
-from zerotrain.plan.choice import RESERVE, choose
-from zerotrain.plan.fit import search
-from zerotrain.plan.hardware import find_tflops, step_time
-from zerotrain.plan.parts import states
-from zerotrain.plan.planner import Place, Plan, choose_preset, here, plan
-from zerotrain.plan.prediction import Traced, trace
-from zerotrain.plan.report import plan_report
-from zerotrain.plan.storage import Traffic
-from zerotrain.plan.table import parts_table, table
 
 GIB = 2**30
 SDXL = 2_567_463_684
-ORDER = ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "zero3_nvme")
+ORDER = ("torch", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_nvme")
 
 
 def config(processes: int = 1, *, batch: int = 8, **launch: Any) -> RunConfig:
@@ -49,9 +53,11 @@ def traced() -> Traced:
     return trace(run, run.phase("a"), None)
 
 
-def made(traced: Traced, memory: float | None, processes: int = 1, **launch: Any) -> Plan:
+def made(
+    traced: Traced, memory: float | None, processes: int = 1, gpu: str = "", **launch: Any
+) -> Plan:
     """The plan for a GPU of so many GiB."""
-    place = Place(None if memory is None else int(memory * GIB), 128 * GIB)
+    place = Place(None if memory is None else int(memory * GIB), 128 * GIB, gpu)
     return plan(config(processes, **launch), "a", place, traced=traced)
 
 
@@ -156,7 +162,7 @@ def test_more_memory_elsewhere_is_less_here(traced: Traced) -> None:
 
 def test_the_table_shows_all_of_it(traced: Traced) -> None:
     """A row for each preset, a mark for what fits, the advice, encoders, cache and EMA."""
-    lines = table(made(traced, 24), tflops=165.0, width=100)
+    lines = table(made(traced, 24, gpu="RTX 4090"), width=100)
     assert max(map(len, lines)) <= 100
     text = " ".join(" ".join(lines).split())
     rows = {line.split()[0].strip(">"): line for line in lines if line[:2] in ("> ", "  ")}
@@ -173,15 +179,50 @@ def test_the_table_shows_all_of_it(traced: Traced) -> None:
     assert any("state weights: 2 B a trained parameter" in line for line in part_lines)
 
 
+def test_the_cache_of_mirrored_images_is_twice_as_large(traced: Traced) -> None:
+    """data.random_flip stores the latents of each image and of its mirror image."""
+    plain = made(traced, 24)
+    data = plain.config.data.model_copy(update={"random_flip": True})
+    flipped = replace(plain, config=plain.config.model_copy(update={"data": data}))
+    text = " ".join(" ".join(table(flipped)).split())
+    assert "The cache takes 524.3 kB an image and 635.9 kB a distinct caption (fp32)." in text
+
+
+def test_the_page_shows_this_table(traced: Traced) -> None:
+    """docs/planner.md prints rows of the command that it names."""
+    place = replace(made(traced, None).place, host_memory=64 * GIB, name="RTX 4090")
+    place = replace(place, device_memory=24_564 * 2**20)
+    lines = table(plan(config(), "a", place, traced=traced), width=100)
+    page = Path("docs/planner.md").read_text()
+    rows = [line for line in lines if line[:2] in ("> ", "  ")]
+    assert len(rows) == 3 + len(ORDER)
+    assert "\n".join(f"    {row}" for row in rows) in page
+
+
+@pytest.mark.slow
+def test_the_page_on_zero_has_the_planners_figures() -> None:
+    """Its table: with gradient checkpointing, for one GPU and for four."""
+    run = config(batch=1)
+    traced = trace(run, run.phase("a"), None)
+    rows: dict[str, list[str]] = {}
+    for processes, host in ((1, 64 * GIB), (4, 256 * GIB)):
+        place = Place(24_564 * 2**20, host, "RTX 4090")
+        for line in table(plan(config(processes, batch=1), "a", place, traced=traced), width=100):
+            words = line.strip("> ").split()
+            if words and words[0] in ORDER[:-1]:
+                rows.setdefault(words[0], []).extend((words[2].strip("+"), words[4], words[-1]))
+    page = Path("docs/zero.md").read_text()
+    shown = page.partition("<!-- planned -->\n")[2].partition("\n<!-- end -->")[0].splitlines()[2:]
+    assert shown == [f"| `{name}` | {' | '.join(figures)} |" for name, figures in rows.items()]
+
+
 def test_a_step_is_what_its_parts_take() -> None:
     """100 TFLOP at 40 % of 250, 25 GB over PCIe, a million parameters on the CPU."""
-    found = step_time(1e14, 250.0, Traffic(to_host=25 * 10**9), 10**6, 1)
+    gpu = Gpu("a GPU", (1,), 250.0)
+    found = step_time(1e14, gpu, Traffic(to_host=25 * 10**9), 10**6, 1)
     assert (found.compute, found.transfer) == (1.0, 1.0)
     assert found.host_optimizer == pytest.approx(48e6 / 40e9)
-    assert find_tflops("NVIDIA GeForce RTX 4090") == 165
-    assert find_tflops("NVIDIA A100-SXM4-80GB") == 312
-    assert find_tflops("NVIDIA L40S") == 362
-    assert find_tflops("a toaster") is None
+    assert step_time(1e14, replace(gpu, pcie=5), Traffic(to_host=25 * 10**9), 0, 1).transfer == 0.5
 
 
 def nano(**train: Any) -> RunConfig:
@@ -238,7 +279,7 @@ def test_fit_takes_shorter_rows_last(family: str, monkeypatch: pytest.MonkeyPatc
     assert re.search(r"at (192|128|64) tokens, global batch 1", lines[1])
     with pytest.raises(PipelineError, match="a quarter of the length"):
         search(run, "a", Place(RESERVE + 1000, None))
-    monkeypatch.setattr("zerotrain.plan.fit.fits", lambda *_: True)
+    monkeypatch.setattr("zerotrain.launch.planner.fit.fits", lambda *_: True)
     assert "at 256 tokens" in search(run, "a", Place(RESERVE, None))[0]
 
 
@@ -249,9 +290,28 @@ def test_a_language_model_is_planned_without_a_configuration() -> None:
         "batch_size": 2, "precision": "no", "processes": 1, "lora_rank": None,
         "gradient_checkpointing": False,
     }  # fmt: skip
-    text = "\n".join(plan_report(None, values, device_memory="24 GiB"))
+    text = "\n".join(plan_report(PlanOptions(**values, device_memory="24 GiB")))
     assert "64 tokens" in text
     assert "px" not in text
+
+
+def test_fit_traces_one_sample_a_size_where_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the host's memory is what refuses: a larger micro batch takes no less."""
+    asked: list[tuple[int, int]] = []
+    whole = Tracer.trace
+
+    def trace(self: Tracer, batch: int, size: int) -> Traced:
+        asked.append((batch, size))
+        return whole(self, batch, size)
+
+    monkeypatch.setattr(Tracer, "trace", trace)
+    raw = {
+        "run": "plan", "base": "nano", "family": "causal_lm", "data": {"source": "sums"},
+        "train": {"max_length": 64, "global_batch_size": 8}, "phases": [{"name": "a", "until": 1}],
+    }  # fmt: skip
+    with pytest.raises(PipelineError, match="nothing fits"):
+        search(parse_config(raw, "c"), "a", Place(RESERVE, 1))
+    assert asked == [(1, 64), (1, 48), (1, 32), (1, 16)]
 
 
 def test_fit_needs_a_device() -> None:

@@ -14,9 +14,10 @@ from PIL import Image
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
-from zerotrain.config import RunConfig, parse_config
+from zerotrain.config.read import parse_config
+from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.families import nano as nano_parts
+from zerotrain.models.families import nano as nano_parts
 from zerotrain.stages.build_base import build_base
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
@@ -88,6 +89,71 @@ def test_a_preset_is_a_whole_base(nano):
     assert list(nano.parents) == ["dataset"]
 
 
+FIT = "fitting the autoencoder: 2 of 2 steps"
+
+
+def files_of(base: Artifact) -> dict[str, str]:
+    """The sha256 of a base's files by name."""
+    return {name: entry["sha256"] for name, entry in base.files.items()}
+
+
+@pytest.fixture
+def own_dataset(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of images and dataset, without a fit; one takes two steps."""
+    monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)
+    shutil.copytree(dataset.parent / "images", tmp_path / "images")
+    prepare_dataset(config_of(tmp_path / "dataset").data, tmp_path / "dataset")
+    return tmp_path / "dataset"
+
+
+def test_an_autoencoder_is_fitted_once_for_all_captions(own_dataset, tmp_path, capsys):
+    """Another caption fits nothing, and the base is the one that is built without a stored fit."""
+    build(own_dataset, tmp_path / "first")
+    assert FIT in capsys.readouterr().err
+    caption = tmp_path / "images" / "red.txt"
+    caption.write_text("a very red house")
+    prepare_dataset(config_of(own_dataset).data, own_dataset)
+    capsys.readouterr()
+    shared = build(own_dataset, tmp_path / "second")
+    said = capsys.readouterr()
+    assert FIT not in said.err
+    assert "fitted to these images before" in said.out
+    shutil.rmtree(own_dataset / "autoencoders")
+    assert files_of(build(own_dataset, tmp_path / "alone")) == files_of(shared)
+
+
+def test_families_with_the_same_autoencoder_share_a_fit(own_dataset, tmp_path, capsys):
+    build(own_dataset, tmp_path / "sdxl")
+    capsys.readouterr()
+    shared = build(own_dataset, tmp_path / "sd3", family="sd3")
+    assert FIT not in capsys.readouterr().err
+    assert build(own_dataset, tmp_path / "micro", base="micro").content["base"] == "micro"
+    assert FIT not in capsys.readouterr().err
+    shutil.rmtree(own_dataset / "autoencoders")
+    assert files_of(build(own_dataset, tmp_path / "alone", family="sd3")) == files_of(shared)
+
+
+def test_an_autoencoder_is_fitted_again_for_other_images_or_seeds_or_where_it_is_damaged(
+    own_dataset, tmp_path, capsys
+):
+    build(own_dataset, tmp_path / "first")
+    whole = build(own_dataset, tmp_path / "second", seed=3)
+    assert capsys.readouterr().err.count(FIT) == 2
+    stored = own_dataset / "autoencoders" / "AutoencoderKL-16px-seed3" / "fitted.safetensors"
+    data = bytearray(stored.read_bytes())
+    data[-1] ^= 1
+    stored.write_bytes(data)
+    again = build(own_dataset, tmp_path / "third", seed=3)
+    said = capsys.readouterr()
+    assert FIT in said.err
+    assert "the autoencoder is fitted again" in said.out
+    assert files_of(again) == files_of(whole)
+    Image.new("RGB", (40, 24), "green").save(tmp_path / "images" / "red.png")
+    prepare_dataset(config_of(own_dataset).data, own_dataset)
+    assert files_of(build(own_dataset, tmp_path / "green", seed=3)) != files_of(whole)
+    assert FIT in capsys.readouterr().err
+
+
 def test_a_folder_is_linked_not_copied(nano, model, dataset, tmp_path):
     """Its files are hashed and listed like any other, and the pipeline loads through the links."""
     (model / "unet" / "notes.bin").write_bytes(b"0")
@@ -102,6 +168,22 @@ def test_a_folder_is_linked_not_copied(nano, model, dataset, tmp_path):
     for part in PARTS - {"model_index.json"}:
         assert found.content["parts"][part] == nano.content["parts"][part]
     StableDiffusionXLPipeline.from_pretrained(found.folder, add_watermarker=False)
+
+
+def test_a_copied_base_needs_the_folder_no_more(model, dataset, tmp_path, monkeypatch):
+    """`base_copy: copy` gives the same base in files of its own; `reflink` where blocks can be
+    shared, and else a sentence instead of a copy that nobody asked for."""
+    linked = build(dataset, tmp_path / "base", base=str(model))
+    monkeypatch.setattr("zerotrain.artifact.copies.reflink", lambda source, target: False)
+    text = refusal(dataset, tmp_path / "other", base=str(model), base_copy="reflink")
+    assert f"the file system cannot share the blocks of {model}/" in text
+    assert "base_copy: copy takes room of its own" in text
+    copied = build(dataset, tmp_path / "base", base=str(model), base_copy="copy")
+    assert copied.identity == linked.identity
+    shutil.rmtree(model)
+    for name in copied.files:
+        assert not (copied.folder / name).is_symlink()
+    artifact.read(copied.folder, "base")
 
 
 def test_a_model_that_predicts_epsilon_keeps_some_signal(model, dataset, tmp_path):
@@ -137,7 +219,7 @@ def test_a_missing_folder_is_named(dataset, tmp_path):
 def test_a_single_file_checkpoint_is_named(dataset, tmp_path):
     file = tmp_path / "sdxl.safetensors"
     file.write_bytes(b"")
-    text = refusal(dataset, tmp_path / "base", base=str(file))
+    text = refusal(dataset, tmp_path / "base", base=str(file), family="sd3")
     assert f"base: {file} is a file, not a folder" in text
     assert "from_single_file" in text
 
@@ -188,7 +270,7 @@ def test_a_missing_part_is_named(model, dataset, tmp_path):
 def test_a_revision_of_no_hub_model_is_refused(model, dataset, tmp_path):
     for base in ("nano", str(model)):
         text = refusal(dataset, tmp_path / "base", base=base, revision="main")
-        assert f"revision: 'main' is set, but base {base!r} is no hub id" in text
+        assert f"revision: 'main' is set, but base {base!r} is not a hub id" in text
 
 
 def test_an_unreachable_hub_is_named(dataset, tmp_path, monkeypatch):

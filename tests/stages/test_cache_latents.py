@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,12 +15,16 @@ from PIL import Image
 from zerotrain import artifact
 from zerotrain.cache import encoding, read_cache
 from zerotrain.cache.prompts import Prompts
-from zerotrain.config import RunConfig, parse_config
+from zerotrain.cache.record import LONG_CAPTIONS
+from zerotrain.config.read import parse_config
+from zerotrain.config.run import RunConfig
 from zerotrain.data.dataset import read_dataset
-from zerotrain.data.source import open_source
+from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
-from zerotrain.families import nano as nano_parts
-from zerotrain.families.sdxl import FAMILY as SDXL
+from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families.conditioning import Conditioning
+from zerotrain.models.families.prompt_tokens import TokenLimit, token_limits
+from zerotrain.models.families.sdxl import FAMILY as SDXL
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -30,10 +35,12 @@ SIDE = 16
 class FakeFamily:
     """A family whose encoders are arithmetic; it counts what it encodes and in which batches."""
 
+    name = "sdxl"
     modality = "image"
     image_parts = ("vae",)
     text_parts = ("text_encoder",)
-    encoding_code = ("zerotrain.families.sdxl",)
+    encoding_code = ("zerotrain.models.families.sdxl",)
+    prompt_code = ("zerotrain.models.families.prompt_tokens",)
 
     def __init__(self) -> None:
         self.image_batches: list[int] = []
@@ -42,11 +49,26 @@ class FakeFamily:
         self.scale = 1.0
 
     def load_encoders(
-        self, base: Path, device: str, max_sequence_length: int | None, dtype: torch.dtype
+        self,
+        base: Path,
+        device: str,
+        max_sequence_length: int | None,
+        dtype: torch.dtype,
+        long_captions: str = "truncate",
     ) -> FakeFamily:
         self.loads += 1
+        self.long_captions = long_captions
         self.max_sequence_length = max_sequence_length
         return self
+
+    def conditioning(self, base: Path) -> Conditioning | None:
+        return None
+
+    def caption_limits(
+        self, base: Path, captions: Sequence[str], max_sequence_length: int | None
+    ) -> list[TokenLimit]:
+        counts = {"tokenizer": [len(caption.split()) for caption in captions]}
+        return token_limits({"tokenizer": max_sequence_length or 8}, counts)
 
     def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
         self.image_batches.append(len(pixels))
@@ -81,6 +103,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.shard_size = 2048
+        self.train: dict[str, object] = {}
         self.family = "sdxl"
         self.images = folder / "images"
         self.images.mkdir()
@@ -106,7 +129,7 @@ class Run:
             "base": "nano",
             "data": {"images": str(self.images), "num_workers": 0, "holdout": 0.3, **data},
             "cache": {"shard_size": self.shard_size, **cache},
-            "train": {"resolution": SIDE},
+            "train": {"resolution": SIDE, **self.train},
             "launch": {"num_cpu_threads_per_process": 1},
             "phases": [{"name": "p", "until": 1}],
             **({"validation": {"prompts": self.prompts}} if self.prompts else {}),
@@ -217,7 +240,7 @@ def test_prompts_of_validations_are_encoded_alone_and_are_no_part_of_the_identit
     assert {prompt for batch in family.prompt_batches for prompt in batch} == {"a cat"}
     expected = family.encode_prompts(["a cat", "house 1", ""])
     for row, prompt in enumerate(["a cat", "house 1", ""]):
-        for name, tensor in Prompts(found).tensors(prompt).items():
+        for name, tensor in Prompts(found).tensors(prompt).text.items():
             assert torch.equal(tensor, expected[name][row])
     assert found.identity == before
     family.prompt_batches.clear()
@@ -227,6 +250,47 @@ def test_prompts_of_validations_are_encoded_alone_and_are_no_part_of_the_identit
     assert changed.identity == before
     with pytest.raises(PipelineError, match="no embeddings of the validation prompt 'house 1'"):
         Prompts(changed).tensors("house 1")
+
+
+def test_captions_that_are_too_long_are_counted_and_listed_once(run, family, capsys):
+    """One line for all, whatever was in the cache; the list is no part of the cache's identity."""
+    before = artifact.read(run.cache(), "cache")
+    assert "exceed" not in capsys.readouterr().out
+    assert LONG_CAPTIONS not in before.files
+    for number in range(3, 9):
+        (run.images / f"{number:02d}.txt").write_text("word " * (7 + number))
+    for encoded in ("6 of 10", "0 of 10"):
+        output = run.cache()
+        lines = capsys.readouterr().out.splitlines()[-2:]
+        assert lines[0] == (
+            f"6 of 20 captions exceed 8 tokens; the excess is ignored ({output / LONG_CAPTIONS})"
+        )
+        assert f"{encoded} captions" in lines[1]
+    (listed,) = json.loads((output / LONG_CAPTIONS).read_text())
+    assert (listed["limit"], listed["captions"]) == (8, 20)
+    assert listed["exceeding"] == [
+        {"file": f"{number:02d}.png", "tokens": 7 + number} for number in range(3, 9)
+    ]
+    found = artifact.read(output, "cache")
+    assert found.files[LONG_CAPTIONS]
+    (output / LONG_CAPTIONS).unlink()
+    record = json.loads((output / "manifest.json").read_text())
+    del record["files"][LONG_CAPTIONS]
+    (output / "manifest.json").write_text(json.dumps(record))
+    assert artifact.read(output, "cache").identity == found.identity
+
+
+def test_captions_in_chunks_are_encoded_again_and_images_are_not(run, family, capsys):
+    run.cache()
+    run.train["long_captions"] = "chunk"
+    capsys.readouterr()
+    run.cache()
+    assert "encoded 0 of 20 latents, 4 of 4 captions" in capsys.readouterr().out
+    assert family.long_captions == "chunk"
+    del run.train["long_captions"]
+    run.cache()
+    assert "encoded 0 of 20 latents, 4 of 4 captions" in capsys.readouterr().out
+    assert family.long_captions == "truncate"
 
 
 def test_another_length_of_captions_encodes_them_again(run, family, capsys):

@@ -14,19 +14,20 @@ from PIL import Image
 from zerotrain import artifact
 from zerotrain.artifact import link_or_copy
 from zerotrain.cache import read_cache
-from zerotrain.config import RunConfig, parse_config
+from zerotrain.config.read import parse_config
+from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation import holdout_loss as holdout_loss_module
 from zerotrain.evaluation import images
-from zerotrain.evaluation.holdout_loss import TIMESTEPS, HeldOutImages, holdout_loss
-from zerotrain.families import nano as nano_parts
-from zerotrain.families.sdxl import FAMILY
-from zerotrain.position import TrainingPosition
+from zerotrain.models.families import nano as nano_parts
+from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.stages.build_base import build_base
 from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.stages.evaluate import evaluate, finite
 from zerotrain.stages.prepare_dataset import prepare_dataset
-from zerotrain.state import write_state
+from zerotrain.state.position import TrainerState
+from zerotrain.state.state import write_state
+from zerotrain.training.reporting import holdout_loss as holdout_loss_module
+from zerotrain.training.reporting.holdout_loss import TIMESTEPS, HeldOutImages, holdout_loss
 
 LOG = [
     {"phase": "only", "step": step, "samples": 4 * step, "loss": 1 / step, "seconds": 1.0}
@@ -78,7 +79,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with artifact.publish(folder / "weights", "weights") as draft:
         for name in base.files:
             link_or_copy(base.path(name), draft.folder / name)
-    position = TrainingPosition(
+    position = TrainerState(
         run="houses",
         phase="only",
         step=20,
@@ -137,7 +138,7 @@ def test_metrics_say_what_was_measured_and_used(run, capsys):
     assert metrics["train_loss"] == pytest.approx((1 / 19 + 1 / 20) / 2)
     assert (metrics["step"], metrics["samples"], metrics["train_seconds"]) == (20, 80, 12.5)
     assert 0.5 < metrics["val_loss"] < 2
-    assert str(run / "weights") in capsys.readouterr().out
+    assert str(run / "weights") in capsys.readouterr().err
     found = artifact.read(run / "evaluation", "evaluation")
     samples = {f"samples/{row:02d}-{column:02d}.png" for row in range(2) for column in range(2)}
     curves = {"loss.csv", "loss.png", "learning_rate.png", "records/memory.csv"}

@@ -9,6 +9,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +18,31 @@ import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tests.lineage.test_ran_on import HISTORY, RAN_ON
 from typer.testing import CliRunner
 
 from zerotrain import artifact, cli
-from zerotrain import export as export_module
 from zerotrain.artifact import write_json
-from zerotrain.checkpoint import KIND as CHECKPOINT
-from zerotrain.checkpoint import Checkpoint, Fragment, write_position, write_rank
-from zerotrain.config import RunConfig, parse_config
+from zerotrain.config.read import parse_config
+from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.export import WeightsTarget
-from zerotrain.export import export as export_source
-from zerotrain.export_by_hand import refuse_strangers
-from zerotrain.families import adapters
-from zerotrain.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, add_adapter
-from zerotrain.families.sdxl import FAMILY
-from zerotrain.foreign import left_out_of_universal
-from zerotrain.position import EMA, MASTER, TrainingPosition
+from zerotrain.export import export as export_module
+from zerotrain.export.command import check_replaceable
+from zerotrain.export.export import export as export_source
+from zerotrain.export.target import WeightsTarget
+from zerotrain.models.families import adapters
+from zerotrain.models.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, add_adapter
+from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.stages.export_weights import export_weights
-from zerotrain.state import State
+from zerotrain.state import external as foreign
+from zerotrain.state.checkpoint import KIND as CHECKPOINT
+from zerotrain.state.checkpoint import Checkpoint, Fragment, write_position, write_rank
+from zerotrain.state.external import left_out_of_universal
+from zerotrain.state.position import EMA, MASTER, TrainerState
+from zerotrain.state.state import State
 
 SLOTS = [MASTER, "exp_avg", "exp_avg_sq"]
-POSITION = TrainingPosition(
+POSITION = TrainerState(
     run="tiny",
     phase="plain",
     step=12,
@@ -101,6 +105,7 @@ class Export:
     """A checkpoint of given parameters, and its export."""
 
     def __init__(self, folder: Path, base: Path) -> None:
+        self.position = POSITION
         self.checkpoint, self.base = folder / "checkpoint", base
         self.weights, self.state = folder / "weights", folder / "state"
         self.moments = moments
@@ -116,12 +121,14 @@ class Export:
     def save(self, trained: Trained) -> None:
         """Publish the checkpoint."""
         with artifact.publish(self.checkpoint, CHECKPOINT) as draft:
+            if "train" in self.settings:
+                draft.content = {"trains": self.settings["train"]}
             spans = []
             for rank in (0, 1):
                 share = [self._fragment(name, trained[name], rank) for name in trained]
                 spans.append(write_rank(draft.folder, rank, share))
             shapes = {name: list(tensor.shape) for name, tensor in trained.items()}
-            write_position(draft.folder, POSITION, shapes, self.slots, spans)
+            write_position(draft.folder, self.position, shapes, self.slots, spans)
             (draft.folder / "records").mkdir()
             (draft.folder / "records" / "metrics.jsonl").write_text("{}\n")
 
@@ -223,18 +230,110 @@ def test_state_holds_everything_that_the_checkpoint_held(export: Export, trained
     assert state.artifact.path("records/metrics.jsonl").read_text() == "{}\n"
 
 
+def test_what_it_ran_on_travels_into_state_weights_and_every_form(
+    export: Export, trained: Trained, tmp_path: Path
+) -> None:
+    """Through the rule, by hand, from a state, and into other formats and their README."""
+    export.position = replace(POSITION, ran_on=RAN_ON, history=HISTORY[:2])
+    export.settings = {"train": {"resolution": 64}}
+    export(trained)
+    by_hand(export.checkpoint, "--state", tmp_path / "second")
+    by_hand(tmp_path / "second", "--state", tmp_path / "third")
+    for folder in (export.state, tmp_path / "third"):
+        assert State(folder).position == export.position
+    by_hand(export.weights, "--to", "single_file", "--output", tmp_path / "file")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(foreign, "write_universal", lambda folder, source: None)
+        by_hand(export.checkpoint, "--to", "universal", "--output", tmp_path / "universal")
+    for folder, kind in (
+        (export.weights, "weights"),
+        (tmp_path / "file", "exported"),
+        (tmp_path / "universal", "universal"),
+    ):
+        made_by = artifact.read(folder, kind).made_by
+        assert (made_by["ran_on"], made_by["history"]) == (RAN_ON, HISTORY[:2])
+    readme = (export.weights / "README.md").read_text()
+    assert "- device: NVIDIA H100 80GB HBM3, driver 570.86\n" in readme
+    assert "Changed while it trained:\n\n- after step 120: torch 2.12.0 → 2.13.0\n" in readme
+
+
+def test_the_readme_makes_images_of_the_trained_size(export: Export, trained: Trained) -> None:
+    """Not of the base model's own; a checkpoint of an earlier version says none."""
+    export.settings = {"train": {"resolution": 64}}
+    export(trained)
+    readme = (export.weights / "README.md").read_text()
+    assert "height=64, width=64" in " ".join(readme.split())
+    assert "--resolution 64\n" in readme
+    export.settings = {}
+    export(trained)
+    assert "height" not in (export.weights / "README.md").read_text()
+
+
 def test_other_parts_are_linked(export: Export, trained: Trained, base: Path) -> None:
     """The folder is a whole pipeline without a second copy; the base's U-Net is not in it."""
     export(trained)
     found = artifact.read(export.weights, "weights")
     unet = {"unet/config.json", "unet/diffusion_pytorch_model.safetensors"}
     others = {*EXTRA, "model_index.json", "scheduler/scheduler_config.json"}
-    assert set(found.files) == unet | others
+    assert set(found.files) == unet | others | {"README.md"}
     for name in others:
         assert found.path(name).samefile(base / name)
     assert not (export.weights / "unet/config.json").samefile(base / "unet/config.json")
     assert found.parents["base"]["identity"] == artifact.read(base, "base").identity
     assert found.made_by["engine"] == POSITION.engine
+
+
+def linked_base(base: Path, model: Path, folder: Path, *, at_hub: bool) -> Path:
+    """Publish a base of links to a user's own copy of the files, in a folder or a hub's cache."""
+    with artifact.publish(folder, "base") as draft:
+        for name, entry in artifact.read(base, "base").files.items():
+            own = model / "blobs" / entry["sha256"] if at_hub else model / name
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.write_bytes((base / name).read_bytes())
+            (draft.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (draft.folder / name).symlink_to(own)
+    return folder
+
+
+@pytest.mark.parametrize("at_hub", [False, True])
+def test_files_of_the_user_get_no_second_name(
+    trained: Trained, base: Path, tmp_path: Path, at_hub: bool
+) -> None:
+    """Overwriting files of weights/ in place, as libraries do, leaves the user's base alone, and
+    so does a base that is a folder without a manifest."""
+    model = tmp_path / "models--a--b"
+    linked = linked_base(base, model, tmp_path / "base", at_hub=at_hub)
+    for part in () if at_hub else ("vae", "text_encoder", "text_encoder_2", "tokenizer_2"):
+        (model / part).mkdir(exist_ok=True)
+        for name in ("config.json", "model.safetensors"):
+            (model / part / name).write_text("{}")
+    before = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
+    for export in (Export(tmp_path / "a", linked), Export(tmp_path / "b", model)):
+        if export.base == model and at_hub:
+            continue  # a cache of blobs is no folder of a model
+        export(trained)
+        for name in artifact.read(export.weights, "weights").files:
+            assert not (export.weights / name).is_symlink()
+            (export.weights / name).open("r+b").write(b"overwritten in place")
+        assert {path: path.read_bytes() for path in before} == before
+
+
+def test_phases_of_a_run_share_one_copy_of_the_base(
+    trained: Trained, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of the next phase link to those of the one before, unless these were changed."""
+    monkeypatch.setattr("zerotrain.artifact.copies.reflink", lambda source, target: False)
+    monkeypatch.chdir(tmp_path)
+    Path("Snakefile").touch()
+    linked = linked_base(base, tmp_path / "model", Path("results/tiny/base"), at_hub=False)
+    first, second = (Export(Path("results/tiny", name), linked) for name in ("first", "second"))
+    first(trained)
+    (first.weights / "tokenizer/vocab.json").write_text("{}")  # another text of the same length
+    second(trained)
+    one, other = (export.weights / "vae/config.json" for export in (first, second))
+    assert other.samefile(one)
+    assert not other.samefile(linked / "vae/config.json")
+    assert (second.weights / "tokenizer/vocab.json").read_text() == EXTRA["tokenizer/vocab.json"]
 
 
 def test_exporting_again_gives_the_same_folders(export: Export, trained: Trained) -> None:
@@ -365,7 +464,7 @@ def shorten(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (flip, r"weights: up_blocks\S+ reads back otherwise than it was written"),
+        (flip, r"weights: up_blocks\S+ reads back with other values than were written"),
         (shorten, r"weights: does not load again: "),
         (Path.unlink, r"weights: does not load again: "),
     ],
@@ -555,7 +654,7 @@ def test_an_adapter_is_checked_without_the_bases_weights(
 
     with monkeypatch.context() as patch:
         patch.setattr(export_module, "_write_weights", damaged)
-        assert "reads back otherwise than it was written" in export.refusal(trained)
+        assert "reads back with other values than were written" in export.refusal(trained)
     export(trained)
     assert sorted(State(export.state).names) == sorted(trained)
 
@@ -725,6 +824,6 @@ def test_what_is_needed_is_never_replaced(export: Export, trained: Trained, tmp_
     mine.mkdir()
     (mine / "precious.txt").write_text("mine")
     with pytest.raises(PipelineError, match="was not written by an export"):
-        refuse_strangers(mine)
-    refuse_strangers(export.state)
-    refuse_strangers(tmp_path / "new")
+        check_replaceable(mine)
+    check_replaceable(export.state)
+    check_replaceable(tmp_path / "new")

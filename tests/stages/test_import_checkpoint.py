@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.lineage.test_ran_on import HISTORY, RAN_ON
 from tests.training.conftest import write_base
 
-from zerotrain.config import parse_config
+from zerotrain import artifact
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.families.sdxl import FAMILY
-from zerotrain.foreign.order import spared_names
+from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.stages.import_checkpoint import import_checkpoint
-from zerotrain.state import State
+from zerotrain.state.external.order import spared_names
+from zerotrain.state.state import State, write_state
 
 RUN = {
     "run": "tiny", "base": "nano", "data": {"images": "photos"},
@@ -83,6 +86,18 @@ def test_the_runs_param_groups_keep_the_moments(base: Path, tmp_path: Path) -> N
     state = imported(tmp_path / "there", base, tmp_path / "state", train=train)
     assert_moments(state, moments)
     assert [group["lr"] for group in state.position.param_groups] == [1e-3, 1e-4]
+
+
+def test_what_a_state_ran_on_travels_through_an_import(base: Path, tmp_path: Path) -> None:
+    """Of zerotrain's own; a checkpoint of another program has none."""
+    saved(tmp_path / "theirs", base, lambda own: own.values())
+    first = imported(tmp_path / "theirs", base, tmp_path / "first")
+    assert (first.position.ran_on, first.position.history) == ({}, [])
+    position = replace(first.position, ran_on=RAN_ON, history=HISTORY)
+    with artifact.publish(tmp_path / "own", "state") as draft:
+        write_state(draft.folder, position, first.shapes, first.slots, first.tensor)
+    second = imported(tmp_path / "own", base, tmp_path / "second").position
+    assert (second.ran_on, second.history) == (RAN_ON, HISTORY)
 
 
 def test_names_of_a_file_keep_the_moments(base: Path, tmp_path: Path) -> None:

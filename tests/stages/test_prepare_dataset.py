@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from zerotrain.config import DataConfig
-from zerotrain.data.dataset import read_dataset
+from zerotrain.config.data import DataConfig
+from zerotrain.data.dataset import ConditioningImage, read_dataset
 from zerotrain.errors import PipelineError
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
@@ -35,11 +35,11 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def prepare(folder: Path, **options: object) -> Path:
+def prepare(folder: Path, *, resolution: int | None = None, **options: object) -> Path:
     """Prepare the folder; returns where."""
     output = folder.parent / "dataset"
     data = {"images": str(folder), "num_workers": 0, **options}
-    prepare_dataset(DataConfig.model_validate(data), output)
+    prepare_dataset(DataConfig.model_validate(data), output, resolution)
     return output
 
 
@@ -56,7 +56,106 @@ def test_the_manifest_lists_hashes_sizes_crop_and_caption(folder, capsys):
     assert str(folder) not in json.dumps(dataset.artifact.content)
     assert capsys.readouterr().out == (
         "5 images to train on and 0 held out, with 2 different captions\n"
+        "square crop: drops 44% of all image area, most of 0.png (67%)\n"
     )
+
+
+def test_conditioning_images_are_listed_with_hash_size_and_crop(folder, capsys):
+    """Each cut to its own square, whatever the size of the image."""
+    edges = folder.parent / "edges"
+    edges.mkdir()
+    data = [write_image(edges / f"{n}.png", 50 + n, size=(20, 40 + n)) for n in range(5)]
+    dataset = read_dataset(prepare(folder, conditioning_images=[str(edges), str(edges)]))
+    assert capsys.readouterr().out.startswith(
+        "5 images to train on and 0 held out, each with 2 conditioning images, with 2 different "
+        "captions\n"
+    )
+    write_image(edges / "1.png", 51, size=(300, 200))  # as the image, scaled
+    prepare(folder, conditioning_images=str(edges))
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "conditioning images: 4 of 5 have another aspect ratio than their image, so their squares "
+        "show other parts (0.png 20x40, 0.png 30x20)"
+    )
+    sha256 = hashlib.sha256(data[3]).hexdigest()
+    expected = ConditioningImage("3.png", sha256, (20, 43), (0, 11, 20))
+    assert dataset.samples[3].conditioning == (expected, expected)
+    assert dataset.conditioning_images == 2
+    assert str(edges) not in json.dumps(dataset.artifact.content)
+
+
+def test_without_conditioning_images_the_manifest_is_what_it_was(folder):
+    """No key of theirs, neither in its content nor in what it was made by."""
+    dataset = read_dataset(prepare(folder))
+    assert sorted(dataset.artifact.content["samples"][0]) == [
+        *("caption", "caption_sha256", "crop", "file", "image_sha256", "original_size"),
+        *("size", "split"),
+    ]
+    assert not [key for key in dataset.artifact.made_by["data"] if "conditioning" in key]
+    assert dataset.conditioning_images == 0
+
+
+def test_a_conditioning_image_that_cannot_be_read_makes_its_sample_bad(folder):
+    """The reason names its file."""
+    edges = folder.parent / "edges"
+    edges.mkdir()
+    for number in range(5):
+        write_image(edges / f"{number}.png", number)
+    (edges / "1.png").write_bytes(b"")
+    (edges / "2.png").unlink()
+    with pytest.raises(PipelineError) as caught:
+        prepare(folder, conditioning_images=str(edges))
+    assert caught.value.what == (
+        f"{folder}: 2 of 5 samples are bad, data.max_bad_samples allows 0:\n"
+        f"       1.png: conditioning image {edges}/1.png: empty file (0 bytes)\n"
+        f"       2.png: no conditioning image: no 2.* in {edges}"
+    )
+
+
+def test_a_transparent_conditioning_image_is_a_bad_sample(folder):
+    """Over white a white square on nothing is an all-white mask. An opaque alpha is no matter."""
+    masks = folder.parent / "masks"
+    masks.mkdir()
+    for number in range(5):
+        alpha = 254 if number == 3 else 255
+        Image.new("RGBA", (8, 8), (255, 255, 255, alpha)).save(masks / f"{number}.png")
+    with pytest.raises(PipelineError) as caught:
+        prepare(folder, conditioning_images=str(masks))
+    assert caught.value.what.splitlines()[1:] == [
+        f"       3.png: conditioning image {masks}/3.png: has transparent pixels; save it without "
+        "an alpha channel"
+    ]
+
+
+def test_samples_with_different_numbers_of_conditioning_images_are_refused(folder):
+    """Both are named."""
+    lines = [
+        json.dumps({"image": f"{n}.png", "prompt": "x", "edit": ["0.png", "1.png"][: 1 + (n < 3)]})
+        for n in range(5)
+    ]
+    (folder / "metadata.jsonl").write_text("\n".join(lines))
+    with pytest.raises(PipelineError) as caught:
+        prepare(folder, conditioning_columns=["edit"])
+    assert caught.value.what == (
+        "data.conditioning_columns: 0.png has 2 conditioning images and 3.png has 1"
+    )
+    assert not (folder.parent / "dataset").exists()
+
+
+def test_small_and_duplicate_images_are_reported_and_leave_the_manifest_as_it_is(folder, capsys):
+    before = prepare(folder) / "manifest.json"
+    unchanged = before.read_bytes()
+    prepare(folder, resolution=32)
+    assert before.read_bytes() == unchanged
+    (folder / "copy.png").write_bytes((folder / "0.png").read_bytes())
+    (folder / "copy.txt").write_text("a copy")
+    capsys.readouterr()
+    prepare(folder, resolution=32)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "enlarged images: 6 of 6 are smaller than 32 px and are enlarged, up to 1.6 times "
+        "(0.png, 30x20)",
+        "square crop: drops 33% of all image area, most of 0.png (33%)",
+        "duplicate images: 1 of 6 have the same bytes as an earlier one (copy.png = 0.png)",
+    ]
 
 
 def test_bytes_do_not_depend_on_workers_nor_on_the_order_of_files(folder):
@@ -88,7 +187,7 @@ def test_bad_samples_are_refused_above_the_limit_and_listed(folder, capsys):
     assert caught.value.what == (
         f"{folder}: 2 of 5 samples are bad, data.max_bad_samples allows 1:\n"
         "       0.png: empty file (0 bytes)\n"
-        "       1.png: no caption: no 1.txt beside it"
+        "       1.png: no caption: no 1.txt next to it"
     )
     assert "raise data.max_bad_samples" in caught.value.hint
     assert not (folder.parent / "dataset").exists()
@@ -99,7 +198,7 @@ def test_bad_samples_are_refused_above_the_limit_and_listed(folder, capsys):
     assert [sample.file for sample in dataset.samples] == ["2.png", "3.png", "4.png"]
     assert dataset.artifact.content["bad"] == [
         {"file": "0.png", "reason": "empty file (0 bytes)"},
-        {"file": "1.png", "reason": "no caption: no 1.txt beside it"},
+        {"file": "1.png", "reason": "no caption: no 1.txt next to it"},
     ]
     assert dataset.artifact.content["count"]["bad"] == 2
     warning = capsys.readouterr().err

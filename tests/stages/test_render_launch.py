@@ -11,11 +11,11 @@ import yaml
 from safetensors.torch import save_file
 
 from zerotrain import artifact
-from zerotrain.config import parse_config
+from zerotrain.config.read import parse_config
 from zerotrain.data.dataset import Sample, dataset_content
 from zerotrain.errors import PipelineError
+from zerotrain.launch.planner import planner
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.plan import planner
 from zerotrain.stages.render_launch import render_launch
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"
@@ -79,7 +79,7 @@ def test_buckets_are_those_of_the_base_model(tmp_path: Path) -> None:
     """Of the part that is trained; a ZeRO preset without a model is refused."""
     dataset = publish_dataset(tmp_path / "data", train=10)
     phase = read_run_yaml(render(tmp_path, dataset, "offload", "zero2_offload") / "run.yaml")
-    assert phase.deepspeed["zero_optimization"]["reduce_bucket_size"] == 3002 * 50
+    assert phase.derived.deepspeed["zero_optimization"]["reduce_bucket_size"] == 3002 * 50
     config = {"run": "a", "base": "nano", "data": {"source": "digits"}}
     config["phases"] = [{"name": "a", "until": 1, "launch": "zero1"}]
     preset = PRESETS / "zero1.yaml"
@@ -105,18 +105,30 @@ def test_auto_renders_the_preset_that_the_planner_takes(tmp_path: Path, monkeypa
     output = render(tmp_path, dataset, "offload", "auto", phases=phases)
     assert made == [("offload", "auto.yaml", tmp_path / "base")]
     phase = read_run_yaml(output / "run.yaml")
-    assert (phase.preset, phase.zero_stage, phase.offload_optimizer) == ("zero2_offload", 2, "cpu")
+    assert (phase.launch.preset, phase.derived.zero_stage, phase.derived.offload_optimizer) == (
+        "zero2_offload",
+        2,
+        "cpu",
+    )
     assert phase.sources["preset"] == ("derived", "of a plan")
-    assert phase.deepspeed["zero_optimization"]["reduce_bucket_size"] == 3002 * 50
+    assert phase.derived.deepspeed["zero_optimization"]["reduce_bucket_size"] == 3002 * 50
 
 
 def test_epochs_are_those_of_the_dataset(tmp_path: Path) -> None:
     """Training samples times repeats; what is held out is not trained on."""
     dataset = publish_dataset(tmp_path / "data", train=10, holdout=7, repeats=3)
     phase = read_run_yaml(render(tmp_path, dataset, "plain", "torch") / "run.yaml")
-    assert (phase.epoch_size, phase.start_step, phase.until_step) == (30, 0, 15)
+    assert (phase.derived.epoch_size, phase.derived.start_step, phase.derived.until_step) == (
+        30,
+        0,
+        15,
+    )
     phase = read_run_yaml(render(tmp_path, dataset, "offload", "zero2_offload") / "run.yaml")
-    assert (phase.start_step, phase.until_step, phase.lr_scheduler_steps) == (15, 23, 23)
+    assert (
+        phase.derived.start_step,
+        phase.derived.until_step,
+        phase.derived.lr_scheduler_steps,
+    ) == (15, 23, 23)
 
 
 def test_nothing_is_published_where_values_do_not_fit(tmp_path: Path) -> None:

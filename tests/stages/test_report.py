@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
+from dataclasses import replace
+from datetime import UTC, datetime
 from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.lineage.test_ran_on import HISTORY, RAN_ON
+from tests.test_state_view import POSITION
 
 from zerotrain import artifact
-from zerotrain.config import RunConfig, parse_config
+from zerotrain.config.read import parse_config
+from zerotrain.config.run import RunConfig
+from zerotrain.data.dataset import Sample, dataset_content
 from zerotrain.errors import PipelineError
-from zerotrain.stages.report import report
+from zerotrain.export.formats.loading_code import loading_code
+from zerotrain.stages.report import report, use_command
+from zerotrain.state.checkpoint import write_position
+from zerotrain.training.reporting.grid import draw_grid
+
+PROMPTS, COLOURS = ["a red house", "a <blue> house"], ["red", "blue"]
 
 
 class Page(HTMLParser):
@@ -49,6 +62,7 @@ def config() -> RunConfig:
         "run": "digits",
         "base": "nano",
         "data": {"source": "digits"},
+        "train": {"resolution": 32},
         "phases": [{"name": "plain", "until": 3}, {"name": "offload", "until": 7}],
     }
     return parse_config(raw, "test.yaml")
@@ -57,9 +71,11 @@ def config() -> RunConfig:
 def phase(folder: Path, **metrics: object) -> Path:
     """An evaluated phase."""
     with artifact.publish(folder / "evaluation", "evaluation") as draft:
-        for name in ("grid", "loss", "learning_rate"):
+        for name in ("loss", "learning_rate"):
             Image.new("RGB", (8, 8), "red").save(draft.folder / f"{name}.png")
-        draft.content = {"prompts": ["a red house"]}
+        rows = [[Image.new("RGB", (8, 8), colour)] * 2 for colour in COLOURS]
+        draw_grid(PROMPTS, rows).save(draft.folder / "grid.png")
+        draft.content = {"prompts": PROMPTS}
     (folder / "metrics.json").write_text(json.dumps(metrics))
     return folder
 
@@ -71,7 +87,7 @@ def test_the_page_shows_every_phase_and_needs_no_other_file(config, tmp_path):
     report(config, [plain, offload], tmp_path / "report")
     file = artifact.read(tmp_path / "report", "report").path("index.html")
     page = Page(file.read_text())
-    assert len(page.references) == 4
+    assert len(page.references) == 6
     for reference in page.references:
         kind, data = reference.split(",")
         assert kind == "data:image/png;base64"
@@ -81,7 +97,7 @@ def test_the_page_shows_every_phase_and_needs_no_other_file(config, tmp_path):
         in (page.text)
     )
     assert "peak host memory 1.00 GiB" in page.text
-    assert f'from_pretrained("{offload / "weights"}")' in page.text
+    assert f'from_pretrained( "{offload / "weights"}", dtype=dtype' in page.text
     assert page.text.index("95.5%") < page.text.index("99.0%")
 
 
@@ -97,8 +113,154 @@ def test_the_last_lines_say_where_things_lie(config, tmp_path, capsys):
         f"grid     {run / 'offload' / 'evaluation' / 'grid.png'}",
         f"metrics  {run / 'offload' / 'metrics.json'}",
         f"curves   tensorboard --logdir '{run}'",
-        f"use it   zerotrain sample '{run / 'offload' / 'weights'}' 'a red house'",
+        f"use it   zerotrain sample '{run / 'offload' / 'weights'}' 'a red house' --resolution 32",
     ]
+
+
+@pytest.mark.parametrize(
+    ("content", "resolution", "words"),
+    [
+        ({"prompts": ["a red house", "a cat"]}, 64, ["sample", "w", "a cat", "--resolution", "64"]),
+        ({"prompts": ["2+2=", "a long question"]}, None, ["generate", "w", "2+2="]),
+        (
+            {"prompts": ["a long question", "2+2="], "systems": ["", "You add numbers."]},
+            None,
+            ["generate", "w", "2+2=", "--system", "You add numbers."],
+        ),
+        ({"prompts": ["2+2="], "systems": [""]}, None, ["generate", "w", "2+2="]),
+        (
+            {"prompts": ["make it red", "dye"], "conditioning_images": [["a.png"], ["b.png"]]},
+            64,
+            ["sample", "w", "dye", "--image", "e/b.png", "--resolution", "64"],
+        ),
+    ],
+)
+def test_the_line_to_use_asks_as_the_evaluation_did(content, resolution, words):
+    """With the shortest of its prompts, which fits a terminal, and the system's turn before it."""
+    assert use_command(Path("w"), content, resolution, Path("e")) == ["zerotrain", *words]
+
+
+def test_images_come_first_with_their_prompts_as_text(config, tmp_path):
+    """Those of the last phase; then curves, then figures without rows that hold nothing here."""
+    zero = {"peak_host_bytes": 2**30, "peak_device_bytes": 0}
+    folders = [phase(tmp_path / name, step=3, **zero) for name in ("plain", "offload")]
+    report(config, folders, tmp_path / "report")
+    page = Page((tmp_path / "report" / "index.html").read_text())
+    places = [
+        page.text.index(text)
+        for text in ("Phase offload", "a red house", "a <blue> house", "Phase plain",
+                     "Curves", "Figures", "peak host memory 1.00 GiB")
+    ]  # fmt: skip
+    assert places == sorted(places)
+    assert "peak GPU memory" not in page.text
+    pictures = [Image.open(BytesIO(base64.b64decode(r.split(",")[1]))) for r in page.references]
+    assert [picture.size for picture in pictures[:4]] == [(2 * 68 - 4, 64)] * 4
+    assert [p.convert("RGB").getpixel((70, 5)) for p in pictures[:2]] == [(255, 0, 0), (0, 0, 255)]
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("pytorch_lora_weights.safetensors", "pipeline.load_lora_weights("),
+        ("adapter/adapter_config.json", "pipeline.unet = PeftModel.from_pretrained("),
+    ],
+)
+def test_the_page_shows_code_that_loads_the_adapter(config, tmp_path, file, line):
+    """The code that tests/formats/test_loading_code.py runs."""
+    only = phase(tmp_path / "plain", step=3)
+    (only / "weights" / file).parent.mkdir(parents=True)
+    (only / "weights" / file).write_text("{}")
+    report(config, [only], tmp_path / "report")
+    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    code = loading_code(only / "weights", "sdxl", "a red house", resolution=32)
+    assert line in code
+    assert " ".join(code.split()) in text
+
+
+def test_the_page_says_what_it_was_made_of(config, tmp_path):
+    """Samples by their use, the day, and the commit that trained."""
+    only = phase(tmp_path / "plain", step=3)
+    sizes = {"a.png": (64, 32), "b.png": (16, 16)}
+    samples = [
+        Sample(name, name, "", "", size, size, (0, 0, min(size)), "train")
+        for name, size in sizes.items()
+    ]
+    content = dataset_content(samples, repeats=1, bad=[])
+    content["count"] = {"train": 1437, "holdout": 360, "bad": 0}
+    artifact.publish_manifest(tmp_path / "data", "dataset", content, made_by={})
+    with artifact.publish(
+        only / "evaluation",
+        "evaluation",
+        parents={"dataset": artifact.read(tmp_path / "data", "dataset")},
+    ) as draft:
+        other = phase(tmp_path / "other", step=3) / "evaluation"
+        for name in ("grid", "loss", "learning_rate"):
+            shutil.copy(other / f"{name}.png", draft.folder)
+        draft.content = {"prompts": PROMPTS}
+    made_by = {"commit": "0123456789abcdef-dirty"}
+    with artifact.publish(only / "checkpoint", "checkpoint", made_by=made_by) as draft:
+        (draft.folder / "state.json").write_text("{}")
+    report(config, [only], tmp_path / "report")
+    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    assert "trained on 1,437 held out 360" in text
+    assert "left out" not in text
+    assert "enlarged images 1 of 2 are smaller than 32 px and are enlarged, up to 2.0 times" in text
+    assert "square crop drops 44% of all image area, most of a.png (50%)" in text
+    assert "commit 0123456789 with local changes" in text
+    assert f"report of {datetime.now(UTC):%Y-%m-%d}" in text
+
+
+def trained(folder: Path, step: int, **recorded: object) -> Path:
+    """An evaluated phase with its checkpoint."""
+    phase(folder, step=step)
+    with artifact.publish(folder / "checkpoint", "checkpoint") as draft:
+        position = replace(POSITION, phase=folder.name, step=step, **recorded)
+        write_position(draft.folder, position, {}, [], [])
+    return folder
+
+
+def test_the_page_says_what_is_exact_and_what_changed(config, tmp_path):
+    """Each change with the phase that it came in; versions in a part that opens."""
+    before = {"ran_on": {**RAN_ON, "versions.torch": "2.13.0"}, "history": HISTORY[:2]}
+    folders = [
+        trained(tmp_path / "plain", 300, **before),
+        trained(tmp_path / "offload", 700, ran_on=RAN_ON, history=HISTORY),
+    ]
+    report(config, folders, tmp_path / "report")
+    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    assert "Exactness phase steps that are exact plain steps 121 to 300, since the change" in text
+    assert "offload steps 301 to 700, since the change after step 300: training code" in text
+    assert (
+        "Changed while it trained phase after step what before after "
+        "plain 120 torch 2.12.0 2.13.0 plain 120 gradient_checkpointing false true "
+        "offload 300 training code ffffffffff 0123456789 offload 300 NVIDIA_TF32_OVERRIDE unset 0"
+    ) in text
+    assert "What phase plain ran on device NVIDIA H100 80GB HBM3, driver 570.86" in text
+
+
+def test_a_page_without_changes_or_records_has_no_table_of_them(config, tmp_path):
+    """One phase that recorded what it ran on, one that an earlier version trained."""
+    folders = [trained(tmp_path / "plain", 3), trained(tmp_path / "offload", 7, ran_on=RAN_ON)]
+    report(config, folders, tmp_path / "report")
+    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    assert "plain not recorded offload all steps" in text
+    assert "Changed while it trained" not in text
+    assert "What phase plain ran on" not in text
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_commit_is_in_the_records_or_where_earlier_versions_put_it(config, tmp_path, recorded):
+    only = phase(tmp_path / "plain", step=3)
+    said = {"commit": "0123456789abcdef", "code": "c0de"}
+    made_by = {"commit": "old"} if recorded else said
+    with artifact.publish(only / "checkpoint", "checkpoint", made_by=made_by) as draft:
+        (draft.folder / "state.json").write_text("{}")
+        if recorded:
+            (draft.folder / "records").mkdir()
+            artifact.write_json(draft.folder / "records" / "made_by.json", said)
+    report(config, [only], tmp_path / "report")
+    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    assert "commit 0123456789" in text
 
 
 def test_a_phase_that_was_not_evaluated_is_named(config, tmp_path):
@@ -110,6 +272,36 @@ def test_a_phase_that_was_not_evaluated_is_named(config, tmp_path):
 
 def test_names_cannot_break_the_page(config, tmp_path):
     """Paths are a user's own: they are text, not markup."""
-    odd = phase(tmp_path / "<b>&", step=3)
+    odd = phase(tmp_path / "<b>&" / "plain", step=3)
     report(config, [odd], tmp_path / "report")
     assert "<b>&" in Page((tmp_path / "report" / "index.html").read_text()).text
+
+
+@pytest.mark.parametrize(
+    ("data", "content", "form"),
+    [
+        ({"format": "alpaca", "prompt_template": "alpaca"}, {}, {"raw": True}),
+        ({}, {"systems": ["You add numbers.", ""]}, {"system": "You add numbers."}),
+    ],
+)
+def test_the_page_shows_code_that_asks_as_the_training_did(tmp_path, data, content, form):
+    """A prompt as it is, or with the system's turn before it."""
+    raw = {
+        "run": "sums",
+        "family": "causal_lm",
+        "base": "nano",
+        "data": {"source": "text", "path": "sums.json", **data},
+        "phases": [{"name": "only", "until": 3}],
+    }
+    only = tmp_path / "only"
+    with artifact.publish(only / "evaluation", "evaluation") as draft:
+        for name in ("loss", "learning_rate"):
+            Image.new("RGB", (8, 8), "red").save(draft.folder / f"{name}.png")
+        draft.content = {"prompts": ["1+2=", "3+4="], **content}
+    (only / "metrics.json").write_text('{"step": 3}')
+    report(parse_config(raw, "test.yaml"), [only], tmp_path / "report")
+    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    plain = loading_code(only / "weights", "causal_lm", "1+2=")
+    code = loading_code(only / "weights", "causal_lm", "1+2=", **form)
+    assert " ".join(plain.split()) not in text
+    assert " ".join(code.split()) in text

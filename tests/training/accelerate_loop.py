@@ -15,8 +15,8 @@ from accelerate import Accelerator, DeepSpeedPlugin
 from accelerate.utils import InitProcessGroupKwargs
 
 from zerotrain.cache import read_cache
-from zerotrain.families.sdxl import FAMILY
 from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.training.batches import Batches
 
 
@@ -52,9 +52,9 @@ def train(
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         plugin = DeepSpeedPlugin(
             hf_ds_config={
-                "train_micro_batch_size_per_gpu": phase.micro_batch_size,
+                "train_micro_batch_size_per_gpu": phase.derived.micro_batch_size,
                 "gradient_accumulation_steps": 1,
-                "gradient_clipping": phase.max_grad_norm,
+                "gradient_clipping": phase.train.max_grad_norm,
                 "zero_optimization": zero,
                 "steps_per_print": 1_000_000,
             }
@@ -66,18 +66,22 @@ def train(
     unet = FAMILY.load_model(base).train()
     model: torch.nn.Module = Pipeline(unet) if wrapped else unet
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=phase.learning_rate, betas=(phase.adam_beta1, phase.adam_beta2),
-        eps=phase.adam_epsilon, weight_decay=phase.adam_weight_decay,
+        model.parameters(), lr=phase.train.learning_rate,
+        betas=(phase.train.adam_beta1, phase.train.adam_beta2),
+        eps=phase.train.adam_epsilon, weight_decay=phase.train.adam_weight_decay,
     )  # fmt: skip
     model, optimizer = accelerator.prepare(model, optimizer)
-    objective, batches = FAMILY.objective(base, phase.objective), Batches(read_cache(cache), phase)
-    size = phase.global_batch_size
-    for step in range(phase.until_step):
+    objective, batches = (
+        FAMILY.objective(base, phase.derived.objective),
+        Batches(read_cache(cache), phase),
+    )
+    size = phase.train.global_batch_size
+    for step in range(phase.derived.until_step):
         batch = batches.batch(step * size, size, accelerator.device)
         loss = objective.loss(model, batch).mean()
         accelerator.backward(loss)
         if zero is None:
-            accelerator.clip_grad_norm_(model.parameters(), phase.max_grad_norm)
+            accelerator.clip_grad_norm_(model.parameters(), phase.train.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
     if zero is None:

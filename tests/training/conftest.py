@@ -5,10 +5,8 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -22,20 +20,22 @@ from tests.training.kill_point import KillPoint
 
 from zerotrain import artifact
 from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
-from zerotrain.cache.writer import Stored, place, write_series
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.config import LaunchConfig
-from zerotrain.families import load_family
+from zerotrain.cache.writer import StoredShards, place, write_series
+from zerotrain.config.launch import LaunchConfig
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-from zerotrain.model_sizes import read_sizes
-from zerotrain.position import MASTER
-from zerotrain.trained import choose_trained, trained_parameters
-from zerotrain.training import progress_folder, rank
-from zerotrain.training.rank_writer import RankWriter
+from zerotrain.machine.ports import free_port
+from zerotrain.models.families import load_family
+from zerotrain.models.sizes import read_sizes
+from zerotrain.models.trainable import choose_trained, trained_parameters
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.state.position import MASTER
+from zerotrain.training import rank
+from zerotrain.training.checkpointing import progress_folder
+from zerotrain.training.checkpointing.rank_writer import RankWriter
 
 SAMPLES = 24
 SEED = 7
@@ -54,7 +54,7 @@ def _rank(
     stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
-    faulthandler.dump_traceback_later(100, exit=True)
+    faulthandler.dump_traceback_later(300, exit=True)
     os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if kill:
@@ -77,9 +77,9 @@ class Training:
     ) -> ResolvedPhase:
         """A phase with its launch files written; `zero` are own values of zero_optimization."""
         phase = tiny_phase(name, preset, until)
-        phase = replace(phase, **changes)
-        parts = phase.gradient_accumulation_steps * phase.num_processes
-        phase = replace(phase, micro_batch_size=phase.global_batch_size // parts)
+        phase = phase.changed(**changes)
+        parts = phase.train.gradient_accumulation_steps * phase.launch.num_processes
+        phase = phase.changed(micro_batch_size=phase.train.global_batch_size // parts)
         phase = self._with_files(phase, zero)
         launch = self.folder / name / "launch"
         with artifact.publish(launch, "launch") as draft:
@@ -95,7 +95,7 @@ class Training:
             phase.frozen_parameters,
             phase.trainable_parameters,
         )
-        own = zero or (TINY if phase.zero_stage == 3 else {})
+        own = zero or (TINY if phase.derived.zero_stage == 3 else {})
         launch = LaunchConfig(deepspeed={"zero_optimization": own} if own else {})
         return with_files(phase, launch, sizes)
 
@@ -122,15 +122,13 @@ class Training:
             "cache": self.cache,
             "progress": progress,
         }
-        until = read_run_yaml(arguments["launch"] / "run.yaml").until_step
+        until = read_run_yaml(arguments["launch"] / "run.yaml").derived.until_step
         if resume := progress_folder.newest_whole(progress, until):
             arguments["resume"] = resume
-        elif state:
+        if state:
             arguments["start"] = state
         words = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         started = [
             self._server.Process(
                 target=_rank, args=(number, processes, words, port, self.output, kill)
@@ -143,10 +141,10 @@ class Training:
 
     def train(self, name: str, *, state: Path | None = None) -> list[float]:
         """Train a phase to its end; the losses of the run so far."""
-        processes = read_run_yaml(self.folder / name / "launch" / "run.yaml").num_processes
+        processes = read_run_yaml(self.folder / name / "launch" / "run.yaml").launch.num_processes
         started = self.start_ranks(name, processes, state=state)
         for process in started:
-            process.join(120)
+            process.join(320)
         assert [p.exitcode for p in started] == [0] * processes, self.output.read_text()
         assert (self.progress(name) / "metrics.jsonl").exists(), self.output.read_text()
         return self.losses(name)
@@ -154,7 +152,7 @@ class Training:
     def train_unfinished(self, name: str) -> None:
         """Train a phase of one process whose training ends by itself before its end."""
         process = self.start(name)
-        process.join(120)
+        process.join(320)
         assert process.exitcode == 0, self.output.read_text()
 
     def run(self, name: str, preset: str, until: int, **changes: Any) -> list[float]:
@@ -202,7 +200,7 @@ def trained_model(
 def tiny_phase(name: str, preset: str, until: int) -> ResolvedPhase:
     """A phase of one process in float32."""
     chosen = read_preset(PRESETS / f"{preset}.yaml")
-    return ResolvedPhase(
+    return ResolvedPhase.from_values(dict(
         run="tiny", phase=name, family="sdxl", seed=SEED, preset=preset, engine=chosen.engine,
         zero_stage=chosen.zero_stage, offload_optimizer=chosen.offload_optimizer,
         offload_param=chosen.offload_param, num_processes=1, num_cpu_threads_per_process=1,
@@ -213,7 +211,7 @@ def tiny_phase(name: str, preset: str, until: int) -> ResolvedPhase:
         lr_scheduler_steps=16, adam_beta1=0.9, adam_beta2=0.99, adam_epsilon=1e-8,
         adam_weight_decay=0.1, max_grad_norm=1.0, objective={"snr_gamma": 5.0},
         caption_dropout_probability=0.3, save_every=100, keep=2, log_every=1,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 TINY = {
@@ -289,7 +287,7 @@ def write_cache(folder: Path, spoilt: Sequence[int] = ()) -> None:
               "train" if i < SAMPLES else "holdout")
         for i in range(SAMPLES + 4)
     )  # fmt: skip
-    stored = Stored(folder)
+    stored = StoredShards(folder)
     size = 2**20
     written = [
         write_series(name, keys, encode, stored, folder=folder, shard_size=size)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.export import export
+from zerotrain.export.export import export
+from zerotrain.state.checkpoint import Checkpoint
 
 PRESETS = ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
 SWITCH, STEPS = 10, 20
@@ -105,15 +105,15 @@ def fp32_pairs() -> list[Switch]:
     return [Switch(Setup(a), Setup(b)) for a in PRESETS for b in PRESETS]
 
 
-def follows(switch: Switch) -> bool:
-    """Whether a pair of `fp32_pairs` follows from others.
+def ring() -> list[Switch]:
+    """Each preset once as first and once as second, one process, float32.
 
-    After half of the steps zero1 and zero2 have torch's losses and state, bit by bit (see
-    test_switch_state_is_the_same_from_every_engine): another preset continues from theirs as from
-    torch's. That zero1 and zero2 take over each other's is tried all the same.
+    Every engine writes its state and takes one over; other pairs follow, as the states that two
+    presets write are compared, too (test_switch_state_is_the_same_from_every_engine).
     """
-    first, second = switch.first.preset, switch.second.preset
-    return first in EXACT[1:] and (second not in EXACT[1:] or first == second)
+    return [
+        Switch(Setup(a), Setup(b)) for a, b in zip(PRESETS, [*PRESETS[1:], PRESETS[0]], strict=True)
+    ]
 
 
 def covering() -> list[Switch]:

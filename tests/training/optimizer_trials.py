@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from tests.training.conftest import TINY, tiny_phase
 
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.config import LaunchConfig
+from zerotrain.config.launch import LaunchConfig
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.model_sizes import model_sizes
-from zerotrain.position import MASTER
-from zerotrain.state import State
-from zerotrain.training import preflight
+from zerotrain.machine.ports import free_port
+from zerotrain.models.sizes import model_sizes
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.state.position import MASTER
+from zerotrain.state.state import State
+from zerotrain.training.checkpointing import preflight
+from zerotrain.training.checkpointing.progress_folder import step_folder
+from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.clock import Clock
-from zerotrain.training.engine import open_engine
-from zerotrain.training.log import NoLog
-from zerotrain.training.progress_folder import step_folder
-from zerotrain.training.saving import Saving
+from zerotrain.training.opening import open_engine
+from zerotrain.training.reporting.log import Log
 
 HALF, STEPS = 4, 8
 """A checkpoint is written in the middle and at the end."""
@@ -50,8 +50,8 @@ def trial_phase(optimizer: str, preset: str, processes: int = 1, **changes: Any)
     rate = 1e-2
     biases = {"parameters": ["bias"], "learning_rate": rate / 2, "adam_weight_decay": 0.0}
     phase = tiny_phase("a", preset, STEPS)
-    return replace(
-        phase, optimizer=optimizer, num_processes=processes, learning_rate=rate,
+    return phase.changed(
+        optimizer=optimizer, num_processes=processes, learning_rate=rate,
         micro_batch_size=4 // processes, lr_scheduler="linear", lr_scheduler_steps=20,
         max_grad_norm=0.0, param_groups=[biases], **changes,
     )  # fmt: skip
@@ -81,13 +81,13 @@ def rate(step: int) -> float:
 
 def train(job: Job, folder: Path, rank: int) -> list[float]:
     """Train from the job's start to the last step; the losses."""
-    phase, processes = job.phase, job.phase.num_processes
+    phase, processes = job.phase, job.phase.launch.num_processes
     launch = folder / job.name / f"launch{rank}"
     launch.mkdir(parents=True)
     model = Model()
     sizes = model_sizes({name: list(p.shape) for name, p in model.named_parameters()})
     # Each parameter is a sub-group.
-    zero = {**TINY, "sub_group_size": 5} if phase.zero_stage == 3 else {}
+    zero = {**TINY, "sub_group_size": 5} if phase.derived.zero_stage == 3 else {}
     own = LaunchConfig(deepspeed={"zero_optimization": zero} if zero else {})
     write_launch_files(with_files(phase, own, sizes), launch, launch)
     source: Checkpoint | State | None = None
@@ -100,14 +100,16 @@ def train(job: Job, folder: Path, rank: int) -> list[float]:
     engine = open_engine(model, phase, launch, exact=source is None)
     clock, losses = Clock(0, 0, 20), []
     if source is not None:
-        engine.load_masters(source.tensor)
+        engine.load_masters(source.fill)
         clock.step = source.position.step
         if not preflight.lacks_moments(source.position, source.slots, phase):
             position = source.position
-            engine.load_moments(source.tensor, position.optimizer_step, position.param_groups)
+            engine.load_moments(source.fill, position.optimizer_step, position.param_groups)
     while clock.step < STEPS:
         inputs, targets = (part[rank::processes] for part in batch(clock.step))
-        dtype = next(model.parameters()).dtype if phase.engine == "deepspeed" else torch.float32
+        dtype = (
+            next(model.parameters()).dtype if phase.derived.engine == "deepspeed" else torch.float32
+        )
         with engine.micro_batch(last=True):
             loss = (engine.model(inputs.to(dtype)).float() - targets).square().mean()
             engine.backward(loss)
@@ -115,8 +117,8 @@ def train(job: Job, folder: Path, rank: int) -> list[float]:
         losses.append(loss.item())
         clock.step += 1
         if clock.step in (HALF, STEPS):
-            Saving(engine, phase, NoLog(), folder / job.name).begin(clock, wait=True)
-    if phase.engine == "deepspeed":
+            Saving(engine, phase, Log(), folder / job.name).begin(clock, wait=True)
+    if phase.derived.engine == "deepspeed":
         engine.model.destroy()  # type: ignore[operator]
     return losses
 
@@ -134,10 +136,8 @@ def _rank(rank: int, world_size: int, port: int, jobs: Sequence[Job], folder: Pa
 
 def run(jobs: Sequence[Job], folder: Path, server: Any) -> None:
     """Train jobs of one engine, one after the other, in as many processes as it has."""
-    processes = jobs[0].phase.num_processes
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    processes = jobs[0].phase.launch.num_processes
+    port = free_port()
     started = [
         server.Process(target=_rank, args=(number, processes, port, list(jobs), folder))
         for number in range(processes)

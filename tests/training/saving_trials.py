@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from tests.training.conftest import tiny_phase
 
-from zerotrain.checkpoint import Checkpoint, Fragment
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.position import MASTER
-from zerotrain.training.log import NoLog
-from zerotrain.training.param_groups import ParamGroup
-from zerotrain.training.progress_folder import step_folder
-from zerotrain.training.saving import Saving
+from zerotrain.state.checkpoint import Checkpoint, Fragment
+from zerotrain.state.position import MASTER
+from zerotrain.training.checkpointing.progress_folder import step_folder
+from zerotrain.training.checkpointing.saving import Saving
+from zerotrain.training.optim.param_groups import ParamGroup
+from zerotrain.training.reporting import log as reporting
 
 SIZE = 1000
 
 
-class Log(NoLog):
+class Log(reporting.Log):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -75,8 +74,8 @@ class Engine:
 
 def phase(**changes: Any) -> ResolvedPhase:
     """A phase of a hundred steps."""
-    plain = replace(tiny_phase("a", "torch", 100), optimizer="sgd", lr_scheduler="constant")
-    return replace(plain, **changes)
+    plain = tiny_phase("a", "torch", 100).changed(optimizer="sgd", lr_scheduler="constant")
+    return plain.changed(**changes)
 
 
 def made(engine: Any, folder: Path, log: Log | None = None, **changes: Any) -> Saving:

@@ -12,12 +12,12 @@ import torch
 from tests.training.matrix import export_state
 from tests.training.optimizer_trials import trial_phase
 
-from zerotrain import optimizers
-from zerotrain.checkpoint import Checkpoint
+from zerotrain.config import optimizers
 from zerotrain.errors import PipelineError
-from zerotrain.training import torch_engine
-from zerotrain.training.optimizer import open_optimizers
-from zerotrain.training.param_groups import ParamGroup
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.engines import torch_engine
+from zerotrain.training.optim.optimizer import open_optimizers
+from zerotrain.training.optim.param_groups import ParamGroup
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"
@@ -30,7 +30,7 @@ STEPS = 8
 def test_without_the_package_it_is_refused(monkeypatch):
     """In a sentence, with how to get it and what works without."""
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    monkeypatch.delitem(sys.modules, "zerotrain.training.adamw_8bit", raising=False)
+    monkeypatch.delitem(sys.modules, "zerotrain.training.optim.adamw_8bit", raising=False)
     phase = trial_phase("adamw8bit", "torch")
     with pytest.raises(PipelineError, match="adamw8bit needs bitsandbytes") as caught:
         open_optimizers(

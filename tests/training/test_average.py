@@ -7,19 +7,19 @@ import torch
 from diffusers.training_utils import EMAModel
 from tests.training.matrix import export_state
 
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.position import EMA, MASTER
-from zerotrain.training.average import decay
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.state.position import EMA, MASTER
+from zerotrain.training.engines.average import decay
 
 STEPS, HIGHEST = 6, 0.3
 """The rising decay reaches the highest at step 4."""
 CASES = [
-    ("torch", 1),
+    pytest.param("torch", 1, marks=pytest.mark.soak),
     ("torch", 2),
-    ("zero1", 1),
-    ("zero2_offload", 1),
+    pytest.param("zero1", 1, marks=pytest.mark.soak),
+    pytest.param("zero2_offload", 1, marks=pytest.mark.soak),
     ("zero2_offload", 2),
-    ("zero3", 2),
+    pytest.param("zero3", 2, marks=pytest.mark.soak),
     ("zero3_offload", 1),
 ]
 
@@ -73,7 +73,13 @@ def test_average_leaves_the_training_alone(training):
     assert all(torch.equal(a.tensor(n, MASTER), b.tensor(n, MASTER)) for n in a.names)
 
 
-@pytest.mark.parametrize("preset", ["torch", "zero2_offload", "zero3_offload"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *(pytest.param(p, marks=pytest.mark.soak) for p in ("torch", "zero2_offload")),
+        "zero3_offload",
+    ],
+)
 def test_average_resumes_in_the_same_bits(training, preset):
     """A phase in two starts ends in the files of one that was never stopped."""
     values = {"use_ema": True, "ema_decay": HIGHEST, "lr_scheduler_steps": 2 * STEPS}

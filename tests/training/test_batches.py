@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.conftest import SAMPLES, SEED, tiny_phase
+from tests.training.conftest import SAMPLES, SEED
 
-from zerotrain.cache import read_cache
+from zerotrain.data.draws import draw_place
 from zerotrain.training import loop
-from zerotrain.training.batches import Batches
-from zerotrain.training.draws import draw_place
-from zerotrain.training.log import NoLog
+from zerotrain.training.reporting.log import Log
 
 GLOBAL, STEPS = 8, 7
 CPU = torch.device("cpu")
@@ -40,7 +38,9 @@ def seen(world_size: int, accumulations: int) -> list[list[int]]:
     """The samples of each step, of all processes together."""
     micro = GLOBAL // world_size // accumulations
     phase: Any = SimpleNamespace(
-        seed=SEED, micro_batch_size=micro, gradient_accumulation_steps=accumulations
+        seed=SEED,
+        derived=SimpleNamespace(micro_batch_size=micro),
+        train=SimpleNamespace(gradient_accumulation_steps=accumulations),
     )
     steps: list[list[int]] = [[] for _ in range(STEPS)]
     for rank in range(world_size):
@@ -50,10 +50,10 @@ def seen(world_size: int, accumulations: int) -> list[list[int]]:
             def batch(first: int, size: int, device: torch.device, into: Any = taken) -> None:
                 into += [draw_place(SEED, p, SAMPLES)[1] for p in range(first, first + size)]
 
-            batches: Any = SimpleNamespace(batch=batch, prepare=lambda first, size: None)
+            batches: Any = SimpleNamespace(batch=batch)
             objective: Any = SimpleNamespace(loss=lambda model, batch: torch.zeros(micro))
             clock = loop.Clock(step, step * GLOBAL, STEPS)
-            loop._accumulate(Engine(rank, world_size), objective, batches, phase, clock, NoLog())
+            loop._accumulate(Engine(rank, world_size), objective, batches, phase, clock, Log())
             steps[step] += taken
     return [sorted(step) for step in steps]
 
@@ -66,17 +66,3 @@ def test_every_world_size_sees_the_same_samples(world_size, accumulations):
     found = seen(world_size, accumulations)
     assert found == seen(1, 1)
     assert sorted(i for step in found[:3] for i in step) == list(range(SAMPLES))
-
-
-def test_what_is_prepared_is_what_is_asked_for(inputs):
-    """A batch that was drawn ahead is the one that would be drawn now, and none is given for
-    another."""
-    cache = read_cache(inputs / "cache")
-    phase = tiny_phase("a", "torch", 4)
-    plain, ahead = Batches(cache, phase), Batches(cache, phase)
-    ahead.prepare(4, 4)
-    for first in (4, 8, 0):
-        expected, found = (one.batch(first, 4, CPU) for one in (plain, ahead))
-        assert expected.keys() == found.keys()
-        assert all(torch.equal(expected[name], found[name]) for name in expected)
-        ahead.prepare(20, 4)

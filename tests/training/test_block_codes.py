@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from zerotrain.training.block_codes import BLOCK, decoded, encoded
+from zerotrain.training.optim.block_codes import BLOCK, decoded, encoded
 
 
 def code_map(signed: bool) -> torch.Tensor:

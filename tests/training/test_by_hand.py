@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,18 @@ from tests.training.test_preflight import phase as any_phase
 
 from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
+from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.ports import free_port
 from zerotrain.stages.train_phase import train_phase
-from zerotrain.supervise import SUPERVISOR
-from zerotrain.training import by_hand as hand
-from zerotrain.training import lock, progress_folder, rank
-from zerotrain.training.by_hand import by_hand
-from zerotrain.training.failures import EXIT_FAULT
-from zerotrain.training.meeting import adopt_slurm, meet
-from zerotrain.training.saving import Saving
+from zerotrain.training import rank
+from zerotrain.training.checkpointing import progress_folder
+from zerotrain.training.checkpointing.saving import Saving
+from zerotrain.training.process import by_hand as hand
+from zerotrain.training.process import lock
+from zerotrain.training.process.by_hand import by_hand
+from zerotrain.training.process.failures import EXIT_FAULT
+from zerotrain.training.process.meeting import adopt_slurm, meet
+from zerotrain.training.process.stop_request import StopRequest
 
 STEPS = 40
 SRUN = {
@@ -53,6 +57,9 @@ def test_what_srun_says_is_what_torch_reads() -> None:
     next_step = SRUN | {"SLURM_STEP_ID": "1"}
     adopt_slurm(next_step)
     assert next_step["MASTER_PORT"] != port
+    next_phase = dict(SRUN)
+    adopt_slurm(next_phase, "results/digits/plain/launch")
+    assert next_phase["MASTER_PORT"] != port
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,7 @@ def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch)
     """The batch is divided among as many as the phase has."""
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(PipelineError, match="num_processes is 2, and 3 were started"):
-        meet(replace(any_phase(), num_processes=2))
+        meet(any_phase().changed(num_processes=2))
 
 
 def _process(number: int, environment: dict[str, str], words: list[str], output: Path) -> None:
@@ -114,6 +121,24 @@ def _slow_to_publish(*arguments: Any) -> None:
 
     Saving._publish = later  # type: ignore[method-assign]
     _process(*arguments)
+
+
+def _wait_for_a_signal(number: int, *arguments: Any) -> None:
+    """Train until step 3 is logged, and no further before the second process has got a signal."""
+    asked = StopRequest.__call__
+
+    def wait(self: StopRequest) -> bool:
+        log = self._file.parent / progress_folder.LOG
+        deadline = time.monotonic() + 90
+        while log.is_file() and log.read_text().count("\n") >= 3 and time.monotonic() < deadline:
+            if asked(self):
+                return True
+            time.sleep(0.02)
+        return asked(self)
+
+    if number == 1:
+        StopRequest.__call__ = wait  # type: ignore[method-assign]
+    _process(number, *arguments)
 
 
 class Srun:
@@ -174,7 +199,7 @@ def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     the stage publishes them without training."""
     training.phase("main", "torch", STEPS, num_processes=2)
     progress = training.progress("main")
-    running = srun.start("main")
+    running = srun.start("main", target=_wait_for_a_signal)
     wait_for_step(training, "main", 3, *running)
     assert srun.codes(srun.start("main")) == [EXIT_USER_ERROR] * 2
     said = training.output.read_text()
@@ -225,6 +250,34 @@ def test_a_lost_process_leaves_no_lock(training: Any, srun: Srun) -> None:
     assert lock.holder_of(training.progress("main")) is None
 
 
+def test_a_start_that_was_taken_over_ends_its_former_holder(training: Any, srun: Srun) -> None:
+    """As one that was suspended for longer than its lease, while another host took over."""
+    training.phase("main", "torch", 5000)
+    (first,) = srun.start("main", 1)
+    wait_for_step(training, "main", 3, first)
+    path = training.progress("main") / lock.LOCK
+    other = json.loads(path.read_text()) | {"host": "elsewhere", "pid": 7, "boot": "another"}
+    draft = path.with_name("other")
+    draft.write_text(json.dumps(other))
+    draft.rename(path)
+    assert srun.codes([first]) == [EXIT_USER_ERROR], training.output.read_text()
+    assert "another training has taken over: pid 7 on elsewhere" in training.output.read_text()
+    assert json.loads(path.read_text()) == other
+
+
+def test_who_has_given_its_lock_back_is_not_ended(
+    training: Any, srun: Srun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take a while from there to its end."""
+    monkeypatch.setattr(lock, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(hand, "_end_taken_over", lambda progress: os._exit(9))
+    _begun(training, srun)
+    for thread in [one for one in threading.enumerate() if one.name == "lock"]:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert lock.holder_of(training.progress("main")) is None
+
+
 def _begun(training: Any, srun: Srun) -> Any:
     phase = training.phase("main", "torch", STEPS)
     with ExitStack() as held:
@@ -247,10 +300,10 @@ def test_the_others_hear_of_whatever_stops_the_first(
     """Of a lock that cannot be written as of checkpoints of which none is whole: they wait for
     the first process's word; and its lock is given back."""
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(f"zerotrain.training.by_hand.{place}", fail)
+    monkeypatch.setattr(f"zerotrain.training.process.by_hand.{place}", fail)
     begun = _begun(training, srun)
     assert begun.what.startswith(said)
     assert begun.hint

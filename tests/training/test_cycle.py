@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.training.matrix import deviation, export_state
 
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.training import progress_folder
-from zerotrain.training.schedule import momentum
+from zerotrain.launch.schedule import momentum
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.checkpointing import progress_folder
 
 MIDDLE, END = 5, 10
 ARGUMENTS = {
@@ -75,4 +75,4 @@ def test_a_resume_in_the_middle_of_a_cycle_gives_the_same_bits(whole, preset):
 
 def test_no_other_schedule_moves_the_beta(training):
     phase = training.phase("a", "torch", 3)
-    assert [momentum(phase, step, 10) for step in range(3)] == [None] * 3
+    assert [momentum(phase.train, step, 10) for step in range(3)] == [None] * 3

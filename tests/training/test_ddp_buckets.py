@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,15 +11,14 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from zerotrain.training.ddp_buckets import fix_buckets
+from zerotrain.machine.ports import free_port
+from zerotrain.training.engines.ddp_buckets import fix_buckets
 
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One process that is a group; what the mend leaves in the environment goes with the test."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("DDP_SET_LAST_BUCKET_CAP", "0")
     address = f"tcp://127.0.0.1:{port}"
     distributed.init_process_group("gloo", init_method=address, rank=0, world_size=1)

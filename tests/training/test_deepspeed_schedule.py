@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from deepspeed.runtime import lr_schedules
-from tests.training.test_schedule import Settings
+from tests.training.test_schedule import schedule as section_of
 
-from zerotrain.config import parse_config
+from zerotrain.config.read import parse_config
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.training.schedule import learning_rate, momentum
+from zerotrain.launch.schedule import learning_rate, momentum
+from zerotrain.machine.ports import free_port
 
 STEPS, PEAK = 60, 3e-4
 CYCLE = {"cycle_min_lr": 1e-5, "cycle_max_lr": PEAK, "cycle_first_step_size": 10}
@@ -99,9 +99,11 @@ def test_every_step_has_the_rate_and_the_momentum_of_deepspeeds_class(
     scheduler = getattr(lr_schedules, name)(own, **args)
     for step in range(STEPS):
         group = own.param_groups[0]
-        horizon = phase.lr_scheduler_steps
-        assert learning_rate(phase, step, horizon) == pytest.approx(group["lr"], rel=1e-12), step
-        beta1 = momentum(phase, step, horizon)
+        horizon = phase.derived.lr_scheduler_steps
+        assert learning_rate(phase.train, step, horizon) == pytest.approx(group["lr"], rel=1e-12), (
+            step
+        )
+        beta1 = momentum(phase.train, step, horizon)
         assert (beta1 or 0.5) == pytest.approx(group["betas"][0], rel=1e-12), step
         assert (beta1 is None) == (name != "OneCycle" or not args.get("cycle_momentum", True))
         scheduler.step()
@@ -143,9 +145,7 @@ def test_every_update_of_a_deepspeed_engine_had_this_rate(server: Any, tmp_path:
     cases = [case for case in CASES if case[0] != "OneCycle" or case[1].get("cycle_momentum", True)]
     cases = list({name: (name, args) for name, args in cases}.values())
     assert len(cases) == 5
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     schedules = [{"type": name, "params": args} for name, args in cases]
     process = server.Process(target=_train, args=(schedules, port, tmp_path / "used.json"))
     process.start()
@@ -154,9 +154,9 @@ def test_every_update_of_a_deepspeed_engine_had_this_rate(server: Any, tmp_path:
     used = json.loads((tmp_path / "used.json").read_text())
     for (name, args), found in zip(cases, used, strict=True):
         phase = resolve(name, **args)
-        horizon = phase.lr_scheduler_steps
+        horizon = phase.derived.lr_scheduler_steps
         ours = [
-            (learning_rate(phase, step, horizon), momentum(phase, step, horizon) or 0.5)
+            (learning_rate(phase.train, step, horizon), momentum(phase.train, step, horizon) or 0.5)
             for step in range(8)
         ]
         assert [rate for rate, _ in found] == pytest.approx([r for r, _ in ours], rel=1e-12), name
@@ -166,7 +166,10 @@ def test_every_update_of_a_deepspeed_engine_had_this_rate(server: Any, tmp_path:
 def test_a_rate_of_elsewhere_scales_the_curve() -> None:
     """A group's own peak is a share of the phase's: the curve itself knows one peak."""
     args = {"warmup_min_lr": 0.0, "warmup_type": "linear"}
-    one, three = (Settings("WarmupLR", 4, peak, args) for peak in (1e-4, 3e-4))
+    one, three = (
+        section_of("WarmupLR", 4, learning_rate=peak, lr_scheduler_args=args)
+        for peak in (1e-4, 3e-4)
+    )
     for step in range(8):
         expected = 3 * learning_rate(one, step, 100)
         assert learning_rate(three, step, 100) == pytest.approx(expected, rel=1e-12)

@@ -8,7 +8,7 @@ import cpuinfo
 import pytest
 import torch
 
-from zerotrain.training import deepspeed_start
+from zerotrain.training.engines import deepspeed_start
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from zerotrain.config.launch import LaunchConfig
 from zerotrain.errors import PipelineError
-from zerotrain.training import determinism
+from zerotrain.training.engines import determinism
 
-PHASE = SimpleNamespace(phase="a", full_determinism=True)
+PHASE = SimpleNamespace(phase="a", launch=LaunchConfig())
 
 
 @pytest.fixture
@@ -39,7 +40,9 @@ def test_a_gpu_computes_equal_bits(gpu):
 
 def test_a_phase_may_give_equal_bits_up(gpu):
     """A user whose model cannot may say so."""
-    with determinism.equal_bits(SimpleNamespace(phase="a", full_determinism=False)):
+    with determinism.equal_bits(
+        SimpleNamespace(phase="a", launch=LaunchConfig(full_determinism=False))
+    ):
         assert not torch.are_deterministic_algorithms_enabled()
         assert not torch.backends.cudnn.deterministic
 

@@ -20,9 +20,9 @@ from tests.training.saving_trials import Engine, made, values
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.stages.train_phase import train_phase
-from zerotrain.training import checkpoint_room, saving
+from zerotrain.training.checkpointing import checkpoint_room, saving
+from zerotrain.training.checkpointing.progress_folder import newest_whole, saved_steps, step_folder
 from zerotrain.training.clock import Clock
-from zerotrain.training.progress_folder import newest_whole, saved_steps, step_folder
 
 TENSORS = "rank-00000-00000.safetensors"
 
@@ -97,7 +97,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
         with pytest.raises(PipelineError) as caught:
             saved.finish()
         assert "the disk is full: the checkpoint of step 2 was not written" in str(caught.value)
-        assert "goes on from step 1" in caught.value.hint
+        assert "continues from step 1" in caught.value.hint
         assert saved_steps(progress) == [1]
         assert list(progress.glob(".step-*")) == []
         (progress / "other").unlink()
@@ -116,7 +116,7 @@ def test_a_disk_without_room_for_the_log(tmp_path: Path, mount: Mount, monkeypat
     with made(Engine(), progress) as saved, pytest.raises(PipelineError) as caught:
         saved.begin(Clock(1, 4, 100))
     assert "the disk is full: the checkpoint of step 1 was not written" in str(caught.value)
-    assert "goes on from the phase's start" in caught.value.hint
+    assert "continues from the phase's start" in caught.value.hint
 
 
 def test_a_disk_that_turns_read_only(tmp_path: Path, mount: Mount) -> None:
@@ -154,7 +154,7 @@ def test_a_failing_disk_is_named(tmp_path: Path, monkeypatch) -> None:
     def failing(*_: object) -> dict[str, str]:
         raise OSError(errno.EIO, "input/output error")
 
-    monkeypatch.setattr("zerotrain.training.rank_writer.write_rank_files", failing)
+    monkeypatch.setattr("zerotrain.training.checkpointing.rank_writer.write_rank_files", failing)
     with made(Engine(), tmp_path / "p") as saved, pytest.raises(PipelineError) as caught:
         saved.begin(Clock(1, 4, 100), wait=True)
     assert "the checkpoint of step 1 cannot be written: Input/output error" in str(caught.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from zerotrain.training.display import Display, clock, paced
+from zerotrain.training.reporting.display import Display, clock, paced
 
 
 def test_lines_of_a_pipe_have_pace_and_time_left(monkeypatch, capsys) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zerotrain.training.draws import Draw, draw_sample, epoch_order, generator, step_seed
+from zerotrain.data.draws import Draw, draw_routes, draw_sample, epoch_order, generator, step_seed
 
 COUNT, REPEATS = 5, 2
 EPOCH = COUNT * REPEATS
@@ -97,8 +97,8 @@ def test_draws_have_their_distributions() -> None:
 
 def test_streams_are_apart() -> None:
     """One seed's order, samples and steps come from different streams, steps and ranks too."""
-    firsts = {generator(7, stream, 3, 5).random() for stream in range(1, 6)}
-    assert len(firsts) == 5
+    firsts = {generator(7, stream, 3, 5).random() for stream in range(1, 7)}
+    assert len(firsts) == 6
     seeds = [step_seed(7, step, rank) for step in range(20) for rank in range(4)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -113,3 +113,36 @@ def test_the_random_stream_stays_what_it_is() -> None:
     noise = [0.7228628396987915, 0.043613046407699585, -1.3912558555603027]
     assert one.noise.ravel()[:3].tolist() == noise
     assert step_seed(7, 300, 1) == 3856372377825425898
+
+
+def test_a_flip_changes_no_other_draw() -> None:
+    """Half of the samples are mirror images; noise and caption are what they are without."""
+    plain = [draw(position) for position in range(200)]
+    flipped = [
+        draw_sample(
+            7, position, count=COUNT, epoch_size=EPOCH, shape=SHAPE, caption_dropout=0.3,
+            random_flip=True,
+        )
+        for position in range(200)
+    ]  # fmt: skip
+    assert [key(one) for one in flipped] == [key(one) for one in plain]
+    assert not any(one.flip for one in plain)
+    assert 80 <= sum(one.flip for one in flipped) <= 120
+
+
+def test_routes_are_orders_of_the_tokens_and_differ_by_sample_route_and_epoch() -> None:
+    """The kept tokens come first, sorted; every token is as likely to be kept as another."""
+    orders = [
+        draw_routes(7, position, epoch_size=EPOCH, kept=(10, 4), tokens=16)
+        for position in range(400)
+    ]
+    for order in orders:
+        assert (np.sort(order) == np.arange(16)).all()
+        assert (np.diff(order[0, :10]) > 0).all()
+        assert (np.diff(order[1, :4]) > 0).all()
+    kept = {tuple(route[:4].tolist()) for order in orders[: 2 * EPOCH] for route in order}
+    assert len(kept) > 3 * EPOCH
+    shares = np.bincount(np.concatenate([order[0, :10] for order in orders]), minlength=16) / 400
+    # Four standard deviations.
+    assert np.abs(shares - 10 / 16).max() < 0.1
+    assert (draw_routes(7, 3, epoch_size=EPOCH, kept=(10, 4), tokens=16) == orders[3]).all()

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,13 +20,14 @@ from tests.training.test_preflight import phase as any_phase
 
 from zerotrain.errors import EXIT_USER_ERROR
 from zerotrain.launch.run_yaml import write_run_yaml
+from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.host import oom_kills
 from zerotrain.stages import train_phase
-from zerotrain.supervise import SUPERVISOR
-from zerotrain.training import ending, rank
-from zerotrain.training.ending import Casualties, read_left
-from zerotrain.training.progress_folder import ended_file
-from zerotrain.training.pulse import Beat
+from zerotrain.training import rank
+from zerotrain.training.checkpointing.progress_folder import EXIT, ended_file
+from zerotrain.training.process import ending
+from zerotrain.training.process.ending import Casualties, read_left
+from zerotrain.training.reporting.pulse import Beat
 
 KILL = -signal.SIGKILL
 
@@ -87,7 +89,7 @@ def test_a_lost_connection_counts_where_nobody_was_killed(tmp_path: Path) -> Non
 
 def test_what_does_not_end_a_training_is_no_cause(tmp_path: Path) -> None:
     """A tracker's failure, of which we say ourselves that training goes on."""
-    ours = "main: tracker wandb fails (No space left on device); training goes on, and"
+    ours = "main: tracker wandb fails (No space left on device); training continues, and"
     assert "without a word" in explain(tmp_path, {0: 1}, ours)
 
 
@@ -174,6 +176,30 @@ def test_the_first_word_counts(tmp_path: Path) -> None:
     assert read_left(tmp_path) is None
 
 
+def test_the_first_word_is_complete_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that finds it kills the one that wrote it, even between two of its instructions."""
+    sizes: list[int] = []
+    opened = Path.open
+
+    def look(path: Path, *args: Any, **kwargs: Any) -> Any:
+        stream = opened(path, *args, **kwargs)
+        if (tmp_path / EXIT).exists():
+            sizes.append((tmp_path / EXIT).stat().st_size)
+        return stream
+
+    monkeypatch.setattr(Path, "open", look)
+    assert ending.leave(tmp_path, 2, "first")
+    monkeypatch.undo()
+    assert 0 not in sizes
+    assert read_left(tmp_path) == ending.Left(2, "first")
+    assert [path.name for path in tmp_path.iterdir()] == [EXIT]
+    (tmp_path / f"{ending.DRAFT}killed").write_text("{")
+    ending.clear(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 SCRIPT = """
 import os, pathlib, signal, sys, time
 progress, what = pathlib.Path(sys.argv[-2]), sys.argv[-1]
@@ -201,7 +227,7 @@ def test_the_launcher_keeps_how_a_process_ended(
     write_run_yaml(any_phase(), tmp_path / "run.yaml")
     folders = [word for name in ("launch", "base", "cache") for word in (f"--{name}", tmp_path)]
     command = [
-        *(sys.executable, "-m", "zerotrain.training.launcher", str(tmp_path)),
+        *(sys.executable, "-m", "zerotrain.training.process.launcher", str(tmp_path)),
         *("--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"),
         *("--dynamo_backend", "no", str(script), *map(str, folders), str(tmp_path), what),
     ]
@@ -246,7 +272,7 @@ def test_a_planner_that_fails_hides_no_answer(
     def stumble(*_: object) -> None:
         raise AttributeError("no such trace")
 
-    monkeypatch.setattr("zerotrain.plan.advice.after_out_of_memory", stumble)
+    monkeypatch.setattr("zerotrain.launch.planner.advice.after_out_of_memory", stumble)
     ending.leave(tmp_path, EXIT_USER_ERROR, "phase plain: too large", "less", "device_memory")
     code = train_phase._answer(any_phase(), tmp_path, tmp_path, 1, Casualties(), [])
     assert code == EXIT_USER_ERROR

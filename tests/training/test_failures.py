@@ -20,9 +20,16 @@ from torch import distributed
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.launch.run_yaml import write_run_yaml
-from zerotrain.supervise import SUPERVISOR
-from zerotrain.training import failed, failures, rank
-from zerotrain.training.failures import EXIT_FAULT, KNOWN, recognise, recognise_log, recognise_text
+from zerotrain.machine.child_process import SUPERVISOR
+from zerotrain.training import rank
+from zerotrain.training.process import failed, failures
+from zerotrain.training.process.failures import (
+    EXIT_FAULT,
+    KNOWN,
+    recognise,
+    recognise_log,
+    recognise_text,
+)
 
 
 def raised(act: Any) -> BaseException:

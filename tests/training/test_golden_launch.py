@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.training.conftest import Training
 
-from zerotrain import compiled_ops
+from zerotrain.machine import compiled_ops
 
 GOLDEN = Path("tests/golden/launch/sdxl")
 ZERO = sorted(path.name for path in GOLDEN.iterdir() if path.name != "torch")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.training import gradient_checkpointing as subject
-from zerotrain.training.engine import open_engine
+from zerotrain.machine.ports import free_port
+from zerotrain.training.engines import gradient_checkpointing as subject
+from zerotrain.training.opening import open_engine
 
 WAYS = {
     "torch": subject.checkpoint_by_torch,
@@ -140,21 +139,15 @@ def test_less_is_kept(name, way, host_memory):
         assert found < plain if way == "deepspeed on cpu" else found == plain
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def _train_twice(phase: ResolvedPhase, launch: Path, some: Models, answers: Any) -> None:
     """In a process of its own: losses and gradient norms of tiny models under the phase's engine,
     without and with checkpointing."""
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     for name, adapter in some:
         found: list[list[float]] = []
         for checkpointed in (False, True):
-            own = replace(phase, gradient_checkpointing=checkpointed)
+            own = phase.changed(gradient_checkpointing=checkpointed)
             model = MODELS[name].make(adapter=adapter)
             engine = open_engine(model, own, launch, exact=True)
             found.append([])
@@ -210,7 +203,7 @@ def test_every_preset_trains_as_without(training, server, preset, changes, some)
         apart[which] = max(abs(f - e) / e for f, e in zip(found, expected, strict=True))
     process.join()
     print(preset, changes, apart)
-    rounding = 2e-3 if phase.mixed_precision == "bf16" else 1e-6
+    rounding = 2e-3 if phase.launch.mixed_precision == "bf16" else 1e-6
     assert max(apart.values()) <= (0 if preset == "torch" else rounding)
 
 

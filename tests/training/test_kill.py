@@ -13,9 +13,9 @@ from tests.training.kill_point import KillPoint, spread
 from tests.training.matrix import export_state
 
 from zerotrain import artifact
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.families import load_family
-from zerotrain.training import progress_folder
+from zerotrain.models.families import load_family
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.checkpointing import progress_folder
 
 STEPS_A_KILL = 3
 """A training is killed within as many changes as so many steps make."""
@@ -23,7 +23,8 @@ STEPS_A_KILL = 3
 
 def _export(checkpoint: Path, base: Path, weights: Path, state: Path, kill: KillPoint) -> None:
     """In a process of its own: the whole export."""
-    from zerotrain.export import WeightsTarget, export
+    from zerotrain.export.export import export
+    from zerotrain.export.target import WeightsTarget
 
     os.environ["OMP_NUM_THREADS"] = "1"
     kill.arm()

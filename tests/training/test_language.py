@@ -15,10 +15,12 @@ from tests.training.inputs import text_inputs
 from tests.training.matrix import export_state
 
 from zerotrain import artifact
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.export import WeightsTarget, export
-from zerotrain.families import ROOT, load_family
-from zerotrain.training import progress_folder
+from zerotrain.config.families import ROOT
+from zerotrain.export.export import export
+from zerotrain.export.target import WeightsTarget
+from zerotrain.models.families import load_family
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.checkpointing import progress_folder
 
 DEFAULT = [("causal_lm", "full"), ("seq2seq_lm", "lora")]
 """What the default suite trains."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import multiprocessing
@@ -11,6 +12,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from multiprocessing.synchronize import Barrier
@@ -21,9 +23,10 @@ import psutil
 import pytest
 
 from zerotrain.errors import PipelineError
-from zerotrain.training import lock
-from zerotrain.training.holder import Holder
-from zerotrain.training.lock import hold_writer, holder_of, take
+from zerotrain.machine.disk_errors import DiskError
+from zerotrain.training.process import lock
+from zerotrain.training.process.holder import Holder
+from zerotrain.training.process.lock import hold_writer, holder_of, take
 
 TAKERS, ROUNDS = 8, 20
 SECONDS = 60
@@ -31,7 +34,7 @@ SECONDS = 60
 
 HOLD_WRITER = """
 import pathlib, sys, time
-from zerotrain.training.lock import hold_writer
+from zerotrain.training.process.lock import hold_writer
 stream = hold_writer(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
@@ -40,7 +43,7 @@ time.sleep(60)
 
 LAUNCHER = """
 import pathlib, sys, time
-from zerotrain.training.lock import end_with_holder
+from zerotrain.training.process.lock import end_with_holder
 end_with_holder(pathlib.Path(sys.argv[1]))
 print("looks", flush=True)
 time.sleep(60)
@@ -139,14 +142,30 @@ def test_other_host_is_never_taken_over(tmp_path: Path) -> None:
     held_by(tmp_path, host="elsewhere", pid=1, started=0.0)
     text = refusal(tmp_path)
     assert "pid 1 on elsewhere" in text
-    assert f"if that host is gone for good, remove {tmp_path}/lock" in text
+    assert f"if it is gone for good: `zerotrain progress unlock {tmp_path}`" in text
 
 
 def test_lock_that_a_power_cut_emptied_is_taken_over(tmp_path: Path) -> None:
     """It names nobody, and a living holder's lock is always whole."""
     for text in ("", "[]", "{}"):
         (tmp_path / lock.LOCK).write_text(text)
+        os.utime(tmp_path / lock.LOCK, (0, 0))
         take(tmp_path).release()
+
+
+def test_lock_without_a_name_that_is_new_is_waited_for(tmp_path: Path, sleeper) -> None:
+    """Without hard links a lock is empty for a moment: it is no reason to take it over."""
+    place = tmp_path / lock.LOCK
+    place.touch()
+    filled = threading.Timer(
+        0.3,
+        lambda: held_by(
+            tmp_path, pid=sleeper.pid, started=psutil.Process(sleeper.pid).create_time()
+        ),
+    )
+    filled.start()
+    assert f"pid {sleeper.pid} on" in refusal(tmp_path)
+    filled.join()
 
 
 def test_release_leaves_another_holders_lock(tmp_path: Path) -> None:
@@ -157,17 +176,76 @@ def test_release_leaves_another_holders_lock(tmp_path: Path) -> None:
     assert holder_of(tmp_path) == second
 
 
-def test_file_systems_without_links_or_locks(tmp_path: Path, monkeypatch) -> None:
+def link_fails(number: int) -> Any:
+    """os.link as it fails with an error number."""
+
+    def link(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number), str(arguments[0]))
+
+    return link
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_file_systems_without_links_or_locks(tmp_path: Path, monkeypatch, number: int) -> None:
     """The lock is as good as the file system lets it be, and never a traceback."""
-
-    def refuse(*arguments: object) -> None:
-        raise OSError("not supported")
-
-    monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(os, "link", link_fails(number))
+    monkeypatch.setattr(fcntl, "flock", link_fails(errno.ENOLCK))
     take(tmp_path)
     assert "is running here already" in refusal(tmp_path)
     hold_writer(tmp_path).close()
+
+
+def test_without_links_a_lock_that_appears_meanwhile_is_not_replaced(
+    tmp_path: Path, sleeper, monkeypatch
+) -> None:
+    """Another takes the lock between the look and the taking; the file system knows no links."""
+
+    def link(*arguments: object) -> None:
+        if holder_of(tmp_path) is None:
+            held_by(tmp_path, pid=sleeper.pid, started=psutil.Process(sleeper.pid).create_time())
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    assert f"pid {sleeper.pid} on" in refusal(tmp_path)
+    holder = holder_of(tmp_path)
+    assert holder is not None
+    assert holder.pid == sleeper.pid
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOSPC])
+def test_other_errors_are_sentences_and_replace_no_lock(
+    tmp_path: Path, sleeper, monkeypatch, number: int
+) -> None:
+    """A disk that fails is no reason to take a lock without asking."""
+    begun = psutil.Process(sleeper.pid).create_time()
+
+    def link(*arguments: object) -> None:
+        held_by(tmp_path, pid=sleeper.pid, started=begun)
+        raise OSError(number, os.strerror(number), str(arguments[0]))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(DiskError) as caught:
+        take(tmp_path)
+    assert f"{tmp_path / 'lock'}: cannot be written: {os.strerror(number)}" in str(caught.value)
+    holder = holder_of(tmp_path)
+    assert holder is not None
+    assert holder.pid == sleeper.pid
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "lock.taking"]
+
+
+def test_link_that_succeeded_and_says_it_exists_is_a_lock_taken(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """A network's client repeats what it got no answer to: then its own link exists already."""
+    link = os.link
+
+    def twice(*arguments: Any) -> None:
+        link(*arguments)
+        link(*arguments)
+
+    monkeypatch.setattr(os, "link", twice)
+    take(tmp_path).release()
+    assert holder_of(tmp_path) is None
 
 
 def test_without_locks_a_later_takers_lock_is_not_removed(
@@ -178,15 +256,15 @@ def test_without_locks_a_later_takers_lock_is_not_removed(
     def refuse(*arguments: object) -> None:
         raise OSError("not supported")
 
-    lives = Holder.lives
+    runs = Holder.runs
 
     def meanwhile(self: Holder) -> bool:
-        monkeypatch.setattr(Holder, "lives", lives)
+        monkeypatch.setattr(Holder, "runs", runs)
         held_by(tmp_path, pid=sleeper.pid, started=psutil.Process(sleeper.pid).create_time())
         return False
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(Holder, "lives", meanwhile)
+    monkeypatch.setattr(Holder, "runs", meanwhile)
     held_by(tmp_path, host="elsewhere")
     assert f"pid {sleeper.pid} on" in refusal(tmp_path)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["lock", "lock.taking"]
@@ -209,15 +287,15 @@ def _take_often(folder: Path, barrier: Barrier, results: Any) -> None:
 
 def test_of_many_takers_exactly_one_wins(tmp_path: Path, monkeypatch) -> None:
     """Eight processes at once on the lock of a dead holder: one wins, the others name it."""
-    lives = Holder.lives
+    runs = Holder.runs
 
-    def slowly(self: Holder) -> bool:
-        found = lives(self)
+    def slowly(self: Holder) -> bool | None:
+        found = runs(self)
         time.sleep(random.Random(os.getpid() + time.monotonic_ns()).random() * 0.004)
         return found
 
     # Between looking at the lock and acting on it, others have time to act.
-    monkeypatch.setattr(Holder, "lives", slowly)
+    monkeypatch.setattr(Holder, "runs", slowly)
     child = subprocess.Popen(["true"])
     child.wait()
     for number in range(ROUNDS):
@@ -271,7 +349,7 @@ def test_the_lock_of_a_jobs_earlier_start_is_taken_over(tmp_path: Path, monkeypa
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     monkeypatch.setattr(socket, "gethostname", lambda: "n1")
-    take(tmp_path)
+    take(tmp_path, seconds=3)
     monkeypatch.setattr(socket, "gethostname", lambda: "n2")
     with pytest.raises(PipelineError, match=r"pid \d+ on n1, job 71"):
         take(tmp_path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +14,9 @@ import pytest
 import torch
 from tests.training.conftest import tiny_phase
 
-from zerotrain.evaluation.loss_curve import read_log
+from zerotrain.evaluation.curves import read_log
 from zerotrain.machine.memory_watch import MemoryUse
-from zerotrain.training.log import TrainingLog
+from zerotrain.training.reporting.log import TrainingLog
 
 MEMORY = [{"device": MemoryUse(0, 0, 0), "host": MemoryUse(10, 12, 20)}]
 
@@ -27,7 +26,7 @@ def opened(
 ) -> TrainingLog:
     """The log of a phase of 4 samples a step, 24 an epoch, that ends at step 14."""
     values: dict[str, Any] = {"report_to": [], "max_length": 8, "resolution": None, "log_every": 4}
-    phase = replace(tiny_phase("a", "torch", 14), **{**values, **changes})
+    phase = tiny_phase("a", "torch", 14).changed(**{**values, **changes})
     progress.mkdir(exist_ok=True)
     return TrainingLog(
         progress, phase, records, step, 4 * step, torch.device("cpu"), same_phase=True

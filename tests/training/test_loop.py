@@ -9,13 +9,13 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tests.training.conftest import tiny_phase
 
 from zerotrain.errors import PipelineError
-from zerotrain.launch.resolved import FP16
 from zerotrain.training import loop
 from zerotrain.training.clock import Clock
-from zerotrain.training.log import NoLog
 from zerotrain.training.not_finite import poisoned
+from zerotrain.training.reporting import log as reporting
 
 
 class Engine:
@@ -70,7 +70,7 @@ class Saving(contextlib.nullcontext):
         self.saved.append(clock.step)
 
 
-class Log(NoLog):
+class Log(reporting.Log):
     """Notes what is said."""
 
     def __init__(self, said: list[str]) -> None:
@@ -88,10 +88,9 @@ def run(
 ) -> list[int]:
     """Train three steps, saving each; the steps that were saved."""
     saving = Saving()
-    phase = SimpleNamespace(
-        phase="a", until_step=steps, save_every=1, global_batch_size=2, micro_batch_size=2, seed=0,
-        gradient_accumulation_steps=1, learning_rate=1.0, lr_scheduler="constant",
-        warmup_steps=lambda horizon: 0, fp16=FP16, nan_action=nan_action,
+    phase = tiny_phase("a", "torch", steps).changed(
+        save_every=1, global_batch_size=2, micro_batch_size=2, learning_rate=1.0, seed=0,
+        lr_scheduler="constant", lr_warmup_steps=0, nan_action=nan_action,
     )  # fmt: skip
     objective = SimpleNamespace(loss=lambda *args, **kwargs: torch.full((2,), loss))
     batches = SimpleNamespace(

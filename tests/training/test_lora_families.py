@@ -11,13 +11,14 @@ from safetensors.torch import load_file
 from tests.training.conftest import Training
 from tests.training.inputs import COUNT, LORA, SIDE
 
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.config import TrainConfig
+from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.export import WeightsTarget, export
-from zerotrain.families import load_family
-from zerotrain.formats import convert
-from zerotrain.training import progress_folder
+from zerotrain.export.export import export
+from zerotrain.export.formats.conversion import convert
+from zerotrain.export.target import WeightsTarget
+from zerotrain.models.families import load_family
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.checkpointing import progress_folder
 
 FORMATS = {
     "diffusers_lora": "pytorch_lora_weights.safetensors",

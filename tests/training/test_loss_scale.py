@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -16,28 +15,29 @@ from tests.training.matrix import export_state
 from tests.training.optimizer_trials import trial_phase
 
 from zerotrain import artifact
-from zerotrain.checkpoint import Checkpoint
 from zerotrain.config.launch import Fp16Config
-from zerotrain.launch.resolved import FP16
-from zerotrain.training.loss_scale import LossScale, exhausted
-from zerotrain.training.zero_engine import ZeroEngine
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.engines.loss_scale import LossScale, exhausted
+from zerotrain.training.engines.zero_engine import ZeroEngine
 
 SETTINGS = [
-    FP16,
-    {**FP16, "loss_scale_window": 3},
-    {**FP16, "loss_scale_window": 1, "initial_scale_power": 8},
-    {**FP16, "loss_scale_window": 4, "hysteresis": 3, "min_loss_scale": 64},
-    {**FP16, "loss_scale_window": 5, "hysteresis": 2, "initial_scale_power": 4},
-    {**FP16, "loss_scale": 128.0, "hysteresis": 2},
+    Fp16Config(),
+    Fp16Config(loss_scale_window=3),
+    Fp16Config(loss_scale_window=1, initial_scale_power=8),
+    Fp16Config(loss_scale_window=4, hysteresis=3, min_loss_scale=64),
+    Fp16Config(loss_scale_window=5, hysteresis=2, initial_scale_power=4),
+    Fp16Config(loss_scale=128.0, hysteresis=2),
 ]
 
 
 class Engine(ZeroEngine):
     """The part of an engine that reads and fills DeepSpeed's scaler."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
-        config = DeepSpeedFP16Config(enabled=True, **settings)
-        self._phase = trial_phase("adamw", "zero2", mixed_precision="fp16", fp16=settings)
+    def __init__(self, settings: Fp16Config) -> None:
+        config = DeepSpeedFP16Config(enabled=True, **settings.model_dump())
+        self._phase = trial_phase(
+            "adamw", "zero2", mixed_precision="fp16", fp16=settings.model_dump()
+        )
         self._zero = type("Zero", (), {})()
         self._zero.loss_scaler = CreateLossScaler(
             torch.half, config.loss_scale, config.loss_scale == 0, config.dynamic_loss_scale_args()
@@ -70,7 +70,7 @@ def test_the_rule_is_deepspeeds(settings, share):
         deepspeeds.update(overflow)
         assert own.state() == deepspeeds.loss_scale()
         scales.append(own.scale)
-    assert len(set(scales)) > 3 or settings["loss_scale"] or settings is FP16
+    assert len(set(scales)) > 3 or settings.loss_scale or settings == Fp16Config()
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -94,7 +94,7 @@ def test_a_switch_at_any_step_changes_no_scale(settings):
 def test_a_shorter_window_and_less_hysteresis_bound_what_is_carried():
     """A change that is due comes at the next good step, under either engine."""
     found = {"scale": 512.0, "good_steps": 900, "hysteresis": 4}
-    settings = {**FP16, "loss_scale_window": 10, "hysteresis": 2}
+    settings = Fp16Config(loss_scale_window=10, hysteresis=2)
     own, deepspeeds = LossScale(settings), Engine(settings)
     own.load(found)
     deepspeeds.load_loss_scale(found)
@@ -108,11 +108,11 @@ def test_a_shorter_window_and_less_hysteresis_bound_what_is_carried():
 def test_a_scale_is_exhausted_at_its_lowest_and_where_it_is_fixed():
     """An overflow lowers neither: somebody has to be told."""
     lowest = {"scale": 64.0, "good_steps": 0, "hysteresis": 1}
-    settings = {**FP16, "min_loss_scale": 64}
+    settings = Fp16Config(min_loss_scale=64)
     assert exhausted(lowest, settings)
     assert not exhausted({**lowest, "scale": 128.0}, settings)
     assert not exhausted({**lowest, "hysteresis": 2}, settings)
-    fixed = {**FP16, "loss_scale": 128.0}
+    fixed = Fp16Config(loss_scale=128.0)
     assert exhausted(LossScale(fixed).state(), fixed)
 
 
@@ -122,7 +122,7 @@ def test_a_fixed_scale_that_is_too_high_is_said(training, preset, action):
     """Every update would be left out, and no loss shows it: the first ends the training, or with
     nan_action skip the eleventh in a row."""
     training.phase(
-        *("a", preset, 20), mixed_precision="fp16", fp16={**FP16, "loss_scale": 2.0**60},
+        *("a", preset, 20), mixed_precision="fp16", fp16={"loss_scale": 2.0**60},
         nan_action=action,
     )  # fmt: skip
     process = training.start("a")
@@ -134,17 +134,12 @@ def test_a_fixed_scale_that_is_too_high_is_said(training, preset, action):
     assert said.count("this update is left out (nan_action: skip)") == last - 1
 
 
-def test_the_defaults_are_those_of_the_configuration():
-    """One set of values in two places."""
-    assert Fp16Config().model_dump() == FP16
-
-
 @pytest.mark.parametrize("preset", ["torch", "zero2"])
 def test_an_overflow_leaves_the_update_out_and_crosses_a_switch(training, preset):
     """A scale far too high: the first updates are left out under either engine, the checkpoint has
     no moments yet, and the next engine goes on with the scale, its steps and its hysteresis."""
-    settings = {**FP16, "initial_scale_power": 28, "hysteresis": 2}
-    shape = {"mixed_precision": "fp16", "fp16": settings, "lr_warmup_steps": 0}
+    settings = Fp16Config(initial_scale_power=28, hysteresis=2)
+    shape = {"mixed_precision": "fp16", "fp16": settings.model_dump(), "lr_warmup_steps": 0}
     training.run("first", preset, 2, **shape)
     rolling = training.progress("first") / "step-00000002"
     found = Checkpoint(rolling)

@@ -13,9 +13,9 @@ import pytest
 from tests.training.conftest import SAMPLES, SEED, Training, write_cache
 from tests.training.test_resume import wait_for_step
 
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.training import progress_folder
-from zerotrain.training.draws import draw_place
+from zerotrain.data.draws import draw_place
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.checkpointing import progress_folder
 
 SPOILT, BATCH = 3, 4
 STEP = next(p for p in range(SAMPLES) if draw_place(SEED, p, SAMPLES)[1] == SPOILT) // BATCH + 1

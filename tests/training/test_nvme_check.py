@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from zerotrain import compiled_ops
-from zerotrain.config import LaunchConfig
+from zerotrain.config.launch import LaunchConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import write_run_yaml
-from zerotrain.model_sizes import model_sizes
-from zerotrain.training import nvme_check, zero_swap
+from zerotrain.machine import compiled_ops
+from zerotrain.models.sizes import model_sizes
+from zerotrain.training.engines import zero_swap
+from zerotrain.training.process import nvme_check
 
 LOSSES = [1.0, 0.9, 0.8, 0.7, 0.6]
 EQUAL = {"cpu": LOSSES, "nvme": LOSSES, "state_deviation": 0.0}
@@ -31,7 +32,7 @@ EQUAL = {"cpu": LOSSES, "nvme": LOSSES, "state_deviation": 0.0}
 
 def a_phase(disk: Path, precision: Any = "bf16") -> ResolvedPhase:
     """A phase of the shipped preset."""
-    phase = ResolvedPhase(
+    phase = ResolvedPhase.from_values(dict(
         run="tiny", phase="swapped", family="sdxl", seed=7, preset="zero3_nvme",
         engine="deepspeed", zero_stage=3, offload_optimizer="nvme", offload_param="nvme",
         offload_path=str(disk), num_processes=1, num_cpu_threads_per_process=1,
@@ -41,7 +42,7 @@ def a_phase(disk: Path, precision: Any = "bf16") -> ResolvedPhase:
         lr_scheduler="constant", lr_warmup_steps=0, lr_scheduler_steps=8, adam_beta1=0.9,
         adam_beta2=0.99, adam_epsilon=1e-8, adam_weight_decay=0.1, max_grad_norm=1.0,
         caption_dropout_probability=0.0, save_every=8, keep=1, log_every=1,
-    )  # fmt: skip
+    ))  # fmt: skip
     return with_files(phase, LaunchConfig(), model_sizes({"a.weight": [1000, 1000]}))
 
 
@@ -122,7 +123,7 @@ def test_a_crash_is_one_sentence(
         nvme_check.check(a_phase(tmp_path), launch, swap)
     assert "libaio-dev" in caught.value.hint
     assert "libaio-devel" in caught.value.hint
-    assert "python -m zerotrain.compiled_ops --async-io" in caught.value.hint
+    assert "python -m zerotrain.machine.compiled_ops --async-io" in caught.value.hint
     assert "RuntimeError" in (fresh_ops / "nvme-check.log").read_text()
 
 
@@ -158,7 +159,7 @@ def test_a_missing_op_names_the_package(fresh_ops: Path, stand_in: Path) -> None
 
 def test_importing_the_check_is_cheap() -> None:
     """The stage that asks holds no torch."""
-    code = "import sys, zerotrain.training.nvme_check; sys.exit('torch' in sys.modules)"
+    code = "import sys, zerotrain.training.process.nvme_check; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

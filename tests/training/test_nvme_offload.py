@@ -10,10 +10,10 @@ import pytest
 import torch
 from tests.training.conftest import write_base
 
-from zerotrain import compiled_ops
-from zerotrain.checkpoint import Checkpoint
+from zerotrain.machine import compiled_ops
 from zerotrain.stages.train_phase import train_phase
-from zerotrain.training import progress_folder
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.checkpointing import progress_folder
 
 SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
 SIZES = {

@@ -21,13 +21,14 @@ from tests.training.optimizer_trials import (
     trial_phase,
 )
 
-from zerotrain import optimizers
-from zerotrain.checkpoint import Checkpoint
+from zerotrain.config import optimizers
 from zerotrain.errors import PipelineError
-from zerotrain.position import MASTER
-from zerotrain.training.lion import Lion
-from zerotrain.training.optimizer import drive, group_scalars, open_optimizers
-from zerotrain.training.param_groups import ParamGroup
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.state.position import MASTER
+from zerotrain.training.optim.lion import Lion
+from zerotrain.training.optim.optimizer import drive, group_scalars, open_optimizers
+from zerotrain.training.optim.param_groups import ParamGroup
+from zerotrain.training.optim.prodigy import Prodigy
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("adamw", {}),
@@ -46,7 +47,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd-momentum": ("sgd", {"momentum": 0.9, "nesterov": True}),
 }
 """On flat tensors and parts of them: under every engine."""
-WHOLE = {"muon": ("muon", {"ns_steps": 4}), "adafactor": ("adafactor", {})}
+WHOLE = {
+    "muon": ("muon", {"ns_steps": 4}),
+    "adafactor": ("adafactor", {}),
+    "prodigy": ("prodigy", {"d0": 1e-3, "use_bias_correction": True}),
+}
 """On whole parameters: under plain PyTorch."""
 EVERYWHERE = ("zero2", "zero3_offload")
 LATER = ("zero1", "zero2_offload", "zero3")
@@ -159,6 +164,8 @@ def direct(optimizer: str, arguments: dict[str, Any]) -> dict[str, torch.Tensor]
         made = [adam, torch.optim.Muon([{**groups[1], "params": matrices}], **own)]
     elif optimizer == "lion":
         made = [Lion(groups)]
+    elif optimizer == "prodigy":
+        made = [Prodigy(groups, **own)]
     elif fused:
         groups = [{**g, "params": [f.weights]} for g, f in zip(groups, flats, strict=True)]
         made = [getattr(torch.optim, table.title)(groups, **own, fused=True)]
@@ -166,7 +173,7 @@ def direct(optimizer: str, arguments: dict[str, Any]) -> dict[str, torch.Tensor]
         # Rprop looks at the first rate alone.
         groups = [{**group, "lr": group["share"] * rate(0)} for group in groups]
         made = [getattr(torch.optim, table.title)(groups, **own, foreach=False)]
-    assert phase.adam_weight_decay == DECAY
+    assert phase.train.adam_weight_decay == DECAY
     for step in range(STEPS):
         inputs, targets = batch(step)
         model.zero_grad()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from zerotrain.checkpoint import Checkpoint
+from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.training.param_groups import param_groups
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.optim.param_groups import param_groups
 
 SHAPES = {"in.weight": [3, 2], "in.bias": [3], "norm.weight": [3], "norm.bias": [3],
           "out.weight": [2, 3], "out.bias": [2]}  # fmt: skip
@@ -18,9 +18,9 @@ NAMES = list(SHAPES)
 VECTORS = [name for name, shape in SHAPES.items() if len(shape) == 1]
 
 
-def phase(*groups: dict[str, Any], spared: bool = False) -> Any:
-    """What of a phase the groups depend on."""
-    return SimpleNamespace(
+def phase(*groups: dict[str, Any], spared: bool = False) -> TrainConfig:
+    """The section that the groups depend on."""
+    return TrainConfig(
         learning_rate=1e-3, adam_weight_decay=0.1, param_groups=list(groups),
         no_decay_norm_bias=spared,
     )  # fmt: skip

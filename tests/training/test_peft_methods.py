@@ -13,11 +13,12 @@ from tests.training.conftest import Training, trained_model
 from tests.training.inputs import text_inputs
 from tests.training.matrix import deviation
 
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.export import WeightsTarget, export
-from zerotrain.families import load_family
-from zerotrain.peft_methods import METHODS
-from zerotrain.training import progress_folder
+from zerotrain.config.adapters import METHODS
+from zerotrain.export.export import export
+from zerotrain.export.target import WeightsTarget
+from zerotrain.models.families import load_family
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.checkpointing import progress_folder
 
 CHAIN = ("torch", "zero2_offload", "zero3_offload")
 STEPS = 2

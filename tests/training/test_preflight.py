@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zerotrain import artifact
-from zerotrain.config import parse_config
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.model_sizes import model_sizes
-from zerotrain.training.preflight import check_progress, check_start
-from zerotrain.training.validation_history import write_finished
+from zerotrain.models.sizes import model_sizes
+from zerotrain.training.checkpointing.conditions import Changes, Recorded, changes
+from zerotrain.training.checkpointing.preflight import check_progress, check_start
+from zerotrain.training.reporting.validation_history import write_finished
 
 POSITION = {
     "run": "cats", "phase": "plain", "step": 250, "samples": 1000, "optimizer": "adamw",
@@ -35,7 +34,8 @@ def phase(preset: str = "torch", **changes: Any) -> ResolvedPhase:
     }  # fmt: skip
     chosen = read_preset(Path(f"config/launch/{preset}.yaml"))
     sizes = model_sizes({"a.weight": [10, 10]})
-    return replace(resolve_phase(parse_config(raw, "c"), "plain", chosen, 100, sizes), **changes)
+    resolved = resolve_phase(parse_config(raw, "c"), "plain", chosen, 100, sizes)
+    return resolved.changed(**changes)
 
 
 def state(folder: Path, slots: list[str], **changes: Any) -> artifact.Artifact:
@@ -52,33 +52,38 @@ def refusal(call: Any, *arguments: Any) -> str:
     return str(caught.value)
 
 
+def changed(now: ResolvedPhase) -> Changes:
+    """What a phase has otherwise than the one that was trained."""
+    return changes(Recorded(phase().numbers(), {}), now.numbers(), "")
+
+
 @pytest.fixture
 def progress(tmp_path: Path) -> Path:
     """Progress of 250 steps by plain PyTorch."""
     folder = tmp_path / "progress"
     (folder / "step-00000250").mkdir(parents=True)
     (folder / "step-00000250" / "manifest.json").write_text("{}")
-    (folder / "fingerprint.json").write_text(json.dumps(phase().numbers()))
     return folder
 
 
 def test_progress_of_the_same_launch_goes_on(progress: Path) -> None:
     """Other values than the launch are not this check's: such progress is set aside."""
-    check_progress(progress, phase().numbers(), phase())
+    check_progress(progress, changed(phase()), phase())
     other = phase(learning_rate=1.0)
-    check_progress(progress, other.numbers(), other)
+    check_progress(progress, changed(other), other)
 
 
 def test_progress_of_another_launch_names_the_switch(progress: Path) -> None:
     """Each value that differs, as it was and as it is, and the command that goes on."""
     other = phase("zero2_offload", num_processes=2, mixed_precision="bf16")
-    assert refusal(check_progress, progress, other.numbers(), other) == (
+    assert refusal(check_progress, progress, changed(other), other) == (
         f"ERROR: {progress}: its 250 steps were trained under another launch than phase plain has "
         "now: engine torch, now deepspeed; ZeRO stage 0, now 2; optimizer offload none, now cpu; "
         "processes 1, now 2; precision no, now bf16\n"
-        "  Hint: `zerotrain switch cats --to zero2_offload` ends the phase at step 250, exports it "
-        "and goes on from there in a new phase, with nothing lost; to train this phase afresh "
-        f"instead, move {progress} away"
+        "  Hint: `zerotrain switch cats --to zero2_offload --num-processes 2 "
+        "--mixed-precision bf16` ends the phase at step 250, exports it "
+        "and continues from there in a new phase, with nothing lost; to train this phase from its "
+        f"start instead, move {progress} away"
     )
 
 
@@ -87,17 +92,17 @@ def test_a_phase_that_ended_early_is_trained_to_its_end(progress: Path) -> None:
     rule = {"early_stopping_patience": 2}
     write_finished(progress, 250, "no better", rule)
     early = phase("zero3", validation=rule)
-    text = refusal(check_progress, progress, early.numbers(), early)
+    text = refusal(check_progress, progress, changed(early), early)
     assert "the phase is trained to its end: write its former launch back" in text
     other = phase("zero3", validation=None)
-    assert "ends the phase at step 250" in refusal(check_progress, progress, other.numbers(), other)
+    assert "ends the phase at step 250" in refusal(check_progress, progress, changed(other), other)
 
 
 def test_nothing_saved_may_change_its_launch(progress: Path) -> None:
     """Without a checkpoint there is nothing to lose."""
     (progress / "step-00000250" / "manifest.json").unlink()
     other = phase("zero3")
-    check_progress(progress, other.numbers(), other)
+    check_progress(progress, changed(other), other)
 
 
 def test_a_state_of_adam_starts_any_phase(tmp_path: Path) -> None:
@@ -114,7 +119,7 @@ def test_slots_of_another_optimizer_are_refused_unless_allowed(tmp_path: Path) -
     )
     assert "write `allow: [moments]` into the phase plain" in text
     (said,) = check_start(found, phase(allow=["moments"]))
-    assert said.endswith("the optimizer would begin anew; allowed")
+    assert said.endswith("the optimizer state would be reset; allowed")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +145,7 @@ def test_each_optimizer_continues_its_own_slots(
         assert check_start(found, chosen) == []
     else:
         assert what in refusal(check_start, found, chosen)
-        assert len(check_start(found, replace(chosen, allow=["moments"]))) == 1
+        assert len(check_start(found, chosen.changed(allow=["moments"]))) == 1
 
 
 def test_an_optimizer_before_its_first_update_has_nothing_to_lose(tmp_path: Path) -> None:

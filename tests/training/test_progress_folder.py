@@ -1,9 +1,7 @@
-"""What is in a phase's progress is kept, set aside or taken back, and never lost."""
+"""Rolling checkpoints: the newest, those that stay, and what a kill leaves."""
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import subprocess
 from pathlib import Path
@@ -12,19 +10,23 @@ import pytest
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.training import progress_folder
-from zerotrain.training.lock import take
-from zerotrain.training.progress_folder import (
-    accept,
+from zerotrain.state.checkpoint import write_position
+from zerotrain.state.position import TrainerState
+from zerotrain.training.checkpointing import progress_folder
+from zerotrain.training.checkpointing.progress_folder import (
+    clear_leftovers,
     newest_step,
+    newest_whole,
     prune,
     saved_steps,
-    settle,
     step_folder,
 )
+from zerotrain.training.reporting.validation_history import BEST, FINISHED, best_step, finished_step
 
-FIRST = {"learning_rate": 1e-3, "code": "abc", "start": None}
-OTHER = {"learning_rate": 1e-4, "code": "abc", "start": None}
+POSITION = TrainerState(
+    run="r", phase="p", step=1, samples=4, optimizer="adamw", optimizer_step=1, param_groups=[],
+    lr_scheduler="constant", lr_scheduler_steps=9, rng={}, engine={},
+)  # fmt: skip
 
 
 def save(progress: Path, *steps: int, text: str = "") -> None:
@@ -36,7 +38,7 @@ def save(progress: Path, *steps: int, text: str = "") -> None:
 
 @pytest.fixture
 def progress(tmp_path: Path) -> Path:
-    """The folder of a phase's progress; settle makes it."""
+    """The folder of a phase's progress."""
     return tmp_path / "results" / "run" / "plain" / "progress"
 
 
@@ -77,7 +79,6 @@ def test_prune_keeps_what_was_just_saved(progress: Path) -> None:
 
 def test_prune_cut_short_leaves_no_half_checkpoint(progress: Path, monkeypatch) -> None:
     """What is being removed counts no more from the first moment; the next start clears it."""
-    settle(progress, FIRST)
     save(progress, 1, 2)
 
     def killed(path: Path) -> None:
@@ -88,170 +89,94 @@ def test_prune_cut_short_leaves_no_half_checkpoint(progress: Path, monkeypatch) 
         with pytest.raises(KeyboardInterrupt):
             prune(progress, 1, 2)
     assert saved_steps(progress) == [2]
-    assert step_folder(progress, 1).exists()
-    settle(progress, FIRST)
-    assert not step_folder(progress, 1).exists()
+    assert len(list(progress.iterdir())) == 2
+    assert clear_leftovers(progress) == []
+    assert list(progress.iterdir()) == [step_folder(progress, 2)]
 
 
-def test_settle_clears_a_dead_writers_draft(progress: Path) -> None:
+def save_with_records(progress: Path, *steps: int) -> None:
+    """Publish checkpoints that have a position and the records of a training."""
+    log = ""
+    for step in steps:
+        log += f'{{"step": {step}}}\n'
+        with artifact.publish(step_folder(progress, step), "checkpoint") as draft:
+            write_position(draft.folder, POSITION, {}, [], [])
+            (draft.folder / "records").mkdir()
+            for name, text in (("metrics.jsonl", log), ("pending.json", "{}\n")):
+                (draft.folder / "records" / name).write_text(text)
+    (progress / "metrics.jsonl").write_text(log + '{"step": 1')
+
+
+def test_damaged_records_cost_no_step(progress: Path, capsys) -> None:
+    """A log is restored from the one that has grown from it, anything else removed; the checkpoint
+    is a complete folder again, and the next start finds nothing."""
+    save_with_records(progress, 1, 2)
+    newest = step_folder(progress, 2)
+    log = newest / "records/metrics.jsonl"
+    before = log.read_bytes()
+    log.write_bytes(b"torn")
+    (newest / "records/pending.json").write_text("")
+    assert newest_whole(progress, 9) == newest
+    assert capsys.readouterr().err == (
+        f"{log}: damaged, restored from {progress}/metrics.jsonl\n"
+        f"{newest}/records/pending.json: damaged, removed; the next line of the log averages the "
+        "steps after this one\n"
+    )
+    assert log.read_bytes() == before
+    assert "records/pending.json" not in artifact.read(newest, "checkpoint").files
+    assert newest_whole(progress, 9) == newest
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("damage", ["position", "unlisted", "manifest"])
+def test_a_damaged_checkpoint_is_passed_over(progress: Path, capsys, damage: str) -> None:
+    """One line says what is wrong with it, and that the one before it is taken."""
+    save_with_records(progress, 1, 2)
+    newest = step_folder(progress, 2)
+    if damage == "position":
+        (newest / "checkpoint.json").write_text("{}")
+    elif damage == "unlisted":
+        (newest / "rank-00000-00000.safetensors").touch()
+    else:
+        (newest / "manifest.json").write_text('{"format": 1, "kind": "checkpoint"}')
+    assert newest_whole(progress, 9) == step_folder(progress, 1)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{newest}")
+    assert line.endswith("is taken and this one set aside as damaged-step-00000002")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "{}", '{"step": "six"}', '{"step": 3'])
+def test_a_damaged_note_of_a_step_says_nothing(progress: Path, text: str) -> None:
+    """best.json and finished.json follow from the records of checkpoints, which stay."""
+    progress.mkdir(parents=True)
+    for name in (BEST, FINISHED):
+        (progress / name).write_text(text)
+    assert best_step(progress) is None
+    assert finished_step(progress, {}, 9) is None
+
+
+def test_start_clears_a_dead_writers_draft(progress: Path) -> None:
     """A checkpoint that was being written at a kill takes no room for ever."""
     child = subprocess.Popen(["true"])
     child.wait()
-    settle(progress, FIRST)
     draft = progress / f".step-00000007.new-{child.pid}"
-    draft.mkdir()
+    draft.mkdir(parents=True)
     (draft / "rank-00000-00000.safetensors").write_text("half")
-    settle(progress, FIRST)
+    clear_leftovers(progress)
     assert not draft.exists()
 
 
-def test_equal_fingerprint_keeps_everything(progress: Path) -> None:
-    """A second start goes on where the first stopped."""
-    assert settle(progress, FIRST) is None
-    save(progress, 100)
-    (progress / "metrics.jsonl").write_text("log")
-    assert settle(progress, dict(FIRST)) is None
-    assert saved_steps(progress) == [100]
-    assert (progress / "metrics.jsonl").read_text() == "log"
-    assert not aside(progress)
-
-
-def test_other_fingerprint_sets_everything_aside(progress: Path) -> None:
-    """The keys that differ are named, and the command that takes it back; nothing is removed."""
-    settle(progress, FIRST)
-    save(progress, 100, text="first")
-    (progress / "metrics.jsonl").write_text("log")
-    (progress / "tensorboard").mkdir()
-    held = take(progress)
-    said = settle(progress, {**OTHER, "snr_gamma": 5.0})
-    assert said is not None
-    (stale,) = aside(progress)
-    assert str(stale) in said
-    assert "(differs in: learning_rate, snr_gamma); training starts afresh" in said
-    assert f"`zerotrain progress accept {progress.parent}` takes it back" in said
-    assert saved_steps(progress) == []
-    held.release()  # the lock stays where the training is
-    assert {path.name for path in stale.iterdir()} == {
-        "fingerprint.json",
-        "step-00000100",
-        "tensorboard",
-        "metrics.jsonl",
-    }
-    kept = artifact.read(step_folder(stale, 100), "checkpoint")
-    assert kept.path("rank-00000-00000.safetensors").read_text() == "first 100"
-    assert json.loads((progress / "fingerprint.json").read_text())["snr_gamma"] == 5.0
-
-
-def test_progress_without_a_fingerprint_is_set_aside(progress: Path) -> None:
-    """Of what is not known it cannot be said that it goes with anything."""
-    save(progress, 100)
-    assert "differs in: code, learning_rate, start" in (settle(progress, FIRST) or "")
-
-
-def test_a_key_that_is_gone_is_named(progress: Path) -> None:
-    """Also where its value said that there is nothing."""
-    settle(progress, FIRST)
-    save(progress, 100)
-    without = {key: value for key, value in FIRST.items() if key != "start"}
-    assert "differs in: start)" in (settle(progress, without) or "")
-
-
-def test_nothing_saved_is_nothing_to_set_aside(progress: Path) -> None:
-    """A training that never saved leaves no folder behind."""
-    settle(progress, FIRST)
-    assert settle(progress, OTHER) is None
-    assert not aside(progress)
-
-
-def test_several_are_set_aside_side_by_side(progress: Path) -> None:
-    """Going back and forth overwrites none of them."""
-    for fingerprint in (FIRST, OTHER, FIRST, OTHER):
-        settle(progress, fingerprint)
-        save(progress, 100)
-    assert len(aside(progress)) == 3
-    assert all(saved_steps(folder) == [100] for folder in aside(progress))
-
-
-def test_accept_takes_back_what_was_set_aside_last(progress: Path) -> None:
-    """What was there meanwhile is set aside in its place, and a next start keeps what was taken."""
-    settle(progress, FIRST)
-    save(progress, 100, text="first")
-    settle(progress, OTHER)
-    save(progress, 7, text="other")
-    (set_aside,) = aside(progress)
-    said = accept(progress.parent)
-    (kept,) = aside(progress)
-    assert said == (
-        f"{progress}: taken back from {set_aside.name}, goes on from step 100; what was there is "
-        f"kept as {kept}"
-    )
-    assert saved_steps(kept) == [7]
-    assert settle(progress, OTHER) is None
-    assert saved_steps(progress) == [100]
-    assert json.loads((progress / "fingerprint.json").read_text()) == OTHER
-    assert "training starts afresh" in (settle(progress, FIRST) or "")
-
-
-def test_a_full_disk_leaves_the_fingerprint_whole(progress: Path, monkeypatch) -> None:
-    """Each start writes it: half a fingerprint would end every later start. What was to be taken
-    back stays where it is, and the same call takes it back once there is room."""
-    plain = Path.write_text
-
-    def fill_up(path: Path, text: str, *rest: object, **options: object) -> int:
-        if "fingerprint" not in path.name:
-            return plain(path, text, *rest, **options)  # type: ignore[arg-type]
-        plain(path, text[:9])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    settle(progress, FIRST)
-    save(progress, 100)
-    for act in (
-        lambda: settle(progress, FIRST),
-        lambda: settle(progress, OTHER),
-        lambda: accept(progress.parent),
-    ):
-        monkeypatch.setattr(Path, "write_text", fill_up)
-        with pytest.raises(PipelineError, match=r"fingerprint\.json: cannot be written: No space"):
-            act()
-        monkeypatch.undo()
-    (stale,) = aside(progress)
-    assert saved_steps(stale) == [100]
-    assert json.loads((stale / "fingerprint.json").read_text()) == FIRST
-    assert settle(progress, OTHER) is None
-    assert accept(progress.parent).endswith("goes on from step 100")
-    assert settle(progress, OTHER) is None
-    assert saved_steps(progress) == [100]
-
-
-def test_accept_into_an_empty_progress(progress: Path) -> None:
-    """The usual case: the start that set it aside was stopped before it saved."""
-    settle(progress, FIRST)
-    save(progress, 100)
-    settle(progress, OTHER)
-    (progress / "metrics.jsonl").write_text("one line")
-    said = accept(progress.parent)
-    assert said.endswith("goes on from step 100")
-    assert aside(progress) == []
-    assert saved_steps(progress) == [100]
-    assert not (progress / "lock").exists()
-
-
-def test_accept_with_nothing_set_aside_is_refused(progress: Path) -> None:
-    """A mistyped phase is answered, and nothing is made for it."""
+def test_a_checkpoint_without_its_manifest_is_set_aside(progress: Path) -> None:
+    """It is no leftover of a removal; where it is the only one, nothing restarts in silence."""
+    save(progress, 1, 2)
+    (step_folder(progress, 2) / "manifest.json").unlink()
+    assert clear_leftovers(progress) == [
+        f"{step_folder(progress, 2)}: its manifest.json is missing; another checkpoint is taken "
+        "and this one set aside as damaged-step-00000002"
+    ]
+    assert (progress / "damaged-step-00000002/rank-00000-00000.safetensors").is_file()
+    (step_folder(progress, 1) / "manifest.json").unlink()
     with pytest.raises(PipelineError) as caught:
-        accept(progress.parent)
-    assert f"{progress.parent}: no progress was set aside" in str(caught.value)
-    assert "name the folder of a phase, results/RUN/PHASE" in str(caught.value)
-    assert not progress.parent.exists()
-
-
-def test_accept_during_a_training_is_refused(progress: Path) -> None:
-    """Nobody moves checkpoints away from under a training."""
-    settle(progress, FIRST)
-    save(progress, 100)
-    settle(progress, OTHER)
-    held = take(progress)
-    with pytest.raises(PipelineError, match="a training is running here already"):
-        accept(progress.parent)
-    assert len(aside(progress)) == 1
-    held.release()
+        clear_leftovers(progress)
+    assert "manifest.json is missing, and there is no other checkpoint" in caught.value.what
+    assert step_folder(progress, 1).is_dir()

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from tests.training.conftest import Training
 
 from zerotrain import artifact
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.training import progress_folder
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.checkpointing import progress_folder
 
 STEPS = 30
 PRESETS = ("torch", "zero2_offload")
@@ -58,6 +58,7 @@ def test_resume_same_seed_gives_the_same_bits(training, preset):
     assert training.hashes("a", 8) == training.hashes("b", 8)
 
 
+@pytest.mark.soak
 def test_resume_after_kill_ends_in_the_same_weights(training, undisturbed, preset):
     """kill -9 at random steps, then a start: it goes on from the newest complete checkpoint, and
     the last checkpoint equals that of a run that was never killed."""
@@ -75,7 +76,14 @@ def test_resume_after_kill_ends_in_the_same_weights(training, undisturbed, prese
     assert (losses, training.hashes("killed", STEPS)) == undisturbed(preset)
 
 
-@pytest.mark.parametrize("how", ["stop file", "SIGTERM", "SIGUSR1", "SIGINT"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "stop file",
+        "SIGTERM",
+        *(pytest.param(s, marks=pytest.mark.soak) for s in ("SIGUSR1", "SIGINT")),
+    ],
+)
 def test_resume_after_a_request_to_stop(training, undisturbed, how):
     """A request to stop writes a checkpoint after the step at hand and leaves code 85 behind; the
     next start ends in the bits of an undisturbed run."""

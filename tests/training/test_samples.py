@@ -22,11 +22,11 @@ from tests.training.inputs import PROMPTS, SIDE
 from tests.training.saving_trials import Log
 from tests.training.test_validation import SETTINGS
 
-from zerotrain.config import EvaluateConfig
-from zerotrain.decode_samples import undecoded
-from zerotrain.families import load_family
-from zerotrain.training.draws import IMAGE_SEEDS, generator
-from zerotrain.training.samples import LatentSampler
+from zerotrain.config.models import EvaluateConfig
+from zerotrain.data.draws import IMAGE_SEEDS, generator
+from zerotrain.models.families import load_family
+from zerotrain.training.reporting.decode_samples import undecoded
+from zerotrain.training.reporting.samples import LatentSampler
 
 GRID: dict[str, Any] = {
     **SETTINGS, "eval_steps": 2, "prompts": list(PROMPTS), "images_per_prompt": 2,
@@ -99,13 +99,13 @@ def test_what_decodes_ends_with_its_training(tmp_path):
     ("family", "preset", "processes"),
     [
         ("sdxl", "torch", 1),
-        ("sd3", "zero3", 2),
+        pytest.param("sd3", "zero3", 2, marks=pytest.mark.slow),
         ("qwen_image", "zero2_offload", 1),
         ("flux", "torch", 1),
-        pytest.param("sdxl", "zero3_offload", 1, marks=pytest.mark.slow),
-        pytest.param("sd3", "torch", 2, marks=pytest.mark.slow),
-        pytest.param("qwen_image", "zero3", 1, marks=pytest.mark.slow),
-        pytest.param("flux", "zero1", 2, marks=pytest.mark.slow),
+        pytest.param("sdxl", "zero3_offload", 1, marks=pytest.mark.soak),
+        pytest.param("sd3", "torch", 2, marks=pytest.mark.soak),
+        pytest.param("qwen_image", "zero3", 1, marks=pytest.mark.soak),
+        pytest.param("flux", "zero1", 2, marks=pytest.mark.soak),
     ],
 )
 def test_samples_are_those_of_the_saved_weights(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,17 +18,18 @@ from tests.training.saving_trials import SIZE, Engine, Log, made, phase, values
 from tests.training.test_validation import SETTINGS
 
 from zerotrain import artifact
+from zerotrain.artifact import publication
 from zerotrain.artifact.in_use import hold
-from zerotrain.checkpoint import Checkpoint, Fragment
 from zerotrain.errors import PipelineError
-from zerotrain.model_sizes import ModelSizes
-from zerotrain.position import EMA, MASTER
-from zerotrain.training import checkpoint_room, progress_folder, rank_writer, saving
+from zerotrain.models.sizes import ModelSizes
+from zerotrain.state.checkpoint import Checkpoint, Fragment
+from zerotrain.state.position import EMA, MASTER
+from zerotrain.training.checkpointing import checkpoint_room, progress_folder, rank_writer, saving
+from zerotrain.training.checkpointing.progress_folder import prune, saved_steps, step_folder
+from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.clock import Clock
-from zerotrain.training.progress_folder import prune, saved_steps, step_folder
-from zerotrain.training.saving import Saving
-from zerotrain.training.validation import Validation
-from zerotrain.training.validation_history import ValidationHistory, best_step
+from zerotrain.training.reporting.validation import Validation
+from zerotrain.training.reporting.validation_history import ValidationHistory, best_step
 
 
 def test_a_step_beside_the_writing_is_not_in_the_checkpoint(tmp_path: Path, gate) -> None:
@@ -86,21 +87,62 @@ def test_no_more_than_a_shard_is_copied(tmp_path: Path, gate, monkeypatch) -> No
     assert values(tmp_path / "p", 1) == {"a": 0.0, "b": 0.0, "c": 0.0}
 
 
-def test_an_engine_whose_buffers_are_reused_is_waited_for(tmp_path: Path) -> None:
-    """Each tensor lies in the memory of the one before: all is written before begin returns."""
+class Swapping(Engine):
+    """Each tensor lies in the memory of the one before."""
 
-    class Swapping(Engine):
-        steady = False
+    steady = False
 
-        def fragments(self) -> Iterator[Fragment]:
-            buffer = torch.empty(SIZE)
-            for number, name in enumerate(self.held):
-                yield Fragment(name, 0, {MASTER: buffer.fill_(number)})
+    def fragments(self) -> Iterator[Fragment]:
+        buffer = torch.empty(SIZE)
+        for number, name in enumerate(self.held):
+            yield Fragment(name, 0, {MASTER: buffer.fill_(number)})
 
-    with made(Swapping(), tmp_path / "p") as saved:
+
+def test_an_engine_whose_buffers_are_reused_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is written before begin returns; a thread hashes it beside the next steps, and the
+    checkpoint is not there before."""
+    gate = threading.Event()
+
+    def hashed(path: Path) -> str:
+        assert gate.wait(20)
+        return artifact.file_sha256(path)
+
+    monkeypatch.setattr(rank_writer, "file_sha256", hashed)
+    engine = Swapping()
+    with made(engine, tmp_path / "p") as saved:
         saved.begin(Clock(1, 4, 100))
+        assert saved.writing()
+        saved.settle(writing=True)  # it waits for nothing
+        engine.step()
+        assert saved_steps(tmp_path / "p") == []
+        gate.set()
+        saved.finish()
         assert not saved.writing()
         assert values(tmp_path / "p", 1) == {"a": 0.0, "b": 1.0, "c": 2.0}
+
+
+def test_each_process_hashes_what_it_has_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever publishes reads none of the tensors."""
+    read: list[str] = []
+
+    def counted(path: Path) -> str:
+        read.append(path.name)
+        return artifact.file_sha256(path)
+
+    monkeypatch.setattr(publication, "file_sha256", counted)
+    with made(Swapping(), tmp_path / "p") as saved:
+        saved.begin(Clock(1, 4, 100), wait=True)
+    assert read
+    assert not [name for name in read if name.endswith(".safetensors")]
+    artifact.read(step_folder(tmp_path / "p", 1), "checkpoint")
+    engine = Swapping()
+    for rank in (0, 1):
+        part = rank_writer.WrittenPart(tmp_path, rank, engine.fragments())
+        assert list(part.result().known) == [f"rank-{rank:05d}-00000.safetensors"]
 
 
 def test_the_known_hashes_are_those_of_the_files(tmp_path: Path) -> None:
@@ -110,6 +152,51 @@ def test_the_known_hashes_are_those_of_the_files(tmp_path: Path) -> None:
     found = artifact.read(step_folder(tmp_path / "p", 1), "checkpoint")
     name = "rank-00000-00000.safetensors"
     assert artifact.file_sha256(found.path(name)) == found.files[name]["sha256"]
+
+
+def _of_another_machine(size: int) -> rank_writer.Written:
+    """What rank 1 tells of a file of so many bytes."""
+    return rank_writer.Written(
+        known={"rank-00001-00000.safetensors": "0" * 64},
+        sizes={"rank-00001-00000.safetensors": size},
+        host="node-b",
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [(None, "is missing"), (b"x" * 7, "has 7 bytes"), (b"x" * 9, "has 9 bytes"), (b"x" * 8, "")],
+)
+def test_a_file_that_the_first_process_does_not_see_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: bytes | None, said: str
+) -> None:
+    """Each process names its files with their sizes; the checkpoint before it stays."""
+    monkeypatch.setattr(saving.ranks, "gather", lambda own: [own, _of_another_machine(8)])
+    name = "rank-00001-00000.safetensors"
+    with made(Engine(), tmp_path / "p") as saved:
+        saved.begin(Clock(1, 4, 100))
+        (draft,) = (tmp_path / "p").glob(".step-*")
+        if seen is not None:
+            (draft / name).write_bytes(seen)
+        if not said:
+            saved.finish()
+            found = artifact.read(step_folder(tmp_path / "p", 1), "checkpoint", verify=False)
+            assert found.files[name] == {"bytes": 8, "sha256": "0" * 64}
+            return
+        with pytest.raises(PipelineError) as error:
+            saved.finish()
+    assert f"{name}, which rank 1 on node-b wrote with 8 bytes, {said}" in error.value.what
+    assert "file system that all machines see" in str(error.value.hint)
+    assert list((tmp_path / "p").iterdir()) == []
+
+
+def test_each_process_tells_the_sizes_of_its_files(tmp_path: Path) -> None:
+    """Whether its tensors are written at once or by a thread."""
+    for rank, writer in enumerate((rank_writer.WrittenPart, rank_writer.RankWriter)):
+        told = writer(tmp_path, rank, Engine().fragments()).result()
+        (path,) = tmp_path.glob(f"rank-{rank:05d}-*")
+        assert told.sizes == {path.name: path.stat().st_size}
+        assert told.host == socket.gethostname()
 
 
 def test_an_error_of_the_loop_loses_no_checkpoint_that_has_begun(tmp_path: Path, gate) -> None:
@@ -322,7 +409,7 @@ def test_room_is_made_for_the_next_checkpoint(tmp_path: Path, disk) -> None:
         checkpoint_room.make_room(tmp_path, 5, 51)
     assert saved_steps(tmp_path) == [2, 4]
     assert "0.0 MB free, and the checkpoint of step 5 takes 0.0 MB" in str(caught.value)
-    assert "goes on from step 4" in caught.value.hint
+    assert "continues from step 4" in caught.value.hint
 
 
 def test_the_disk_is_compared_before_the_start(tmp_path: Path, disk) -> None:
@@ -331,20 +418,20 @@ def test_the_disk_is_compared_before_the_start(tmp_path: Path, disk) -> None:
     sizes = ModelSizes(2, 2, 1, "", 1, 1)  # of 2 trained parameters: 24 bytes with Adam's moments
     adam = phase(optimizer="adamw", save_every=10, keep=3)
     assert checkpoint_room.forecast(adam, sizes) == 24
-    assert checkpoint_room.forecast(replace(adam, use_ema=True), sizes) == 32
+    assert checkpoint_room.forecast(adam.changed(use_ema=True), sizes) == 32
     disk.bytes = 3 * 24 + 24 + 8
     assert checkpoint_room.check_room(tmp_path, adam, sizes) == []
     disk.bytes = 95
     kept, _ = checkpoint_room.check_room(tmp_path, adam, sizes)
     assert "all that are to be kept need 0.0 MB: the oldest will be removed" in kept
-    assert checkpoint_room.check_room(tmp_path, replace(adam, keep=2), sizes) == []
-    assert checkpoint_room.check_room(tmp_path, replace(adam, keep=2, keep_every=50), sizes)
+    assert checkpoint_room.check_room(tmp_path, adam.changed(keep=2), sizes) == []
+    assert checkpoint_room.check_room(tmp_path, adam.changed(keep=2, keep_every=50), sizes)
     disk.bytes = 48
     assert checkpoint_room.check_room(tmp_path, adam, sizes)
     disk.bytes = 47
     with pytest.raises(PipelineError, match="since the one before stays until"):
         checkpoint_room.check_room(tmp_path, adam, sizes)
-    once = replace(adam, save_every=100)
+    once = adam.changed(save_every=100)
     [export] = checkpoint_room.check_room(tmp_path, once, sizes)
     assert "its export takes up to" in export
     save(tmp_path, 10, size=23)
@@ -369,7 +456,7 @@ def test_the_export_is_counted_before_the_start(
         "float32), and its checkpoints leave 0.6 MB: export_weights would stop at a full disk "
         "after step 100; free 0.1 MB until then, or lower keep. The training is not lost by it"
     )
-    lora = replace(adam, lora={"rank": 1})
+    lora = adam.changed(lora={"rank": 1})
     assert checkpoint_room.check_room(tmp_path, lora, sizes) == []
     monkeypatch.setattr(checkpoint_room, "share_disk", lambda *_: False)
     assert checkpoint_room.check_room(tmp_path, adam, sizes) == []
@@ -383,7 +470,7 @@ def test_a_restart_goes_on_where_the_training_would_have(tmp_path: Path, disk) -
     disk.bytes = 3 * 24 + 10
     assert checkpoint_room.check_room(tmp_path, adam, sizes)
     with pytest.raises(PipelineError, match="are needed, since"):
-        checkpoint_room.check_room(tmp_path, replace(adam, keep_every=10), sizes)
+        checkpoint_room.check_room(tmp_path, adam.changed(keep_every=10), sizes)
     for step in (10, 20):
         shutil.rmtree(step_folder(tmp_path, step))
     disk.bytes = 24 + 23
@@ -396,8 +483,8 @@ def test_the_forecast_counts_what_stays(tmp_path: Path, disk) -> None:
     kept for good already gives no room back."""
     sizes = ModelSizes(2, 2, 1, "", 1, 1)
     adam = phase(optimizer="adamw", save_every=10, keep=2, keep_every=50)
-    measured = replace(adam, validation=SETTINGS)
-    assert checkpoint_room.most_checkpoints(replace(adam, keep_every=None), 0) == 3
+    measured = adam.changed(validation=SETTINGS)
+    assert checkpoint_room.most_checkpoints(adam.changed(keep_every=None), 0) == 3
     assert [checkpoint_room.most_checkpoints(adam, begun) for begun in (0, 50, 100)] == [5, 4, 3]
     assert checkpoint_room.most_checkpoints(measured, 0) == 6
     save(tmp_path, 50, size=24)
@@ -416,7 +503,7 @@ def test_a_disk_that_is_low_already_is_refused(tmp_path: Path, disk) -> None:
     disk.bytes = 99
     with pytest.raises(PipelineError, match="less than disk_low_threshold") as caught:
         checkpoint_room.check_low(tmp_path, low)
-    assert "the same command goes on from the phase's start" in caught.value.hint
+    assert "the same command continues from the phase's start" in caught.value.hint
 
 
 def test_what_a_published_checkpoint_shares_gives_nothing_back(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from zerotrain.config import parse_config
 from zerotrain.config.lr_scheduler_args import ARGUMENTS, OWN_KEYS
-from zerotrain.evaluation.learning_rate_curve import short
+from zerotrain.config.read import parse_config
+from zerotrain.evaluation.curves import format_learning_rate
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import resolve_phase
-from zerotrain.training.schedule import learning_rate, momentum
+from zerotrain.launch.schedule import learning_rate, momentum
 
 PAGE, PICTURE = Path("docs/schedules.md"), Path("docs/images/schedules.png")
 BEGIN, END = "<!-- arguments: generated -->", "<!-- arguments: end -->"
@@ -29,6 +29,10 @@ PANELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cosine": ("cosine", {}),
     "cosine_with_restarts": ("cosine_with_restarts", {"num_cycles": 3}),
     "polynomial": ("polynomial", {"power": 2}),
+    "inverse_sqrt": ("inverse_sqrt", {}),
+    "cosine_with_min_lr": ("cosine_with_min_lr", {"min_lr_rate": 0.1}),
+    "warmup_stable_decay": ("warmup_stable_decay", {"num_decay_steps": 300}),
+    "sine": ("sine", {"half_period_steps": 300, "lr_end": 0}),
     "WarmupLR": ("WarmupLR", {}),
     "WarmupLR, linear": ("WarmupLR", {"warmup_type": "linear"}),
     "WarmupDecayLR": ("WarmupDecayLR", {}),
@@ -37,13 +41,15 @@ PANELS: dict[str, tuple[str, dict[str, Any]]] = {
     "OneCycle: beta1": ("OneCycle", CYCLE),
     "LRRangeTest": ("LRRangeTest", {"lr_range_test_step_size": 250}),
 }
+LIKE_ANOTHER = {"constant_with_warmup", "cosine_warmup_with_min_lr"}
+"""Schedules that would look like another in the picture."""
 
 
 def curve(title: str) -> list[float]:
     """The rates of a panel, or its betas."""
     name, args = PANELS[title]
     train = {"lr_scheduler": name, "lr_scheduler_args": args, "learning_rate": 1e-4}
-    if name not in ("OneCycle", "LRRangeTest"):
+    if name not in ("OneCycle", "LRRangeTest", "sine"):
         train["lr_warmup_steps"] = 100
     raw = {
         "run": "flowers", "base": "nano", "data": {"images": "photos"},
@@ -51,7 +57,7 @@ def curve(title: str) -> list[float]:
     }  # fmt: skip
     phase = resolve_phase(parse_config(raw, "c"), "a", Preset("torch", "torch", {}), 100)
     found = momentum if title.endswith("beta1") else learning_rate
-    return [float(found(phase, step, STEPS) or 0) for step in range(STEPS)]
+    return [float(found(phase.train, step, STEPS) or 0) for step in range(STEPS)]
 
 
 def digest() -> str:
@@ -65,9 +71,9 @@ def draw(path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 6), dpi=100, layout="constrained")
+    figure = Figure(figsize=(10, 8), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, title in zip(figure.subplots(3, 4, sharex=True).flat, PANELS, strict=True):
+    for axes, title in zip(figure.subplots(4, 4, sharex=True).flat, PANELS, strict=True):
         values = curve(title)
         axes.plot(range(1, STEPS + 1), values, color="#1f4e8c", linewidth=1.5)
         axes.set_title(title, fontsize=10)
@@ -76,7 +82,9 @@ def draw(path: Path) -> None:
         axes.set_ylim(bottom=low)
         axes.set_xticks([0, STEPS // 2, STEPS])
         axes.set_yticks([low, max(values)])
-        axes.yaxis.set_major_formatter(lambda number, _: short(float(f"{number:.2g}")))
+        axes.yaxis.set_major_formatter(
+            lambda number, _: format_learning_rate(float(f"{number:.2g}"))
+        )
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Software": None, "Description": digest()})
@@ -111,4 +119,4 @@ def test_every_schedule_is_in_the_table_of_curves_and_in_the_picture() -> None:
     curves = PAGE.read_text().partition("## The curves")[2].partition("## Arguments")[0]
     for name in ARGUMENTS:
         assert f"`{name}`" in curves
-    assert {name for name, _ in PANELS.values()} == ARGUMENTS.keys() - {"constant_with_warmup"}
+    assert {name for name, _ in PANELS.values()} == ARGUMENTS.keys() - LIKE_ANOTHER

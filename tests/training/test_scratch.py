@@ -14,8 +14,8 @@ from tests.training.test_train_phase import phase as phase
 
 from zerotrain import artifact
 from zerotrain.machine import disk
-from zerotrain.training import scratch
-from zerotrain.training.scratch import COPY, LOCK, copy_of_cache
+from zerotrain.training.process import scratch
+from zerotrain.training.process.scratch import COPY, LOCK, copy_of_cache
 
 
 def publish(folder: Path, text: str) -> Path:

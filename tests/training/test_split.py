@@ -14,10 +14,13 @@ from tests.families.conftest import pictures
 from tests.training.conftest import Training
 
 from zerotrain import artifact
-from zerotrain.base import in_part
-from zerotrain.config import RunConfig, TrainConfig, parse_config
-from zerotrain.families import FAMILIES, LANGUAGE_MODELS, load_family
-from zerotrain.families import nano as nano_parts
+from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
+from zerotrain.config.read import parse_config
+from zerotrain.config.run import RunConfig
+from zerotrain.config.training import TrainConfig
+from zerotrain.models.base import in_part
+from zerotrain.models.families import load_family
+from zerotrain.models.families import nano as nano_parts
 from zerotrain.stages.build_base import build_base
 from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,21 +11,23 @@ import torch
 from safetensors.torch import load_file
 from tests.training.conftest import tiny_phase
 
-from zerotrain import optimizers
+from zerotrain.config import optimizers
 from zerotrain.machine.host import gib
-from zerotrain.position import EMA, MASTER
-from zerotrain.training.checkpoint_room import checkpoint_bytes
-from zerotrain.training.start_lines import counted, start_lines
+from zerotrain.models.quantized_linear import quantize_linear_layers
+from zerotrain.state.position import EMA, MASTER
+from zerotrain.training.checkpointing.checkpoint_room import checkpoint_bytes
+from zerotrain.training.process.start_lines import counted, start_details, start_lines
 
 
 def lines(tmp_path: Path, model: torch.nn.Module, **changes: Any) -> list[str]:
-    """The lines of an engine that trains what requires a gradient."""
-    phase = replace(tiny_phase("a", "torch", 100), **changes)
+    """The terminal's lines of an engine that trains what requires a gradient, then the log's."""
+    phase = tiny_phase("a", "torch", 100).changed(**changes)
     shapes = {n: list(p.shape) for n, p in model.named_parameters() if p.requires_grad}
     engine: Any = SimpleNamespace(
-        shapes=shapes, world_size=phase.num_processes, device=torch.device("cpu")
+        shapes=shapes, world_size=phase.launch.num_processes, device=torch.device("cpu")
     )
-    return start_lines(model, engine, phase, 10, tmp_path)
+    shown = start_lines(model, engine, phase, 10, tmp_path)
+    return [*shown, "log:", *start_details(engine, phase, 10, tmp_path)]
 
 
 def test_the_lines_say_what_is_trained_on_what_and_what_is_saved(tmp_path) -> None:
@@ -34,8 +35,8 @@ def test_the_lines_say_what_is_trained_on_what_and_what_is_saved(tmp_path) -> No
     said = lines(tmp_path, torch.nn.Linear(1023, 1000))
     assert said[:3] == [
         "torch on cpu, steps 10 to 100, global batch 4",
-        "trains all 1.02 M parameters",
-        "360 samples: 15 epochs of 24",
+        "trains all 1.02 M parameters on 360 samples: 15 epochs of 24",
+        "log:",
     ]
     # 1,024,000 weights and two moments of 4 bytes; the steps 10 to 100 save once
     assert said[3].startswith("saves 11.7 MiB every 100 steps and keeps 2: up to 11.7 MiB of the ")
@@ -48,10 +49,12 @@ def test_the_lines_say_what_is_trained_on_what_and_what_is_saved(tmp_path) -> No
 def test_a_disk_that_is_too_small_is_not_called_large_enough(tmp_path, monkeypatch) -> None:
     """Three checkpoints while the third is written; what happens where they do not fit is said."""
     monkeypatch.setattr(
-        "zerotrain.training.start_lines.shutil.disk_usage", lambda _: SimpleNamespace(free=24 << 20)
+        "zerotrain.training.process.start_lines.shutil.disk_usage",
+        lambda _: SimpleNamespace(free=24 << 20),
     )
     said = lines(tmp_path, torch.nn.Linear(1023, 1000), save_every=10)
-    assert said[3] == (
+    assert said[3] == "log:"
+    assert said[2] == (
         "saves 11.7 MiB every 10 steps and keeps 2: up to 35.2 MiB, more than the 24.0 MiB "
         f"that are free in {tmp_path}: the oldest are removed before their time"
     )
@@ -74,7 +77,17 @@ def test_an_adapter_is_named_as_a_share_of_all(tmp_path) -> None:
     assert said[0] == (
         "torch on 2 processes, steps 10 to 100, global batch 4 (1 x 2 accumulated x 2 processes)"
     )
-    assert said[1] == "trains 10 k of 1.01 M parameters (0.99%)"
+    assert said[1] == "trains 10 k of 1.01 M parameters (0.99%) on 360 samples: 15 epochs of 24"
+
+
+def test_quantized_layers_count_as_parameters(tmp_path) -> None:
+    """And the line says how many there are and what they take."""
+    model = torch.nn.Sequential(torch.nn.Linear(999, 1000), torch.nn.Linear(1000, 10, bias=False))
+    model[0].requires_grad_(False)
+    quantize_linear_layers(model, "nf4", ["1"])
+    said = lines(tmp_path, model)
+    begin = "trains 10 k of 1.01 M parameters (0.99%), 1 frozen layers in nf4 (0.5 MiB) on"
+    assert said[1].startswith(begin), said[1]
 
 
 def test_what_auto_has_planned_is_repeated(tmp_path) -> None:
@@ -105,14 +118,14 @@ def test_the_size_of_a_checkpoint_is_known_before_it_is_written(training, optimi
     files = (training.progress("a") / "step-00000002").glob("*.safetensors")
     written = sum(tensor.nbytes for path in files for tensor in load_file(path).values())
     model = training_model(training)
-    slots = [MASTER, *optimizers.slots(phase.optimizer, {}), *([EMA] if averaged else [])]
+    slots = [MASTER, *optimizers.slots(phase.train.optimizer, {}), *([EMA] if averaged else [])]
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    assert checkpoint_bytes(shapes, slots, phase.optimizer) == written
+    assert checkpoint_bytes(shapes, slots, phase.train.optimizer) == written
 
 
 def training_model(training: Any) -> torch.nn.Module:
     """The U-Net that the training trains."""
-    from zerotrain.families import load_family
+    from zerotrain.models.families import load_family
 
     return load_family("sdxl").load_model(training.base)
 

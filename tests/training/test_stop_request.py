@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.supervise import HEARD, SAME_SECONDS
-from zerotrain.training import lock, stop_request
-from zerotrain.training.stop_request import StopRequest
+from zerotrain.machine.child_process import SAME_SECONDS, STOP_SIGNALS
+from zerotrain.training.process import lock, stop_request
+from zerotrain.training.process.stop_request import StopRequest
 
 
 class Ended(Exception):
@@ -27,13 +27,13 @@ def _unheard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise Ended(code)
 
     monkeypatch.setattr(stop_request.os, "_exit", end)
-    before = {number: signal.getsignal(number) for number in HEARD}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, former in before.items():
         signal.signal(number, former)
 
 
-@pytest.mark.parametrize("number", HEARD)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_is_a_request(tmp_path: Path, number: signal.Signals) -> None:
     """As is the file."""
     stop = StopRequest(tmp_path)

@@ -16,15 +16,16 @@ from typing import Any
 import pytest
 from tests.training.test_nvme_check import a_phase
 
-from zerotrain import artifact, compiled_ops
+from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
 from zerotrain.launch.run_yaml import write_run_yaml
-from zerotrain.machine import disk
-from zerotrain.training import machine_folders, nvme_check
-from zerotrain.training.ending import read_left
-from zerotrain.training.holder import Holder, this_process
-from zerotrain.training.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder, swaps
+from zerotrain.machine import compiled_ops, disk
+from zerotrain.machine.liveness import hold
+from zerotrain.training.process import machine_folders, nvme_check
+from zerotrain.training.process.ending import read_left
+from zerotrain.training.process.holder import Holder, this_process
+from zerotrain.training.process.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder
 
 
 def left_by(disk: Path, name: str, holder: Holder | None) -> Path:
@@ -105,6 +106,19 @@ def test_another_hosts_folder_is_untouched(tmp_path: Path, dead: Holder) -> None
     folder = left_by(tmp_path, "zerotrain-a-b-x1", replace(dead, host="elsewhere"))
     assert clear_dead(tmp_path) == []
     assert folder.exists()
+
+
+def test_folder_of_another_container_is_cleared_when_nobody_holds_it(
+    tmp_path: Path, dead: Holder
+) -> None:
+    """Its pid says nothing here; the lock on its owner's file does, as the disk is local."""
+    twin = replace(dead, pid_namespace=dead.pid_namespace + 1)
+    folder = left_by(tmp_path, "zerotrain-a-b-x1", twin)
+    with hold(folder / OWNER):
+        assert clear_dead(tmp_path) == []
+        assert folder.exists()
+    assert len(clear_dead(tmp_path)) == 1
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[1]", '{"host": "x"}'])
@@ -212,26 +226,32 @@ def test_space_is_counted_in_the_base_models_files(base: Artifact, tmp_path: Pat
     everything = sum(sizes.values())
     phase = a_phase(tmp_path)
     assert needed_bytes(phase, base) == 18 * everything
-    assert needed_bytes(replace(phase, mixed_precision="no"), base) == 20 * everything
+    assert needed_bytes(phase.changed(mixed_precision="no"), base) == 20 * everything
     frozen = sum(size for name, size in sizes.items() if "down_blocks" in name)
-    part = replace(phase, frozen_parameters=["down_blocks"])
+    part = phase.changed(frozen_parameters=["down_blocks"])
     assert needed_bytes(part, base) == 18 * everything - 16 * frozen
-    assert needed_bytes(replace(phase, offload_param="cpu"), base) == 16 * everything
-    assert not swaps(replace(phase, offload_param="cpu", offload_optimizer="cpu"))
+    assert needed_bytes(phase.changed(offload_param="cpu"), base) == 16 * everything
+    on_host = phase.changed(offload_param="cpu", offload_optimizer="cpu")
+    assert not on_host.swaps
+    assert needed_bytes(on_host, base, "cpu") == 20 * everything
+    on_host = on_host.changed(offload_param="none")
+    assert needed_bytes(on_host, base, "cpu") == 18 * everything
+    smaller = on_host.changed(bf16_optimizer_states=True)
+    assert needed_bytes(smaller, base, "cpu") == 14 * everything
 
 
 def test_space_of_an_adapter_is_the_adapters(base: Artifact, tmp_path: Path) -> None:
     """Counted as peft would make it."""
     from diffusers import UNet2DConditionModel
 
-    from zerotrain.families.lora import add_adapter
+    from zerotrain.models.families.lora import add_adapter
 
     lora = {"rank": 3, "alpha": 3.0, "dropout": 0.0, "target_modules": ["to_k", "conv1"]}
     model = UNet2DConditionModel.from_pretrained(base.folder / "unet")
     everything = sum(parameter.numel() for parameter in model.parameters())
     add_adapter(model, seed=0, **lora)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    phase = replace(a_phase(tmp_path), lora=lora)
+    phase = a_phase(tmp_path).changed(lora=lora)
     assert needed_bytes(phase, base) == 16 * trained + 2 * (everything + trained)
 
 
@@ -248,7 +268,7 @@ def test_the_stage_gives_the_ranks_their_folder(
         assert asked == ["op", "check"]
     assert list(tmp_path.iterdir()) == []
     assert "it is right" in capfd.readouterr().err
-    in_memory = replace(phase, offload_optimizer="cpu", offload_param="cpu")
+    in_memory = phase.changed(offload_optimizer="cpu", offload_param="cpu")
     with machine_folders.swap_words(in_memory, tmp_path, inputs / "base") as words:
         assert words == []
 
@@ -261,7 +281,7 @@ def test_each_machine_has_a_folder_and_room_for_its_share(
     monkeypatch.setattr(disk, "check_space", lambda *words: asked.append(words[2]))
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: None)
     monkeypatch.setattr(nvme_check, "check", lambda *_: None)
-    phase = replace(a_phase(tmp_path), machines=2, num_processes=4)
+    phase = a_phase(tmp_path).changed(machines=2, num_processes=4)
     first, second, alone = (
         machine_folders.swap_words(phase, tmp_path, inputs / "base", machines)
         for machines in (2, 2, 1)
@@ -278,7 +298,7 @@ def test_the_folder_of_a_job_is_found_on_its_machine(
 ) -> None:
     """What stands below a variable is made there, where the variable's folder is; nothing else."""
     monkeypatch.setenv("JOB_DISK", str(tmp_path))
-    phase = replace(a_phase(tmp_path), offload_path="${JOB_DISK}/a/swap")
+    phase = a_phase(tmp_path).changed(offload_path="${JOB_DISK}/a/swap")
     with swap_folder(phase, 0) as (folder, _):
         assert folder.parent == tmp_path / "a" / "swap"
     monkeypatch.setenv("JOB_DISK", str(tmp_path / "away"))
@@ -294,10 +314,10 @@ def test_a_machine_that_cannot_swap_is_answered_by_its_launcher(
     inputs: Path, tmp_path: Path
 ) -> None:
     """In progress/, where the stage reads it: the launcher may be on another machine."""
-    away = replace(a_phase(tmp_path), offload_path="$NOWHERE/swap", engine="torch")
+    away = a_phase(tmp_path).changed(offload_path="$NOWHERE/swap", engine="torch")
     write_run_yaml(away, tmp_path / "run.yaml")
     words = [
-        *(sys.executable, "-m", "zerotrain.training.launcher", str(tmp_path)),
+        *(sys.executable, "-m", "zerotrain.training.process.launcher", str(tmp_path)),
         *("--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no"),
         *("--dynamo_backend", "no", "--module", "zerotrain.training.rank"),
         *("--launch", str(tmp_path), "--base", str(inputs / "base"), "--cache", str(tmp_path)),

@@ -24,16 +24,17 @@ from tests.training.matrix import (
     covering,
     deviation,
     export_state,
-    follows,
     fp32_pairs,
+    ring,
     sampled,
 )
 from tests.training.test_resume import wait_for_step
 
 from zerotrain import artifact
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.state import State, write_state
-from zerotrain.training import progress_folder
+from zerotrain.config.relaunch import share_batch
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.state.state import State, write_state
+from zerotrain.training.checkpointing import progress_folder
 
 STEPS, SWITCH = 14, 7
 
@@ -49,7 +50,7 @@ def matrix(tmp_path_factory, inputs, server, request) -> Iterator[Matrix]:
 
 
 def _cases() -> list[Any]:
-    quick = [switch for switch in fp32_pairs() if not follows(switch)] + sampled()
+    quick = [*ring(), *sampled()]
 
     def marks(switch: Switch) -> Any:
         if switch in quick:
@@ -86,7 +87,9 @@ def drop_moments(state: Path) -> None:
         save_file({name: torch.zeros_like(t) for name, t in load_file(file).items()}, file)
 
 
-@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    "precision", ["no", *(pytest.param(p, marks=pytest.mark.soak) for p in ("bf16", "fp16"))]
+)
 def test_switch_without_moments_would_be_noticed(matrix, precision):
     """Weights alone are not enough: a switch that the bound of its pair lets pass is far beyond it
     once the moments are dropped; in fp32 beyond 1e-3, too."""
@@ -124,7 +127,7 @@ def test_switch_state_is_the_same_from_every_engine(matrix, preset):
     state, torchs = State(matrix.state(Setup(preset))), State(matrix.state(Setup("torch")))
     if preset in EXACT:
         assert matrix.whole(Setup(preset)) == matrix.whole(Setup("torch"))
-    one, other = (replace(s.position, phase="", engine={}) for s in (state, torchs))
+    one, other = (replace(s.position, phase="", engine={}, ran_on={}) for s in (state, torchs))
     assert one == other
     unet = load_file(matrix.training.base / "unet" / "diffusion_pytorch_model.safetensors")
     left_out = ("time_embedding.linear_1.", "mid_block.resnets.1.conv1.weight")
@@ -161,27 +164,50 @@ def test_switch_chain_of_five_ends_as_close_as_one(training):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "precision", "bound"), [(1, "no", 1e-5), (1, "bf16", ROUNDED["bf16"])]
+)
+def test_a_switch_to_fewer_processes_keeps_the_micro_batch(training, processes, precision, bound):
+    """Two ranks of one sample each become one that accumulates; the samples of each step, and so
+    the losses, are those of the run that kept its two."""
+    shape = {"global_batch_size": 4, "num_processes": 2, "save_every": SWITCH, "keep": 9}
+    whole = training.run("whole", "zero2", STEPS, gradient_accumulation_steps=2, **shape)
+    rolling = training.progress("whole") / f"step-{SWITCH:08d}"
+    state = export_state(rolling, training.folder / "state")
+    shape["num_processes"] = processes
+    shape["gradient_accumulation_steps"] = share_batch(4, processes, 1)
+    losses = training.run("fewer", "zero2", STEPS, state=state, mixed_precision=precision, **shape)
+    position = Checkpoint(training.progress("fewer") / f"step-{STEPS:08d}").position
+    assert (position.samples, position.optimizer_step) == (4 * STEPS, STEPS)
+    assert position.engine["gradient_accumulation_steps"] == 4
+    assert losses[:SWITCH] == whole[:SWITCH]
+    apart = deviation(losses, whole)
+    print(f"2 processes to {processes}, {precision}: largest relative deviation {apart:.1e}")
+    assert apart <= bound
+
+
+@pytest.mark.slow
 def test_switch_of_a_killed_phase_repeats_nothing_that_was_saved(training):
-    """A phase of 800 steps, killed at 300 and switched: it ends as the uninterrupted one, and no
+    """A phase of 240 steps, killed at 90 and switched: it ends as the uninterrupted one, and no
     step before the last complete checkpoint is trained twice."""
-    shape = {"save_every": 100, "lr_scheduler_steps": 800, "keep": 20}
-    whole = training.run("whole", "torch", 800, **shape)
-    training.phase("cut", "torch", 800, **shape)
+    shape = {"save_every": 30, "lr_scheduler_steps": 240, "keep": 20}
+    whole = training.run("whole", "torch", 240, **shape)
+    training.phase("cut", "torch", 240, **shape)
     process = training.start("cut")
-    wait_for_step(training, "cut", 300)
+    wait_for_step(training, "cut", 90)
     process.kill()
     process.join()
-    step = progress_folder.newest_step(training.progress("cut"), 800)
-    assert 200 <= step < 800  # the log may be ahead of a save, and the kill behind the log
+    step = progress_folder.newest_step(training.progress("cut"), 240)
+    assert 60 <= step < 240  # the log may be ahead of a save, and the kill behind the log
     rolling = progress_folder.step_folder(training.progress("cut"), step)
     state = export_state(rolling, training.folder / "state")
-    losses = training.run("goes on", "zero2_offload", 800, state=state, **shape)
-    lines = training.log("goes on")
-    assert [line["step"] for line in lines] == list(range(1, 801))
-    assert [line["phase"] for line in lines] == ["cut"] * step + ["goes on"] * (800 - step)
+    losses = training.run("continued", "zero2_offload", 240, state=state, **shape)
+    lines = training.log("continued")
+    assert [line["step"] for line in lines] == list(range(1, 241))
+    assert [line["phase"] for line in lines] == ["cut"] * step + ["continued"] * (240 - step)
     assert losses[:step] == whole[:step]
     apart = deviation(losses, whole)
-    print(f"killed at {step} of 800 and switched: largest relative deviation {apart:.1e}")
+    print(f"killed at {step} of 240 and switched: largest relative deviation {apart:.1e}")
     assert apart <= 1e-6
 
 
@@ -221,8 +247,16 @@ def without_moments(tmp_path_factory, inputs, server) -> tuple[list[float], Path
     return whole, alone.folder / "weights"
 
 
-@pytest.mark.parametrize("preset", ["torch", "zero2", "zero3"])
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "preset"),
+    [
+        *(("no", "torch"), ("no", "zero3"), ("bf16", "zero2")),
+        *(
+            pytest.param(*case, marks=pytest.mark.soak)
+            for case in (("no", "zero2"), ("bf16", "torch"), ("bf16", "zero3"))
+        ),
+    ],
+)
 def test_switch_with_allowed_loss_begins_the_optimizer_anew(
     training, without_moments, preset, precision
 ):

@@ -13,11 +13,12 @@ from tests.training.inputs import COUNT, LORA, SIDE
 from tests.training.matrix import deviation
 
 from zerotrain.cache import read_cache, stacked
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.config import TrainConfig
-from zerotrain.export import WeightsTarget, export
-from zerotrain.families import load_family
-from zerotrain.training import progress_folder
+from zerotrain.config.training import TrainConfig
+from zerotrain.export.export import export
+from zerotrain.export.target import WeightsTarget
+from zerotrain.models.families import load_family
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.checkpointing import progress_folder
 
 FAMILIES = ("sdxl", "sd3", "flux", "qwen_image")
 CHAIN = ("torch", "zero2_offload", "zero3_offload")

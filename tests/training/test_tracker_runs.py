@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,8 +12,8 @@ import pytest
 from accelerate import tracking
 from tests.training.conftest import tiny_phase
 
-from zerotrain.tracker_names import MODULES, TENSORBOARD
-from zerotrain.training.tracker_runs import OPEN, RUN, hyperparameters
+from zerotrain.config.trackers import MODULES, TENSORBOARD
+from zerotrain.training.reporting.tracker_runs import OPEN, RUN, hyperparameters
 
 CALLS = {
     "wandb.init": "entity project dir id name notes tags config config_exclude_keys "
@@ -94,7 +93,7 @@ class Library(ModuleType):
 
 def phase(name: str, **changes: Any) -> Any:
     own = {"tracker_project_name": "cats", "tracker_run_name": "first"}
-    return replace(tiny_phase("a", "torch", 20), report_to=[name], **own, **changes)
+    return tiny_phase("a", "torch", 20).changed(report_to=[name], **own, **changes)
 
 
 def start(name: str, library: Library, folder: Any, run: str | None) -> tuple[Any, str]:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,11 +16,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.training.conftest import tiny_phase
 
-from zerotrain.tracker_names import TENSORBOARD, installed
-from zerotrain.training import trackers
-from zerotrain.training.progress_folder import LOG
-from zerotrain.training.tracker_runs import hyperparameters
-from zerotrain.training.trackers import open_trackers, points_of
+from zerotrain.config.trackers import TENSORBOARD, is_installed
+from zerotrain.training.reporting import trackers
+from zerotrain.training.reporting.files import LOG
+from zerotrain.training.reporting.tracker_runs import hyperparameters
+from zerotrain.training.reporting.trackers import open_trackers, points_of
 
 
 class FakeWandb(ModuleType):
@@ -57,7 +56,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
 
 
 def phase(*names: str, **changes: Any) -> Any:
-    return replace(tiny_phase("a", "torch", 20), report_to=list(names), **changes)
+    return tiny_phase("a", "torch", 20).changed(report_to=list(names), **changes)
 
 
 def write_log(progress: Path, lines: list[tuple[int, dict[str, float]]]) -> None:
@@ -113,8 +112,8 @@ def test_a_tracker_that_fails_is_said_once_and_takes_later_points(tmp_path, wand
     assert [step for step, _ in wandb.points] == [1, 4, 5]
     [sentence] = said
     assert sentence == (
-        "a: tracker wandb has failed at step 2: ConnectionError: no route to host; training goes "
-        "on, and metrics.jsonl has everything"
+        "a: tracker wandb has failed at step 2: ConnectionError: no route to host; training "
+        "continues, and metrics.jsonl has everything"
     )
     assert [step for step, _ in board(tmp_path, "train/loss")] == [1, 2, 3, 4, 5]
 
@@ -257,7 +256,7 @@ print(json.dumps(report(Path(sys.argv[1]), int(sys.argv[3]), int(sys.argv[4]), s
 def test_real_trackers_work_offline(tmp_path, name) -> None:
     """The libraries themselves, where they are installed, without a network: a run begins, goes on
     as the same run, and nothing has to be said."""
-    if not installed(name):
+    if not is_installed(name):
         pytest.skip(f"{name} is not installed")
     environment = {
         **os.environ,

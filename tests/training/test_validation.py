@@ -18,16 +18,22 @@ from tests.training.test_train_phase import Command
 
 from zerotrain import artifact
 from zerotrain.cache import Cache, TokenCache, read_cache
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.evaluation.holdout_loss import HeldOutImages, HeldOutText, holdout_loss
-from zerotrain.families import load_family
-from zerotrain.families.tokens import IGNORED
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.position import EMA, MASTER
+from zerotrain.models.families import load_family
+from zerotrain.models.families.tokens import IGNORED
+from zerotrain.models.trainable import choose_trained, trained_parameters
 from zerotrain.stages import train_phase
-from zerotrain.trained import choose_trained, trained_parameters
-from zerotrain.training.progress_folder import STOP, end_step, saved_steps, settle
-from zerotrain.training.validation_history import BEST, FINISHED, read_history
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.state.position import EMA, MASTER
+from zerotrain.training.checkpointing.inputs import Inputs
+from zerotrain.training.checkpointing.progress_folder import (
+    STOP,
+    clear_leftovers,
+    end_step,
+    saved_steps,
+)
+from zerotrain.training.reporting.holdout_loss import HeldOutImages, HeldOutText, holdout_loss
+from zerotrain.training.reporting.validation_history import BEST, FINISHED, read_history
 
 SETTINGS: dict[str, Any] = {
     "eval_steps": 2, "eval_on_start": True, "max_samples": 64, "batch_size": 8,
@@ -63,7 +69,13 @@ def weights(training: Training, family: str, name: str, step: int, slot: str = M
     return model.eval()
 
 
-@pytest.mark.parametrize("preset", ["torch", "zero1", "zero2_offload", "zero3", "zero3_offload"])
+@pytest.mark.parametrize(
+    "preset",
+    [
+        *("torch", "zero3_offload"),
+        *(pytest.param(p, marks=pytest.mark.soak) for p in ("zero1", "zero2_offload", "zero3")),
+    ],
+)
 def test_validation_finds_what_an_evaluation_finds_and_changes_no_bit(training, preset):
     """val_loss in training equals that of the saved weights to the bit, within and at the end; the
     trained weights are those of a training without validation, dropout of captions and of the
@@ -84,12 +96,12 @@ def test_validation_finds_what_an_evaluation_finds_and_changes_no_bit(training, 
 @pytest.mark.parametrize(
     ("preset", "processes"),
     [
-        ("torch", 2),
         ("zero2_offload", 2),
-        ("zero3", 2),
-        pytest.param("torch", 1, marks=pytest.mark.slow),
-        pytest.param("zero1", 2, marks=pytest.mark.slow),
-        pytest.param("zero3_offload", 1, marks=pytest.mark.slow),
+        pytest.param("zero3", 2, marks=pytest.mark.slow),
+        pytest.param("torch", 2, marks=pytest.mark.soak),
+        pytest.param("torch", 1, marks=pytest.mark.soak),
+        pytest.param("zero1", 2, marks=pytest.mark.soak),
+        pytest.param("zero3_offload", 1, marks=pytest.mark.soak),
     ],
 )
 def test_validation_of_averaged_weights(training, preset, processes):
@@ -183,10 +195,10 @@ def test_validation_ends_a_phase_and_publishes_its_best(training, tmp_path):
         "base": artifact.read(training.base, "base"),
         "cache": artifact.read(training.cache, "cache"),
     }
-    train_phase._publish(progress, phase, parents, tmp_path / "published")
+    train_phase._publish(progress, Inputs(phase, parents), tmp_path / "published")
     published = Checkpoint(tmp_path / "published")
     assert published.position.step == best
-    assert published.artifact.content == {"until": 40}
+    assert published.artifact.content["until"] == 40
     for until, rule, end in (
         (40, chosen, best + 2),
         (50, chosen, best + 2),
@@ -211,6 +223,7 @@ def test_validation_goes_on_with_more_patience(training):
         assert found[key] == whole[key]
 
 
+@pytest.mark.soak
 def test_validation_after_a_kill_is_that_of_the_undisturbed_run(training, server):
     """Killed before any change of the disk, and started again: the same validations, none twice and
     none left out, the same best step and the same early end."""
@@ -228,10 +241,13 @@ def test_validation_after_a_kill_is_that_of_the_undisturbed_run(training, server
         training.phase(name, "torch", 40, **values)
         kill = KillPoint(server, training.progress(name), change)
         assert ended(training.start(name, kill=kill)) == -signal.SIGKILL
-        settle(training.progress(name), {})
+        clear_leftovers(training.progress(name))
         training.train(name)
         found = ending(training, name)
-        assert found == expected, change
+        # A kill in the last pruning leaves what no later save was there to remove.
+        left = {*found["saved"]} - {*expected["saved"]}
+        assert len(left) <= 1, change
+        assert found == {**expected, "saved": sorted([*expected["saved"], *left])}, change
 
 
 def test_validation_left_out_by_a_stop_is_made_up_for(training):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from zerotrain.training.validation_history import (
+from zerotrain.training.reporting.validation_history import (
     ValidationHistory,
     best_step,
     finished_step,

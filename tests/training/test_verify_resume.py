@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain import graph, verify_resume
 from zerotrain.errors import PipelineError
-from zerotrain.verify_resume import Ending
+from zerotrain.pipeline import snakemake, verify_resume
+from zerotrain.pipeline.verify_resume import Ending
 
 ENDING = Ending({"a (master)": "1", "b (master)": "2"}, {4: 0.5, 5: 0.25}, {"step": 5})
 
@@ -43,7 +43,7 @@ def test_a_phase_before_it_is_not_trained_unasked(monkeypatch, tmp_path):
     """What the phase goes on from may take days: it is named, with the command that makes it."""
     (tmp_path / "Snakefile").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(graph, "plan", lambda config, targets: {"train_phase": 1})
+    monkeypatch.setattr(snakemake, "plan", lambda config, targets: {"train_phase": 1})
     with pytest.raises(PipelineError, match="results/r/a/state, which is not trained") as caught:
         verify_resume._make(Path("c.yaml"), {"start": Path("results/r/a/state")})
     assert "snakemake --cores all" in caught.value.hint

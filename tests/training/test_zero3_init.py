@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.training.matrix import export_state
 
-from zerotrain.training import progress_folder
+from zerotrain.training.checkpointing import progress_folder
 
 LORA = {"rank": 3, "alpha": 4.0, "dropout": 0.0, "target_modules": ["to_q", "to_v"]}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from zerotrain.machine.ports import free_port
-from zerotrain.training import zero_engine
+from zerotrain.training.engines import zero_engine
 
 SECONDS = 77
 

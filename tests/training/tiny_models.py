@@ -19,7 +19,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from zerotrain.trained import choose_trained
+from zerotrain.models.trainable import choose_trained
 
 
 @dataclass(frozen=True)

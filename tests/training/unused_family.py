@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from zerotrain.families.sdxl import Sdxl
+from zerotrain.models.families.sdxl import Sdxl
 
 
 class UnusedSdxl(Sdxl):

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from zerotrain.models.families.layouts import LAYOUTS
+
 ROOT = Path(__file__).parents[2]
 COPIED = ("Snakefile", "rules", "config", "profiles", "envs", "workflow/zerotrain",
           ".dvc/config", ".dvcignore", ".gitignore")  # fmt: skip
@@ -167,16 +169,14 @@ def _leads_away(name: str) -> bool:
 
 
 def jobs_of(output: str) -> Jobs:
-    """The table of jobs in Snakemake's output; empty if it says that there is nothing to do."""
+    """The jobs that a dry run counts in its last line; empty if it says that there are none."""
     if "Nothing to be done" in output:
         return {}
-    table = output.partition("Job stats:\n")[2].partition("\n\n")[0]
-    counts = {rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", table, re.M)}
-    assert counts, output
-    assert counts.pop("total") == sum(counts.values())
-    targets = {"all", "train", "dataset", "base", "cache", "launch", "checkpoints", "weights",
-               "evaluation"}  # fmt: skip
-    return {rule: count for rule, count in counts.items() if rule not in targets}
+    found = re.search(r"^(\d+) stages? would run: (.+)$", output, re.M)
+    assert found, output
+    counts = {rule: int(count) for count, rule in re.findall(r"(\d+) (\w+)", found[2])}
+    assert int(found[1]) == sum(counts.values())
+    return counts
 
 
 @pytest.fixture(scope="session")
@@ -207,18 +207,33 @@ def create(folder: Path, base: str, planner: subprocess.Popen[str]) -> Project:
         photo.parent.mkdir(exist_ok=True)
         photo.write_bytes(f"pixels of a {name}".encode())
         photo.with_suffix(".txt").write_text(f"a {name}\n")
-    for name in ("model_index.json", "unet/config.json"):
-        path = folder / "sdxl" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{}\n")
-    # Above the size up to which Snakemake compares contents unless it is told otherwise.
-    (folder / "sdxl" / "unet" / "weights.safetensors").write_bytes(bytes(1_100_000))
+    _write_base(folder / "sdxl")
     command = folder / "bin" / "zerotrain"
     command.parent.mkdir()
     # -I and -S: a fake needs nothing but the standard library, and starts the sooner.
     command.write_text(f"#!{sys.executable} -IS\n{FAKE.read_text()}")
     command.chmod(0o755)
     return Project(folder, planner)
+
+
+def _write_base(folder: Path) -> None:
+    """A folder with the names of an SDXL's files; its weights are bytes that nobody reads."""
+    layout = LAYOUTS["sdxl"]
+    index = {part: ["library", layout.classes.get(part, "Class")] for part in layout.parts}
+    for part in layout.parts:
+        (folder / part).mkdir(parents=True)
+        if part in layout.classes:
+            stem = "model" if part.startswith("text") else "diffusion_pytorch_model"
+            (folder / part / "config.json").write_text("{}\n")
+            (folder / part / f"{stem}.safetensors").write_bytes(b"weights")
+    (folder / "model_index.json").write_text(json.dumps(index))
+    (folder / "scheduler" / "scheduler_config.json").write_text("{}\n")
+    for part in ("tokenizer", "tokenizer_2"):
+        for name in ("tokenizer_config.json", "vocab.json", "merges.txt"):
+            (folder / part / name).write_text("{}\n")
+    # Above the size up to which Snakemake compares contents unless it is told otherwise.
+    weights = folder / layout.trained_part / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(bytes(1_100_000))
 
 
 @pytest.fixture(scope="session")

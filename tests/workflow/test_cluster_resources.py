@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.workflow.conftest import Project
 
-from zerotrain.config import read_config
-from zerotrain.plan.forecast import LIBRARIES, SNAKEMAKE, machine_memory
-from zerotrain.plan.planner import Place, plan
+from zerotrain.config.read import read_config
+from zerotrain.launch.planner.forecast import LIBRARIES, SNAKEMAKE, machine_memory
+from zerotrain.launch.planner.planner import Place, plan
 
 ASKED = ("--default-resources", "mem_mb=1000", "disk_mb=1000")
 SEVERAL = "global_batch_size: 4\n    launch: {preset: zero2, machines: 2, processes_per_machine: 2}"
@@ -34,7 +34,7 @@ def of(found: dict[str, dict[str, Any]], phase: str, key: str) -> Any:
 def test_cluster_resources_are_not_forecast_for_one_machine(project: Project):
     """Without a cluster nobody asks for memory, and nothing is forecast; a phase of one machine
     wants no nodes, and one GPU a process."""
-    code, said = project.forked("-n", "train")
+    code, said = project.forked("-n", "--verbose", "train")
     assert code == 0, said
     found = resources(said)
     assert "mem_mb" not in said
@@ -47,7 +47,7 @@ def test_cluster_resources_are_not_forecast_for_one_machine(project: Project):
 def test_cluster_resources_of_several_machines(project: Project):
     """A launcher a machine through srun, and the GPUs and threads of one machine."""
     project.edit("config/config.yaml", "launch: zero2_offload", SEVERAL)
-    _, said = project.forked("-n", "train")
+    _, said = project.forked("-n", "--verbose", "train")
     found = resources(said)
     wanted = {"nodes": "2", "tasks": "2", "tasks_per_gpu": "0", "mpi": "srun", "gres": "gpu:2"}
     assert {key: of(found, "offload", key) for key in wanted} == wanted
@@ -61,7 +61,7 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
     phase takes where the profile gives it no GPU. Forecasts are made once."""
     project.edit("config/config.yaml", "launch: zero2_offload", SEVERAL)
     without = ("--set-resources", "train_phase:gres=none") if gres == "none" else ()
-    code, said = project.forked("-n", "train", *ASKED, *without)
+    code, said = project.forked("-n", "--verbose", "train", *ASKED, *without)
     assert code == 0, said
     found = resources(said)
     monkeypatch.chdir(project.folder)
@@ -93,10 +93,10 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
     times = {path: path.stat().st_mtime_ns for path in stored.iterdir()}
     assert len(times) == 2
     project.edit("config/config.yaml", "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
-    assert resources(project.forked("-n", "train", *ASKED, *without)[1]) == found
+    assert resources(project.forked("-n", "--verbose", "train", *ASKED, *without)[1]) == found
     assert {path: path.stat().st_mtime_ns for path in stored.iterdir()} == times
     project.edit("config/config.yaml", "resolution: 64", "resolution: 128")
-    project.forked("-n", "train", *ASKED, *without)
+    project.forked("-n", "--verbose", "train", *ASKED, *without)
     assert len([*stored.iterdir()]) == 4
 
 
@@ -104,13 +104,15 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
 def test_cluster_resources_grow_after_a_kill_alone(project: Project):
     """A stage that begins anew asks for twice the memory, and never for more; so does a training
     that was killed, but not one that has said how it ended, as at its time limit."""
-    first = resources(project.forked("-n", "train", *ASKED)[1])
+    first = resources(project.forked("-n", "--verbose", "train", *ASKED)[1])
     progress = project.folder / "results/tiny/plain/progress"
     progress.mkdir(parents=True)
     for left, attempt, times in (("", "2", 2), ("", "3", 2), ("exit.json", "3", 1)):
         if left:
             (progress / left).write_text('{"code": 85, "reason": "stopped on request"}')
-        second = resources(project.forked("-n", "train", *ASKED, "--attempt", attempt)[1])
+        second = resources(
+            project.forked("-n", "--verbose", "train", *ASKED, "--attempt", attempt)[1]
+        )
         wanted = {"checkpoint": times, "weights": 2, "evaluation": 2}
         for folder, factor in wanted.items():
             output = f"results/tiny/plain/{folder}/manifest.json"
@@ -120,7 +122,7 @@ def test_cluster_resources_grow_after_a_kill_alone(project: Project):
 @pytest.mark.slow
 def test_cluster_resources_of_an_unknown_model_are_said(built_on_folder: Project):
     """What the planner does not know gets a figure of its own, and a warning that names it."""
-    code, said = built_on_folder.forked("-n", "train", "--forceall", *ASKED)
+    code, said = built_on_folder.forked("-n", "--verbose", "train", "--forceall", *ASKED)
     assert code == 0, said
     assert of(resources(said), "plain", "mem_mb") == str(32 * 1024)
     assert said.count("WARNING: run tiny: its memory cannot be forecast, 32 GiB a process") == 1

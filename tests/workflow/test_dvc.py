@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from zerotrain.config import DataConfig, RunConfig
-from zerotrain.dvc.jobs import workflow_of
-from zerotrain.dvc.pipeline import CONFIG_KEYS, GUARD, dependencies
+from zerotrain.config.data import DataConfig
+from zerotrain.config.run import RunConfig
+from zerotrain.pipeline.dvc.jobs import workflow_of
+from zerotrain.pipeline.dvc.pipeline import CONFIG_KEYS, GUARD, dependencies
 
 CONFIG = "config/config.yaml"
 EVERY_STAGE = [
@@ -121,9 +122,14 @@ def test_stages_of_other_families(recipe, cache, family, others, project, tmp_pa
     stages = generate(project.folder, output, "--config", config, env=project.environment)
     given = yaml.safe_load((project.folder / config).read_text())
     for phase in given["phases"]:
-        sources = stages[f"train_phase-{phase['name']}"]["deps"]
-        assert f"workflow/zerotrain/families/{family}.py" in sources
-        assert not {f"workflow/zerotrain/families/{name}.py" for name in others} & set(sources)
+        for kept in ("train_phase", "export_weights"):  # `code_changes: keep`
+            deps = stages[f"{kept}-{phase['name']}"]["deps"]
+            assert not [path for path in deps if not path.startswith("results/")]
+        sources = stages[f"evaluate-{phase['name']}"]["deps"]
+        assert f"workflow/zerotrain/models/families/{family}.py" in sources
+        assert not {f"workflow/zerotrain/models/families/{name}.py" for name in others} & set(
+            sources
+        )
     assert stages[cache]["outs"]
     assert stages.pop(GUARD)["cmd"].endswith(f" --config {config}")
     for stage in stages.values():
@@ -134,8 +140,8 @@ def test_stages_of_other_families(recipe, cache, family, others, project, tmp_pa
 
 def test_every_parameter_of_a_rule_has_its_key(project, tmp_path):
     """A value of the configuration that a rule takes in is a parameter of its stage: no rule's
-    parameter is without a key, but for those that name files."""
-    files = {"config_file", "progress", "folders"}
+    parameter is without a key, but for those that name files and for the code's digest."""
+    files = {"config_file", "progress", "folders", "code"}
     with contextlib.chdir(project.folder), workflow_of(Path(CONFIG), forceall=True) as workflow:
         named = {name for job in workflow.dag.jobs for name in job.params.keys()}  # noqa: SIM118
     named = {name for name in named - files if not name.startswith("with_")}
@@ -173,12 +179,17 @@ def test_plots_and_artifacts_name_what_the_stages_make(project, tmp_path):
             ["rows"],
         ),
         ({"source": "text", "path": "rows.jsonl"}, ["rows.jsonl"], ["rows.jsonl"]),
+        (
+            {"images": "photos", "conditioning_images": ["before", "photos/depth"]},
+            ["before/a.png", "photos/a.png", "photos/depth/a.png", "x.py"],
+            ["before", "photos", "x.py"],
+        ),
     ],
 )
 def test_dvc_sees_a_new_file_of_a_users_folder(data, files, expected):
-    """Images, and what save_to_disk wrote: the folder stands for what lies in it."""
+    """Images of both kinds, and what save_to_disk wrote: the folder stands for what lies in it."""
     run = SimpleNamespace(data=DataConfig(**data), base="nano")
-    assert dependencies(SimpleNamespace(input=files), run) == expected
+    assert dependencies(SimpleNamespace(input=files, params={}), run) == expected
 
 
 @pytest.mark.slow
@@ -206,7 +217,7 @@ def test_dvc_repro_builds_everything_once(project):
     assert "up to date" in dvc("repro")
     assert project.calls() == []
     assert project.planned("train") == {}
-    assert "results" not in git("status", "--short")
+    assert " results/" not in git("status", "--short")
 
     project.edit("config/config.yaml", "# Two phases", "# Twice")
     assert "up to date" in dvc("status")

@@ -167,13 +167,13 @@ def test_outputs_that_dvc_brought_back_are_told_from_others(agreed):
 @pytest.mark.parametrize(
     "edit",
     [
-        "workflow/zerotrain/stages/evaluate.py||# edited\n",
-        pytest.param(f"{CONFIG}|_scale: 3|_scale: 2", marks=pytest.mark.slow),
+        "workflow/zerotrain/stages/evaluate.py||EDITED = 1\n",
+        pytest.param(f"{CONFIG}|_scale: 3|_scale: 2", marks=pytest.mark.soak),
     ],
 )
 def test_what_is_edited_while_a_stage_runs_is_not_taken_for_what_it_was_made_from(agreed, edit):
     """Neither tool blesses the outputs: the stages that took it in are made again."""
-    agreed.append("workflow/zerotrain/stages/evaluate.py", "# new\n")
+    agreed.append("workflow/zerotrain/stages/evaluate.py", "NEW = 1\n")
     code, said = agreed.forked("--cores", "1", "train", EDIT=f"evaluate|{edit}")
     assert code == 0, said
     assert agreed.planned("train") == {"evaluate": 2, "report": 1}
@@ -185,8 +185,8 @@ def test_what_is_edited_while_a_stage_runs_is_not_taken_for_what_it_was_made_fro
 def test_a_stage_of_dvc_whose_code_is_edited_meanwhile_fails(agreed):
     """It says which file; called again, DVC makes it of the edited code."""
     source = "workflow/zerotrain/stages/report.py"
-    agreed.append(source, "# new\n")
-    done = agreed.command("dvc", "repro", EDIT=f"report|{source}||# edited\n")
+    agreed.append(source, "NEW = 1\n")
+    done = agreed.command("dvc", "repro", EDIT=f"report|{source}||EDITED = 1\n")
     assert done.returncode != 0
     assert f"ERROR: {source}: edited while report ran" in done.stdout
     agreed.calls()
@@ -249,10 +249,10 @@ def test_dvc_sees_a_value_that_is_given_for_the_first_time(agreed):
 def test_an_edit_before_a_kill_is_not_blessed_after_it(agreed):
     """What was edited while a stage ran is known from the records alone."""
     source = "workflow/zerotrain/stages/evaluate.py"
-    agreed.append(source, "# new\n")
+    agreed.append(source, "NEW = 1\n")
     process = subprocess.Popen(
         ["snakemake", "--cores", "1", "train"], cwd=agreed.folder, start_new_session=True,
-        env=agreed.environment | {"EDIT": f"evaluate|{source}||# edited\n", "HANG": "report"},
+        env=agreed.environment | {"EDIT": f"evaluate|{source}||EDITED = 1\n", "HANG": "report"},
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     calls = agreed.folder / "calls.txt"
@@ -344,7 +344,9 @@ def test_a_stage_that_comes_back_is_judged_anew(agreed):
     assert agreed.planned("train")["train_phase"] == 1
 
 
-@pytest.mark.parametrize("flag", ["--touch", "--drop-metadata"])
+@pytest.mark.parametrize(
+    "flag", ["--touch", pytest.param("--drop-metadata", marks=pytest.mark.soak)]
+)
 def test_a_run_that_notes_nothing_enters_nothing(flag, agreed):
     """`snakemake --touch` says that stale outputs are right, and dvc.lock goes to others."""
     before = (agreed.folder / "dvc.lock").read_bytes()
@@ -388,7 +390,7 @@ def test_a_look_from_another_branch_leaves_what_was_right(agreed):
     ("file", "content"),
     [
         ("dvc.yaml", "<<<<<<< HEAD\nstages: {}\n=======\n"),
-        (".snakemake/agreement.json", '{"looked": "x"}'),
+        pytest.param(".snakemake/agreement.json", '{"looked": "x"}', marks=pytest.mark.soak),
         (".snakemake/agreement.json", '{"running": {"pid": 1}}'),
     ],
 )
@@ -409,7 +411,7 @@ def test_a_stage_of_ones_own_stays_in_dvc_yaml(agreed):
     agreed.edit(CONFIG, "launch: zero2_offload\n", "launch: zero2_offload\n" + MORE)
     code, said = agreed.forked("--cores", "2", "train")
     assert code == 0, said
-    assert "dvc.yaml: written anew" in said
+    assert "dvc.yaml: written again" in said
     stages = yaml.safe_load((agreed.folder / "dvc.yaml").read_text())["stages"]
     assert stages["mine"] == {"cmd": "echo don't", "deps": ["photos"]}
     assert "train_phase-more" in stages

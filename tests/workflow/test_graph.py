@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.conftest import ROOT
 
-from zerotrain.config import read_config
+from zerotrain.config.read import read_config
 from zerotrain.errors import EXIT_USER_ERROR
 
 EVERYTHING = {
@@ -29,6 +29,9 @@ FROM_LAUNCH = {
 FROM_TRAINING = {name: count for name, count in FROM_LAUNCH.items() if name != "render_launch"}
 ONE_PHASE = dict.fromkeys(FROM_LAUNCH, 1)
 EVALUATIONS = {"evaluate": 2, "report": 1}
+RENDERING = {"render_launch": 2, "report": 1}
+FROM_BASE = EVALUATIONS | {"build_base": 1, "render_launch": 1}
+FROM_DATASET = EVALUATIONS | {"prepare_dataset": 1, "build_base": 1, "render_launch": 2}
 CONFIG = "config/config.yaml"
 
 TARGETS = {
@@ -47,6 +50,14 @@ TARGETS = {
     "weights": EVERYTHING | {"evaluate": 0, "report": 0},
     "evaluation": EVERYTHING | {"report": 0},
 }
+
+
+def test_the_page_of_targets_lists_each_of_them():
+    """docs/targets.md has a row for every rule that is a target only, in their order."""
+    rows = (ROOT / "docs" / "targets.md").read_text().splitlines()
+    listed = [row.split("`")[1] for row in rows if row.startswith("| `")]
+    rules = (ROOT / "rules" / "targets.smk").read_text().splitlines()
+    assert listed == [row.split()[1].rstrip(":") for row in rules if row.startswith("rule ")]
 
 
 def without_zeros(jobs):
@@ -93,17 +104,26 @@ def rewrite(name: str, text: str) -> Callable:
     return lambda project: (project.folder / name).write_text(text)
 
 
+def both(first: Callable, second: Callable) -> Callable:
+    """Two edits."""
+    return lambda project: (first(project), second(project))
+
+
 def remove(name: str) -> Callable:
     """A file is gone."""
     return lambda project: (project.folder / name).unlink()
 
 
+RERUN = config("  resolution: 64", "  resolution: 64\n  code_changes: rerun")
 APPENDED = "launch: zero2_offload\n  - {name: third, until: 900, launch: torch}\n"
 EDITS = {
     "a caption": (rewrite("photos/cat.txt", "a cat that sleeps\n"), EVERYTHING),
     "an image": (rewrite("photos/cat.png", "other pixels"), EVERYTHING),
-    "an added image": (rewrite("photos/cow.png", "pixels of a cow"), EVERYTHING),
-    "a removed caption": (remove("photos/cat.txt"), EVERYTHING),
+    "an added image": (
+        both(rewrite("photos/cow.png", "pixels of a cow"), rewrite("photos/cow.txt", "a cow")),
+        EVERYTHING,
+    ),
+    "a removed image": (both(remove("photos/cat.png"), remove("photos/cat.txt")), EVERYTHING),
     "data.repeats": (config("num_workers: 1", "num_workers: 1\n  repeats: 2"), EVERYTHING),
     "seed": (config("seed: 1", "seed: 2"), EVERYTHING | {"prepare_dataset": 0, "cache_latents": 1}),
     "train.learning_rate": (config("1.0e-3", "2.0e-3"), FROM_LAUNCH),
@@ -144,19 +164,38 @@ EDITS = {
     "a comment in the config": (config("# Two phases", "# Twice"), NOTHING),
     "a value written otherwise": (config("1.0e-3", "0.001"), NOTHING),
     "a default written out": (config("seed: 1", "seed: 1\nfamily: sdxl"), NOTHING),
-    "stages/prepare_dataset.py": (source("stages/prepare_dataset.py"), EVERYTHING),
-    "stages/render_launch.py": (source("stages/render_launch.py"), FROM_LAUNCH),
+    "stages/prepare_dataset.py": (source("stages/prepare_dataset.py"), FROM_DATASET),
+    "stages/render_launch.py": (source("stages/render_launch.py"), RENDERING),
+    "stages/export_weights.py": (source("stages/export_weights.py"), NOTHING),
+    "rules/train_phase.smk": (replace("rules/train_phase.smk", "exec zero", "exec  zero"), NOTHING),
     "stages/evaluate.py": (source("stages/evaluate.py"), EVALUATIONS),
     "stages/report.py": (source("stages/report.py"), {"report": 1}),
-    "training/loop.py": (source("training/loop.py"), FROM_TRAINING),
-    "training/zero_engine.py": (source("training/zero_engine.py"), FROM_TRAINING),
-    "families/sdxl.py": (
-        source("families/sdxl.py"),
-        FROM_TRAINING | {"build_base": 1, "cache_latents": 1, "render_launch": 1},
+    "training/loop.py": (source("training/loop.py"), NOTHING),
+    "a comment and a docstring": (
+        both(
+            replace(
+                "workflow/zerotrain/artifact/manifest.py", "from __future__", "# A\nfrom __future__"
+            ),
+            replace(
+                "workflow/zerotrain/training/loop.py",
+                "\n\nfrom __future__",
+                "\n\n# A\nfrom __future__",
+            ),
+        ),
+        NOTHING,
     ),
-    "artifact/manifest.py": (source("artifact/manifest.py"), EVERYTHING),
+    "models/families/sdxl.py": (source("models/families/sdxl.py"), FROM_BASE),
+    "models/families/pipelines.py": (
+        source("models/families/pipelines.py"),
+        FROM_BASE | {"cache_latents": 1},
+    ),
+    "artifact/manifest.py": (source("artifact/manifest.py"), FROM_DATASET),
+    "a value and a source": (
+        both(config("until: 700", "until: 800"), source("artifact/manifest.py")),
+        FROM_DATASET | {"train_phase": 1, "export_weights": 1},
+    ),
     "cli/stages.py": (source("cli/stages.py"), NOTHING),
-    "new.py": (source("new.py"), NOTHING),
+    "pipeline/new_run.py": (source("pipeline/new_run.py"), NOTHING),
     "dvc.py": (source("dvc.py"), NOTHING),
 }
 
@@ -169,11 +208,97 @@ def test_graph_edit_reruns_exactly_what_depends_on_it(built, edit):
     assert built.planned("train") == without_zeros(expected)
 
 
+def test_graph_code_is_trained_again_where_that_is_asked_for(built):
+    """`code_changes: rerun`: of the code that decides numbers, and of nothing that only shows."""
+    RERUN(built)
+    assert built.planned("train") == FROM_LAUNCH
+    built.build("train")
+    source("training/reporting/display.py")(built)
+    assert built.planned("train") == NOTHING
+    source("training/loop.py")(built)
+    assert built.planned("train") == FROM_TRAINING
+
+
+def test_graph_half_trained_run_plans_the_rest_whatever_the_code(project):
+    """What is missing is planned, and after an edit or an upgrade what is cheap beside it."""
+    project.snakemake("--cores", "2", "train", STOP="train_phase")
+    assert project.planned("train") == FROM_TRAINING
+    source("training/loop.py")(project)
+    assert project.planned("train") == FROM_TRAINING
+    source("artifact/manifest.py")(project)
+    assert project.planned("train") == FROM_TRAINING | FROM_DATASET
+
+
+OTHER_MACHINE = """
+import importlib.metadata, os
+
+os.cpu_count = lambda: 77
+version = importlib.metadata.version
+importlib.metadata.version = lambda name: "99" if name in {"torch", "diffusers"} else version(name)
+"""
+
+
+def test_graph_another_machine_reruns_nothing(built):
+    """Other versions of torch and diffusers, and another number of cores."""
+    (built.folder / "other").mkdir()
+    (built.folder / "other/sitecustomize.py").write_text(OTHER_MACHINE)
+    path = os.pathsep.join([str(built.folder / "other"), built.environment["PYTHONPATH"]])
+    done = built.snakemake("-n", "train", PYTHONPATH=path)
+    assert done.returncode == 0, done.stdout
+    assert "Nothing to be done" in done.stdout
+
+
 @pytest.mark.parametrize("edit", ["a caption", "an added image"])
 def test_graph_dataset_edit_leaves_a_base_from_a_folder_alone(built_on_folder, edit):
     """A real base model does not depend on the dataset: it is not taken in again."""
     EDITS[edit][0](built_on_folder)
     assert built_on_folder.planned("train") == without_zeros(EVERYTHING | {"build_base": 0})
+
+
+def test_graph_conditioning_images_are_inputs_of_the_dataset(project):
+    """An edited one reruns what an edited image reruns; touched ones and others rerun nothing."""
+    project.edit(CONFIG, "base: nano", "base: nano\nfamily: flux")
+    project.edit(CONFIG, "images: photos", "images: photos\n  conditioning_images: before")
+    before = project.folder / "before"
+    before.mkdir()
+    for name in ("cat", "dog"):
+        (before / f"{name}.jpg").write_bytes(f"pixels of a {name} before".encode())
+    project.build("cache")
+    assert project.planned("cache") == NOTHING
+    (before / "cat.jpg").touch()
+    (before / "notes.md").write_text("no image")
+    assert project.planned("cache") == NOTHING
+    (before / "cat.jpg").write_bytes(b"other pixels")
+    assert project.planned("cache") == TARGETS["cache"]
+    (before / "cat.jpg").unlink()
+    refused = project.snakemake("-n", "cache")
+    assert refused.returncode == EXIT_USER_ERROR
+    assert "cat.png (no conditioning image: no cat.* in before)" in refused.stdout
+
+
+def test_graph_conditioning_images_of_prompts_are_inputs(project):
+    """An edited one of an evaluation reruns evaluations, one of a validation the cache and what
+    follows; a missing one is named."""
+    project.edit(CONFIG, "base: nano", "base: nano\nfamily: flux")
+    project.edit(CONFIG, "images: photos", "images: photos\n  conditioning_images: before")
+    own = "  prompts: [a]\n  conditioning_images: [[mine/{}.png]]\n"
+    project.append(CONFIG, own.format("a") + "validation:\n" + own.format("b"))
+    for folder, names in (("before", ("cat", "dog")), ("mine", ("a", "b"))):
+        (project.folder / folder).mkdir()
+        for name in names:
+            (project.folder / folder / f"{name}.png").write_bytes(f"pixels of {name}".encode())
+    project.build("train")
+    assert project.planned("train") == NOTHING
+    mine = project.folder / "mine"
+    (mine / "a.png").write_bytes(b"other pixels")
+    assert project.planned("train") == {"evaluate": 2, "report": 1}
+    (mine / "a.png").write_bytes(b"pixels of a")
+    (mine / "b.png").write_bytes(b"other pixels")
+    assert project.planned("train")["cache_latents"] == 1
+    (mine / "b.png").unlink()
+    refused = project.snakemake("-n", "train")
+    assert refused.returncode == EXIT_USER_ERROR
+    assert "validation.conditioning_images: mine/b.png: no such file" in refused.stdout
 
 
 def test_graph_base_folder_edit_reruns_all_but_the_dataset(built_on_folder):
@@ -216,6 +341,29 @@ def test_graph_failed_job_is_listed_again(built, edit, failing, target, last):
     assert failed.returncode == 1
     assert failing in built.calls()
     assert {failing, last} <= set(built.planned(target))
+
+
+@pytest.mark.parametrize("stage", ["export_weights", "evaluate", "prepare_dataset"])
+def test_graph_former_result_stays_until_the_new_one_is_complete(built, stage):
+    """A job that fails leaves what it made before, to the byte, for whoever reads it; it is planned
+    again, also by a run that another job of it ends, and then replaces it."""
+    edits = {
+        "export_weights": "export.dtype", "evaluate": "evaluate.guidance_scale",
+        "prepare_dataset": "a caption",
+    }  # fmt: skip
+    EDITS[edits[stage]][0](built)
+    planned = built.planned("train")
+    results = built.folder / "results"
+    before = {
+        path: path.read_bytes() for path in results.rglob("*.json") if "logs" not in path.parts
+    }
+    assert built.snakemake("--cores", "2", "train", FAIL=stage).returncode == 1
+    for path, content in before.items():
+        assert path.read_bytes() == content, path
+    assert built.planned("train") == planned
+    built.build("train")
+    assert built.planned("train") == NOTHING
+    assert any(path.read_bytes() != content for path, content in before.items())
 
 
 def test_graph_is_clean_to_snakemakes_own_linter(project):
@@ -302,8 +450,15 @@ def test_graph_name_that_yaml_1_1_takes_for_true_is_a_name(project):
     [
         ("learning_rate", "learning_rat", "train.learning_rat: unknown key", "learning_rate?"),
         ("images: photos", "images: fotos", "data.images: fotos: no such folder", "give a folder"),
-        ("run: tiny", "run: [", "not valid YAML", "indentation"),
-        ("run: tiny", "run: a/b", "run: string should match pattern", "change run"),
+        ("base: nano", "base: nanoo", "line 4: base: there is no folder nanoo", "mean nano?"),
+        (
+            "launch: zero2_offload",
+            "launch: {preset: zero2, zero3_init: true}",
+            "line 23: phase offload: launch.zero3_init builds the model in parts",
+            "ZeRO stage 3",
+        ),
+        ("run: tiny", "run: [", "not valid YAML: line ", "correct that place of the file"),
+        ("run: tiny", "run: a/b", "line 2: run: must be letters", "docs/configuration.md"),
     ],
 )
 def test_graph_mistake_in_the_configuration_is_one_sentence(project, old, new, message, hint):
@@ -350,7 +505,8 @@ def test_graph_stopped_training_is_unfinished(project):
     assert done.returncode == 1
     said = "plain: unfinished: stopped on request at step 100 of 300"
     assert said in done.stdout
-    assert "exit code 85" in done.stdout or "returned non-zero exit status 85" in done.stdout
+    assert "stopped: train_phase tiny/plain after 0:0" in done.stdout
+    assert " (exit code 85), " in done.stdout
     assert "Traceback" not in done.stdout
     phase = project.folder / "results/tiny/plain"
     assert (phase / "progress/step-00000100/manifest.json").is_file()
@@ -359,3 +515,15 @@ def test_graph_stopped_training_is_unfinished(project):
     project.build("train")
     assert project.calls().count("train_phase") == 2
     assert (phase / "progress/step-00000100/manifest.json").is_file()
+
+
+def test_graph_kept_training_whose_inputs_changed_after_all_is_said_and_run_next(built):
+    """What another version renders otherwise is no reason to train in the same call."""
+    source("stages/render_launch.py")(built)
+    done = built.snakemake("--cores", "2", "train")
+    assert done.returncode == 0, done.stdout
+    ran = built.calls()
+    assert {stage: ran.count(stage) for stage in ran} == RENDERING
+    first = "train_phase results/tiny/plain/checkpoint/manifest.json: kept, but this version made"
+    assert first in done.stdout
+    assert built.planned("train") == FROM_TRAINING

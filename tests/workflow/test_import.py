@@ -31,7 +31,8 @@ def test_import_takes_a_single_file_and_names_what_is_missing(built):
     file.unlink()
     done = built.snakemake("-n", "train")
     assert done.returncode != 0
-    assert f"ERROR: resume_from_checkpoint: {file}: no such folder, or nothing in it" in done.stdout
+    said = f"line 5: resume_from_checkpoint: {file}: no such folder, or nothing in it"
+    assert said in done.stdout
 
 
 def test_import_takes_the_folder_of_a_file_in_it(built):

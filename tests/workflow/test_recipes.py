@@ -7,13 +7,14 @@ import re
 import pytest
 from tests.conftest import ROOT
 
-from zerotrain.config import RunConfig, read_config
-from zerotrain.families.placement import WORKING, Placement, choose_placement
-from zerotrain.plan.architecture import find_architecture
-from zerotrain.plan.cache_size import encoder_bytes
-from zerotrain.plan.choice import RESERVE
-from zerotrain.plan.model import parameters_of
-from zerotrain.plan.planner import Place, plan
+from zerotrain.config.read import read_config
+from zerotrain.config.run import RunConfig
+from zerotrain.launch.planner.architecture import find_architecture
+from zerotrain.launch.planner.cache_size import encoder_bytes
+from zerotrain.launch.planner.choice import RESERVE
+from zerotrain.launch.planner.model import parameters_of
+from zerotrain.launch.planner.planner import Place, plan
+from zerotrain.models.families.placement import WORKING, Placement, choose_placement
 
 MACHINE = re.compile(r"# Machine: (\d+) GPUs? of (\d+) GB, (\d+) GB of host memory\.\n")
 RECIPES = {
@@ -29,6 +30,7 @@ TEXT = {
 GIB = 2**30
 PLACEMENTS = {
     "flux-lora-24gb": Placement.LAYERS,
+    "qwen-image-edit-lora-24gb": Placement.LAYERS,
     "qwen-image-lora-24gb": Placement.LAYERS,
     "qwen-image-lora-48gb": Placement.PARTS,
 }
@@ -103,8 +105,9 @@ def test_a_recipe_gives_a_whole_graph(recipe: str, project) -> None:
     else:
         assert config.data.images
         folder = project.folder / config.data.images
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "one.png").write_bytes(b"pixels")
+        for place in (folder, *(project.folder / one for one in config.data.conditioning_folders)):
+            place.mkdir(parents=True, exist_ok=True)
+            (place / "one.png").write_bytes(b"pixels")
         (folder / "one.txt").write_text("a caption")
         if config.data.metadata:
             rows = "image,prompt\none.png,a caption\n"

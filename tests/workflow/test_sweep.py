@@ -82,7 +82,7 @@ def test_sweep_of_runs_that_would_disturb_each_other_is_refused(two, old, new, s
     [
         ("runs: [nix*.yaml]", "sweep.yaml: runs: nix*.yaml: no such file"),
         ("runs: slow.yaml", "must be a list of files or patterns (found 'slow.yaml')"),
-        ("runs: [slow.yaml]\nseed: 1", "sweep.yaml: seed: not beside `runs`"),
+        ("runs: [slow.yaml]\nseed: 1", "sweep.yaml: seed: not next to `runs`"),
     ],
 )
 def test_sweep_file_that_is_wrong_is_one_sentence(two, text, said):
@@ -93,10 +93,10 @@ def test_sweep_file_that_is_wrong_is_one_sentence(two, text, said):
 
 def test_sweep_is_no_run_to_commands_that_want_one(two):
     """A command of one run says what it was given."""
-    from zerotrain.config import read_config
+    from zerotrain.config.read import read_config
     from zerotrain.errors import PipelineError
 
-    with pytest.raises(PipelineError, match=r"sweep\.yaml: plans several runs, and this wants one"):
+    with pytest.raises(PipelineError, match=r"sweep\.yaml: plans several runs, and this needs one"):
         read_config(Path(two.folder / "sweep.yaml"))
 
 

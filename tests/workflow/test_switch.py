@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from zerotrain import artifact, graph
-from zerotrain.checkpoint import KIND, Fragment, write_position, write_rank
+from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.position import TrainingPosition
+from zerotrain.pipeline import snakemake
+from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
+from zerotrain.state.position import TrainerState
 
 CONFIG = "config/config.yaml"
 REST = {"render_launch": 1, "train_phase": 1, "export_weights": 1, "evaluate": 1, "report": 1}
@@ -34,7 +35,7 @@ def save(project, phase: str, *steps: int, preset: str = "torch") -> Path:
     """Rolling checkpoints that go with whatever the phase's fingerprint is."""
     progress = project.folder / "results/tiny" / phase / "progress"
     for step in steps:
-        position = TrainingPosition(
+        position = TrainerState(
             run="tiny", phase=phase, step=step, samples=step, optimizer="adamw",
             optimizer_step=step, param_groups=[], lr_scheduler="constant",
             lr_scheduler_steps=700, rng={}, engine={"preset": preset},
@@ -92,6 +93,26 @@ def test_switch_of_a_stopped_phase(project):
     project.build("train")
     assert project.calls().count("train_phase") == 2
     assert project.planned("train") == {}
+
+
+@pytest.mark.slow
+def test_a_switch_to_more_processes_keeps_the_preset(project):
+    """It is done at once, says what follows from it, and is done already when called again; a phase
+    of more processes is published without starting one."""
+    project.edit(CONFIG, "    launch: torch\n", "    launch: torch\n    global_batch_size: 4\n")
+    stop_in(project, "plain")
+    save(project, "plain", 250)
+    words = ("--num-processes", "2", "--mixed-precision", "bf16", "--machines", "2")
+    done = switch(project, *words)
+    assert done.returncode == 0, done.stdout
+    assert project.calls() == ["render_launch", "train_phase", "export_weights"]
+    said = "continues to 300 under torch with "
+    assert said in done.stdout.splitlines()[-1]
+    text = (project.folder / CONFIG).read_text()
+    assert "  - name: plain-x2-bf16\n    until: 300\n    launch: {preset: torch, " in text
+    assert "    global_batch_size: 4\n" in text.split("plain-x2-bf16")[1]
+    assert "plain-x2-bf16 continues to 300 under torch. " in switch(project, *words).stdout
+    assert (project.folder / CONFIG).read_text() == text
 
 
 @pytest.mark.slow
@@ -163,7 +184,7 @@ def test_a_switch_that_fails_restores_the_configuration(project):
     ("edited", "jobs"),
     [
         ("photos/cat.txt", "build_base, cache_latents, prepare_dataset"),
-        ("workflow/zerotrain/cache/writer.py", "cache_latents"),
+        ("workflow/zerotrain/cache/encoding.py", "cache_latents"),
     ],
 )
 def test_a_switch_after_a_change_of_what_it_depends_on_is_refused(project, edited, jobs):
@@ -186,7 +207,7 @@ def test_a_profile_that_hushes_snakemake_hides_no_job(project):
     stop_in(project, "plain")
     save(project, "plain", 250)
     project.append("profiles/default/config.yaml", "\nquiet: [rules, progress]\n")
-    assert "\ntrain_phase " not in project.snakemake("-n", "--cores", "1").stdout
+    assert "\ntrain_phase tiny/plain: " not in project.snakemake("-n", "--cores", "1").stdout
     done = switch(project, "--to", "zero2", "--dry-run")
     assert done.stdout.endswith(": render_launch, train_phase, export_weights\n")
     project.append("photos/cat.txt", "\nEDITED = 1\n")
@@ -195,33 +216,31 @@ def test_a_profile_that_hushes_snakemake_hides_no_job(project):
     assert "build_base, cache_latents, prepare_dataset would run first" in done.stdout
 
 
-TABLE = "Job stats:\njob      count\n-----  -------\na            1\nb            2\n"
-
-
 @pytest.mark.parametrize(
     ("said", "jobs"),
     [
-        (f"host: here\n{TABLE}total        3\n\n[...]\nrule a:\n", {"a": 1, "b": 2}),
+        ("host: here\na x: after b y\n3 stages would run: 1 a, 2 b\n", {"a": 1, "b": 2}),
+        ("1 stage would run: 1 a\n", {"a": 1}),
         ("Nothing to be done (all requested files are present and up to date).\n", {}),
-        (f"{TABLE}total        4\n\n", None),
-        (f"{TABLE}\n", None),
+        ("4 stages would run: 1 a, 2 b\n", None),
+        ("a x: 3 stages would run: 1 a, 2 b\n", None),
         ("", None),
         ("rule a:\n    reason: Nothing\n", None),
     ],
 )
 def test_a_plan_that_snakemake_does_not_tell_is_none(monkeypatch, said, jobs):
-    """Without a whole table of jobs nobody knows what would run."""
+    """Without whole counts of jobs nobody knows what would run."""
     done = subprocess.CompletedProcess([], 0, stdout=said)
-    monkeypatch.setattr(graph.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(snakemake.subprocess, "run", lambda *_, **__: done)
     if jobs is not None:
-        assert graph.plan(Path(CONFIG), []) == jobs
+        assert snakemake.plan(Path(CONFIG), []) == jobs
         return
     with pytest.raises(PipelineError) as caught:
-        graph.plan(Path(CONFIG), [])
+        snakemake.plan(Path(CONFIG), [])
     assert str(caught.value) == (
         f"ERROR: snakemake does not say which jobs it would run:\n{said.strip()}\n"
-        "  Hint: take what changes its output (`quiet`, `logger`) out of your Snakemake profile or "
-        "SNAKEMAKE_PROFILE, and call this again"
+        "  Hint: take what changes its output (`verbose`, `logger`) out of your Snakemake profile "
+        "or SNAKEMAKE_PROFILE, and call this again"
     )
 
 

@@ -1,23 +1,26 @@
-"""Artifact folders: written beside their place, listed with hashes, published by a rename.
+"""Artifact folders: written next to their place, listed with hashes, published by a rename.
 
-A folder counts as written only when its manifest.json lies in it. Format version 1:
+A folder counts as complete only once it has its manifest.json. Format version 1:
 
     {"format": 1, "kind": "cache", "content": {...},
      "files": {"a/b": {"sha256": "...", "bytes": 3}},
      "parents": {"dataset": {"path": "...", "identity": "..."}}, "made_by": {...}}
 
-The *identity* of a folder is a digest of its kind, content and files: two folders with one identity
-can stand for each other, whoever made them. Files under ``records/`` (logs, timings) are listed and
-checked but are no part of the identity.
+The *identity* of a folder is a digest of its kind, content and files: folders with the same
+identity are interchangeable, whatever made them. Files under ``records/`` (logs, timings) are
+listed and checked but are not part of the identity.
 
-`manifest` reads, `damage` compares files with what a manifest lists, `verdicts` remembers hashes,
-`rebuilding` names the command that makes a folder again, `untrusted` checks names and links of
-folders from others, `publication` writes, `whole_file` writes single files, `leftovers` mends what
-a killed writer left, and `in_use` keeps what is read from being removed.
+`manifest` reads, `damage` compares files with the manifest, `verdicts` stores hashes, `rebuilding`
+names the command that makes a folder again, `untrusted` checks names and links of folders from
+others, `publication` writes, `copies` links own files and copies others, `whole_file` writes single
+files, `leftovers` recovers from a killed writer, `in_use` keeps folders from being removed while
+they are read, and `layout` defines where folders are.
 """
 
+from zerotrain.artifact.copies import copy_new, is_own, link_or_copy, take_in
 from zerotrain.artifact.damage import MANIFEST, file_sha256
-from zerotrain.artifact.leftovers import mend
+from zerotrain.artifact.layout import place_in_results
+from zerotrain.artifact.leftovers import recover_interrupted_publish, scratch_folder
 from zerotrain.artifact.manifest import (
     RECORDS,
     Artifact,
@@ -32,13 +35,7 @@ from zerotrain.artifact.manifest import (
     sizes_digest,
     write_json,
 )
-from zerotrain.artifact.publication import (
-    Draft,
-    copy_new,
-    link_or_copy,
-    publish,
-    publish_manifest,
-)
+from zerotrain.artifact.publication import UnpublishedFolder, publish, publish_manifest
 from zerotrain.artifact.untrusted import check_name, read_shard_names
 from zerotrain.artifact.whole_file import create, replacing, write_whole
 
@@ -46,7 +43,7 @@ __all__ = [
     "MANIFEST",
     "RECORDS",
     "Artifact",
-    "Draft",
+    "UnpublishedFolder",
     "check_name",
     "check_published",
     "copy_new",
@@ -54,18 +51,22 @@ __all__ = [
     "digest",
     "file_sha256",
     "is_described",
+    "is_own",
     "is_published",
     "kind_of",
     "link_or_copy",
-    "mend",
+    "place_in_results",
     "publish",
     "publish_manifest",
     "read",
     "read_around",
     "read_manifest",
     "read_shard_names",
+    "recover_interrupted_publish",
     "replacing",
+    "scratch_folder",
     "sizes_digest",
+    "take_in",
     "write_json",
     "write_whole",
 ]

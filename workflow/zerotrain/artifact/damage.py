@@ -1,4 +1,4 @@
-"""Files of a published folder that are missing, or that are not what its manifest lists."""
+"""Files of a published folder that are missing, or that differ from its manifest."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from zerotrain.artifact import verdicts
 
 MANIFEST = "manifest.json"
 Files = Mapping[str, Mapping[str, Any]]
-"""What a manifest lists: {"a/b": {"sha256": "...", "bytes": 3}}."""
+"""A manifest's list of files: {"a/b": {"sha256": "...", "bytes": 3}}."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A listed file that is missing, or that holds other bytes."""
+    """A listed file that is missing, or has other bytes."""
 
     path: Path
     what: str
-    """What is wrong with it, as messages say it after the path."""
+    """The fault, in the words that follow the path in messages."""
     differs: bool
     """Whether other bytes are in its place, which the user may want to keep."""
     unread: bool = False
-    """Whether the system could not read it, so that what it holds is not known."""
+    """Whether the system could not read it, so that its content is unknown."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}"
@@ -43,12 +43,12 @@ def file_sha256(path: Path) -> str:
 def find_damage(
     folder: Path, files: Files, sha256: Callable[[Path], str] | None = file_sha256
 ) -> Iterator[Damage]:
-    """Find damaged files, those that are missing or of another size before anything is hashed.
+    """Yield damaged files; missing files and wrong sizes are found before anything is hashed.
 
     Args:
         folder: A published folder.
-        files: What its manifest lists.
-        sha256: Computes a file's hash; None compares presence and sizes alone.
+        files: The manifest's list of files.
+        sha256: Computes a file's hash; None: compare only presence and sizes.
 
     Yields:
         Each damaged file.
@@ -73,7 +73,7 @@ def compare_size(
     """Compare a file's presence and size with its entry in the manifest.
 
     Returns:
-        What the system says of the file, if it is there; and the damage, if there is any.
+        The file's status, if it exists; and the damage, if there is any.
     """
     try:
         stat = path.stat()
@@ -92,7 +92,7 @@ def compare_size(
 def compare_hash(
     path: Path, entry: Mapping[str, Any], sha256: Callable[[Path], str]
 ) -> Damage | None:
-    """Compare a file's sha256 with its entry in the manifest; a difference is remembered."""
+    """Compare a file's sha256 with its entry in the manifest; store the hash if it differs."""
     try:
         before = path.stat()
         found = sha256(path)

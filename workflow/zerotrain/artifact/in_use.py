@@ -1,6 +1,7 @@
-"""Folders that somebody reads are not removed: a shared lock of the kernel's on their manifest.
+"""Protection of folders that a process reads from removal: a shared kernel lock on the manifest.
 
-It ends with its process. On a file system without such locks nothing is held, and nothing waits.
+The lock ends with its process. On a file system without such locks nothing is protected, and
+nothing waits.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ from typing import IO
 
 from zerotrain.artifact.damage import MANIFEST
 
+REMOVED = ".removed"
+
 
 def hold(folder: Path) -> IO[str] | None:
-    """Keep a folder from being removed while the returned file is open."""
+    """Protect a folder from removal while the returned file is open."""
     try:
         stream = (folder / MANIFEST).open()
     except OSError:
-        return None  # reading it says what is wrong
+        return None  # reading it reports the error
     with contextlib.suppress(OSError):
         fcntl.flock(stream, fcntl.LOCK_SH)
     return stream
 
 
 def remove(folder: Path) -> bool:
-    """Remove a published folder, unless somebody holds it; whether it is gone."""
-    # Network file systems lock alone only what is open for writing.
+    """Remove a published folder, unless a process holds it; return whether it is gone."""
+    # Network file systems lock only files that are open for writing.
     with (folder / MANIFEST).open("r+") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,7 +38,10 @@ def remove(folder: Path) -> bool:
             return False
         except OSError:
             pass
-        # Without its manifest it counts no more, wherever the removal may be cut short.
-        (folder / MANIFEST).unlink()
-    shutil.rmtree(folder)
+        # Under this name it no longer counts, even if the removal is interrupted.
+        removed = folder.with_name(f".{folder.name}{REMOVED}")
+        if removed.exists():
+            shutil.rmtree(removed)
+        folder.rename(removed)
+    shutil.rmtree(removed)
     return True

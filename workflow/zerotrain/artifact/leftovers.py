@@ -1,7 +1,8 @@
-"""What a writer has beside a folder, and the mending of what a killed one left.
+"""Temporary folders of a writer, and recovery from those of a killed writer.
 
-The name says who writes: .<name>.new-<host>-<pid>, and .old- in the moment of an exchange. Whether
-a writer of another host lives cannot be seen from here; what it has written last tells.
+The name identifies the writer: .<name>.new-<host>-<pid>, and .old- during an exchange, if the file
+system cannot exchange names atomically. Whether a writer on another host or in another container is
+alive cannot be determined; its last write is used instead, by the clock of the file system.
 """
 
 from __future__ import annotations
@@ -10,30 +11,32 @@ import contextlib
 import glob
 import os
 import shutil
-import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-HOST = socket.gethostname().replace(".", "_")
+from zerotrain.machine.liveness import pid_space, time_there
+
+HOST = pid_space()
 SILENT_SECONDS = {"new": 24 * 3600.0, "old": 60.0}
-"""After which a writer of another host has ended: hashing and copying of a model take hours at
-most, the exchange of two names a moment."""
+"""Seconds after which a writer of another host counts as ended: hashing and copying a model takes
+hours at most, the exchange of two names a moment."""
 
 
-def beside(path: Path, kind: str) -> Path:
-    """Where this process writes a file or folder before it takes its place (kind `new`), and puts
-    the one that had the place (`old`)."""
+def temporary_path(path: Path, kind: str) -> Path:
+    """Return the path where this process writes a file or folder before it replaces `path` (kind
+    `new`), or moves the former one (`old`)."""
     return path.with_name(f".{path.name}.{kind}-{HOST}-{os.getpid()}")
 
 
-def mend(folder: Path, *, alone: bool = False) -> None:
-    """Clear what a killed writer left beside the folder: the old one comes back, the new goes.
+def recover_interrupted_publish(folder: Path, *, alone: bool = False) -> None:
+    """Clean up after a killed writer next to the folder: restore the old one, remove the new.
 
     Args:
-        folder: The published folder, or where it would be.
-        alone: Whether a lock says that no process of another host writes here.
+        folder: The published folder, or its future place.
+        alone: Whether a lock guarantees that no process of another host writes here.
     """
     if not folder.parent.is_dir():
         return
@@ -41,9 +44,9 @@ def mend(folder: Path, *, alone: bool = False) -> None:
     for old in folder.parent.glob(f".{name}.old-*"):
         if _writer_lives(old, "old", alone):
             continue
-        # Two readers may mend at once, and one that may only read cannot: then it stays.
+        # Several readers may recover at once, and without write permission recovery is skipped.
         with contextlib.suppress(OSError):
-            folder.rmdir()  # an empty folder, as Snakemake makes before a job
+            folder.rmdir()  # an empty folder, as Snakemake creates before a job
         if folder.exists():
             shutil.rmtree(old, ignore_errors=True)
         else:
@@ -59,18 +62,40 @@ def mend(folder: Path, *, alone: bool = False) -> None:
                 new.unlink()
 
 
-def _writer_lives(leftover: Path, kind: str, alone: bool) -> bool:
-    """Whether the process that the name ends with wrote it: a later one of that pid did not."""
-    host, _, pid = leftover.name.rpartition(f".{kind}-")[2].rpartition("-")
+@contextlib.contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder next to `path`, and remove it when the block ends.
+
+    Leftovers of killed processes are removed first.
+    """
+    recover_interrupted_publish(path)
+    folder = temporary_path(path, "new")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _writer_lives(leftover: Path, kind: str, alone: bool) -> bool:
+    """Return whether the process in the name is alive and wrote it; its pid may be reused."""
+    host, _, pid = leftover.name.rpartition(f".{kind}-")[2].rpartition("-")
+    if alone and host not in ("", HOST):
+        return False
+    try:
+        written = _written_last(leftover)
+        age = time_there(leftover.parent) - written
         if host not in ("", HOST):
-            return not alone and time.time() - _written_last(leftover) < SILENT_SECONDS[kind]
+            return age < SILENT_SECONDS[kind]
         process = psutil.Process(int(pid))
         ended = process.status() == psutil.STATUS_ZOMBIE
-        # Clocks of file servers differ, and boot time is read in whole seconds: 5 are allowed for.
-        return not ended and process.create_time() <= leftover.lstat().st_ctime + 5
+        # Boot time, and some disks' times, have a resolution of whole seconds: allow for 5.
+        return not ended and time.time() - process.create_time() >= age - 5
     except (ValueError, psutil.NoSuchProcess, FileNotFoundError):
         return False
+    except OSError:  # not writable, so not removable either
+        return True
 
 
 def _written_last(leftover: Path) -> float:

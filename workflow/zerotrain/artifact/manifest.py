@@ -10,27 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.damage import MANIFEST, file_sha256, find_damage
-from zerotrain.artifact.leftovers import mend
-from zerotrain.artifact.rebuilding import place_in_results, rebuild_hint
+from zerotrain.artifact.layout import place_in_results
+from zerotrain.artifact.leftovers import recover_interrupted_publish
+from zerotrain.artifact.rebuilding import rebuild_hint
 from zerotrain.artifact.untrusted import check_links, find_manifest_error
 from zerotrain.errors import PipelineError
 
 FORMAT = 1
 KEYS = frozenset(("format", "kind", "content", "files", "parents", "made_by"))
-"""What a manifest says; one of another program shares some of these words at most."""
+"""A manifest's keys; another program's manifest shares a few of them at most."""
 RECORDS = "records/"
 DEPTH = 2
-"""How far below its folder a file of a model may be: in the folder of a part."""
+"""How deep below its folder a file of a model may be: in the folder of a part."""
 
 
 def digest(value: Any) -> str:
-    """Sha256 of a JSON value in its canonical form (sorted keys, no spaces)."""
+    """Compute the sha256 of a JSON value in its canonical form (sorted keys, no spaces)."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sizes_digest(place: Path) -> str:
-    """The digest by which a folder or a file of elsewhere is remembered: its names and sizes."""
+    """Compute the digest that identifies an external folder or file: from its names and sizes."""
     root = place.parent if place.is_file() else place
     below = [place] if place.is_file() else place.rglob("*")
     files = sorted(path for path in below if path.is_file())
@@ -55,15 +56,15 @@ class Artifact:
 
     @property
     def identity(self) -> str:
-        """Digest of what the folder holds, without who made it, when, or from which path."""
+        """Return the digest of the folder's content, which excludes its maker, time and path."""
         files = {n: f["sha256"] for n, f in self.files.items() if not n.startswith(RECORDS)}
         return digest({"kind": self.kind, "content": self.content, "files": files})
 
     def path(self, name: str) -> Path:
-        """The path of a listed file.
+        """Return the path of a listed file.
 
         Raises:
-            PipelineError: if the manifest does not list it, or it is a link to another place.
+            PipelineError: the manifest does not list it, or it is a link to another place.
         """
         if name not in self.files:
             raise PipelineError(
@@ -81,11 +82,11 @@ class Artifact:
         """Check that listed files exist with their sizes and sha256.
 
         Args:
-            sha256: Computes a file's hash; None leaves the hashes alone.
+            sha256: Computes a file's hash; None: do not compare hashes.
             names: The files to check; default: all.
 
         Raises:
-            PipelineError: naming the first file that is missing or differs.
+            PipelineError: a file is missing or differs; the message names the first.
         """
         files = self.files if names is None else {name: self.files[name] for name in names}
         for name in files:
@@ -96,15 +97,15 @@ class Artifact:
 
 
 def is_published(folder: Path) -> bool:
-    """Whether the folder holds a manifest, the mark of a complete artifact."""
+    """Return whether the folder has a manifest, the mark of a complete artifact."""
     return (folder / MANIFEST).is_file()
 
 
 def is_described(folder: Path) -> bool:
-    """Whether a manifest of this program describes the folder: others use the file's name as well.
+    """Return whether the folder's manifest is from this program: others use its name as well.
 
     Raises:
-        PipelineError: the manifest is cut off or otherwise no JSON.
+        PipelineError: the manifest is truncated or not JSON.
     """
     if not is_published(folder):
         return False
@@ -113,20 +114,20 @@ def is_described(folder: Path) -> bool:
 
 
 def kind_of(folder: Path) -> str | None:
-    """Read what a folder's manifest calls it; None where the folder has none of this program's.
+    """Read the kind of a folder from its manifest; None if it has no manifest of this program.
 
     Raises:
-        PipelineError: the manifest is cut off or otherwise no JSON.
+        PipelineError: the manifest is truncated or not JSON.
     """
     return str(_load(folder).get("kind")) if is_described(folder) else None
 
 
 def check_published(folder: Path, *, ours: bool = False) -> None:
-    """Check that a folder which was made here has its manifest.
+    """Check that a folder that this program made has its manifest.
 
     Args:
-        folder: Any folder; one that another program made needs none.
-        ours: Whether its content says that this program made it, wherever it was moved.
+        folder: Any folder; another program's needs no manifest.
+        ours: Whether its content shows that this program made it, even if it was moved.
 
     Raises:
         PipelineError: the manifest is missing.
@@ -141,34 +142,44 @@ def check_published(folder: Path, *, ours: bool = False) -> None:
 def read_around(
     path: Path, kinds: Sequence[str], *, sha256: Callable[[Path], str] = file_sha256
 ) -> Artifact | None:
-    """Read and verify the published folder that a path is, or that lists it or files in it.
+    """Read and verify the published folder that is a path, or lists it or files in it.
 
     Args:
         path: A folder or a file, of any origin.
-        kinds: The kinds that serve here.
+        kinds: The accepted kinds.
         sha256: Computes a file's hash.
 
     Returns:
-        None where no manifest describes the path: it is of another program.
+        The artifact, or None if no manifest describes the path: it is another program's.
 
     Raises:
-        PipelineError: it was made here and is not whole, or is of another kind.
+        PipelineError: this program made it and it is incomplete, or of another kind.
     """
     if path.is_dir():
-        mend(path)
+        recover_interrupted_publish(path)
         check_published(path)
         if is_described(path):
             return read(path, kinds, sha256=sha256)
+    folder = find_lister(path)
+    return None if folder is None else read(folder, kinds, sha256=sha256)
+
+
+def find_lister(path: Path) -> Path | None:
+    """Return the published folder whose manifest lists a path, or files in it.
+
+    Raises:
+        PipelineError: a manifest above the path is truncated or not JSON.
+    """
     if len(path.parents) < DEPTH:
         path = path.absolute()
     for folder in list(path.parents)[:DEPTH]:
         if is_described(folder) and _lists(folder, path.relative_to(folder).as_posix()):
-            return read(folder, kinds, sha256=sha256)
+            return folder
     return None
 
 
 def _lists(folder: Path, name: str) -> bool:
-    """Whether the manifest of a folder lists a file, or files in a folder of that name."""
+    """Return whether a folder's manifest lists a file, or files in a folder of that name."""
     files = _load(folder).get("files")
     known = files if isinstance(files, dict) else ()
     return any(one == name or one.startswith(f"{name}/") for one in known)
@@ -181,16 +192,17 @@ def read(
     verify: bool = True,
     sha256: Callable[[Path], str] = file_sha256,
 ) -> Artifact:
-    """Read a published folder and check that it is whole.
+    """Read a published folder and check that it is complete.
 
     Args:
         folder: The folder.
-        kind: Its kind, or those that serve.
-        verify: Whether files are hashed; without it their presence and sizes are compared.
+        kind: Its kind, or the accepted kinds.
+        verify: Whether to hash files; otherwise only presence and sizes are compared.
         sha256: Computes a file's hash.
 
     Raises:
-        PipelineError: no manifest, another kind or format, or a file that is missing or differs.
+        PipelineError: there is no manifest, it has another kind or format, or a file is missing or
+            differs.
     """
     artifact = read_manifest(folder, kind)
     artifact.verify(sha256 if verify else None)
@@ -198,12 +210,12 @@ def read(
 
 
 def read_manifest(folder: Path, kind: str | Sequence[str]) -> Artifact:
-    """Read what the manifest of a folder says, for whoever opens none of its files.
+    """Read a folder's manifest without checking its files.
 
     Raises:
-        PipelineError: no manifest, or one of another kind or format.
+        PipelineError: there is no manifest, or it has another kind or format.
     """
-    mend(folder)
+    recover_interrupted_publish(folder)
     kinds = [kind] if isinstance(kind, str) else list(kind)
     if not is_published(folder):
         raise PipelineError(

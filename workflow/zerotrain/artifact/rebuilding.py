@@ -1,20 +1,13 @@
-"""The command that makes a published folder again, as hints of error messages name it."""
+"""The command that makes a published folder again, for hints in error messages."""
 
 from __future__ import annotations
 
-import importlib
-import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from zerotrain.errors import PipelineError
+from zerotrain.artifact.layout import DATA, RESULTS, ROLLING, files_of, place_in_results
 
-RESULTS = "results"
-DATA = "data"
-OF_PHASE = ("launch", "checkpoint", "weights", "state", "evaluation")
-ROLLING = "progress"
-FIND_CONFIG = "zerotrain.config.find"
 EXPORTS = ("weights", "exported", "state", "universal")
 """Kinds of folders that `zerotrain export` writes."""
 
@@ -22,12 +15,12 @@ EXPORTS = ("weights", "exported", "state", "universal")
 def rebuild_hint(
     folder: Path, kind: str | None = None, parents: Mapping[str, Mapping[str, str]] | None = None
 ) -> str:
-    """Say how to make a folder again.
+    """Return a hint on how to make a folder again.
 
     Args:
         folder: The folder.
-        kind: What its manifest calls it, if that is known.
-        parents: What its manifest says of its parents.
+        kind: Its kind in the manifest, if known.
+        parents: Its parents in the manifest.
     """
     place = place_in_results(folder)
     if place is not None and ROLLING in place:
@@ -49,30 +42,9 @@ def rebuild_hint(
     )
 
 
-def place_in_results(folder: Path) -> tuple[str, ...] | None:
-    """The parts of a folder's path below results/, where the workflow of this project makes it."""
-    if not Path("Snakefile").is_file():
-        return None
-    parts = Path(os.path.relpath(folder)).parts
-    if len(parts) < 3 or parts[0] != RESULTS:
-        return None
-    place = parts[1:]
-    known = (
-        place[1:] in (("base",), ("report",), ("imported", "state"))
-        or (len(place) == 3 and place[2] in OF_PHASE)
-        or (len(place) == 4 and place[2] == ROLLING)
-        or (place[0] == DATA and place[2:] in ((), ("base",)))
-        or (place[0] == DATA and len(place) == 4 and place[2] == "cache")
-    )
-    return place if known else None
-
-
 def _snakemake(run: str, *words: str) -> str:
-    """The call of Snakemake for a run, with the option that chooses its configuration."""
-    # By name: what a stage computes does not depend on how its messages find a configuration.
-    try:
-        config = str(importlib.import_module(FIND_CONFIG).find_config(run))
-    except PipelineError:
-        config = "FILE"
+    """Return the call of Snakemake for a run, with the option for its configuration."""
+    files = files_of(run)
+    config = str(files[0]) if len(files) == 1 else "FILE"
     chosen = [] if config == "config/config.yaml" else ["--configfile", config]
     return shlex.join(["snakemake", "--cores", "all", *chosen, *words])

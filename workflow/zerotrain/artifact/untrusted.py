@@ -1,4 +1,4 @@
-"""Checks of folders from somewhere else: a manifest's names and types, and where links lead.
+"""Checks of folders from others: names and types in a manifest, and targets of links.
 
 Folders are exchanged: a hostile one must not make a reader open, copy or replace a file outside.
 """
@@ -21,14 +21,14 @@ DRIVE = re.compile(r"[A-Za-z]:")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 LINE_ENDS = ("Cc", "Zl", "Zp")
-"""Unicode's categories of control characters and of the separators that end a line."""
+"""Unicode categories of control characters and of line separators."""
 
 
 def find_name_error(name: Any) -> str | None:
-    """Find why a name from a file's content may not be joined to a folder.
+    """Return why a name from a file's content may not be joined to a folder.
 
     Args:
-        name: What ought to be a relative path with forward slashes.
+        name: Should be a relative path with forward slashes.
 
     Returns:
         The end of a sentence that starts with the name; None if the name stays in its folder.
@@ -53,14 +53,14 @@ def check_name(name: Any, where: str | Path) -> str:
     """Check that a name from a file's content stays in its folder.
 
     Args:
-        name: What ought to be a relative path with forward slashes.
-        where: The file that says it, for the message.
+        name: Should be a relative path with forward slashes.
+        where: The file with the name, for the message.
 
     Returns:
         The name.
 
     Raises:
-        PipelineError: it does not, or it is not a name at all.
+        PipelineError: it leaves the folder, or is not a name.
     """
     if error := find_name_error(name):
         raise PipelineError(
@@ -94,13 +94,13 @@ def read_shard_names(index: Path) -> list[str]:
 
 
 def find_manifest_error(found: dict[str, Any]) -> str | None:
-    """Find what is wrong with a manifest's parts, whose readers rely on their types and names.
+    """Return what is wrong with a manifest's parts, as readers rely on their types and names.
 
     Args:
         found: The manifest's JSON.
 
     Returns:
-        A sentence on the first error; None if there is none.
+        A sentence on the first error; None if there is no error.
     """
     for part in PARTS:
         if not isinstance(found.get(part), dict):
@@ -138,11 +138,11 @@ def _find_parents_error(parents: dict[str, Any]) -> str | None:
 
 
 def check_links(folder: Path, name: str, kind: str) -> None:
-    """Check that a listed file is in its folder, wherever links lead.
+    """Check that a listed file is in its folder after links are resolved.
 
-    A base is made of links to the files of a model, which keep their kind: a file of weights or of
-    JSON is never a link to something else. The hub's cache names files by their content, so that
-    only who has a file can name it there.
+    A base consists of links to the files of a model, which must keep their suffix: a weights or
+    JSON file is never a link to another kind. Files in the hub's cache are named by their content,
+    so only someone who has a file can name it there.
 
     Args:
         folder: The published folder.
@@ -186,5 +186,5 @@ def _split(names: Iterable[str]) -> list[list[str]]:
 
 
 def _quote(name: Any) -> str:
-    """Write a hostile name on one line that a terminal shows as it is."""
+    """Format a hostile name on one line that is safe for a terminal."""
     return ascii(name)

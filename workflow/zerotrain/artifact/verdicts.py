@@ -1,8 +1,8 @@
-"""The sha256 of files, remembered on this machine by device, inode, size and time of change.
+"""The sha256 of files, stored on this machine by device, inode, size and time of change.
 
-The time of change (ctime) is the kernel's: no program sets it back, so a file that was written to
-is read again. The folder is $XDG_CACHE_HOME/zerotrain or ~/.cache/zerotrain. Where it cannot be
-read or written nothing is remembered, and nothing else changes.
+The time of change (ctime) is set by the kernel: no program can reset it, so a file that was written
+to is read again. The folder is $XDG_CACHE_HOME/zerotrain or ~/.cache/zerotrain. If it is not
+accessible, nothing is stored, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 LEAST_BYTES = 4 * 1024**2
-"""Smaller files are read faster than it would take to look them up for years."""
+"""Smaller files are not stored: hashing them is faster than a lookup."""
 MOST = 4096
-"""Files that are remembered, those of the latest verdicts."""
+"""Number of stored files, those of the latest verdicts."""
 SETTLED_SECONDS = 2.0
-"""A file that was changed so shortly before it was read may be changed again within one tick of the
-file system's clock, which would leave its ctime as it was."""
+"""A file that changed this shortly before it was read may change again within one tick of the file
+system's clock, which would leave its ctime unchanged."""
 LOCK = threading.Lock()
 
 Verdicts = dict[str, str]
@@ -29,18 +29,18 @@ Verdicts = dict[str, str]
 
 
 def verdicts_file() -> Path:
-    """Say where verdicts are kept."""
+    """Return the path of the stored verdicts."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "zerotrain" / "verdicts.json"
 
 
 def key_of(stat: os.stat_result) -> str:
-    """Name a file and its present content."""
+    """Return a key for a file and its current content."""
     return f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_ctime_ns}"
 
 
 def load() -> Verdicts:
-    """Read all verdicts; a file that is missing or damaged holds none."""
+    """Read all verdicts; a missing or damaged file has none."""
     try:
         found = json.loads(verdicts_file().read_text())
     except (OSError, ValueError, RuntimeError):  # RuntimeError: no home folder
@@ -50,7 +50,7 @@ def load() -> Verdicts:
 
 
 def remembering(sha256: Callable[[Path], str]) -> Callable[[Path], str]:
-    """Make a function that hashes a file, or gives what is remembered of it."""
+    """Return a function that hashes a file, or returns its stored hash."""
 
     def remembered(path: Path) -> str:
         before = path.stat()
@@ -66,12 +66,12 @@ def remembering(sha256: Callable[[Path], str]) -> Callable[[Path], str]:
 
 
 def remember(path: Path, before: os.stat_result, sha256: str) -> None:
-    """Remember a file's sha256, unless it may have changed while it was read.
+    """Store a file's sha256, unless it may have changed while it was read.
 
     Args:
         path: The file.
-        before: What the system said of it before it was read.
-        sha256: Of the bytes that were read.
+        before: Its status before it was read.
+        sha256: The sha256 of the bytes that were read.
     """
     with contextlib.suppress(OSError, RuntimeError), LOCK:
         unchanged = key_of(path.stat()) == key_of(before)

@@ -1,34 +1,39 @@
-"""Files that are written whole or not at all: next to their place first, then renamed into it."""
+"""Atomic writes of files: first next to their place, then renamed into it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from zerotrain.artifact.leftovers import beside, mend
-from zerotrain.disk_errors import check_no_file, writing
+from zerotrain.artifact.leftovers import recover_interrupted_publish, temporary_path
+from zerotrain.machine.disk_errors import check_no_file, writing
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Constants of renameat2(2)."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give the block a temporary file to write, which then takes the place of `path`.
+    """Yield a temporary file to write, which then replaces `path`.
 
-    What was at `path` stays until then, and stays if the block raises; the temporary file goes,
-    and so do the folders that were made for it.
+    The former file stays until then, and also if the block raises; the temporary file and the
+    folders that were created for it are then removed.
 
     Raises:
-        PipelineError: what is above it is a file.
-        DiskError: the disk is full, read-only, or fails.
+        PipelineError: a file is above it.
+        DiskError: the disk is full or read-only, or fails.
     """
     check_no_file(path.parent)
-    new = beside(path, "new")
+    new = temporary_path(path, "new")
     with writing(path):
         made = [folder for folder in path.parents if not folder.exists()]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            mend(path)
+            recover_interrupted_publish(path)
             yield new
             sync(new)
             new.replace(path)
@@ -41,24 +46,24 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file of text, as UTF-8, whole or not at all.
+    """Write a text file as UTF-8, completely or not at all.
 
     Raises:
-        DiskError: the disk is full, read-only, or fails; what was at `path` is unchanged.
+        DiskError: the disk is full or read-only, or fails; `path` is unchanged.
     """
     with replacing(path) as new:
         new.write_text(text, encoding="utf-8")
 
 
 def create(path: Path, text: str) -> None:
-    """Write a new file of text, as UTF-8, whole or not at all; nothing is overwritten.
+    """Write a new text file as UTF-8, completely or not at all; overwrite nothing.
 
     Raises:
-        FileExistsError: there is one already.
-        DiskError: the disk is full, read-only, or fails.
+        FileExistsError: the file exists already.
+        DiskError: the disk is full or read-only, or fails.
     """
     with writing(path):
-        new = beside(path, "new")
+        new = temporary_path(path, "new")
         try:
             new.write_text(text, encoding="utf-8")
             sync(new)
@@ -74,8 +79,22 @@ def create(path: Path, text: str) -> None:
                 new.unlink()
 
 
+def exchange(first: Path, second: Path) -> int:
+    """Exchange the names of two files or folders; neither is missing at any moment.
+
+    Returns:
+        0, or the error number; nothing has changed then. ENOSYS if the system has no such call.
+    """
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:  # another system, or an old C library
+        return errno.ENOSYS
+    names = os.fsencode(first), os.fsencode(second)
+    done = renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE)
+    return ctypes.get_errno() if done else 0
+
+
 def sync(path: Path) -> None:
-    """Bring a file or folder to disk."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,109 +1,223 @@
-"""How samples become keys, and keys become tensors."""
+"""Encoding: samples to keys, and keys to tensors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import torch
 
 from zerotrain.artifact import Artifact
-from zerotrain.cache.keys import latents_key, text_key
+from zerotrain.artifact.tensor_file import FLOAT_TYPES
+from zerotrain.cache.code import IMAGES, TEXTS, code_digests
+from zerotrain.cache.keys import Encoder, conditioning_key, latents_key, pixels_digest, text_key
 from zerotrain.cache.layout import LATENTS, Entry
+from zerotrain.cache.precision import full_precision
+from zerotrain.cache.prompts import PromptKeys
+from zerotrain.cache.reuse import Group
 from zerotrain.cache.writer import Tensors
-from zerotrain.config import RunConfig
-from zerotrain.data.crop import crop_and_resize, to_pixels
-from zerotrain.data.dataset import Sample, caption_sha256
-from zerotrain.data.source import open_source
+from zerotrain.config.run import RunConfig
+from zerotrain.config.section import ConditionedPrompt
+from zerotrain.data.conditioning_file import read_conditioning_images
+from zerotrain.data.crop import centre_crop, crop_and_resize, to_pixels
+from zerotrain.data.dataset import ConditioningImage, Sample, caption_sha256
+from zerotrain.data.folder import FolderSource
+from zerotrain.data.open import open_source
+from zerotrain.data.source import Source
 from zerotrain.errors import PipelineError
-from zerotrain.families import Encoders, ImageFamily
 from zerotrain.machine.device import device_type
-from zerotrain.progress import progress
-from zerotrain.sources import code_digest
-from zerotrain.workers import in_order
+from zerotrain.machine.ordered_pool import in_order
+from zerotrain.machine.progress_bar import progress
+from zerotrain.models.families import ConditionedEncoders, Encoders
+from zerotrain.models.families.conditioning import Conditioning, read_pipeline
+from zerotrain.models.families.prompt_tokens import CHUNK, TRUNCATE
+
+if TYPE_CHECKING:
+    from zerotrain.models.families.diffusion import DiffusionFamily
 
 T = TypeVar("T")
 
+IMAGES_DTYPE = "fp32"
+"""Dtype of the autoencoders' computation, on every device."""
 PIXELS_AT_A_TIME = 1024 * 1024
 MOST_IMAGES_AT_A_TIME = 32
 PROMPTS_AT_A_TIME = 16
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PROMPTS_WITH_IMAGES_AT_A_TIME = 1
+"""A vision tower has many tokens per image: copies that fill a batch would be expensive."""
+
+
+class Located(NamedTuple):
+    """A conditioning image, and its source."""
+
+    source: Source
+    image: ConditioningImage
 
 
 class Encoding:
-    """The keys and tensors of a dataset at one resolution under one base model.
+    """The keys and tensors of a dataset at one resolution with one base.
 
-    Batches are always full, the last one filled up with copies of its last member: libraries choose
+    Batches are always full, with the last one padded by copies of its last member: libraries choose
     other kernels for other batch sizes, but within a batch no sample changes another's bits. So a
-    sample's tensors do not depend on what is encoded beside it. They do depend, in the last bits,
-    on cache.batch_size, the number of threads and the device, none of which is in the key.
+    sample's tensors do not depend on the other samples. In their last bits they do depend on
+    cache.batch_size, the number of threads, the device's model and versions of libraries, none of
+    which is in the key.
+
+    Args:
+        config: The run's configuration.
+        pixels: Side of the square images.
+        family: The base's family.
+        base: The base model.
+        reads: How the base uses conditioning images; None if it uses none.
     """
 
-    def __init__(self, config: RunConfig, pixels: int, family: ImageFamily, base: Artifact) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        pixels: int,
+        family: DiffusionFamily,
+        base: Artifact,
+        *,
+        reads: Conditioning | None = None,
+    ) -> None:
         self.config = config
         self.pixels = pixels
         self.family = family
         self.base = base
         self.dtype = config.cache.dtype
-        # A GPU that holds a text encoder in 16 bits may be too small for it in 32.
-        self._text_dtype = "fp32" if device_type() == "cpu" else self.dtype
+        self.long_captions = config.long_captions
+        self.device = device_type()
+        # A GPU that fits a text encoder in 16 bits may be too small for it in 32 bits.
+        self.text_dtype = "fp32" if self.device == "cpu" else self.dtype
         self.source = open_source(config.data)
-        pixel_modules = (*self.source.pixel_modules, "zerotrain.data.crop")
-        self._image_code = code_digest(*pixel_modules, *family.encoding_code)
-        self._text_code = code_digest(*family.encoding_code)
-        self._samples: dict[str, Sample] = {}
-        self._captions: dict[str, str] = {}
+        self._in_prompt = reads is not None and reads.in_prompt
+        self.code = code_digests(self.source, family, reads)
+        """Digest of the code of each group, by its name; not part of the keys."""
+        self._image_encoder = self._encoder(family.image_parts, IMAGES_DTYPE)
+        self._text_encoder = self._encoder(family.text_parts, self.text_dtype)
+        described = (base.folder / "model_index.json").is_file()
+        pipeline = read_pipeline(base.folder) if described else None
+        self._conditioning_encoder = replace(self._image_encoder, pipeline=pipeline)
+        if self._in_prompt:
+            self._text_encoder = replace(self._text_encoder, pipeline=pipeline)
+        self._in_latents = reads is not None and reads.in_latents
+        self._samples: dict[str, tuple[Sample, bool]] = {}
+        self._captions: dict[str, tuple[str, Sequence[Located]]] = {}
+        self._conditioning: dict[str, tuple[str, Sequence[Located]]] = {}
         self._encoders: Encoders | None = None
 
     def entry(self, sample: Sample) -> Entry:
-        """A sample as the index lists it."""
-        key = latents_key(
-            sample.image_sha256,
-            sample.crop,
-            self.pixels,
-            parts=self._parts(self.family.image_parts),
-            dtype=self.dtype,
-            code=self._image_code,
-        )
-        self._samples.setdefault(key, sample)
+        """Return a sample's entry for the index."""
+        flips = self.config.data.random_flip and sample.split == "train"
         left, top, side = sample.crop
+        images = self._located(sample)
+        seen = images if self._in_prompt else ()
         return Entry(
             file=sample.file,
             image_sha256=sample.image_sha256,
             caption_sha256=sample.caption_sha256,
-            latents=key,
-            text=self.text_key(sample.caption),
+            latents=self._latents_key(sample, flipped=False),
+            text=self.text_key(sample.caption, seen),
             original_size=sample.size[::-1],
             crop_top_left=(round(top * self.pixels / side), round(left * self.pixels / side)),
             target_size=(self.pixels, self.pixels),
             split=sample.split,
+            flipped=self._latents_key(sample, flipped=True) if flips else None,
+            conditioning=self._conditioning_key(sample.file, images)
+            if images and self._in_latents
+            else None,
+            conditioning_sha256=tuple(one.image.image_sha256 for one in images) or None,
+            empty_text=self.text_key("", seen) if seen else None,
         )
 
-    def text_key(self, caption: str) -> str:
-        """The key of a caption."""
-        key = text_key(
-            caption_sha256(caption),
-            parts=self._parts(self.family.text_parts),
-            dtype=self.dtype,
-            code=self._text_code,
-            encoder_dtype=self._text_dtype,
-            max_sequence_length=self.config.cache.max_sequence_length,
+    def _located(self, sample: Sample) -> tuple[Located, ...]:
+        return tuple(
+            Located(self.source.conditioning_source(position), image)
+            for position, image in enumerate(sample.conditioning)
         )
-        self._captions[key] = caption
+
+    def _conditioning_key(self, file: str, images: Sequence[Located]) -> str:
+        key = conditioning_key(self._pixels_digest(images), self._conditioning_encoder)
+        self._conditioning[key] = (file, images)
         return key
 
+    def _pixels_digest(self, images: Sequence[Located]) -> str:
+        named = [(one.image.image_sha256, one.image.crop) for one in images]
+        return pixels_digest(named, self.pixels)
+
+    def _latents_key(self, sample: Sample, *, flipped: bool) -> str:
+        key = latents_key(
+            sample.image_sha256,
+            sample.crop,
+            self.pixels,
+            self._image_encoder,
+            flipped=flipped,
+        )
+        self._samples.setdefault(key, (sample, flipped))
+        return key
+
+    def text_key(self, caption: str, images: Sequence[Located] = ()) -> str:
+        """Compute the key of a caption, with the conditioning images that the text encoder sees."""
+        key = text_key(
+            caption_sha256(caption),
+            self._text_encoder,
+            max_sequence_length=self.config.cache.max_sequence_length,
+            long_captions=self.long_captions,
+            conditioning=self._pixels_digest(images) if images else None,
+        )
+        self._captions[key] = (caption, images)
+        return key
+
+    def prompt_keys(self, asked: str | ConditionedPrompt) -> PromptKeys:
+        """Compute the keys of a validation prompt, with its conditioning images if it has any.
+
+        Raises:
+            PipelineError: one of these images is unreadable.
+        """
+        if isinstance(asked, str):
+            return PromptKeys(self.text_key(asked), self.text_key(""))
+        prompt, files = asked
+        images = [self._located_file(file) for file in files]
+        seen = images if self._in_prompt else ()
+        return PromptKeys(
+            self.text_key(prompt, seen),
+            self.text_key("", seen),
+            self._conditioning_key(f"the validation prompt {prompt!r}", images)
+            if self._in_latents
+            else None,
+        )
+
+    def _located_file(self, file: str) -> Located:
+        path = Path(file).expanduser()
+        [image] = read_conditioning_images([path], "validation.conditioning_images")
+        source = FolderSource(self.config.data, path.parent)
+        sha256 = source.sha256(path.name)
+        return Located(
+            source, ConditioningImage(path.name, sha256, image.size, centre_crop(image.size))
+        )
+
     def latents(self, keys: Sequence[str]) -> Iterator[Tensors]:
-        """The latents of each key that entry() gave.
+        """Encode the latents of each key returned by entry().
 
         Raises:
             PipelineError: an image changed since prepare_dataset, or its latents are not finite.
         """
         return progress(self._latents(keys), len(keys), "encoding images", "image")
 
+    def conditioning(self, keys: Sequence[str]) -> Iterator[Tensors]:
+        """Encode the conditioning images of each key returned by entry().
+
+        Raises:
+            PipelineError: an image changed since prepare_dataset, or a result is not finite.
+        """
+        found = self._encoded_conditioning(keys)
+        return progress(found, len(keys), "encoding conditioning images", "sample")
+
     def text(self, keys: Sequence[str]) -> Iterator[Tensors]:
-        """The embeddings of each key that text_key() or entry() gave.
+        """Encode the caption of each key returned by text_key() or entry().
 
         Raises:
             PipelineError: an embedding is not finite.
@@ -111,27 +225,56 @@ class Encoding:
         return progress(self._text(keys), len(keys), "encoding captions", "caption")
 
     def _latents(self, keys: Sequence[str]) -> Iterator[Tensors]:
-        most = max(1, min(MOST_IMAGES_AT_A_TIME, PIXELS_AT_A_TIME // self.pixels**2))
-        size = self.config.cache.batch_size or most
+        size = self._batch_size()
         pixels = in_order(self._pixels, keys, self.config.data.num_workers)
         for batch, held in zip(_batches(pixels, size), _batches(keys, size), strict=True):
-            encoded = self.encoders.encode_images(torch.stack(_filled(batch, size)))
+            with full_precision():
+                encoded = self.encoders.encode_images(torch.stack(_filled(batch, size)))
             for row, key in enumerate(held):
-                yield {LATENTS: self._finished(encoded[row], self._samples[key].file)}
+                yield {LATENTS: self._finished(encoded[row], self._samples[key][0].file)}
+
+    def _encoded_conditioning(self, keys: Sequence[str]) -> Iterator[Tensors]:
+        if not keys:
+            return
+        size = max(1, self._batch_size() // len(self._conditioning[keys[0]][1]))
+        workers = self.config.data.num_workers
+        pixels = in_order(lambda key: self._stack(self._conditioning[key][1]), keys, workers)
+        for batch, held in zip(_batches(pixels, size), _batches(keys, size), strict=True):
+            stacked = torch.stack(_filled(batch, size))
+            with full_precision():
+                encoded = self._conditioned_encoders.encode_conditioning(stacked)
+            for row, key in enumerate(held):
+                whose = f"conditioning images of {self._conditioning[key][0]}"
+                yield {name: self._finished(tensor[row], whose) for name, tensor in encoded.items()}
+
+    def _batch_size(self) -> int:
+        most = max(1, min(MOST_IMAGES_AT_A_TIME, PIXELS_AT_A_TIME // self.pixels**2))
+        return self.config.cache.batch_size or most
 
     def _text(self, keys: Sequence[str]) -> Iterator[Tensors]:
-        captions = [self._captions[key] for key in keys]
-        for batch in _batches(captions, PROMPTS_AT_A_TIME):
-            encoded = self.encoders.encode_prompts(_filled(batch, PROMPTS_AT_A_TIME))
-            for row, caption in enumerate(batch):
+        size = PROMPTS_WITH_IMAGES_AT_A_TIME if self._in_prompt else PROMPTS_AT_A_TIME
+        for batch in _batches([self._captions[key] for key in keys], size):
+            prompts = _filled([caption for caption, _ in batch], size)
+            if self._in_prompt:
+                pixels = torch.stack(_filled([self._stack(images) for _, images in batch], size))
+                with full_precision():
+                    encoded = self._conditioned_encoders.encode_prompts(prompts, pixels)
+            else:
+                with full_precision():
+                    encoded = self.encoders.encode_prompts(prompts)
+            for row, (caption, _) in enumerate(batch):
                 yield {
                     name: self._finished(tensor[row], f"caption {caption!r}")
                     for name, tensor in encoded.items()
                 }
 
     @property
+    def _conditioned_encoders(self) -> ConditionedEncoders:
+        return cast(ConditionedEncoders, self.encoders)
+
+    @property
     def encoders(self) -> Encoders:
-        """VAE and text encoders, loaded when first needed, on the GPU if there is one."""
+        """Return the VAE and text encoders, loaded at first use, on the GPU if there is one."""
         if self._encoders is None:
             threads = self.config.launch.num_cpu_threads_per_process or os.cpu_count() or 1
             torch.set_num_threads(threads)
@@ -139,23 +282,70 @@ class Encoding:
             torch.backends.cudnn.benchmark = False
             self._encoders = self.family.load_encoders(
                 self.base.folder,
-                device_type(),
+                self.device,
                 self.config.cache.max_sequence_length,
-                DTYPES[self._text_dtype],
+                FLOAT_TYPES[self.text_dtype],
+                **({} if self.long_captions == TRUNCATE else {"long_captions": CHUNK}),
             )
         return self._encoders
 
-    def _parts(self, names: Sequence[str]) -> dict[str, str]:
+    def groups(
+        self,
+        latents: Sequence[str],
+        conditioning: Sequence[str],
+        texts: Collection[str],
+        tokens: Mapping[str, int],
+    ) -> list[Group]:
+        """Group the keys of each series, for comparison with a cache's content.
+
+        Args:
+            latents: Keys in the dataset's order.
+            conditioning: Keys of conditioning images, in the same order.
+            texts: Keys in any order: the shortest, the longest and some between are compared.
+            tokens: Numbers of tokens of captions, if some are too long.
+        """
+
+        def length(key: str) -> tuple[int, int, str]:
+            caption = self._captions[key][0]
+            return tokens.get(caption, 0), len(caption), key
+
+        by_length = sorted(texts, key=length)
+        return [
+            Group(IMAGES, "latents", latents, self._latents, IMAGES_DTYPE, self._shown_image),
+            Group(
+                *(IMAGES, "sets of conditioning images", conditioning, self._encoded_conditioning),
+                *(IMAGES_DTYPE, lambda key: self._conditioning[key][0]),
+            ),
+            Group(
+                *(TEXTS, "captions", by_length, self._text, self.text_dtype),
+                lambda key: repr(self._captions[key][0]),
+            ),
+        ]
+
+    def _shown_image(self, key: str) -> str:
+        sample, flipped = self._samples[key]
+        return f"the mirror image of {sample.file}" if flipped else sample.file
+
+    def _encoder(self, names: Sequence[str], computed: str) -> Encoder:
         found: dict[str, str] = self.base.content["parts"]
-        return {name: found[name] for name in names if name in found}
+        parts = {name: found[name] for name in names if name in found}
+        return Encoder(self.family.name, parts, computed, self.device, self.dtype)
 
     def _pixels(self, key: str) -> torch.Tensor:
-        sample = self._samples[key]
-        image = self.source.image_of(sample.file, sample.image_sha256)
-        return torch.from_numpy(to_pixels(crop_and_resize(image, sample.crop, self.pixels)))
+        sample, flipped = self._samples[key]
+        pixels = self._square(self.source, sample)
+        return pixels.flip(-1) if flipped else pixels
+
+    def _stack(self, images: Sequence[Located]) -> torch.Tensor:
+        """Read the pixels [n, 3, H, W] of conditioning images."""
+        return torch.stack([self._square(source, image) for source, image in images])
+
+    def _square(self, source: Source, listed: Sample | ConditioningImage) -> torch.Tensor:
+        image = source.image_of(listed.file, listed.image_sha256)
+        return torch.from_numpy(to_pixels(crop_and_resize(image, listed.crop, self.pixels)))
 
     def _finished(self, tensor: torch.Tensor, whose: str) -> torch.Tensor:
-        stored = tensor.detach().to("cpu", DTYPES[self.dtype], copy=True).contiguous()
+        stored = tensor.detach().to("cpu", FLOAT_TYPES[self.dtype], copy=True).contiguous()
         if not torch.isfinite(stored).all():
             raise PipelineError(
                 f"{whose}: encoded to infinite or undefined numbers, stored as {self.dtype}",

@@ -1,53 +1,110 @@
-"""Keys of cached tensors: digests of everything that their numbers depend on."""
+"""Keys of cached tensors: digests of the user's choices that decide their numbers.
+
+Code and versions of libraries are not part of a key, so an upgrade does not change it. They are
+recorded instead, and compared by their results (`record`, `comparison`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from zerotrain.artifact import digest
-from zerotrain.cache.layout import FORMAT
+
+FORMAT = 2
+"""Part of every key: increase it when equal keys would have different numbers. Keys of format 1 had
+a digest of code; `earlier` recognises their content."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The properties of an encoder that decide its tensors.
+
+    Args:
+        family: Decides the computation and its scale.
+        parts: Digests of the model's parts that compute.
+        computed: Dtype of the computation.
+        device: Kind of device that computes: kinds differ in more than the last bits.
+        dtype: Dtype of the stored tensors.
+        pipeline: The base's class, if it decides how prompts and conditioning images are read.
+    """
+
+    family: str
+    parts: Mapping[str, str]
+    computed: str
+    device: str
+    dtype: str
+    pipeline: str | None = None
 
 
 def latents_key(
     image_sha256: str,
     crop: tuple[int, int, int],
     resolution: int,
+    encoder: Encoder,
     *,
-    parts: Mapping[str, str],
-    dtype: str,
-    code: str,
+    flipped: bool = False,
 ) -> str:
-    """Key of an image's latents.
+    """Compute the key of an image's latents.
 
     Args:
         image_sha256: Digest of the image.
-        crop: Left, top and side of the square that is encoded.
+        crop: Left, top and side of the encoded square.
         resolution: Side in pixels that the square is scaled to.
-        parts: Digests of the model's parts that encode images.
-        dtype: Type of the stored tensor.
-        code: Digest of the code that decodes, crops and encodes.
+        encoder: The image encoder.
+        flipped: Whether the mirror image is encoded.
     """
-    return digest(["latents", FORMAT, image_sha256, crop, resolution, dict(parts), dtype, code])
+    return digest(["latents", FORMAT, image_sha256, crop, resolution, asdict(encoder), flipped])
+
+
+def conditioning_key(pixels: str, encoder: Encoder) -> str:
+    """Compute the key of a sample's encoded conditioning images.
+
+    Args:
+        pixels: The result of pixels_digest.
+        encoder: The image encoder.
+    """
+    return digest(["conditioning", FORMAT, pixels, asdict(encoder)])
+
+
+def pixels_digest(images: Sequence[tuple[str, tuple[int, int, int]]], resolution: int) -> str:
+    """Compute the digest of everything that the pixels of conditioning images depend on.
+
+    Args:
+        images: Digest and crop of each image, in order.
+        resolution: Side in pixels that the crops are scaled to.
+    """
+    return digest([list(images), resolution])
 
 
 def text_key(
     caption_sha256: str,
+    encoder: Encoder,
     *,
-    parts: Mapping[str, str],
-    dtype: str,
-    code: str,
-    encoder_dtype: str,
     max_sequence_length: int | None,
+    long_captions: str = "truncate",
+    conditioning: str | None = None,
 ) -> str:
-    """Key of a caption's embeddings.
+    """Compute the key of a caption's embeddings.
 
     Args:
         caption_sha256: Digest of the caption.
-        parts: Digests of the model's parts that encode text.
-        dtype: Type of the stored tensors.
-        code: Digest of the code that encodes.
-        encoder_dtype: Type that the text encoders compute in.
-        max_sequence_length: As the configuration has it; None is the family's own.
+        encoder: The text encoder.
+        max_sequence_length: The configuration's value; None: the family's.
+        long_captions: The configuration's value.
+        conditioning: The result of pixels_digest, if the text encoder sees conditioning images.
     """
-    what = [dict(parts), dtype, code, encoder_dtype, max_sequence_length]
-    return digest(["text", FORMAT, caption_sha256, *what])
+    what = [caption_sha256, asdict(encoder), max_sequence_length, long_captions, conditioning]
+    return digest(["text", FORMAT, *what])
+
+
+def tokens_key(sha256: str, max_length: int, *, family: str, parts: Mapping[str, str]) -> str:
+    """Compute the key of a conversation's tokens.
+
+    Args:
+        sha256: Digest of the conversation.
+        max_length: Number of tokens at which conversations are truncated.
+        family: Decides which tokens are read and learned.
+        parts: Digests of the tokenizer's files.
+    """
+    return digest(["tokens", FORMAT, sha256, max_length, family, dict(parts)])

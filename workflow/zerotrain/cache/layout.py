@@ -1,26 +1,30 @@
-"""The format of a cache folder: index.json, and which key lies in which shard."""
+"""The format of a cache folder: index.json, and the assignment of keys to shards."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from zerotrain.artifact import check_name, write_json
+from zerotrain.data.dataset import with_tuples
+
+T = TypeVar("T")
 
 KIND = "cache"
 FORMAT = 1
-"""Part of every key: raise it when equal keys would hold other numbers."""
+"""Format of index.json; the format of the keys is in `keys`."""
 
 INDEX = "index.json"
-LATENTS, TEXT = "latents", "text"
-"""The two series of shards."""
+LATENTS, TEXT, CONDITIONING = "latents", "text", "conditioning"
+"""The series of shards; the last only for data with conditioning images."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One sample: what identifies it, where its tensors are, and the sizes SDXL is told."""
+    """One sample: its identity, the keys of its tensors, and the sizes for SDXL."""
 
     file: str
     image_sha256: str
@@ -34,8 +38,16 @@ class Entry:
     crop_top_left: tuple[int, int]
     """Top and left of the crop, in pixels of the image scaled to the resolution."""
     target_size: tuple[int, int]
-    """Height and width that were encoded."""
+    """Height and width of the encoded image."""
     split: Literal["train", "holdout"]
+    flipped: str | None = None
+    """Key of its mirror image's latents, if data.random_flip can draw it."""
+    conditioning: str | None = None
+    """Key of its encoded conditioning images, all together."""
+    conditioning_sha256: tuple[str, ...] | None = None
+    """Digests of its conditioning images."""
+    empty_text: str | None = None
+    """Key of the empty caption with its conditioning images, if the text encoder sees them."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Index:
-    """What index.json says."""
+    """The content of index.json."""
 
     resolution: int
     dtype: str
@@ -67,85 +79,96 @@ class Index:
     """How often an epoch sees each training sample."""
     entries: tuple[Entry, ...]
     """In the dataset's order."""
-    empty_text: str
-    """Key of the empty caption."""
+    empty_text: str | None
+    """Key of the empty caption; None if each entry has its own."""
     latents: Series
     text: Series
+    conditioning: Series | None = None
 
 
 def shard_file(series: str, number: int, count: int) -> str:
-    """Name of the file that holds key range `number` of `count`."""
+    """Return the name of the file with key range `number` of `count`."""
     return f"{series}-{number:05d}-of-{count:05d}.safetensors"
 
 
 def shard_number(key: str, count: int) -> int:
-    """Which of `count` equal ranges a key (a hexadecimal digest) lies in."""
+    """Return which of `count` equal ranges contains a key (a hexadecimal digest)."""
     return int(key[:8], 16) * count >> 32
 
 
 def tensor_name(key: str, tensor: str) -> str:
-    """Name within a shard of one of a key's tensors."""
+    """Return the name of one of a key's tensors within a shard."""
     return f"{key}.{tensor}"
 
 
 def key_of(name: str) -> str:
-    """The key that a tensor in a shard belongs to."""
+    """Return the key that a tensor in a shard belongs to."""
     return name.partition(".")[0]
 
 
 def write_index(folder: Path, index: Index) -> None:
     """Write index.json."""
-    write_json(folder / INDEX, {"format": FORMAT, **asdict(index)})
+    found = asdict(index)
+    # Indexes of earlier versions have no such keys.
+    for entry in found["entries"]:
+        for name in ("flipped", "conditioning", "conditioning_sha256", "empty_text"):
+            if entry[name] is None:
+                del entry[name]
+    if index.conditioning is None:
+        del found["conditioning"]
+    write_json(folder / INDEX, {"format": FORMAT, **found})
 
 
 def read_index(folder: Path) -> Index:
     """Read index.json.
 
     Raises:
-        OSError: there is none.
-        ValueError: it is no index of this format.
+        OSError: the file is missing.
+        ValueError: it is not an index of this format.
     """
-    found = json.loads((folder / INDEX).read_text())
-    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
-        raise ValueError(f"{folder / INDEX}: not an index of format {FORMAT}")
-    try:
-        return Index(
-            **{
-                **found,
-                "entries": tuple(_entry(entry) for entry in found["entries"]),
-                LATENTS: parse_series(found[LATENTS]),
-                TEXT: parse_series(found[TEXT]),
-            }
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder / INDEX}: {error}") from error
+
+    def parse(found: dict[str, Any]) -> Index:
+        series = {n: parse_series(found[n]) for n in (LATENTS, TEXT, CONDITIONING) if n in found}
+        entries = tuple(Entry(**with_tuples(entry)) for entry in found["entries"])
+        return Index(**{**found, **series, "entries": entries})
+
+    return read_document(folder / INDEX, parse)
 
 
 def listed_shards(folder: Path, index: str = INDEX) -> list[Shard]:
-    """The shards of every series that index.json lists, of images or of text, or another index.
+    """List the shards of every series in index.json, of images or text, or in another index.
 
     Raises:
-        OSError: there is none.
-        ValueError: it is no index of this format.
-        PipelineError: it names a shard outside of the folder.
+        OSError: the file is missing.
+        ValueError: it is not an index of this format.
+        PipelineError: it names a shard outside the folder.
     """
-    found = json.loads((folder / index).read_text())
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"{folder / index}: not an index of format {FORMAT}")
-    series = [value for value in found.values() if isinstance(value, dict) and "shards" in value]
-    try:
+
+    def parse(found: dict[str, Any]) -> list[Shard]:
+        series = [one for one in found.values() if isinstance(one, dict) and "shards" in one]
         return [_shard(shard) for one in series for shard in one["shards"]]
-    except TypeError as error:
-        raise ValueError(f"{folder / index}: {error}") from error
+
+    return read_document(folder / index, parse)
 
 
-def _entry(found: dict[str, Any]) -> Entry:
-    sizes = ("original_size", "crop_top_left", "target_size")
-    return Entry(**{**found, **{name: tuple(found[name]) for name in sizes}})
+def read_document(path: Path, parse: Callable[[dict[str, Any]], T]) -> T:
+    """Read and parse an index of this format, for images, text or prompts.
+
+    Raises:
+        OSError: the file is missing.
+        ValueError: it is not an index of this format.
+    """
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+        raise ValueError(f"{path}: not an index of format {FORMAT}")
+    try:
+        return parse(found)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def parse_series(found: dict[str, Any]) -> Series:
-    """A series as index.json holds it."""
+    """Parse a series from index.json."""
     shards = tuple(_shard(shard) for shard in found["shards"])
     return Series(found["count"], tuple(found["tensors"]), shards)
 

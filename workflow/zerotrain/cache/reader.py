@@ -1,4 +1,4 @@
-"""Reading a cache: tensors of a sample by its position, straight from the mapped files."""
+"""Reading of a cache: tensors of a sample by its position, directly from the mapped files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
-from torch.nn.utils.rnn import pad_sequence
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.cache.layout import (
+    CONDITIONING,
     INDEX,
     KIND,
     LATENTS,
@@ -28,16 +29,16 @@ from zerotrain.cache.token_layout import TOKENS, Row, read_token_index
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
-    from zerotrain.families import Batch
+    from zerotrain.models.families import Batch
 
 FILLERS = {"input_ids": 0, "labels": -100, "attention_mask": 0, "position_ids": 0}
-"""What rows of tokens are filled up with. A token that is masked, or that comes after all that is
-learned, may be any; position 0 begins an example of its own, which nothing sees."""
+"""Padding values of token rows. Tokens that are masked, or after all learned ones, can be any;
+position 0 begins a separate example, which no token attends to."""
 ON_HOST = ("uniform",)
-"""float64, which not every device has: what is made of it goes to the device."""
+"""float64 tensors, which not every device supports; values computed from them go to the device."""
 SIZES = ("original_size", "crop_top_left", "target_size")
 HELD = 2**14
-"""Keys whose tensors are not looked up again. A view takes some hundred bytes, its pages none."""
+"""Number of keys whose tensors are kept. A view takes a few hundred bytes, its pages none."""
 
 
 class Shards:
@@ -49,7 +50,7 @@ class Shards:
         self._held: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
 
     def tensors(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
-        """The tensors of a key, as they are stored: views of the mapped file."""
+        """Return the stored tensors of a key: views of the mapped file."""
         held = self._held.get((name, key))
         if held is None:
             if len(self._held) == HELD:
@@ -67,7 +68,7 @@ class Shards:
 
 
 class Cache:
-    """A published cache of images, open for reading. Pages are read when they are first touched."""
+    """A published image cache, open for reading. Pages are loaded on first access."""
 
     def __init__(self, found: Artifact) -> None:
         try:
@@ -82,21 +83,34 @@ class Cache:
         """How often an epoch sees each sample of the train split."""
         self._shards = Shards(found)
 
-    def sample(self, i: int, *, captioned: bool = True) -> dict[str, torch.Tensor]:
-        """The tensors of sample `i`, without a leading dimension; see zerotrain.families.Batch.
+    def sample(
+        self, i: int, *, captioned: bool = True, flipped: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """Read the tensors of sample `i` for a Batch, without the leading dimension.
+
+        If the text encoder sees conditioning images, the empty caption is the sample's.
 
         Args:
-            i: Its position among `entries`.
-            captioned: Whether with its caption's embeddings, or those of the empty caption.
+            i: Its position in `entries`.
+            captioned: Whether to use its caption's embeddings, or those of the empty caption.
+            flipped: Whether to use its mirror image, which the cache must have.
         """
         entry = self.entries[i]
+        latents = entry.flipped if flipped else entry.latents
+        text = entry.text if captioned else entry.empty_text or self._index.empty_text
+        assert latents is not None
+        assert text is not None
         return {
-            **self._tensors(LATENTS, self._index.latents, entry.latents),
-            **self._tensors(
-                TEXT, self._index.text, entry.text if captioned else self._index.empty_text
-            ),
+            **self._tensors(LATENTS, self._index.latents, latents),
+            **self._tensors(TEXT, self._index.text, text),
+            **self._conditioning(entry),
             **{name: torch.tensor(getattr(entry, name)) for name in SIZES},
         }
+
+    def _conditioning(self, entry: Entry) -> dict[str, torch.Tensor]:
+        if self._index.conditioning is None or entry.conditioning is None:
+            return {}
+        return self._tensors(CONDITIONING, self._index.conditioning, entry.conditioning)
 
     def _tensors(self, name: str, series: Series, key: str) -> dict[str, torch.Tensor]:
         found = self._shards.tensors(name, series, key)
@@ -104,7 +118,7 @@ class Cache:
 
 
 class TokenCache:
-    """A published cache of text, open for reading."""
+    """A published text cache, open for reading."""
 
     def __init__(self, found: Artifact) -> None:
         try:
@@ -113,13 +127,13 @@ class TokenCache:
             raise _unreadable(found, error) from error
         self.artifact = found
         self.entries: tuple[Row, ...] = self._index.rows
-        """Rows of both splits: those that are trained first where they are packed."""
+        """Rows of both splits; if they are packed, training rows come first."""
         self.repeats = self._index.repeats
         """How often an epoch sees each row of the train split."""
         self._shards = Shards(found)
 
     def sample(self, i: int) -> dict[str, torch.Tensor]:
-        """The tensors of row `i`, without a leading dimension; see zerotrain.families.Batch."""
+        """Read the tensors of row `i` for a Batch, without the leading dimension."""
         held = [
             self._shards.tensors(TOKENS, self._index.tokens, key) for key in self.entries[i].keys
         ]
@@ -134,37 +148,55 @@ def read_cache(folder: Path, *, verify: bool = True) -> Cache | TokenCache:
     """Open a cache folder.
 
     Args:
-        folder: The cache, as cache_latents published it.
+        folder: The cache, as published by cache_latents.
         verify: Whether to compare every file with its sha256 first.
 
     Raises:
-        PipelineError: it is missing, unfinished, of another format, or a file differs.
+        PipelineError: it is missing, unfinished or of another format, or a file differs.
     """
     found = artifact.read(folder, KIND, verify=verify)
     return TokenCache(found) if found.content.get("modality") == "text" else Cache(found)
 
 
 def stacked(samples: Sequence[dict[str, torch.Tensor]], device: torch.device) -> Batch:
-    """A batch of samples on a device, but for ON_HOST.
+    """Stack samples to a batch on a device, except for ON_HOST.
 
-    Rows of tokens are filled up to the longest. Where other tensors of one name differ in length,
-    zeros fill them up, and `<name>_mask`, bool [B, T], is true where they are their own.
+    Token rows are padded to the longest. If other tensors of one name differ in length, they are
+    padded with zeros, and `<name>_mask`, bool [B, T], is true for the original elements.
     """
     batch = {}
     for name in samples[0]:
         tensors = [sample[name] for sample in samples]
         if len({tensor.shape for tensor in tensors}) == 1:
-            batch[name] = torch.stack(tensors)
+            batch[name] = _together(tensors)
             if name not in ON_HOST:
                 batch[name] = batch[name].to(device)
             continue
         filler = FILLERS.get(name, 0)
-        batch[name] = pad_sequence(tensors, batch_first=True, padding_value=filler).to(device)
+        batch[name] = _together(tensors, filler).to(device)
         if name not in FILLERS:
             lengths = torch.tensor([len(tensor) for tensor in tensors])
             places = torch.arange(int(lengths.max()))
             batch[f"{name}_mask"] = (places < lengths[:, None]).to(device)
     return batch
+
+
+def _together(tensors: Sequence[torch.Tensor], filler: int = 0) -> torch.Tensor:
+    """Stack tensors of one dtype, with shorter ones padded at the end.
+
+    numpy copies them in the calling thread only: torch would start a second team of threads next to
+    the one that computes.
+    """
+    bits = torch.int16 if tensors[0].dtype == torch.bfloat16 else tensors[0].dtype
+    arrays = [tensor.view(bits).numpy() for tensor in tensors]
+    longest = max((array.shape for array in arrays), key=lambda shape: shape[:1])
+    whole = np.full((len(arrays), *longest), filler, arrays[0].dtype)
+    for number, array in enumerate(arrays):
+        if array.ndim:
+            whole[number, : len(array)] = array
+        else:
+            whole[number] = array
+    return torch.from_numpy(whole).view(tensors[0].dtype)
 
 
 def _unreadable(found: Artifact, error: Exception) -> PipelineError:

@@ -1,22 +1,22 @@
-"""The format of a text dataset's cache: index.json, and rows made of conversations' tokens.
+"""The format of a text dataset's cache: index.json, and rows of conversations' tokens.
 
-Tokens are stored once for each conversation. A row of the index is what training reads as one
-sample: a conversation, or several of them one after another where rows are packed.
+Tokens are stored once per conversation. A row of the index is one training sample: a conversation,
+or several concatenated ones if rows are packed.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from zerotrain.artifact import digest, write_json
-from zerotrain.cache.layout import FORMAT, INDEX, Series, parse_series
+from zerotrain.artifact import write_json
+from zerotrain.cache.layout import FORMAT, INDEX, Series, parse_series, read_document
+from zerotrain.data.dataset import with_tuples
 
 TOKENS = "tokens"
-"""The one series of shards."""
+"""The only series of shards."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,15 @@ class Row:
     """One training sample."""
 
     keys: tuple[str, ...]
-    """Those of its conversations, in order."""
+    """Keys of its conversations, in order."""
     split: Literal["train", "holdout"]
     sha256: str = ""
-    """Digest of its one conversation, where it is held out: by it some of many are chosen."""
+    """Digest of a held-out row's conversation, by which a subset is chosen."""
 
 
 @dataclass(frozen=True)
 class TokenIndex:
-    """What index.json says."""
+    """The content of index.json."""
 
     max_length: int
     packing: bool
@@ -42,29 +42,14 @@ class TokenIndex:
     tokens: Series
 
 
-def tokens_key(
-    sha256: str, max_length: int, *, family: str, parts: Mapping[str, str], code: str
-) -> str:
-    """Key of a conversation's tokens.
-
-    Args:
-        sha256: Digest of the conversation.
-        max_length: Where tokens are cut.
-        family: Decides what is read and what is learned.
-        parts: Digests of the tokenizer's files.
-        code: Digest of the code that tokenises.
-    """
-    return digest([TOKENS, FORMAT, sha256, max_length, family, dict(parts), code])
-
-
 def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
-    """Conversations in as few rows as "best fit decreasing" finds, each of max_length at most.
+    """Pack conversations into rows of at most max_length tokens by "best fit decreasing".
 
-    Johnson, "Near-optimal bin packing algorithms" (1973). Rows, and conversations within them,
-    come in the order of their first members.
+    Johnson, "Near-optimal bin packing algorithms" (1973). Rows, and conversations within them, are
+    in the order of their first members.
 
     Returns:
-        The positions of the conversations of each row.
+        The positions of each row's conversations.
     """
     rows: list[list[int]] = []
     room: list[list[int]] = [[] for _ in range(max_length + 1)]
@@ -89,19 +74,12 @@ def read_token_index(folder: Path) -> TokenIndex:
     """Read index.json.
 
     Raises:
-        OSError: there is none.
-        ValueError: it is no index of this format.
+        OSError: the file is missing.
+        ValueError: it is not an index of this format.
     """
-    found: dict[str, Any] = json.loads((folder / INDEX).read_text())
-    try:
-        if found.pop("format") != FORMAT:
-            raise ValueError(f"{folder / INDEX}: not an index of format {FORMAT}")
-        return TokenIndex(
-            **{
-                **found,
-                "rows": tuple(Row(**{**row, "keys": tuple(row["keys"])}) for row in found["rows"]),
-                TOKENS: parse_series(found[TOKENS]),
-            }
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{folder / INDEX}: {error}") from error
+
+    def parse(found: dict[str, Any]) -> TokenIndex:
+        rows = tuple(Row(**with_tuples(row)) for row in found["rows"])
+        return TokenIndex(**{**found, "rows": rows, TOKENS: parse_series(found[TOKENS])})
+
+    return read_document(folder / INDEX, parse)

@@ -1,47 +1,56 @@
-"""Text to tokens: the cache of a dataset of conversations under one tokenizer."""
+"""Tokenising: the cache of a dataset of conversations with one tokenizer."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
-from zerotrain.base import in_part
+from zerotrain.cache.code import TOKENS as TOKENS_CODE
+from zerotrain.cache.code import tokenising_digests
+from zerotrain.cache.earlier import earlier_tokens, same_index
+from zerotrain.cache.keys import tokens_key
 from zerotrain.cache.layout import KIND
+from zerotrain.cache.record import carry_made_by, carry_record, present
+from zerotrain.cache.reuse import Group, keep_equal
 from zerotrain.cache.token_layout import (
     TOKENS,
     Row,
     TokenIndex,
     pack,
-    tokens_key,
     write_token_index,
 )
-from zerotrain.cache.writer import Stored, Tensors, place, write_series
-from zerotrain.config import RunConfig
+from zerotrain.cache.writer import StoredShards, Tensors, place, write_series
+from zerotrain.config.families import ROOT
+from zerotrain.config.run import RunConfig
 from zerotrain.data.conversation import Conversation, read_conversations
 from zerotrain.errors import PipelineError
-from zerotrain.families import ROOT, TextFamily, Tokens
-from zerotrain.progress import progress
-from zerotrain.sources import code_digest
+from zerotrain.machine.progress_bar import progress
+from zerotrain.models.base import in_part
+from zerotrain.models.families import Tokens
+
+if TYPE_CHECKING:
+    from zerotrain.models.families.language import LanguageFamily
 
 CONFIGURATION = ("config.json", "generation_config.json")
-"""Files beside a tokenizer's that are none of it."""
+"""Files next to a tokenizer's that do not belong to it."""
 MOST_SAID = 5
 
 
 class Tokenising:
-    """The keys and tokens of a dataset at one length under one base model."""
+    """The keys and tokens of a dataset at one length with one base."""
 
-    def __init__(self, family: TextFamily, base: Artifact, max_length: int) -> None:
+    def __init__(self, family: LanguageFamily, base: Artifact, max_length: int) -> None:
         self.family = family
         self.max_length = max_length
         self.left_out = 0
-        """Answers of what was tokenised that the chat template does not show as generated."""
+        """Number of tokenised answers that the chat template does not mark as generated."""
         self._base = base
         self._tokenizer: Any = None
         self._parts = {
@@ -49,23 +58,21 @@ class Tokenising:
             for name, found in base.content["parts"].items()
             if not in_part(name, ROOT) and name not in CONFIGURATION
         }
-        self._code = code_digest(*family.encoding_code)
 
     def key(self, sample: Conversation) -> str:
-        """The key of a conversation."""
+        """Compute the key of a conversation."""
         return tokens_key(
             sample.sha256,
             self.max_length,
             family=self.family.name,
             parts=self._parts,
-            code=self._code,
         )
 
     def tensors(self, sample: Conversation) -> Tensors:
-        """A conversation's tokens, int32; of no length if nothing of an answer is left of it.
+        """Tokenise a conversation, to int32; return empty tensors if no part of an answer is left.
 
         Raises:
-            PipelineError: the tokenizer's chat template does not take it.
+            PipelineError: the tokenizer's chat template does not accept it.
         """
         if self._tokenizer is None:
             self._tokenizer = self.family.load_tokenizer(self._base.folder)
@@ -82,47 +89,59 @@ class Tokenising:
 
 
 def cache_text(
-    config: RunConfig, family: TextFamily, max_length: int, dataset: Path, base: Path, output: Path
+    config: RunConfig,
+    family: LanguageFamily,
+    max_length: int,
+    dataset: Path,
+    base: Path,
+    output: Path,
 ) -> None:
-    """Tokenise what the cache in `output` does not hold yet, and publish the cache anew.
+    """Tokenise examples that the cache in `output` does not have yet, and publish the cache again.
 
     Args:
         config: The run's configuration.
-        family: Its family.
-        max_length: Longest row, in tokens.
+        family: The base's family.
+        max_length: Maximum row length, in tokens.
         dataset: Folder of the dataset.
-        base: Folder of the base model, whose tokenizer is used.
-        output: Folder of the cache. What it holds is reused, whether or not it was finished.
+        base: Folder of the base, whose tokenizer is used.
+        output: Folder of the cache. Its content is reused, whether or not it was finished.
 
     Raises:
         PipelineError: no example is left to train on, a shard cannot hold one, the model has no
-            positions for such rows or would not keep packed examples apart, or the chat template
-            does not take an example.
+            positions for such rows or would not separate packed examples, or the chat template does
+            not accept an example.
     """
     samples = read_conversations(dataset)
     model = artifact.read(base, "base")
-    from zerotrain.families.positions import refuse_too_long
+    from zerotrain.models.families.positions import check_row_length
 
-    refuse_too_long(base, max_length, (config.peft or {}).get("num_virtual_tokens", 0))
+    check_row_length(base, max_length, (config.peft or {}).get("num_virtual_tokens", 0))
     packing = config.phases[0].train.packing
     if packing:
-        from zerotrain.families.packing import refuse_unpackable
+        from zerotrain.models.families.packing import check_packable
 
-        refuse_unpackable(base)
+        check_packable(base)
     tokenising = Tokenising(family, model, max_length)
-    artifact.mend(output)
-    stored = Stored(output)
+    artifact.recover_interrupted_publish(output)
+    now = present(tokenising_digests(family))
+    stored = StoredShards(output, now)
     for path in stored.damaged:
         print(f"WARNING: {path} is damaged; what it held is tokenised again", file=sys.stderr)
     keyed = [(tokenising.key(sample), sample) for sample in samples.samples]
     by_key = dict(keyed)
 
     def encode(keys: Sequence[str]) -> Iterator[Tensors]:
-        for key in progress(keys, len(keys), "tokenising", "example"):
-            yield tokenising.tensors(by_key[key])
+        return (tokenising.tensors(by_key[key]) for key in keys)
 
+    def encode_all(keys: Sequence[str]) -> Iterator[Tensors]:
+        return progress(encode(keys), len(keys), "tokenising", "example")
+
+    by_length = sorted(by_key, key=lambda key: (_characters(by_key[key]), key))
+    group = Group(TOKENS_CODE, "examples", by_length, encode, "fp32", lambda key: by_key[key].file)
+    keep_equal(stored, output, [group], now)
+    tokenising.left_out = 0
     written = write_series(
-        TOKENS, by_key, encode, stored, folder=output, shard_size=config.cache.shard_size
+        TOKENS, by_key, encode_all, stored, folder=output, shard_size=config.cache.shard_size
     )
     lengths = {key: found for key in by_key if any(found := _lengths(stored.tensors(key)))}
     if left_out := [sample.file for key, sample in by_key.items() if key not in lengths]:
@@ -145,16 +164,21 @@ def cache_text(
             hint="raise train.max_length",
         )
     rows = _rows(kept, lengths, max_length if packing else None)
+    index = TokenIndex(max_length, packing, samples.repeats, rows, written.series)
+    if earlier := earlier_tokens(output, index, stored):
+        index = earlier
+        paths = {shard.file: output / shard.file for shard in index.tokens.shards}
+        written = replace(written, series=index.tokens, paths=paths, encoded=0)
+    unchanged = same_index(output, index)
     with artifact.publish(
         output,
         KIND,
         parents={"dataset": samples.artifact, "base": model},
-        made_by={"stage": "cache_latents"},
+        made_by=carry_made_by(output, {"stage": "cache_latents"}, unchanged=unchanged),
     ) as draft:
+        carry_record(output, draft.folder, now, unchanged=unchanged)
         draft.known = place(written, draft.folder)
-        write_token_index(
-            draft.folder, TokenIndex(max_length, packing, samples.repeats, rows, written.series)
-        )
+        write_token_index(draft.folder, index)
         train = sum(row.split == "train" for row in rows)
         draft.content = {
             "modality": "text",
@@ -172,6 +196,10 @@ def cache_text(
         print(f"{filled} examples fill max_length {max_length}: what is longer is cut at its end")
 
 
+def _characters(sample: Conversation) -> int:
+    return sum(len(message.content) for message in sample.messages)
+
+
 def _lengths(tensors: Tensors) -> tuple[int, int]:
     return len(tensors["input_ids"]), len(tensors["labels"])
 
@@ -181,7 +209,7 @@ def _rows(
     lengths: Mapping[str, tuple[int, int]],
     packed_to: int | None,
 ) -> tuple[Row, ...]:
-    """The samples of the cache: what is held out is never packed."""
+    """Build the samples of the cache; held-out conversations are never packed."""
     if packed_to is None:
         return tuple(_row(key, sample) for key, sample in kept)
     train = [key for key, sample in kept if sample.split == "train"]

@@ -1,19 +1,20 @@
-"""Writing a cache shard by shard, taking what an earlier cache in the same folder holds already.
+"""Writing of a cache shard by shard, reusing the content of an earlier cache in the same folder.
 
-A finished shard waits in `partial/` inside the folder, under the name of its own digest, until the
-cache is published and replaces the folder: a killed run loses the shard it was filling, no more.
+A finished shard waits in `partial/` inside the folder, named by its digest, until the cache is
+published and replaces the folder: a killed run loses only the shard that it was filling.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -31,28 +32,46 @@ from zerotrain.cache.layout import (
     tensor_name,
 )
 from zerotrain.cache.prompts import PROMPTS_INDEX
-from zerotrain.disk_errors import writing
+from zerotrain.cache.record import RECORD, Record, read_record, write_record
 from zerotrain.errors import PipelineError
+from zerotrain.machine.disk_errors import writing
 
 Tensors = dict[str, torch.Tensor]
-"""What is stored for one key, by name."""
+"""The tensors of one key, by name."""
 
 PARTIAL = "partial"
 BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
-"""Of the types that safetensors has, those stored here."""
+"""Bytes per element of the stored dtypes, by safetensors' names."""
 HEADER_BYTES = 256
-"""More than a tensor takes in a shard's header."""
+"""Upper bound of a tensor's bytes in a shard's header."""
 
 
-class Stored:
-    """What the intact shards of a folder hold, left by a finished or an interrupted run."""
+class _Shard(NamedTuple):
+    """An intact shard of a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    path: Path
+    sha256: str
+    names: dict[str, list[str]]
+    """Names of its tensors by key."""
+
+
+class StoredShards:
+    """The content of a folder's intact shards, left by a finished or an interrupted run.
+
+    Args:
+        folder: The cache folder.
+        record: The record of this process; it is written next to the waiting shards in `partial/`.
+    """
+
+    def __init__(self, folder: Path, record: Record | None = None) -> None:
         self.damaged: list[Path] = []
-        """Shards that are not what their digest says; nothing is taken from them."""
-        self._names: dict[str, tuple[Path, list[str]]] = {}
-        self._shards: dict[tuple[str, ...], tuple[Path, str]] = {}
+        """Shards that do not match their digest; nothing is read from them."""
+        self.record = record
+        self._shards: list[_Shard] = []
         self._open: dict[Path, Any] = {}
+        self._names: dict[str, tuple[Path, list[str]]] = {}
+        self._earlier: dict[str, str] = {}
+        self._whole: dict[tuple[str, ...], tuple[Path, str]] = {}
         for path, sha256 in _listed(folder):
             if path.is_file() and file_sha256(path) == sha256:
                 self.add(path, sha256)
@@ -63,16 +82,16 @@ class Stored:
         return key in self._names
 
     def tensors(self, key: str) -> Tensors:
-        """The tensors of a key that is stored."""
+        """Read the tensors of a stored key."""
         path, names = self._names[key]
         return {name.partition(".")[2]: self._open[path].get_tensor(name) for name in names}
 
     def shard(self, keys: Sequence[str]) -> tuple[Path, str] | None:
-        """The shard that holds these sorted keys and no others, with its sha256."""
-        return self._shards.get(tuple(keys))
+        """Return the shard with exactly these sorted keys, with its sha256."""
+        return self._whole.get(tuple(keys))
 
     def size(self, key: str) -> int:
-        """Bytes that a key takes in a shard; only the shard's header is read."""
+        """Return the bytes of a key in a shard, reading only the shard's header."""
         path, names = self._names[key]
         held = [self._open[path].get_slice(name) for name in names]
         return sum(
@@ -80,59 +99,92 @@ class Stored:
         )
 
     def add(self, path: Path, sha256: str) -> None:
-        """Take an intact shard in."""
+        """Add an intact shard."""
         self._open[path] = safe_open(path, framework="pt")
-        names = self._open[path].keys()
         by_key: dict[str, list[str]] = {}
-        for name in names:
+        for name in self._open[path].keys():  # noqa: SIM118
             by_key.setdefault(key_of(name), []).append(name)
-        self._names.update({key: (path, names) for key, names in by_key.items()})
-        self._shards[tuple(sorted(by_key))] = (path, sha256)
+        self._shards.append(_Shard(path, sha256, by_key))
+        self._index(self._shards[-1])
+
+    def waits(self, key: str) -> bool:
+        """Return whether a key's tensors wait in `partial/`, in no published cache."""
+        return self._names[key][0].parent.name == PARTIAL
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Make content under earlier keys available under new ones; `names` maps new to earlier."""
+        self._earlier |= names
+        self._rename()
+
+    def _rename(self) -> None:
+        for new, earlier in self._earlier.items():
+            if earlier in self._names:
+                self._names[new] = self._names[earlier]
+
+    def forget(self, keys: Collection[str]) -> None:
+        """Forget the shards that contain these keys; remove waiting ones."""
+        paths = {self._names[key][0] for key in keys}
+        for path in paths:
+            if path.parent.name == PARTIAL:
+                path.unlink()
+        self._shards = [shard for shard in self._shards if shard.path not in paths]
+        self._names, self._whole = {}, {}
+        for shard in self._shards:
+            self._index(shard)
+        self._rename()
+
+    def waiting(self) -> list[str]:
+        """List the keys whose tensors wait in `partial/`."""
+        return [key for key in self._names if self.waits(key)]
+
+    def _index(self, shard: _Shard) -> None:
+        self._names.update({key: (shard.path, names) for key, names in shard.names.items()})
+        self._whole[tuple(sorted(shard.names))] = (shard.path, shard.sha256)
 
 
 def _listed(folder: Path) -> list[tuple[Path, str]]:
-    """Shards in a folder with the digests they should have."""
-    partial = [(path, path.stem) for path in sorted(folder.glob(f"{PARTIAL}/*.safetensors"))]
+    """List a folder's shards with their expected digests; waiting ones come last."""
     found = []
     for index in (INDEX, PROMPTS_INDEX):
         with suppress(OSError, ValueError):
             found += listed_shards(folder, index)
-    return [*partial, *((folder / shard.file, shard.sha256) for shard in found)]
+    partial = [(path, path.stem) for path in sorted(folder.glob(f"{PARTIAL}/*.safetensors"))]
+    return [*((folder / shard.file, shard.sha256) for shard in found), *partial]
 
 
 @dataclass(frozen=True)
 class Written:
-    """A series that is complete, its shards still under their first names."""
+    """A complete series whose shards still have their first names."""
 
     series: Series
     paths: dict[str, Path]
-    """Where each shard lies now, by the name it will have."""
+    """The present path of each shard, by its final name."""
     total: int
-    """Keys in it."""
+    """Number of keys."""
     encoded: int
-    """Those of them that were not stored before."""
+    """Number of keys that were not stored before."""
 
 
 def write_series(
     name: str,
     keys: Iterable[str],
     encode: Callable[[Sequence[str]], Iterator[Tensors]],
-    stored: Stored,
+    stored: StoredShards,
     *,
     folder: Path,
     shard_size: int,
 ) -> Written:
-    """Write the shards of one series; what is stored is copied, the rest encoded.
+    """Write the shards of one series; reuse stored tensors, and encode the rest.
 
-    The bytes depend on keys, tensors and shard_size alone. At most a shard is held in memory.
+    The bytes depend only on keys, tensors and shard_size. At most one shard is in memory.
 
     Args:
         name: LATENTS or TEXT.
-        keys: What the series shall hold; every key has tensors of the same names.
-        encode: Gives the tensors of the keys it is handed, one by one, in their order.
-        stored: What need not be encoded; it takes in what is written.
-        folder: The cache folder, in whose `partial/` finished shards wait.
-        shard_size: Largest size of a shard in bytes.
+        keys: The keys of the series; every key has tensors of the same names.
+        encode: Yields the tensors of the given keys, one by one, in order.
+        stored: The content that need not be encoded; written shards are added to it.
+        folder: The cache folder; finished shards wait in its `partial/`.
+        shard_size: Maximum size of a shard in bytes.
 
     Raises:
         PipelineError: a shard cannot hold a single key.
@@ -141,14 +193,14 @@ def write_series(
     missing = [key for key in wanted if key not in stored]
     encoded = encode(missing)
     if missing:
-        # As if all were as large as the first: where that is so, these shards are the last ones.
+        # Assume that all keys are as large as the first: if so, these shards are final.
         first = next(encoded)
         encoded = chain([first], encoded)
         for held in _ranges(wanted, dict.fromkeys(wanted, _size(first)), shard_size, name):
             if stored.shard(held) is None:
                 found = ((k, stored.tensors(k) if k in stored else next(encoded)) for k in held)
                 for tensors in _pieces(found, shard_size):
-                    stored.add(*_write_shard(tensors, folder / PARTIAL))
+                    stored.add(*_write_shard(tensors, folder / PARTIAL, stored.record))
     if missing and next(encoded, None) is not None:
         raise AssertionError("more was encoded than asked for")
     ranges = _ranges(wanted, {key: stored.size(key) for key in wanted}, shard_size, name)
@@ -157,7 +209,7 @@ def write_series(
         if not held:
             continue
         path, sha256 = stored.shard(held) or _write_shard(
-            _named((key, stored.tensors(key)) for key in held), folder / PARTIAL
+            _named((key, stored.tensors(key)) for key in held), folder / PARTIAL, stored.record
         )
         file = shard_file(name, number, len(ranges))
         shards.append(Shard(file, sha256))
@@ -169,7 +221,7 @@ def write_series(
 def _ranges(
     keys: Sequence[str], sizes: Mapping[str, int], limit: int, name: str
 ) -> list[list[str]]:
-    """Sorted keys in the fewest equal ranges, a power of two, that all stay below the limit."""
+    """Split sorted keys into the fewest equal ranges, a power of two, none above the limit."""
     if (largest := max(sizes.values())) > limit:
         raise PipelineError(
             f"cache.shard_size: {limit} bytes cannot hold one sample's {name}, {largest} bytes",
@@ -186,7 +238,7 @@ def _ranges(
 
 
 def _pieces(found: Iterable[tuple[str, Tensors]], limit: int) -> Iterator[Tensors]:
-    """The tensors of keys in shards below the limit: one, unless some are larger than expected."""
+    """Group tensors into shards below the limit: one, unless some are larger than expected."""
     piece: list[tuple[str, Tensors]] = []
     total = 0
     for key, tensors in found:
@@ -200,35 +252,38 @@ def _pieces(found: Iterable[tuple[str, Tensors]], limit: int) -> Iterator[Tensor
 
 
 def _named(found: Iterable[tuple[str, Tensors]]) -> Tensors:
-    """The tensors of keys under their names in a shard."""
+    """Name the tensors of keys as in a shard."""
     return {tensor_name(key, name): t for key, tensors in found for name, t in tensors.items()}
 
 
 def _size(tensors: Tensors) -> int:
-    """Bytes that a key takes in a shard, its share of the header included."""
+    """Return the bytes of a key in a shard, including its share of the header."""
     return sum(tensor.nbytes + HEADER_BYTES for tensor in tensors.values())
 
 
-def _write_shard(tensors: Tensors, partial: Path) -> tuple[Path, str]:
+def _write_shard(tensors: Tensors, partial: Path, record: Record | None) -> tuple[Path, str]:
     unfinished = partial / f"unfinished-{os.getpid()}"
     with writing(partial.parent):
         partial.mkdir(parents=True, exist_ok=True)
         try:
             save_file(tensors, unfinished)
-            unfinished.chmod(0o644)  # safetensors leaves it to its owner alone
+            unfinished.chmod(0o644)  # safetensors makes it readable only to the owner
             sha256 = file_sha256(unfinished)
+            if record is not None and read_record(partial / RECORD) != record:
+                write_record(partial / RECORD, record)
             path = partial / f"{sha256}.safetensors"
             unfinished.replace(path)
         except BaseException:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
-                partial.rmdir()  # only if nothing finished waits in it
+                if not any(partial.glob("*.safetensors")):
+                    shutil.rmtree(partial)
             raise
     return path, sha256
 
 
 def place(written: Written, folder: Path) -> dict[str, str]:
-    """Give the shards their names in a folder; returns their sha256 by name."""
+    """Give the shards their names in a folder; return their sha256 by name."""
     for file, path in written.paths.items():
         link_or_copy(path, folder / file)
     return {shard.file: shard.sha256 for shard in written.series.shards}

@@ -13,48 +13,36 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli import (
-    by_hand,
-    cluster,
-    data,
-    fetch,
-    groups,
-    launch,
-    plan,
-    restore,
-    stages,
-    sweep,
-    trace,
-)
+from zerotrain.cli import groups, inspection, launch, resume, stages, start, weights
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError, device_out_of_memory
 
 HELP = "Reproducible training: datasets, caches, DeepSpeed ZeRO or none, exported weights."
-COMMANDS: tuple[Callable[..., None], ...] = (
-    stages.prepare_dataset,
-    stages.build_base,
-    stages.cache_latents,
-    stages.render_launch,
-    stages.train_phase,
-    stages.export_weights,
-    stages.import_checkpoint,
-    by_hand.export,
-    by_hand.sample,
-    by_hand.generate,
-    by_hand.publish,
-    stages.evaluate,
-    stages.report,
-    by_hand.new,
-    by_hand.check,
-    sweep.sweep,
-    plan.plan,
-    fetch.fetch,
-    trace.trace,
-    by_hand.switch,
-    restore.restore,
-    by_hand.build_ops,
-    by_hand.doctor,
-)
-"""In the order of `zerotrain --help`."""
+PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
+    "Start a run": (
+        *(start.new, start.check, start.plan, start.sweep, start.fetch),
+        *(launch.launch_app, start.data_app),
+    ),
+    "Look at what was trained": (weights.sample, weights.generate),
+    "Switch and resume": (resume.switch, resume.retrain, resume.restore, groups.progress_app),
+    "Export and publish": (weights.export, weights.publish),
+    "Inspect and verify": (
+        *(inspection.doctor, inspection.trace, groups.state_app, groups.verify_app),
+        *(inspection.cluster_app, groups.dvc_app),
+    ),
+    "Called by rules and set-up": (
+        *(stages.prepare_dataset, stages.build_base, stages.cache_latents, stages.render_launch),
+        *(stages.import_checkpoint, stages.train_phase, stages.export_weights, stages.evaluate),
+        *(stages.report, inspection.build_ops),
+    ),
+}
+"""The commands by what they are for, in the order of `zerotrain --help`."""
+COMMANDS = {
+    entry.__name__
+    for entries in PANELS.values()
+    for entry in entries
+    if not isinstance(entry, typer.Typer)
+}
+"""Names of the commands of one word."""
 LESS_MEMORY = {
     "cache_latents": "set cache.batch_size to 1, then cache.dtype to bf16; or end what else is on "
     "the device",
@@ -68,15 +56,21 @@ LESS_MEMORY = {
 app = typer.Typer(
     help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
-for command in COMMANDS:
-    app.command(command.__name__)(command)
-app.add_typer(groups.progress_app, name="progress")
-app.add_typer(groups.state_app, name="state")
-app.add_typer(groups.verify_app, name="verify")
-app.add_typer(launch.launch_app, name="launch")
-app.add_typer(groups.dvc_app, name="dvc")
-app.add_typer(data.data_app, name="data")
-app.add_typer(cluster.cluster_app, name="cluster")
+for panel, entries in PANELS.items():
+    for entry in entries:
+        if isinstance(entry, typer.Typer):
+            app.add_typer(entry, rich_help_panel=panel)
+        else:
+            app.command(entry.__name__, rich_help_panel=panel)(entry)
+
+
+def _print_version(asked: bool) -> None:
+    """Print the version and end, where it is asked for; click calls it before any command."""
+    if asked:
+        from zerotrain.artifact.source_commit import describe_version
+
+        print(describe_version())
+        raise typer.Exit
 
 
 @app.callback()
@@ -85,17 +79,25 @@ def supervised(
         Path | None,
         typer.Option(metavar="FILE", help="Append a copy of the command's output to this file."),
     ] = None,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print version and commit."
+        ),
+    ] = False,
 ) -> None:
-    from zerotrain.supervise import end_with_parent, supervise
+    from zerotrain.importers import enable_launch_files
+    from zerotrain.machine.child_process import end_with_parent, supervise
 
     end_with_parent()
+    enable_launch_files()
     if log is not None:
         command = [sys.executable, "-m", "zerotrain", *_after_log(sys.argv)]
         raise typer.Exit(supervise(command, log=log))
 
 
 def _after_log(words: list[str]) -> list[str]:
-    """The stage's own command line: what follows --log FILE or --log=FILE, which precede it."""
+    """Return the stage's own command line: what follows --log FILE or --log=FILE."""
     place = next(i for i, word in enumerate(words) if word.partition("=")[0] == "--log")
     return words[place + (1 if "=" in words[place] else 2) :]
 
@@ -133,9 +135,8 @@ def _as_user_error(error: Exception) -> PipelineError | None:
         return error
     # torch's class by its name: most commands do not import torch.
     if type(error).__name__ == "OutOfMemoryError":
-        known = {command.__name__ for command in COMMANDS}
-        name = next((word for word in sys.argv[1:] if word in known), "zerotrain")
+        name = next((word for word in sys.argv[1:] if word in COMMANDS), "zerotrain")
         return device_out_of_memory(name, error, hint=LESS_MEMORY.get(name, "take a larger device"))
-    from zerotrain.disk_errors import explain
+    from zerotrain.machine.disk_errors import explain
 
     return explain(error)

@@ -8,28 +8,54 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli.options import ConfigFile, folder_of
+from zerotrain.config.command_options import ConfigFile, folder_of
 from zerotrain.errors import PipelineError
 
-progress_app = typer.Typer(help="The rolling checkpoints of a phase.", no_args_is_help=True)
-state_app = typer.Typer(help="Training states: look at one, compare two.", no_args_is_help=True)
-verify_app = typer.Typer(help="Prove on a run of yours what is promised.", no_args_is_help=True)
-dvc_app = typer.Typer(help="The DVC side of the graph.")
+progress_app = typer.Typer(
+    name="progress", help="The rolling checkpoints of a phase.", no_args_is_help=True
+)
+state_app = typer.Typer(
+    name="state", help="Training states: look at one, compare two.", no_args_is_help=True
+)
+verify_app = typer.Typer(
+    name="verify", help="Prove on a run of yours what is promised.", no_args_is_help=True
+)
+dvc_app = typer.Typer(name="dvc", help="The DVC side of the graph.")
+
+
+PhaseName = Annotated[str, typer.Argument(metavar="RUN/PHASE", help="As in results/RUN/PHASE.")]
 
 
 @progress_app.command()
-def accept(
-    phase: Annotated[str, typer.Argument(metavar="RUN/PHASE", help="As in results/RUN/PHASE.")],
+def unlock(
+    phase: PhaseName,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it without a question.")] = False,
 ) -> None:
-    """Take back progress that was set aside, as if its fingerprint were the present one."""
-    from zerotrain.training.progress_folder import accept
+    """Remove the lock of a training that is gone, and ran where it cannot be seen from here."""
+    from zerotrain.training.process.unlock import unlock
+
+    folder = _phase_folder(phase)
+    print(unlock(folder / "progress" if (folder / "progress").is_dir() else folder, yes=yes))
+
+
+@progress_app.command()
+def accept(phase: PhaseName) -> None:
+    """Take back the progress that was set aside last, and continue it with the new values."""
+    from zerotrain.training.process.accept import accept
+
+    print(accept(_phase_folder(phase)))
+
+
+def _phase_folder(phase: str) -> Path:
+    """Return the folder that RUN/PHASE or a path of it names."""
+    from zerotrain.artifact.layout import RESULTS
 
     folder = Path(phase)
     if len(folder.parts) < 2:
         raise PipelineError(
             f"{phase!r} names no phase", hint="name it as RUN/PHASE, as in results/RUN/PHASE"
         )
-    print(accept(folder if folder.parts[0] == "results" else Path("results") / folder))
+    return folder if folder.parts[:1] == RESULTS.parts else RESULTS / folder
 
 
 StateFolder = Annotated[
@@ -51,9 +77,9 @@ def show(
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     trust_pickle: TrustPickle = False,
 ) -> None:
-    """Say where a training stands, what made it, and what its tensors amount to."""
-    from zerotrain.state_source import open_view
-    from zerotrain.state_view import show
+    """Show the position of a training, what made it, and a summary of its tensors."""
+    from zerotrain.state.open import open_view
+    from zerotrain.state.show import show
 
     for line in show(open_view(folder, trust_pickle=trust_pickle), tensors=tensors):
         print(line)
@@ -69,18 +95,13 @@ def diff(
     trust_pickle: TrustPickle = False,
 ) -> None:
     """Compare two states tensor by tensor. Exit code 1: they differ."""
-    from zerotrain.state_diff import diff
-    from zerotrain.state_source import open_view
+    from zerotrain.state.diff import diff
+    from zerotrain.state.open import open_view
 
     first, second = (open_view(folder, trust_pickle=trust_pickle) for folder in (a, b))
     found = diff(first, second, tolerance=tolerance)
     print("\n".join(found.lines))
     raise typer.Exit(0 if found.equal else 1)
-
-
-@verify_app.callback()
-def _verify() -> None:
-    """Keep the name of a single command a word of its own."""
 
 
 @verify_app.command()
@@ -94,7 +115,7 @@ def resume(
     ] = 10,
 ) -> None:
     """Train 2N steps, and N + kill -9 + N: are all bits equal? Exit code 1: they are not."""
-    from zerotrain.verify_resume import verify_resume
+    from zerotrain.pipeline.verify_resume import verify_resume
 
     verdict = verify_resume(config, phase, steps)
     print("\n".join(verdict.lines))
@@ -111,7 +132,7 @@ def generate(
     output: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("dvc.yaml"),
 ) -> None:
     """Write dvc.yaml from the Snakemake graph."""
-    from zerotrain.dvc.pipeline import generate
+    from zerotrain.pipeline.dvc.pipeline import generate
 
     generate(config, output)
 
@@ -119,7 +140,7 @@ def generate(
 @dvc_app.command()
 def check(config: DvcConfig = MAIN_CONFIG) -> None:
     """Fail where dvc.yaml is not what `generate` would write; a stage of its own calls it."""
-    from zerotrain.dvc.pipeline import check
+    from zerotrain.pipeline.dvc.pipeline import check
 
     check(config)
 
@@ -132,10 +153,10 @@ def settle(
     ] = False,
 ) -> None:
     """Make Snakemake's records agree with files that DVC brought; snakemake calls it itself."""
-    from zerotrain.dvc.records import settle
+    from zerotrain.pipeline.dvc.records import write_snakemake_metadata
 
     gc.disable()  # it took a fifth of this short process's time
-    settle(config, killed=killed)
+    write_snakemake_metadata(config, killed=killed)
 
 
 @dvc_app.command()
@@ -143,7 +164,7 @@ def enter(
     stages: Annotated[list[str], typer.Argument(metavar="STAGE...", help="Names in dvc.yaml.")],
 ) -> None:
     """Enter stages in dvc.lock as made from what lies here; snakemake calls it at its end."""
-    from zerotrain.dvc.entry import enter
+    from zerotrain.pipeline.dvc.lock_file import commit_stages
 
     gc.disable()
-    enter(stages)
+    commit_stages(stages)

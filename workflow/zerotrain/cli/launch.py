@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 launch_app = typer.Typer(
-    help="Launch configurations: bring one from elsewhere, write one.", no_args_is_help=True
+    name="launch",
+    help="Launch configurations: import one of another program, write one.",
+    no_args_is_help=True,
 )
 
 
@@ -36,36 +38,51 @@ def import_(
     micro_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples a GPU and pass, where only a script knows.")
     ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="Import without this key, on your own responsibility. May be repeated.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write; default: standard output.")
     ] = None,
 ) -> None:
-    """Write a launch configuration of another program in our form, and say what became of it."""
+    """Write another program's launch configuration in our form, and report what became of it."""
     from zerotrain.errors import PipelineError
-    from zerotrain.importing.command_line import import_command
-    from zerotrain.importing.reading import Asked, import_file
-    from zerotrain.importing.write import config_text, report, write_new
+    from zerotrain.importers.command_line import import_command
+    from zerotrain.importers.reading import ImportOptions, import_file
+    from zerotrain.importers.write import config_text, report, write_new
+    from zerotrain.machine.verdict import choose_precision
 
-    asked = Asked(
+    options = ImportOptions(
         precision=precision,
         num_processes=num_processes,
         micro_batch_size=micro_batch_size,
-        ask=_ask_precision if sys.stdin.isatty() else None,
+        choose=choose_precision,
+        skip=frozenset(key.lstrip("-") for key in skip or ()),
     )
     if (file is None) == (command is None):
         raise PipelineError(
             "launch import: give a FILE, or --command", hint="zerotrain launch import --help"
         )
-    imported = import_command(command, asked) if command else import_file(Path(file or ""), asked)
+    if command is not None:
+        imported = import_command(command, options)
+    else:
+        imported = import_file(Path(file or ""), options)
+    if imported.before is not None:
+        if output is None:
+            raise PipelineError(
+                "--command: two trainings are two configurations, and the second begins with the "
+                "weights of the first",
+                hint="give --output config/NAME.yaml; the second is written to config/NAME-2.yaml",
+            )
+        print(report(imported.before.notes), file=sys.stderr)
+        write_new(config_text(imported.before), output)
+        output = output.with_stem(f"{output.stem}-2")
     print(report(imported.notes), file=sys.stderr)
     write_new(config_text(imported), output)
-
-
-def _ask_precision(what: str) -> str:
-    """Ask which precision is meant."""
-    from zerotrain.importing.questions import choose
-
-    return choose(f"{what}: bf16, fp16 or no (fp32)?", ("bf16", "fp16", "no"), None)
 
 
 @launch_app.command()
@@ -87,7 +104,7 @@ def init(
         int | None, typer.Option(min=1, help="Forward passes per optimizer step.")
     ] = None,
     gradient_clipping: Annotated[
-        float | None, typer.Option(min=0, help="Largest norm of the gradient; 0 is none.")
+        float | None, typer.Option(min=0, help="Largest norm of the gradient; 0 disables clipping.")
     ] = None,
     zero3_init: Annotated[
         bool | None, typer.Option(help="Build the model sharded from the start, at stage 3.")
@@ -122,8 +139,8 @@ def init(
     ] = None,
 ) -> None:
     """Ask what `accelerate config` asks, show the plan, and write a phase."""
-    from zerotrain.importing.questions import Answers, ask_launch
-    from zerotrain.importing.write import write_new
+    from zerotrain.importers.questions import Answers, ask_launch
+    from zerotrain.importers.write import write_new
 
     given = Answers(
         num_processes=num_processes,
@@ -145,12 +162,12 @@ def init(
 
 
 def _plan_of(values: dict[str, Any], config: Path | None, base: str | None) -> str:
-    """The plan of a phase, where it is known of which model."""
+    """Return the plan of a phase, where its model is known."""
     if config is None and base is None:
         return (
             "no plan: name the run (--config FILE) or its model (--base MODEL) to see what it takes"
         )
-    from zerotrain.plan.report import phase_report
+    from zerotrain.launch.planner.report import phase_report
 
     return "\n".join(phase_report(values, config, base))
 

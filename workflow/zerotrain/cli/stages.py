@@ -7,27 +7,25 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli.options import (
-    Base,
-    Cache,
-    ConfigFile,
-    Dataset,
-    Launch,
-    Output,
-    PhaseName,
-    State,
-    Weights,
-    folder_of,
-    folder_option,
-)
+from zerotrain.config.command_options import ConfigFile, folder_option
+
+PhaseName = Annotated[str, typer.Option("--phase", help="Name of the phase.")]
+Dataset = Annotated[Path, folder_option("Dataset folder.")]
+Base = Annotated[Path, folder_option("Base model folder.")]
+Cache = Annotated[Path, folder_option("Cache folder.")]
+Launch = Annotated[Path, folder_option("Launch folder.")]
+Weights = Annotated[Path, folder_option("Weights folder.")]
+State = Annotated[Path, folder_option("State folder.")]
+Output = Annotated[Path, folder_option("Folder to publish.")]
 
 
 def prepare_dataset(config: ConfigFile, output: Output) -> None:
     """Check images and captions, or text, and list them with their hashes."""
-    from zerotrain.config import read_config
+    from zerotrain.config.read import read_config
     from zerotrain.stages.prepare_dataset import prepare_dataset
 
-    prepare_dataset(read_config(config).data, output)
+    run = read_config(config)
+    prepare_dataset(run.data, output, max(phase.train.resolution for phase in run.phases))
 
 
 def build_base(
@@ -35,11 +33,11 @@ def build_base(
     output: Output,
     dataset: Annotated[
         Path | None,
-        typer.Option(parser=folder_of, metavar="FOLDER", help="Dataset folder; presets need it."),
+        folder_option("Dataset folder; presets need it."),
     ] = None,
 ) -> None:
     """Build the base model, or take it from a folder or hub."""
-    from zerotrain.config import read_config
+    from zerotrain.config.read import read_config
     from zerotrain.stages.build_base import build_base
 
     build_base(read_config(config), dataset, output)
@@ -55,7 +53,7 @@ def cache_latents(
     output: Output,
 ) -> None:
     """Encode images and captions, or text, once; what is encoded already is kept."""
-    from zerotrain.config import read_config
+    from zerotrain.config.read import read_config
     from zerotrain.stages.cache_latents import cache_latents
 
     cache_latents(read_config(config), size, dataset, base, output)
@@ -69,19 +67,19 @@ def render_launch(
     output: Output,
     cache: Annotated[
         Path | None,
-        typer.Option(parser=folder_of, metavar="FOLDER", help="Cache; text families need it."),
+        folder_option("Cache; text families need it."),
     ] = None,
     base: Annotated[
         Path | None,
-        typer.Option(parser=folder_of, metavar="FOLDER", help="Base model; ZeRO presets need it."),
+        folder_option("Base model; ZeRO presets need it."),
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(parser=folder_of, metavar="FOLDER", help="State that the run begins with."),
+        folder_option("State that the run begins with."),
     ] = None,
 ) -> None:
     """Write a phase's accelerate.yaml, deepspeed.json and run.yaml."""
-    from zerotrain.config import read_config
+    from zerotrain.config.read import read_config
     from zerotrain.stages.render_launch import render_launch
 
     render_launch(read_config(config), phase, dataset, preset, base, start, output, cache)
@@ -95,10 +93,10 @@ def train_phase(
     output: Output,
     start: Annotated[
         Path | None,
-        typer.Option(parser=folder_of, metavar="FOLDER", help="State of the phase before."),
+        folder_option("State of the phase before."),
     ] = None,
 ) -> None:
-    """Train a phase, or go on with it. Exit code 85: stopped on request, unfinished."""
+    """Train a phase, or continue it. Exit code 85: stopped on request, unfinished."""
     from zerotrain.stages.train_phase import train_phase
 
     raise typer.Exit(train_phase(launch, base, cache, start, progress, output))
@@ -112,7 +110,7 @@ def export_weights(
     state: State,
 ) -> None:
     """Turn a phase's checkpoint into weights for use and a state for the next phase."""
-    from zerotrain.config import read_config
+    from zerotrain.config.read import read_config
     from zerotrain.stages.export_weights import export_weights
 
     export_weights(read_config(config), checkpoint, base, weights, state)
@@ -130,7 +128,7 @@ def import_checkpoint(
     ] = False,
 ) -> None:
     """Turn another program's checkpoint into the state that a run begins with."""
-    from zerotrain.config import read_config
+    from zerotrain.config.read import read_config
     from zerotrain.stages.import_checkpoint import import_checkpoint
 
     import_checkpoint(read_config(config), checkpoint, base, state, trust_pickle=trust_pickle)
@@ -147,7 +145,7 @@ def evaluate(
     metrics: Annotated[Path, typer.Option(metavar="FILE", help="metrics.json to write.")],
 ) -> None:
     """Sample a grid, measure held-out loss and accuracy, draw the loss curve."""
-    from zerotrain.config import read_config
+    from zerotrain.config.read import read_config
     from zerotrain.stages.evaluate import evaluate
 
     evaluate(read_config(config), phase, dataset, cache, weights, state, output, metrics)
@@ -161,7 +159,7 @@ def report(
     ],
 ) -> None:
     """Put grids, curves and metrics of the phases on one page."""
-    from zerotrain.config import read_config
+    from zerotrain.config.read import read_config
     from zerotrain.stages.report import report
 
     report(read_config(config), phases, output)

@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from zerotrain.config.section import Name, Section, Whole
 
 TEXT_SOURCES = ("text", "sums", "complaints")
-IMAGE_KEYS = ("images", "follow_symlinks", "metadata", "caption_extension", "max_pixels")
+IMAGE_KEYS = (
+    *("images", "follow_symlinks", "metadata", "caption_extension", "max_pixels"),
+    *("caption_strategy", "instance_prompt", "random_flip"),
+    *("conditioning_images", "conditioning_columns"),
+)
 TEXT_KEYS = (
     *("path", "format", "subset", "hub_split"),
     *("prompt_column", "response_column", "prompt_template", "label_names"),
 )
+ALPACA = "alpaca"
+"""The prompt_template that is a text of its own, of rows of that format."""
 COLUMN = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 """What is replaced in a prompt_template: a column's name, or a brace that is written twice."""
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+Folders = Annotated[
+    Names,
+    BeforeValidator(_listed),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+"""A list of folders; the name of one is taken as a list of it."""
 
 
 class DataConfig(Section):
@@ -36,11 +59,20 @@ class DataConfig(Section):
     )
     metadata: str | None = Field(
         None,
-        description="metadata.csv or .jsonl with file_name,text or image,prompt; it may lie "
-        "anywhere. Default: one in the image folder, else a caption file beside each image.",
+        description="metadata.csv, .jsonl or .json with file_name,text or image,prompt; it may lie "
+        "anywhere. Default: one in the image folder, else a caption file next to each image.",
     )
     caption_extension: str = Field(
-        ".txt", pattern=r"^\.", description="Extension of the caption files beside the images."
+        ".txt", pattern=r"^\.", description="Extension of the caption files next to the images."
+    )
+    caption_strategy: Literal["textfile", "filename", "instanceprompt"] = Field(
+        "textfile",
+        description="`textfile` reads metadata or a caption file next to each image; `filename` "
+        "takes the image's name without extension, _ as a space; `instanceprompt` gives every "
+        "image `instance_prompt`.",
+    )
+    instance_prompt: str | None = Field(
+        None, min_length=1, description="The caption of every image: caption_strategy says so."
     )
     path: str | None = Field(
         None,
@@ -59,16 +91,37 @@ class DataConfig(Section):
     prompt_template: str | None = Field(
         None,
         description="Text, columns: the question, with {column} where a row's value goes, such as "
-        '"Tweet text : {Tweet text} Label :", and {{ or }} for a brace; it replaces prompt_column.',
+        '"Tweet text : {Tweet text} Label :", and {{ or }} for a brace; it replaces prompt_column. '
+        "`alpaca`: rows of that format in the prompt text of Stanford Alpaca, without a chat "
+        "template.",
     )
     label_names: list[str] | dict[str, str] | None = Field(
         None,
         description="Text, columns: words for the labels in response_column, by number or by "
         "value. Default: a Hugging Face dataset's own names.",
     )
+    # Left out of what a dataset depends on where they are not given: earlier ones stay as they are.
+    conditioning_images: Folders | None = Field(
+        None,
+        exclude_if=_is_none,
+        description="A folder of conditioning images, which the model reads next to the caption, "
+        "or a list of them: each holds one for every image of `images`, of the same name without "
+        "extension. See [conditioning.md](conditioning.md).",
+    )
+    conditioning_columns: Names | None = Field(
+        None,
+        exclude_if=_is_none,
+        description="Columns of the metadata table that name conditioning images in `images`: a "
+        "file or a list of files in each cell.",
+    )
     repeats: Whole = Field(1, ge=1, description="How often an epoch sees each sample.")
     max_pixels: Whole | None = Field(
         None, ge=64, description="Larger images count as scaled down to this area, aspect kept."
+    )
+    random_flip: bool = Field(
+        False,
+        description="Images: train on each image or its mirror image, drawn again for each epoch; "
+        "both are encoded. Not for pictures with text or sides.",
     )
     holdout: float = Field(
         0.0,
@@ -87,12 +140,27 @@ class DataConfig(Section):
         """Whether samples are text and no images."""
         return self.source in TEXT_SOURCES
 
+    @property
+    def is_conditioned(self) -> bool:
+        """Whether samples have conditioning images."""
+        return bool(self.conditioning_images or self.conditioning_columns)
+
+    @property
+    def conditioning_folders(self) -> list[str]:
+        """The folders of conditioning_images."""
+        return self.conditioning_images or []
+
     @model_validator(mode="after")
     def _source_has_its_keys(self) -> DataConfig:
         if self.source == "folder" and not self.images:
             raise ValueError("source: folder needs `images`, the folder that holds them")
         if self.source == "digits" and (self.images or self.metadata):
             raise ValueError("source: digits brings its own images; remove `images` and `metadata`")
+        if self.source == "digits" and self.is_conditioned:
+            raise ValueError(
+                "source: digits has no conditioning images; remove conditioning_images and "
+                "conditioning_columns"
+            )
         if self.source == "text" and not self.path:
             raise ValueError("source: text needs `path`, a file or a dataset of Hugging Face")
         others = () if self.source == "text" else TEXT_KEYS
@@ -103,7 +171,49 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _captions_have_one_source(self) -> DataConfig:
+        prompt = self.caption_strategy == "instanceprompt"
+        if prompt != (self.instance_prompt is not None):
+            raise ValueError(
+                "caption_strategy: instanceprompt and instance_prompt belong together; "
+                f"{'instance_prompt is missing' if prompt else 'set caption_strategy, too'}"
+            )
+        if self.caption_strategy != "textfile" and self.metadata:
+            raise ValueError(
+                f"caption_strategy: {self.caption_strategy} reads no metadata; remove one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _conditioning_has_one_source(self) -> DataConfig:
+        if self.conditioning_images is not None and self.conditioning_columns is not None:
+            raise ValueError("give conditioning_images or conditioning_columns, not both")
+        if self.conditioning_columns and self.caption_strategy != "textfile":
+            raise ValueError(
+                f"conditioning_columns are read from a metadata table, and caption_strategy: "
+                f"{self.caption_strategy} reads none; use conditioning_images, or remove "
+                "caption_strategy"
+            )
+        if self.is_conditioned and self.random_flip:
+            raise ValueError(
+                "random_flip would mirror images and leave their conditioning images as they are; "
+                "remove one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _columns_are_named(self) -> DataConfig:
+        if self.prompt_template == ALPACA:
+            if self.format not in ("auto", "alpaca"):
+                raise ValueError(
+                    f"prompt_template: {ALPACA} is for rows of the format alpaca, and format is "
+                    f"{self.format}"
+                )
+            if self.prompt_column or self.response_column or self.label_names:
+                raise ValueError(
+                    f"prompt_template: {ALPACA} has columns of its own; remove the others"
+                )
+            return self
         asked = self.prompt_column or self.prompt_template
         named = [asked, self.response_column]
         if self.format == "columns" and not all(named):

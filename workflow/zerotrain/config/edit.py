@@ -1,6 +1,6 @@
 """Changing a configuration file as a person would: what is not meant to change keeps its bytes.
 
-The parser tells where each value stands, and the text is cut there. Written anew by the parser,
+The parser knows where each value is, and the text is cut there. Written by the parser,
 comments would survive, but not the columns of a table nor the user's line ends.
 """
 
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -18,11 +20,14 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from zerotrain.config.read import ZERO_KEYS
+from zerotrain.config.scalar import scalar
 from zerotrain.errors import PipelineError
-from zerotrain.scalar import scalar
 
 Values = Mapping[str, Any]
-ALONE = ("offload_path", "offload_optimizer", "offload_param", "device_memory", "zero3_init")
+ALONE = (
+    "offload_path", "offload_optimizer", "offload_param", "device_memory", "host_memory",
+    "zero3_init",
+)  # fmt: skip
 """Launch values that go with one preset and not to another."""
 DASH = re.compile(r"^( *)-(?=\s)", re.MULTILINE)
 NOT_INHERITED = ("allow",)
@@ -31,7 +36,7 @@ NOT_INHERITED = ("allow",)
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """A phase ends at a step, and a new one directly after it goes on to the former end."""
+    """A phase ends at a step, and a new one directly after it continues to the former end."""
 
     phase: str
     """The phase to cut."""
@@ -40,7 +45,9 @@ class Split:
     name: str
     """The new phase's name. All that is not said here it takes over from the phase that is cut."""
     launch: Values
-    """Launch values of the new phase, `preset` among them."""
+    """Launch values of the new phase that differ."""
+    following: Values = field(default_factory=dict)
+    """Values to write into the new phase next to its launch: training values, and `allow`."""
     ended: Values = field(default_factory=dict)
     """Training values to write into the phase that is cut: those it was trained with."""
     ended_launch: Values = field(default_factory=dict)
@@ -65,15 +72,63 @@ def split_phase(text: str, split: Split) -> str:
         raise PipelineError(
             f"phase {split.phase} is written in a way that no program should cut",
             hint=f"do it by hand: give {split.phase} `until: {split.step}`, and write a phase "
-            f"{split.name} after it with the former `until`, `launch: {split.launch['preset']}` "
+            f"{split.name} after it with the former `until`, {_by_hand(split)} "
             f"and the other values of {split.phase}",
         )
     return new
 
 
-def left_behind(changes: Values) -> tuple[str, ...]:
-    """Keys of a former launch that another preset does not take over."""
-    return (*ALONE, *ZERO_KEYS) if changes.get("preset") == "torch" else ALONE
+def undo_split(former: str, text: str, now: str, split: Split) -> str | None:
+    """Undo a split in a configuration's text that has been edited since.
+
+    Args:
+        former: The text before the split.
+        text: The text after it.
+        now: The text after the edits.
+        split: What was split.
+
+    Returns:
+        The text with the edits and without the split; None where both changed the same lines, or
+        the result would mean something else.
+    """
+    undone = _merge(text, former, now)
+    if undone is None:
+        return None
+    try:
+        means = YAML(typ="safe").load(now)
+        same = split_values(YAML(typ="safe").load(undone), split) == means
+    except (LookupError, StopIteration, TypeError, ValueError, YAMLError):
+        return None
+    return undone if same else None
+
+
+def keys_dropped_by_preset(former: Any, changes: Values) -> tuple[str, ...]:
+    """Return the keys of a former launch that another preset or precision drops.
+
+    Args:
+        former: The former preset; None where the phase names none.
+        changes: Launch values of the new phase.
+    """
+    left = ("fp16",) if changes.get("mixed_precision", "fp16") != "fp16" else ()
+    preset = changes.get("preset", former)
+    if preset == former:
+        return left
+    if preset == "torch":
+        return (*left, *ALONE, *ZERO_KEYS)
+    offloads = str(preset).endswith("_offload")
+    return (*left, *ALONE) if offloads else (*left, *ALONE, "bf16_optimizer_states")
+
+
+def _by_hand(split: Split) -> str:
+    """Write the new phase's own values as a person writes them."""
+    preset = split.launch.get("preset")
+    launch = f"launch: {preset}" if set(split.launch) == {"preset"} else ""
+    if not launch and split.launch:
+        launch = (
+            "launch: {" + _row({k: f"{k}: {_scalar(v)}" for k, v in split.launch.items()}) + "}"
+        )
+    more = [f"{key}: {_scalar(value)}" for key, value in split.following.items()]
+    return ", ".join(f"`{pair}`" for pair in [launch, *more] if pair)
 
 
 def split_values(raw: Any, split: Split) -> Any:
@@ -86,14 +141,16 @@ def split_values(raw: Any, split: Split) -> Any:
         ended["launch"] = _launch_values(phase.get("launch"), split.ended_launch)
     following = {key: value for key, value in phase.items() if key not in NOT_INHERITED}
     following["name"] = split.name
-    following["launch"] = _launch_values(phase.get("launch"), split.launch)
+    following.update(split.following)
+    if "launch" in phase or split.launch:
+        following["launch"] = _launch_values(phase.get("launch"), split.launch)
     return {**raw, "phases": [*phases[:place], ended, following, *phases[place + 1 :]]}
 
 
 def _launch_values(launch: Any, changes: Values) -> Any:
     former = dict(launch) if isinstance(launch, dict) else {"preset": launch} if launch else {}
-    if changes.get("preset", former.get("preset")) != former.get("preset"):
-        former = {key: value for key, value in former.items() if key not in left_behind(changes)}
+    left = keys_dropped_by_preset(former.get("preset"), changes)
+    former = {key: value for key, value in former.items() if key not in left}
     found = {**copy.deepcopy(former), **changes}
     return found if isinstance(launch, dict) or set(found) != {"preset"} else found["preset"]
 
@@ -107,7 +164,9 @@ def _split_text(text: str, split: Split) -> str:
 
     pairs = {key: text[slice(*span)] for key, span in spans.items() if key not in NOT_INHERITED}
     pairs["name"] = f"name: {_scalar(split.name)}"
-    pairs["launch"] = f"launch:{_launch(text, launch, split.launch, newline)}"
+    if launch is not None or split.launch:
+        pairs["launch"] = f"launch:{_launch(text, launch, split.launch, newline)}"
+    pairs |= {key: f"{key}: {_scalar(value)}" for key, value in split.following.items()}
     following = _mapping(pairs, node, newline)
     end = _end(node) if node.flow_style else max(stop for _, stop in spans.values())
     if phases.flow_style:
@@ -133,7 +192,7 @@ def _split_text(text: str, split: Split) -> str:
 
 
 def _launch(text: str, launch: Node | None, changes: Values, newline: str) -> str:
-    """What follows `launch:`, a name, or a mapping where there are values beside the preset."""
+    """Write what follows `launch:`: a name, or a mapping if there are values next to the preset."""
     pairs = {}
     if isinstance(launch, MappingNode):
         pairs = {key: text[slice(*span)] for key, span in _spans(text, launch).items()}
@@ -141,8 +200,8 @@ def _launch(text: str, launch: Node | None, changes: Values, newline: str) -> st
     else:
         former = launch.value if launch is not None else None
         pairs = {"preset": f"preset: {former}"} if former else {}
-    if changes.get("preset", former) != former:
-        pairs = {key: pair for key, pair in pairs.items() if key not in left_behind(changes)}
+    left = keys_dropped_by_preset(former, changes)
+    pairs = {key: pair for key, pair in pairs.items() if key not in left}
     for key, value in changes.items():
         if key != "preset" or value != former:
             pairs[key] = f"{key}: {_scalar(value)}"
@@ -161,21 +220,21 @@ def _row(pairs: dict[str, str]) -> str:
 def _mapping(
     pairs: dict[str, str], style: MappingNode, newline: str, *, braces: bool = True
 ) -> str:
-    """Pairs that are written already as a mapping in the style and at the column of another."""
+    """Join pairs that are written already into a mapping in the style and column of another."""
     if style.flow_style:
         return "{" + _row(pairs) + "}" if braces else _row(pairs)
     return (newline + " " * _column(style)).join(pairs.values())
 
 
 def _column(mapping: MappingNode) -> int:
-    """Where a block mapping's keys stand; the node itself begins at its anchor, if it has one."""
+    """Return the column of a block mapping's keys; the node itself starts at its anchor."""
     keys = [] if mapping.flow_style else [key for key, _ in mapping.value]
     column: int = min(node.start_mark.column for node in keys or [mapping])
     return column
 
 
 def _dash_column(text: str, sequence: SequenceNode) -> int:
-    """Where a block sequence's dashes stand; no line before the first begins with another."""
+    """Return the column of a block sequence's dashes; no line before the first has one."""
     begin = sequence.start_mark.index - sequence.start_mark.column
     return len(next(DASH.finditer(text, begin))[1])
 
@@ -185,7 +244,7 @@ def _values(mapping: MappingNode) -> dict[str, Any]:
 
 
 def _spans(text: str, mapping: MappingNode) -> dict[str, tuple[int, int]]:
-    """By key: where it begins and where its value ends."""
+    """Return by key where it starts and where its value ends."""
     spans: dict[str, tuple[int, int]] = {}
     for key, value in mapping.value:
         end = _end(value)
@@ -193,7 +252,7 @@ def _spans(text: str, mapping: MappingNode) -> dict[str, tuple[int, int]]:
             value.start_mark.index <= key.end_mark.index
             or value.start_mark.index == value.end_mark.index
         ):
-            # An alias, whose node stands at its anchor; or nothing, and no place is known.
+            # An alias, whose node is at its anchor; or nothing, and no place is known.
             written = re.compile(r"[ \t]*:([ \t]*\*[^\s,\]}]+)?").match(text, key.end_mark.index)
             end = written.end() if written else end
         spans[key.value] = (key.start_mark.index, end)
@@ -201,7 +260,7 @@ def _spans(text: str, mapping: MappingNode) -> dict[str, tuple[int, int]]:
 
 
 def _end(node: Node) -> int:
-    """Where a node's text ends; the parser lets a block end where the next thing begins."""
+    """Return where a node's text ends; the parser lets a block end where the next thing starts."""
     if isinstance(node, MappingNode | SequenceNode) and not node.flow_style and node.value:
         last = node.value[-1]
         return _end(last[1] if isinstance(node, MappingNode) else last)
@@ -210,9 +269,31 @@ def _end(node: Node) -> int:
 
 
 def _scalar(value: Any) -> str:
-    """A value as YAML, in quotes where any reader (Snakemake's is YAML 1.1) needs them."""
+    """Write a value as YAML, in quotes if any reader (Snakemake's is YAML 1.1) needs them."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_scalar, value))}]"
     text = str(value)
     readers = (yaml.safe_load, YAML(typ="safe").load)
     if re.fullmatch(r"[\w./-]+", text) and all(read(text) == value for read in readers):
         return text
     return scalar(value)
+
+
+def _merge(base: str, one: str, other: str) -> str | None:
+    """Apply the changes of lines from a text to each of two others; None where they overlap."""
+    lines = base.splitlines(keepends=True)
+    changes = sorted(
+        {*_changed_lines(lines, one), *_changed_lines(lines, other)}, key=lambda change: change[:2]
+    )
+    for (start, stop, _), (following, end, _) in pairwise(changes):
+        if following < stop or (start, stop) == (following, end):
+            return None
+    for start, stop, new in reversed(changes):
+        lines[start:stop] = new
+    return "".join(lines)
+
+
+def _changed_lines(lines: Sequence[str], text: str) -> list[tuple[int, int, tuple[str, ...]]]:
+    new = text.splitlines(keepends=True)
+    codes = SequenceMatcher(None, lines, new, autojunk=False).get_opcodes()
+    return [(a, b, tuple(new[c:d])) for tag, a, b, c, d in codes if tag != "equal"]

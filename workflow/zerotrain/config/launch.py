@@ -6,13 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from zerotrain.config.section import Memory, Section, Whole
+from zerotrain.config.section import Memory, Role, Section, Whole
 
 Device = Literal["none", "cpu", "nvme"]
+PresetName = Literal[
+    "torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "zero3_nvme", "auto"
+]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 def _lower(value: Any) -> Any:
-    """accelerate writes its backends in capitals; `no` is a boolean to YAML 1.1 readers."""
+    """Write a backend in lower case, as accelerate does not; `no` is a boolean to YAML 1.1."""
     if value is False:
         return "no"
     return value.lower() if isinstance(value, str) else value
@@ -42,9 +46,7 @@ class Fp16Config(Section):
 class LaunchConfig(Section):
     """How a phase is launched: a preset and what overrides it."""
 
-    preset: Literal[
-        "torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload", "zero3_nvme", "auto"
-    ] = Field(
+    preset: Annotated[PresetName, Role.UNTRAINED] = Field(
         "torch",
         description="A file of config/launch: plain PyTorch, a ZeRO stage with or without offload, "
         "or `auto`, the lowest of them that fits the GPU.",
@@ -52,13 +54,13 @@ class LaunchConfig(Section):
     num_processes: Whole = Field(
         1, ge=1, description="Processes, one a GPU; the global batch is shared among them."
     )
-    machines: Whole = Field(
+    machines: Annotated[Whole, Role.UNTRAINED] = Field(
         1,
         ge=1,
         description="Machines that a job of a cluster trains on together; without a cluster all "
         "processes run on the one there is. See [launchers.md](launchers.md#several-machines).",
     )
-    processes_per_machine: Whole | None = Field(
+    processes_per_machine: Annotated[Whole | None, Role.UNRESOLVED] = Field(
         None,
         ge=1,
         description="Processes on each of the `machines`, in place of num_processes, which is "
@@ -67,36 +69,36 @@ class LaunchConfig(Section):
     mixed_precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="Type of forward and backward passes; `no` is fp32."
     )
-    allow_tf32: bool = Field(
+    allow_tf32: Annotated[bool, Role.ROUNDING] = Field(
         False,
         description="Multiply float32 matrices in TF32 on GPUs that have it: faster, and with 10 "
-        "bits of mantissa. Without effect elsewhere.",
+        "bits of mantissa. No effect on other devices.",
     )
-    full_determinism: bool = Field(
+    full_determinism: Annotated[bool, Role.ROUNDING] = Field(
         True,
         description="Compute with kernels that give equal bits each time, so that a resumed "
         "training ends in those of an undisturbed one. A CPU does in any case. See "
         "[exactness.md](exactness.md).",
     )
-    dynamo_backend: Backend = Field(
+    dynamo_backend: Annotated[Backend, Role.ROUNDING] = Field(
         "no",
         description="torch.compile the model with this backend; `no` leaves it as it is. "
         "accelerate's key.",
     )
-    dynamo_mode: Literal[
-        "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
-    ] = Field("default", description="torch.compile's mode, of the backend inductor alone.")
-    find_unused_parameters: bool = Field(
+    dynamo_mode: Annotated[CompileMode, Role.ROUNDING] = Field(
+        "default", description="torch.compile's mode, of the backend inductor alone."
+    )
+    find_unused_parameters: Annotated[bool, Role.UNTRAINED] = Field(
         False,
         description="Look at every step for trained parameters without a gradient, under several "
         "processes of plain PyTorch, and report none: DDP's key of that name. A training that "
         "finds some at its first step does so by itself.",
     )
-    num_cpu_threads_per_process: Whole | None = Field(
+    num_cpu_threads_per_process: Annotated[Whole | None, Role.UNTRAINED] = Field(
         None,
         ge=1,
-        description="Part of the numbers: other counts give other bits. Default: the cores, shared "
-        "among the processes.",
+        description="Other counts give other bits, and are recorded. Default: the cores of the "
+        "machine that trains, shared among its processes.",
     )
     offload_optimizer: Device | None = Field(
         None,
@@ -108,27 +110,34 @@ class LaunchConfig(Section):
         description="Where weights wait until they are used; cpu and nvme need ZeRO 3. Default: "
         "the preset's.",
     )
-    offload_path: str | None = Field(
+    bf16_optimizer_states: Annotated[bool, Role.ADDED_LATER] = Field(
+        False,
+        description="Offloaded to host memory, keep the two moments of adamw and adam in bf16: 4 "
+        "bytes of it a trained parameter less. Weights and gradients stay float32. See "
+        "[memory.md](memory.md#less-host-memory).",
+    )
+    offload_path: Annotated[str | None, Role.UNTRAINED] = Field(
         None,
         description="Folder on a fast disk for what is offloaded to NVMe; variables such as "
         "`$TMPDIR` are those of the machine that trains.",
     )
-    scratch: str | None = Field(
+    scratch: Annotated[str | None, Role.UNTRAINED] = Field(
         None,
         description="Folder on a machine's own disk, such as `$TMPDIR`, to which the cache is "
         "copied before its processes read it. See [offline.md](offline.md#scratch).",
     )
-    partition_activations: bool = Field(
+    partition_activations: Annotated[bool, Role.UNTRAINED] = Field(
         False, description="DeepSpeed's key of that name; needs gradient_checkpointing."
     )
-    cpu_checkpointing: bool = Field(
+    cpu_checkpointing: Annotated[bool, Role.UNTRAINED] = Field(
         False,
         description="Keep the activations that gradient checkpointing saves in host memory.",
     )
-    contiguous_memory_optimization: bool = Field(
-        False, description="DeepSpeed's key of that name; needs partition_activations."
+    contiguous_memory_optimization: Annotated[bool, Role.UNTRAINED] = Field(
+        False,
+        description="DeepSpeed's key of that name, which is always refused: blocks differ in size.",
     )
-    zero3_init: bool = Field(
+    zero3_init: Annotated[bool, Role.UNTRAINED] = Field(
         False,
         description="Build the model in parts under ZeRO 3, so that no process ever holds all of "
         "it; accelerate's zero3_init_flag.",
@@ -136,29 +145,40 @@ class LaunchConfig(Section):
     fp16: Fp16Config = Field(
         Fp16Config(), description="Loss scaling, with mixed_precision fp16 alone."
     )
-    main_process_port: Whole | None = Field(
+    main_process_port: Annotated[Whole | None, Role.UNTRAINED] = Field(
         None,
         ge=1,
         le=65535,
         description="Port on which the processes meet; default: one that is free at the start.",
     )
-    ddp_timeout: Whole = Field(
+    ddp_timeout: Annotated[Whole, Role.UNTRAINED] = Field(
         1800,
         ge=1,
         description="Seconds that a process waits for the others, and that a training may stand "
         "still, before it is ended with a sentence that names the process and the place.",
     )
-    device_memory: Memory | None = Field(
+    lock_lease: Annotated[Whole, Role.UNTRAINED, Role.HIDDEN_AT_DEFAULT] = Field(
+        120,
+        ge=10,
+        description="Seconds after the last sign of life of a training in another container or on "
+        "another machine, outside of Slurm, after which a start takes its phase over.",
+    )
+    device_memory: Annotated[Memory | None, Role.UNRESOLVED] = Field(
         None,
         description='Memory of a GPU that `auto` plans for, such as "24 GiB"; default: that of '
         "the machine that renders the launch files.",
     )
-    deepspeed: dict[str, Any] = Field(
+    host_memory: Annotated[Memory | None, Role.UNRESOLVED] = Field(
+        None,
+        description="Memory of the machine that `auto` plans for; default: that of the machine "
+        "that renders the launch files, which on a cluster is another one.",
+    )
+    deepspeed: Annotated[dict[str, Any], Role.UNTRAINED] = Field(
         {},
         description="Any other key of DeepSpeed's file, nested as it is there; it wins over the "
         "value that would be derived.",
     )
-    accelerate: dict[str, Any] = Field(
+    accelerate: Annotated[dict[str, Any], Role.UNTRAINED] = Field(
         {}, description="Any other key of accelerate's file; it wins over the derived value."
     )
 
@@ -172,7 +192,7 @@ class LaunchConfig(Section):
 
     @model_validator(mode="after")
     def _processes_of_all_machines(self) -> LaunchConfig:
-        """num_processes and processes_per_machine, whichever is given, make the other."""
+        """Derive num_processes from processes_per_machine, or the other way round."""
         own, machines, count = self.processes_per_machine, self.machines, self.num_processes
         if own is not None and "num_processes" not in self.model_fields_set:
             count = machines * own
@@ -225,15 +245,17 @@ class LaunchConfig(Section):
 
     @model_validator(mode="after")
     def _memory_with_auto(self) -> LaunchConfig:
-        own = [k for k in ("offload_optimizer", "offload_param") if getattr(self, k) is not None]
+        given = ("offload_optimizer", "offload_param", "bf16_optimizer_states")
+        own = [key for key in given if getattr(self, key)]
         if own and self.preset == "auto":
             raise ValueError(
                 f"{own[0]} {getattr(self, own[0])}, but preset auto decides what is offloaded: "
                 "remove it, or choose a preset"
             )
-        if self.device_memory is not None and self.preset != "auto":
+        memory = [k for k in ("device_memory", "host_memory") if getattr(self, k) is not None]
+        if memory and self.preset != "auto":
             raise ValueError(
-                f"device_memory {self.device_memory}, but only preset auto plans by it: remove it, "
-                "or choose auto; `zerotrain plan` shows the plan of any preset"
+                f"{memory[0]} {getattr(self, memory[0])}, but only preset auto plans by it: remove "
+                "it, or choose auto; `zerotrain plan` shows the plan of any preset"
             )
         return self

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ValidationError, WithJsonSchema
 
 from zerotrain.config.lr_scheduler_args import ARGUMENTS, LOWER_ENDS, OWN_KEYS
 from zerotrain.config.section import Section
+from zerotrain.config.suggestions import did_you_mean, nearest
+
+MEASURING = ("reduce_lr_on_plateau", "greedy")
+"""transformers' schedules that no step number determines."""
 
 
 def scheduler_name(value: Any) -> Any:
-    """The name as this module writes it.
+    """Return the name as this module writes it.
 
     Raises:
         ValueError: no schedule has this name; the nearest ones are named.
     """
     if not isinstance(value, str):
         return value
+    if value.lower() in MEASURING:
+        raise ValueError(
+            "this schedule follows a measured loss, and every schedule here is a function of the "
+            "step alone, so that a switch keeps it; choose another one"
+        )
     known = {name.lower(): name for name in ARGUMENTS}
     if value.lower() not in known:
-        near = difflib.get_close_matches(value.lower(), known, n=3)
-        names = [known[name] for name in near] or list(ARGUMENTS)
+        near = nearest(value, ARGUMENTS, most=3)
+        names = near or list(ARGUMENTS)
         raise ValueError(f"no such schedule; {'the nearest are' if near else 'there are'} "
                          + ", ".join(names))  # fmt: skip
     return known[value.lower()]
@@ -37,7 +45,7 @@ SchedulerName = Annotated[
 
 
 def read_arguments(name: str, given: Any) -> dict[str, Any]:
-    """The given arguments of a schedule, checked and with their types.
+    """Return the given arguments of a schedule, checked and with their types.
 
     Raises:
         ValueError: a key or a value is wrong; the sentence names it.
@@ -55,9 +63,9 @@ def read_arguments(name: str, given: Any) -> dict[str, Any]:
 
 
 def _known(known: type[Section], key: str) -> str:
-    if near := difflib.get_close_matches(key, known.model_fields, n=1):
-        return f"did you mean {near[0]}?"
-    return f"it has {', '.join(known.model_fields) or 'none'}"
+    return did_you_mean(key, known.model_fields) or (
+        f"it has {', '.join(known.model_fields) or 'none'}"
+    )
 
 
 def _explain(name: str, detail: Any) -> str:
@@ -70,8 +78,8 @@ def _explain(name: str, detail: Any) -> str:
     return f"{key} {detail['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-def refuse_contradictions(name: str, values: dict[str, Any], given: set[str]) -> None:
-    """Hold a schedule's arguments against the keys of `train`.
+def check_contradictions(name: str, values: dict[str, Any], given: set[str]) -> None:
+    """Check a schedule's arguments against the keys of `train`.
 
     Args:
         name: The schedule.
@@ -96,7 +104,7 @@ def refuse_contradictions(name: str, values: dict[str, Any], given: set[str]) ->
     fields = ARGUMENTS[name].model_fields
     for key in (key for key in LOWER_ENDS if key in fields):
         low = arguments.get(key, fields[key].default)
-        if low > peak:
+        if low is not None and low > peak:
             raise ValueError(f"lr_scheduler_args.{key} {low:g} is above the peak of {peak:g}")
     if name == "OneCycle" and arguments.get("cycle_momentum", True) and "adam_beta1" in given:
         raise ValueError(
@@ -108,10 +116,11 @@ def refuse_contradictions(name: str, values: dict[str, Any], given: set[str]) ->
 
 def _refuse_warmup(name: str, values: dict[str, Any], given: set[str]) -> None:
     arguments, ratio = values["lr_scheduler_args"], values["lr_warmup_ratio"]
-    if name in ("OneCycle", "LRRangeTest"):
+    if name in ("OneCycle", "LRRangeTest", "sine"):
         if values["lr_warmup_steps"] or ratio:
             key = "lr_warmup_ratio" if ratio else "lr_warmup_steps"
-            raise ValueError(f"schedule {name} has no warm-up: remove {key}")
+            own = ", which is lr_scheduler_args.half_period_steps here" if name == "sine" else ""
+            raise ValueError(f"schedule {name} has no warm-up: remove {key}{own}")
     elif "warmup_num_steps" in ARGUMENTS[name].model_fields:
         if ratio is not None and "warmup_num_steps" in arguments:
             raise ValueError("give lr_scheduler_args.warmup_num_steps or lr_warmup_ratio, not both")

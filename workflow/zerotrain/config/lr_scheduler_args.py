@@ -1,7 +1,7 @@
 """The arguments of each learning-rate schedule: train.lr_scheduler_args.
 
-The curves are in zerotrain.training.schedule, the formulas in docs/schedules.md. Arguments of
-DeepSpeed's schedules have DeepSpeed's names and defaults.
+The curves are in zerotrain.launch.schedule, the formulas in docs/schedules.md. Arguments have the
+names and defaults of the library that the schedule is known from.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from zerotrain.config.section import Section, Whole
 
 WarmupType = Literal["log", "linear"]
+Slope = Literal["linear", "cosine", "1-sqrt"]
 
 
 class NoArguments(Section):
@@ -30,6 +31,68 @@ class Polynomial(Section):
 
     lr_end: float = Field(1e-7, ge=0, description="Where it ends.")
     power: float = Field(1.0, gt=0, description="Shape of the fall; 1 is a straight line.")
+
+
+class InverseSqrt(Section):
+    """Arguments of transformers' inverse_sqrt."""
+
+    timescale: Whole | None = Field(
+        None, ge=1, description="Steps until 1 / √2 of the peak; default: the warm-up, or 10,000."
+    )
+
+
+class CosineWithMinLR(Section):
+    """Arguments of transformers' cosine_with_min_lr."""
+
+    min_lr: float | None = Field(None, ge=0, description="Where it ends; give this or min_lr_rate.")
+    min_lr_rate: float | None = Field(
+        None, ge=0, le=1, description="Where it ends, as a share of learning_rate."
+    )
+    num_cycles: float = Field(0.5, gt=0, description="Waves of the cosine; 0.5 is one fall.")
+
+    @model_validator(mode="after")
+    def _one_end(self) -> CosineWithMinLR:
+        if (self.min_lr is None) == (self.min_lr_rate is None):
+            raise ValueError("give min_lr or min_lr_rate: one of the two")
+        return self
+
+
+class CosineWarmupWithMinLR(CosineWithMinLR):
+    """Arguments of transformers' cosine_warmup_with_min_lr."""
+
+    warmup_lr_rate: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Share of learning_rate at which the warm-up begins; default: 1 / its steps.",
+    )
+
+
+class WarmupStableDecay(Section):
+    """Arguments of transformers' warmup_stable_decay."""
+
+    num_decay_steps: Whole = Field(ge=1, description="Steps of the decay.")
+    num_stable_steps: Whole | None = Field(
+        None,
+        ge=0,
+        description="Steps at the peak; default: from the warm-up to the decay, which ends at the "
+        "horizon.",
+    )
+    warmup_type: Slope = Field("linear", description="Shape of the warm-up.")
+    decay_type: Slope = Field("cosine", description="Shape of the decay.")
+    min_lr_ratio: float = Field(
+        0.0, ge=0, le=1, description="Share of learning_rate at which it begins and ends."
+    )
+    num_cycles: float = Field(0.5, gt=0, description="Waves of a cosine decay; 0.5 is one fall.")
+
+
+class Sine(Section):
+    """Arguments of SimpleTuner's sine."""
+
+    half_period_steps: Whole = Field(
+        ge=1, description="Steps of half a wave: `lr_warmup_steps` in SimpleTuner."
+    )
+    lr_end: float = Field(4e-7, ge=0, description="Lower end of the wave.")
 
 
 class WarmupLR(Section):
@@ -136,6 +199,11 @@ ARGUMENTS: dict[str, type[Section]] = {
     "cosine": NoArguments,
     "cosine_with_restarts": CosineWithRestarts,
     "polynomial": Polynomial,
+    "inverse_sqrt": InverseSqrt,
+    "cosine_with_min_lr": CosineWithMinLR,
+    "cosine_warmup_with_min_lr": CosineWarmupWithMinLR,
+    "warmup_stable_decay": WarmupStableDecay,
+    "sine": Sine,
     "WarmupLR": WarmupLR,
     "WarmupDecayLR": WarmupDecayLR,
     "WarmupCosineLR": WarmupCosineLR,
@@ -152,5 +220,5 @@ OWN_KEYS = {
 }
 """DeepSpeed's parameters that are keys of `train` under another name: one value, said once."""
 
-LOWER_ENDS = ("lr_end", "warmup_min_lr", "cycle_min_lr")
+LOWER_ENDS = ("lr_end", "min_lr", "warmup_min_lr", "cycle_min_lr")
 """Rates that the peak must not be below."""

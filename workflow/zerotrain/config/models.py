@@ -11,17 +11,25 @@ from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from zerotrain import optimizers
-from zerotrain.config.agreement import check_agreement
+from zerotrain.config import optimizers
+from zerotrain.config.adapters import read_peft
 from zerotrain.config.data import DataConfig
+from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.config.launch import LaunchConfig
-from zerotrain.config.section import Name, Section, Whole
+from zerotrain.config.section import (
+    ConditionedPrompt,
+    Name,
+    PromptImages,
+    Section,
+    Whole,
+    is_none,
+)
+from zerotrain.config.suggestions import known_names
 from zerotrain.config.training import LoraConfig, Pattern, TrainConfig
 from zerotrain.config.validation import ValidationConfig
 from zerotrain.errors import PipelineError
-from zerotrain.families import FAMILIES, PRESETS
-from zerotrain.peft_methods import read_peft
 
 
 class CacheConfig(Section):
@@ -49,14 +57,15 @@ class CacheConfig(Section):
 
 
 def _family(name: str) -> str:
-    """A family that is there."""
     if name not in FAMILIES:
-        raise ValueError(f"must be one of {', '.join(FAMILIES)}")
+        raise PydanticCustomError(
+            "literal_error", "must be one of {expected}", {"expected": ", ".join(FAMILIES)}
+        )
     return name
 
 
 def _until(value: Any) -> str:
-    """A step count, "N epochs" or "N samples", normalised to a string "N unit"."""
+    """Parse a step count, "N epochs" or "N samples" into a string "N unit"."""
     match = re.fullmatch(
         r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*(steps?|epochs?|samples?)?\s*", str(value)
     )
@@ -71,7 +80,7 @@ def _until(value: Any) -> str:
 class Phase(Section):
     """A stretch of training under one launch.
 
-    In a file its training values stand beside name, until and launch, and only where they change;
+    In a file its training values are next to name, until and launch, and only where they change;
     here they are merged with the run's `train` and `launch` (see read.expand_phases).
     """
 
@@ -108,7 +117,7 @@ class Phase(Section):
 
     @model_validator(mode="after")
     def _optimizer_under_launch(self) -> Phase:
-        """Known at once where a preset is named; what `auto` chooses is looked at when it has."""
+        """Check the optimizer if a preset is named; what `auto` chooses is checked later."""
         launch, (found, _) = self.launch, optimizers.find(self.train.optimizer)
         refused, hint = optimizers.refusal(
             found.name,
@@ -150,8 +159,14 @@ class EvaluateConfig(Section):
 
     prompts: list[str] = Field(
         [],
-        description="Prompts of the grid of images; default: the first distinct captions. Text: "
-        "questions that are asked beside the held-out ones.",
+        description="Prompts of the grid of images; default: ten distinct captions, spread over "
+        "the data. Text: questions that are asked in addition to the held-out ones.",
+    )
+    conditioning_images: PromptImages | None = Field(
+        None,
+        exclude_if=is_none,
+        description="Images, where samples have conditioning images: files of those of each prompt "
+        "in `prompts`, a list for each. Without `prompts` the grid has captions with their own.",
     )
     images_per_prompt: Whole = Field(4, ge=1, description="Images made of each prompt.")
     num_inference_steps: Whole = Field(30, ge=1, description="Denoising steps of an image.")
@@ -165,8 +180,13 @@ class EvaluateConfig(Section):
         "default", description="Sampler; `default` is the one the base model names."
     )
     batch_size: Whole = Field(8, ge=1, description="Images or answers generated at a time.")
+    split: Literal["holdout", "train"] = Field(
+        "holdout",
+        description="Text: which examples are answered and measured: those of data.holdout, or "
+        "those that are trained on, as in PEFT's guide.",
+    )
     max_samples: Whole = Field(
-        256, ge=1, description="Text: held-out examples that are answered, chosen by their content."
+        256, ge=1, description="Text: examples that are answered, chosen by their content."
     )
     max_new_tokens: Whole = Field(128, ge=1, description="Text: longest answer, in tokens.")
     judge: Literal["none", "nearest_neighbour"] = Field(
@@ -176,8 +196,8 @@ class EvaluateConfig(Section):
     )
 
 
-class RunConfig(Section):
-    """A run: data, a base model, and the phases that train it."""
+class RunSections(Section):
+    """The sections of a run, each of them right on its own."""
 
     run: Name = Field(description="Name of the folder under results/.")
     seed: Whole = Field(
@@ -189,9 +209,17 @@ class RunConfig(Section):
     base: str = Field(
         description="`nano` and `micro` build a small model from the seed; else a folder or hub id "
         "in the layout of diffusers, or of transformers for text. Parts may come from several: "
-        "`REPO:FILES,REPO:FILES`, each a folder or hub id and a pattern of its files."
+        "`REPO:FILES,REPO:FILES`, each a folder or hub id and a pattern of its files. Of SDXL also "
+        "a single .safetensors file in the original layout."
     )
     revision: str | None = Field(None, description="Commit or tag of the hub id.")
+    base_copy: Literal["link", "reflink", "copy"] = Field(
+        "link",
+        description="How results/ holds the base's files. `link`: symbolic links, which break when "
+        "the folder or the hub's cache is removed. `copy`: copies, which share blocks with the "
+        "originals where the file system can (btrfs, XFS, ZFS). `reflink`: such copies, or an "
+        "error where the file system cannot. Exported weights hold copies in each case.",
+    )
     vae: Literal["identity"] | None = Field(
         None,
         description="`identity`: pixels are the latents, for pixel art that an autoencoder would "
@@ -212,7 +240,7 @@ class RunConfig(Section):
     rescale_betas_zero_snr: bool = Field(
         False,
         description="sdxl: no signal is left at the last timestep (zero terminal SNR), so that "
-        "dark and light images can be made; wants prediction_type: v_prediction.",
+        "dark and light images can be made; requires prediction_type: v_prediction.",
     )
     lora: LoraConfig | None = Field(
         None, description="Train a LoRA; without this section the whole model."
@@ -221,6 +249,18 @@ class RunConfig(Section):
         None,
         description="Train an adapter of another of peft's methods: `peft_type` and any key of its "
         "configuration class. See [adapters.md](adapters.md).",
+    )
+    base_model_precision: Literal[
+        "no_change", "nf4", "int8-quanto", "int4-quanto", "int2-quanto"
+    ] = Field(
+        "no_change",
+        description="Keep the linear layers of the frozen model in 8, 4 or 2 bits while a LoRA "
+        "trains. Not with ZeRO 3. See [adapters.md](adapters.md).",
+    )
+    base_model_exclude_modules: list[str] = Field(
+        [],
+        description="Ends of the names of layers that base_model_precision leaves as they are; "
+        "after a `^` a whole name.",
     )
     frozen_parameters: list[Pattern] = Field(
         [], description="Regular expressions; parameters whose names contain one stay as they are."
@@ -240,32 +280,38 @@ class RunConfig(Section):
         "stop.",
     )
     phases: list[Phase] = Field(
-        min_length=1, description="Stretches of training; each goes on where the one before ends."
+        min_length=1, description="Stretches of training; each continues where the one before ends."
     )
     export: ExportConfig = ExportConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
 
-    @model_validator(mode="after")
-    def _sections_agree(self) -> RunConfig:
-        check_agreement(self)
-        return self
-
     def adapter_values(self) -> dict[str, Any] | None:
-        """The values of the adapter that is trained, by either section; None for none."""
+        """Return the values of the adapter that is trained, by either section; None for none."""
         return self.lora_values() or self.peft
 
     def lora_values(self) -> dict[str, Any] | None:
-        """The section's values, alpha resolved; None without it."""
+        """Return the section's values, alpha resolved; None without it."""
         if self.lora is None:
             return None
         alpha = self.lora.rank if self.lora.alpha is None else self.lora.alpha
-        return {**self.lora.model_dump(), "alpha": float(alpha)}
+        values = {**self.lora.model_dump(), "alpha": float(alpha)}
+        if not self.lora.fused_layers:
+            del values["fused_layers"]  # digests and run.yaml are those of before the key
+        return values
 
     @property
-    def validation_prompts(self) -> list[str]:
-        """Distinct prompts that any phase's validation makes images of."""
+    def validation_prompts(self) -> list[str | ConditionedPrompt]:
+        """Distinct prompts that any phase's validation makes images of.
+
+        A prompt with conditioning images is a tuple of it and of their files.
+        """
         found = [phase.validation for phase in self.phases if phase.validation]
-        return list(dict.fromkeys(prompt for one in found for prompt in one.prompts))
+        return list(dict.fromkeys(prompt for one in found for prompt in one.asked))
+
+    @property
+    def long_captions(self) -> str:
+        """What becomes of captions that are too long: the same in all phases."""
+        return self.phases[0].train.long_captions
 
     @property
     def is_text(self) -> bool:
@@ -278,7 +324,7 @@ class RunConfig(Section):
         return self.base in PRESETS
 
     def cache_size(self, phase: Phase) -> int:
-        """The number that names a phase's cache: pixels of a side, or tokens of a row."""
+        """Return the number that names a phase's cache: pixels of a side, or tokens of a row."""
         return phase.train.max_length if self.is_text else phase.train.resolution
 
     @property
@@ -287,7 +333,7 @@ class RunConfig(Section):
         return self.data.name or self.run
 
     def phase(self, name: str) -> Phase:
-        """The phase of that name.
+        """Return the phase of that name.
 
         Raises:
             PipelineError: no phase has it.
@@ -295,10 +341,12 @@ class RunConfig(Section):
         for phase in self.phases:
             if phase.name == name:
                 return phase
-        names = ", ".join(phase.name for phase in self.phases)
-        raise PipelineError(f"the run {self.run} has no phase {name!r}", hint=f"phases: {names}")
+        raise PipelineError(
+            f"the run {self.run} has no phase {name!r}",
+            hint=known_names(name, [phase.name for phase in self.phases], "phases"),
+        )
 
     def phase_before(self, name: str) -> Phase | None:
-        """The phase that the named one continues, or None for the first."""
+        """Return the phase that the named one continues, or None for the first."""
         index = self.phases.index(self.phase(name))
         return self.phases[index - 1] if index else None

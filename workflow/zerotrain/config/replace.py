@@ -1,19 +1,18 @@
-"""Give a file new bytes at once, unless somebody else has given it others in the meantime."""
+"""Give a file new bytes at once, unless another program has changed it in the meantime."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from zerotrain.artifact.leftovers import beside, mend
-from zerotrain.disk_errors import writing
+from zerotrain.artifact.leftovers import recover_interrupted_publish, temporary_path
+from zerotrain.artifact.whole_file import exchange
 from zerotrain.errors import PipelineError
+from zerotrain.machine.disk_errors import writing
 
-AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 """What a kernel or a file system says that cannot exchange two names, as NFS cannot."""
 
@@ -36,7 +35,7 @@ def replace_file(file: Path, expected: bytes, new: bytes) -> bool:
         DiskError: the file cannot be replaced; it is as it was.
     """
     target = file.resolve()
-    draft = beside(target, "new")
+    draft = temporary_path(target, "new")
     with writing(file):
         try:
             _write(draft, new, target)
@@ -66,9 +65,9 @@ def check_replaceable(file: Path) -> None:
         DiskError: it cannot: the file or its folder is read-only, or the disk is full.
     """
     target = file.resolve()
-    draft = beside(target, "new")
+    draft = temporary_path(target, "new")
     with writing(file):
-        mend(target)
+        recover_interrupted_publish(target)
         if _is_mounted(target):
             raise PipelineError(
                 f"{file}: is mounted by itself, and cannot be replaced",
@@ -83,7 +82,7 @@ def check_replaceable(file: Path) -> None:
 
 
 def _is_mounted(target: Path) -> bool:
-    """Whether a file is a mount point of its own, as containers are given single files."""
+    """Return whether a file is a mount point itself, as containers are given single files."""
     name = str(target).replace(" ", "\\040")
     with suppress(OSError):
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
@@ -101,12 +100,7 @@ def _write(draft: Path, content: bytes, target: Path) -> None:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Exchange the files of two names in one step; False where the system cannot."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    if rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in NO_EXCHANGE:
-        return False
-    raise OSError(number, os.strerror(number), str(other))
+    number = exchange(one, other)
+    if number not in (0, *NO_EXCHANGE):
+        raise OSError(number, os.strerror(number), str(other))
+    return number == 0

@@ -8,15 +8,15 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from zerotrain.config.models import RunConfig
 from zerotrain.config.read import load_config, parse_config
+from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 
 KEY = "runs"
 
 
 def read_runs(path: Path) -> dict[str, RunConfig]:
-    """The runs of a configuration file, by the files that hold them.
+    """Read the runs of a configuration file, by the files that hold them.
 
     Args:
         path: The file of one run, or one whose only key is `runs`: a list of files or glob
@@ -28,7 +28,7 @@ def read_runs(path: Path) -> dict[str, RunConfig]:
     """
     raw = load_config(path)
     if not (isinstance(raw, dict) and KEY in raw):
-        return {str(path): parse_config(raw, str(path))}
+        return {str(path): parse_config(raw, str(path), path)}
     runs = {}
     for file in _files(raw, path):
         own = load_config(file)
@@ -36,14 +36,14 @@ def read_runs(path: Path) -> dict[str, RunConfig]:
             raise PipelineError(
                 f"{path}: runs: {file} has `runs` itself", hint="name files of one run each"
             )
-        runs[str(file)] = parse_config(own, str(file))
+        runs[str(file)] = parse_config(own, str(file), file)
     _refuse_equal_names(runs)
     _refuse_other_data(runs)
     return runs
 
 
 def shared_values(run: RunConfig) -> dict[str, Any]:
-    """What the dataset and its caches are made from, by key: runs of one data.name agree on it.
+    """Return what the dataset and its caches are made from, which runs of one data.name share.
 
     The caches' own sizes are left out, for each has a folder of its own.
     """
@@ -54,6 +54,7 @@ def shared_values(run: RunConfig) -> dict[str, Any]:
         "family": run.family,
         "base": run.base,
         "revision": run.revision,
+        "base_copy": run.base_copy,
         "prediction_type": run.prediction_type,
         "rescale_betas_zero_snr": run.rescale_betas_zero_snr,
         "vae": run.vae,
@@ -61,16 +62,17 @@ def shared_values(run: RunConfig) -> dict[str, Any]:
         **{f"cache.{key}": value for key, value in run.cache},
         "validation.prompts": run.validation_prompts,
         "train.packing": first.packing,
+        "train.long_captions": first.long_captions,
         "peft.num_virtual_tokens": (run.peft or {}).get("num_virtual_tokens"),
         "launch.num_cpu_threads_per_process": run.launch.num_cpu_threads_per_process,
     }
 
 
 def _files(raw: Mapping[str, Any], path: Path) -> list[Path]:
-    """The files that are listed, each once, in the order of the list."""
+    """Return the files that are listed, each once, in the order of the list."""
     if others := [key for key in raw if key != KEY]:
         raise PipelineError(
-            f"{path}: {', '.join(map(str, others))}: not beside `runs`, of which each has its own",
+            f"{path}: {', '.join(map(str, others))}: not next to `runs`, of which each has its own",
             hint="move these keys into the files under `runs`, or remove `runs`",
         )
     listed = raw[KEY]
@@ -109,7 +111,7 @@ def _refuse_equal_names(runs: Mapping[str, RunConfig]) -> None:
 
 
 def _refuse_other_data(runs: Mapping[str, RunConfig]) -> None:
-    """Refuse runs that would make one dataset or cache, each in its own way."""
+    """Check that runs of one dataset or cache make it in the same way."""
     first: dict[str, tuple[str, dict[str, Any]]] = {}
     for file, run in runs.items():
         values = shared_values(run)

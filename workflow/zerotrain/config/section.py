@@ -1,9 +1,11 @@
-"""What the sections of a configuration have in common: frozen models and forgiving numbers."""
+"""What the sections of a configuration have in common: frozen models, forgiving numbers, roles."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -32,7 +34,7 @@ UNITS = {
 
 
 def _bytes(value: Any) -> Any:
-    """A size such as "24 GiB", "24GB" or a number of bytes."""
+    """Parse a size such as "24 GiB", "24GB" or a number of bytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", str(value), re.IGNORECASE)
     if isinstance(value, bool) or not match:
         raise ValueError('must be a size such as "24 GiB"')
@@ -54,7 +56,39 @@ Memory = Annotated[
 """Bytes; "24 GiB" is taken as 24 * 2**30."""
 
 
+PromptImages = list[Annotated[list[str], Field(min_length=1)]]
+"""Files of the conditioning images of each prompt."""
+ConditionedPrompt: TypeAlias = tuple[str, tuple[str, ...]]
+"""A prompt and the files of its conditioning images."""
+
+
+def is_none(value: Any) -> bool:
+    """Return whether a key is not given: such a key is left out of what stages depend on."""
+    return value is None
+
+
 class Section(BaseModel):
     """A part of the configuration: frozen, no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Role(Enum):
+    """A property of a key that other modules ask for, given in the annotation of its field."""
+
+    UNTRAINED = "decides nothing of what is trained: where tensors are, names, logging, saving"
+    ROUNDING = "changes the rounding of a step only"
+    ADDED_LATER = "is left out of what is trained at its default, as in checkpoints before it"
+    HIDDEN_AT_DEFAULT = "is left out of run.yaml at its default, as in files before it"
+    ABSENT_IF_NONE = "is left out of run.yaml where it is None"
+    UNRESOLVED = "is read when a launch is rendered, and not by the training"
+    IMAGES = "has a meaning for families of images"
+    TEXT = "has a meaning for families of text"
+    OF_EMA = "has a meaning with use_ema"
+
+
+@cache
+def keys_with(section: type[BaseModel], role: Role) -> tuple[str, ...]:
+    """Return the keys of a section that have a role, in the order of the section."""
+    fields = section.model_fields
+    return tuple(key for key, field in fields.items() if role in field.metadata)

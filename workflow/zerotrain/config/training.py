@@ -15,14 +15,14 @@ from pydantic import (
     model_validator,
 )
 
-from zerotrain import optimizers
-from zerotrain.config.lr_scheduler import SchedulerName, read_arguments, refuse_contradictions
+from zerotrain.config import optimizers
+from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
+from zerotrain.config.lr_scheduler import SchedulerName, check_contradictions, read_arguments
 from zerotrain.config.objective import ObjectiveConfig
-from zerotrain.config.section import Memory, Section, Whole
-from zerotrain.families import LANGUAGE_MODELS
-from zerotrain.optimizer_arguments import read_optimizer_args
-from zerotrain.save_interval import read_interval
-from zerotrain.tracker_names import read_names
+from zerotrain.config.optimizer_arguments import read_optimizer_args
+from zerotrain.config.save_interval import read_interval
+from zerotrain.config.section import Memory, Role, Section, Whole, keys_with
+from zerotrain.config.trackers import read_names
 
 
 def _pattern(value: str) -> str:
@@ -54,14 +54,10 @@ SaveInterval = Annotated[
         }
     ),
 ]
-"""A number of steps, or a time as zerotrain.save_interval keeps it."""
+"""A number of steps, or a time as zerotrain.config.save_interval keeps it."""
 
 Pattern = Annotated[str, AfterValidator(_pattern)]
 """A regular expression that is searched for in parameter names."""
-
-
-IMAGE_KEYS = ("resolution", "caption_dropout_probability")
-TEXT_KEYS = ("max_length", "packing")
 
 
 class ParamGroup(Section):
@@ -100,10 +96,18 @@ class LoraConfig(Section):
         False, description="Scale by alpha / sqrt(rank), which suits high ranks."
     )
     use_dora: bool = Field(
-        False, description="Train the magnitude of each layer's weights beside their direction."
+        False, description="Train the magnitude of each layer's weights next to their direction."
     )
     init_lora_weights: Literal["default", "gaussian", "orthogonal"] = Field(
-        "default", description="First values of the factors; the second is zero but for orthogonal."
+        "default",
+        description="Initial values of the factors; the second is zero, except for orthogonal.",
+    )
+
+    fused_layers: bool = Field(
+        False,
+        description="flux: layers that are one in the original files (query, key and value; in "
+        "single blocks `proj_mlp` too) share their first factor, as DiffSynth-Studio and kohya "
+        "train them.",
     )
 
     @field_validator("target_modules")
@@ -112,6 +116,20 @@ class LoraConfig(Section):
         if value == []:
             raise ValueError("names no layer; leave it out for the attention's projections")
         return value
+
+    @model_validator(mode="after")
+    def _can_share(self) -> LoraConfig:
+        if not self.fused_layers:
+            return self
+        if self.dropout:
+            raise ValueError(
+                f"dropout {self.dropout:g} would drop other values for each of the fused_layers; "
+                "set one of them to its default"
+            )
+        if self.use_dora or self.init_lora_weights == "orthogonal":
+            own = "use_dora" if self.use_dora else "init_lora_weights: orthogonal"
+            raise ValueError(f"{own} is for layers one by one, and not with fused_layers")
+        return self
 
     @field_validator("init_lora_weights", mode="before")
     @classmethod
@@ -124,26 +142,55 @@ class LoraConfig(Section):
         return "default" if value is True else value
 
 
+class TokenRoute(Section):
+    """A range of layers that a share of the image's tokens passes by."""
+
+    selection_ratio: float = Field(ge=0, lt=1, description="Share of the tokens that pass by.")
+    start_layer_idx: Whole = Field(
+        description="First layer of the range, counted from 0, or from the end: -1 is the last."
+    )
+    end_layer_idx: Whole = Field(description="Last layer of the range, counted in the same way.")
+
+
+class TreadConfig(Section):
+    """TREAD: image tokens, drawn at random, that pass a range of layers by in training.
+
+    Krause et al., "TREAD: Token Routing for Efficient Architecture-agnostic Diffusion Training"
+    (2025), https://arxiv.org/abs/2501.04765.
+    """
+
+    routes: list[TokenRoute] = Field(
+        min_length=1, description="The ranges, one after the other; none overlaps another."
+    )
+
+
 class TrainConfig(ObjectiveConfig):
     """What a training step is. A phase may change any of these from its first step on."""
 
-    resolution: Whole = Field(
+    resolution: Annotated[Whole, Role.IMAGES] = Field(
         1024, ge=8, multiple_of=8, description="Side of the square that images are cut to."
     )
-    max_length: Whole = Field(
+    long_captions: Annotated[Literal["truncate", "chunk"], Role.IMAGES, Role.ADDED_LATER] = Field(
+        "truncate",
+        description="Images: how captions longer than the text encoders take are read, in "
+        "sampling too: cut, or of sdxl whole, in chunks of 75 tokens.",
+    )
+    max_length: Annotated[Whole, Role.TEXT] = Field(
         512, ge=2, description="Text: longest row, in tokens; what is longer is cut at its end."
     )
-    packing: bool = Field(
+    packing: Annotated[bool, Role.TEXT] = Field(
         False,
         description="causal_lm: put several examples into a row of max_length; none sees another.",
     )
     global_batch_size: Whole = Field(
         1, ge=1, description="Samples per optimizer step over all processes and accumulations."
     )
-    gradient_accumulation_steps: Whole = Field(
+    gradient_accumulation_steps: Annotated[Whole, Role.ROUNDING] = Field(
         1, ge=1, description="Forward passes per optimizer step."
     )
-    gradient_checkpointing: bool = Field(False, description="Recompute activations to save memory.")
+    gradient_checkpointing: Annotated[bool, Role.ROUNDING] = Field(
+        False, description="Recompute activations to save memory."
+    )
     optimizer: Annotated[str, AfterValidator(_optimizer)] = Field(
         "adamw",
         description="A class of torch.optim or a name of DeepSpeed's, in any case: "
@@ -173,7 +220,7 @@ class TrainConfig(ObjectiveConfig):
         lt=1,
         description="Warm-up as a share of the schedule; not with lr_warmup_steps.",
     )
-    lr_scheduler_steps: Whole | None = Field(
+    lr_scheduler_steps: Annotated[Whole | None, Role.UNTRAINED] = Field(
         None,
         ge=1,
         description="Horizon of the schedule in steps; default: the last `until` when training "
@@ -187,68 +234,106 @@ class TrainConfig(ObjectiveConfig):
         ge=0,
         description="Weight decay of any optimizer; the default is AdamW's, others have their own.",
     )
-    no_decay_norm_bias: bool = Field(
+    no_decay_norm_bias: Annotated[bool, Role.ADDED_LATER] = Field(
         False,
         description="No weight decay of biases and of the weights of normalisation layers: of all "
         "parameters with fewer than two dimensions. HF's Trainer has it so, diffusers' scripts "
         "do not. A group of param_groups keeps the decay that it names.",
     )
-    max_grad_norm: float = Field(1.0, ge=0, description="Gradient clipping by norm; 0 is none.")
-    nan_action: Literal["stop", "skip"] = Field(
+    max_grad_norm: float = Field(
+        1.0,
+        ge=0,
+        description="Gradient clipping: the largest norm, or with `grad_clip_method: value` the "
+        "largest value; 0 disables it.",
+    )
+    grad_clip_method: Annotated[Literal["norm", "value"], Role.ADDED_LATER] = Field(
+        "norm",
+        description="`norm`: scale all gradients so that their norm is at most max_grad_norm; "
+        "`value`: cut each value to at most that.",
+    )
+    nan_action: Annotated[Literal["stop", "skip"], Role.UNTRAINED] = Field(
         "stop",
         description="Where the loss or a gradient is not a finite number: `stop`, or `skip` that "
         "update. Either names the samples of the step.",
     )
-    caption_dropout_probability: float = Field(
+    on_change: Annotated[
+        Literal["restart", "continue", "stop"], Role.UNTRAINED, Role.HIDDEN_AT_DEFAULT
+    ] = Field(
+        "restart",
+        description="What follows an edit of a value that decides what is trained, in a phase that "
+        "is trained in part: `restart` sets its checkpoints aside and trains from the start, "
+        "`continue` resumes with the new value and records it, `stop` refuses. See "
+        "[checkpoints.md](checkpoints.md).",
+    )
+    caption_dropout_probability: Annotated[float, Role.IMAGES] = Field(
         0.1,
         ge=0,
         le=1,
         description="Share of samples trained with the empty caption (for guidance).",
     )
+    tread_config: Annotated[TreadConfig | None, Role.ADDED_LATER, Role.ABSENT_IF_NONE] = Field(
+        None,
+        description="flux, sd3: TREAD, `routes` of `selection_ratio`, `start_layer_idx` and "
+        "`end_layer_idx`: that share of the image's tokens, drawn at random, passes these layers "
+        "by. Training alone; see [families.md](families.md#token-routing).",
+    )
     use_ema: bool = Field(
         False,
         description="Keep a moving average of the weights (EMA), which is what is exported and "
-        "measured; the training goes on from the weights themselves.",
+        "measured; the training continues from the weights themselves.",
     )
-    ema_decay: float = Field(
+    ema_decay: Annotated[float, Role.OF_EMA] = Field(
         0.9999,
         gt=0,
         lt=1,
         description="Share of the average that an update leaves; it rises to this as step / "
         "(9 + step).",
     )
-    ema_update_interval: Whole = Field(1, ge=1, description="Steps between updates of the average.")
-    ema_device: Literal["accelerator", "cpu"] = Field(
+    ema_update_interval: Annotated[Whole, Role.OF_EMA] = Field(
+        1, ge=1, description="Steps between updates of the average."
+    )
+    ema_device: Annotated[Literal["accelerator", "cpu"], Role.OF_EMA, Role.UNTRAINED] = Field(
         "accelerator",
         description="Where the average is kept: 4 bytes a trained parameter, shared by the "
         "processes; `cpu` costs a copy of the weights at each update. Offloaded weights are "
         "averaged where they lie, those on a disk in host memory; each update reads those.",
     )
-    save_every: SaveInterval = Field(
+    save_every: Annotated[SaveInterval, Role.UNTRAINED] = Field(
         500, description='Steps between rolling checkpoints, or a time: "30 min", "2 h".'
     )
-    keep: Whole = Field(2, ge=1, description="Rolling checkpoints kept, besides the best one.")
-    keep_every: Whole | None = Field(
+    keep: Annotated[Whole, Role.UNTRAINED] = Field(
+        2, ge=1, description="Rolling checkpoints kept, besides the best one."
+    )
+    keep_every: Annotated[Whole | None, Role.UNTRAINED] = Field(
         None,
         ge=1,
         description="Every step that this divides is saved, too, and stays for good.",
     )
-    disk_low_threshold: Memory | None = Field(
+    disk_low_threshold: Annotated[Memory | None, Role.UNTRAINED] = Field(
         None,
         description='Stop with a checkpoint when the disk has less free, such as "10 GiB"; '
         "default: stop only when a checkpoint no longer fits.",
     )
-    log_every: Whole = Field(10, ge=1, description="Steps between lines of the log.")
-    report_to: list[str] = Field(
-        ["tensorboard"],
-        description="Trackers beside metrics.jsonl: `tensorboard`, `wandb`, `mlflow`, `swanlab`, "
-        "`comet_ml`, `aim`, `clearml`, `dvclive`, `trackio`, a list of them, `all` that are "
-        "installed, or `none`. See [monitoring.md](monitoring.md).",
+    code_changes: Annotated[Literal["keep", "rerun"], Role.UNTRAINED, Role.HIDDEN_AT_DEFAULT] = (
+        Field(
+            "keep",
+            description="What an edit of the source or an upgrade does to what is trained: `keep`, "
+            "or `rerun`: train and export again where code that decides numbers has changed.",
+        )
     )
-    tracker_project_name: str | None = Field(
+    log_every: Annotated[Whole, Role.UNTRAINED] = Field(
+        10, ge=1, description="Steps between lines of the log."
+    )
+    report_to: Annotated[list[str], Role.UNTRAINED] = Field(
+        ["tensorboard"],
+        description="Trackers in addition to metrics.jsonl: `tensorboard`, `wandb`, `mlflow`, "
+        "`swanlab`, `comet_ml`, `aim`, `clearml`, `dvclive`, `trackio`, a list of them, `all` that "
+        "are installed, or `none`. See [monitoring.md](monitoring.md).",
+    )
+    tracker_project_name: Annotated[str | None, Role.UNTRAINED] = Field(
         None, min_length=1, description="Project of the trackers; default: `zerotrain`."
     )
-    tracker_run_name: str | None = Field(
+    tracker_run_name: Annotated[str | None, Role.UNTRAINED] = Field(
         None,
         min_length=1,
         description="Name of the phase's run in the trackers; default: RUN-PHASE.",
@@ -269,7 +354,7 @@ class TrainConfig(ObjectiveConfig):
     def _one_schedule(self) -> TrainConfig:
         # A schedule with an argument that must be given needs it without lr_scheduler_args, too.
         read_arguments(self.lr_scheduler, self.lr_scheduler_args)
-        refuse_contradictions(self.lr_scheduler, dict(self), self.model_fields_set)
+        check_contradictions(self.lr_scheduler, dict(self), self.model_fields_set)
         return self
 
     @model_validator(mode="after")
@@ -292,22 +377,34 @@ class TrainConfig(ObjectiveConfig):
             raise ValueError(f"param_groups: {found.title} has no weight decay")
         return self
 
-    def refuse_keys_of_others(self, family: str) -> None:
-        """Refuse a key that the user gave and the family does not have.
+    def check_keys_of_family(self, family: str) -> None:
+        """Check that the family has every key that the user gave.
 
         Raises:
             ValueError: naming the key.
         """
-        super().refuse_keys_of_others(family)
+        super().check_keys_of_family(family)
         text = family in LANGUAGE_MODELS
-        for key in IMAGE_KEYS if text else TEXT_KEYS:
+        for key in keys_with(TrainConfig, Role.IMAGES if text else Role.TEXT):
             if key in self.model_fields_set:
                 what = "images, and the family is of text" if text else "text families"
                 raise ValueError(f"{key} is a key of {what}; remove it: {family} has no such thing")
+        if self.long_captions == "chunk" and not FAMILIES[family].chunks:
+            others = ", ".join(name for name, kind in FAMILIES.items() if kind.chunks)
+            raise ValueError(
+                f"long_captions: chunk is {others}'s; "
+                f"{family} has a text encoder that reads more: set cache.max_sequence_length"
+            )
+        if self.tread_config and not FAMILIES[family].token_routing:
+            others = ", ".join(name for name, kind in FAMILIES.items() if kind.token_routing)
+            raise ValueError(
+                f"tread_config is a key of {others}; remove it: in the blocks of {family} tokens "
+                "cannot be routed"
+            )
         if self.packing and family != "causal_lm":
             raise ValueError(f"packing is causal_lm's; {family} reads one example a row")
 
     def optimizer_keys_given(self) -> dict[str, float]:
-        """The adam_ keys that the user gave."""
+        """Return the adam_ keys that the user gave."""
         keys = ("adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay")
         return {key: getattr(self, key) for key in keys if key in self.model_fields_set}

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from zerotrain.config.section import Section, Whole
+from zerotrain.config.section import ConditionedPrompt, PromptImages, Section, Whole, is_none
 
 
 class ValidationConfig(Section):
@@ -32,6 +32,12 @@ class ValidationConfig(Section):
     prompts: list[str] = Field(
         [], description="Images: prompts of the grid of each validation; none: no images are made."
     )
+    conditioning_images: PromptImages | None = Field(
+        None,
+        exclude_if=is_none,
+        description="Images, where samples have conditioning images: files of those of each prompt "
+        "in `prompts`, a list for each.",
+    )
     images_per_prompt: Whole = Field(
         1, ge=1, description="Images made of each prompt, by the seeds of `evaluate`."
     )
@@ -47,7 +53,7 @@ class ValidationConfig(Section):
     decode: Literal["process", "inline"] = Field(
         "process",
         description="Who makes images of the sampled latents: a process of its own on the CPU, "
-        "beside the training, or the first process of the training on its device.",
+        "next to the training, or the first process of the training on its device.",
     )
     metric_for_best_model: Literal["val_loss", "val_loss_ema"] | None = Field(
         None,
@@ -66,6 +72,14 @@ class ValidationConfig(Section):
     early_stopping_threshold: float = Field(
         0.0, ge=0, description="How much lower the metric must be to count as better."
     )
+
+    @property
+    def asked(self) -> list[str | ConditionedPrompt]:
+        """The prompts; one with conditioning images is a tuple of it and of their files."""
+        if self.conditioning_images is None:
+            return [*self.prompts]
+        pairs = zip(self.prompts, self.conditioning_images, strict=True)
+        return [(prompt, tuple(files)) for prompt, files in pairs]
 
     @model_validator(mode="after")
     def _threshold_is_read(self) -> ValidationConfig:

@@ -1,1 +1,1 @@
-"""Samples: where images and captions come from, and the dataset manifest that lists them."""
+"""Samples: the sources of images and captions, and the dataset manifest that lists them."""

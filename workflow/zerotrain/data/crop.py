@@ -1,4 +1,4 @@
-"""Which part of an image is trained on, and at what size: the centre square, scaled."""
+"""The trained part of an image: the centre square, scaled."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def centre_crop(size: tuple[int, int]) -> tuple[int, int, int]:
-    """Left, top and side of the largest centred square in an image of (width, height)."""
+    """Compute left, top and side of the largest centred square in an image of (width, height)."""
     width, height = size
     side = min(width, height)
     return (width - side) // 2, (height - side) // 2, side
 
 
 def limit_pixels(size: tuple[int, int], max_pixels: int | None) -> tuple[int, int]:
-    """(width, height) scaled down to an area of at most max_pixels; the aspect is kept."""
+    """Scale (width, height) down to an area of at most max_pixels, keeping the aspect ratio."""
     width, height = size
     if max_pixels is None or width * height <= max_pixels:
         return size
@@ -28,9 +28,9 @@ def limit_pixels(size: tuple[int, int], max_pixels: int | None) -> tuple[int, in
 
 
 def crop_and_resize(image: Image, crop: tuple[int, int, int], resolution: int) -> Image:
-    """Cut the square (left, top, side) and scale it to resolution x resolution (Lanczos).
+    """Cut out the square (left, top, side) and scale it to resolution x resolution (Lanczos).
 
-    Pillow computes it in whole numbers: equal images give equal bytes.
+    Pillow uses integer arithmetic: equal images give equal bytes.
     """
     from PIL.Image import Resampling
 
@@ -42,7 +42,7 @@ def crop_and_resize(image: Image, crop: tuple[int, int, int], resolution: int) -
 
 
 def to_pixels(image: Image) -> np.ndarray:
-    """An RGB image to float32 [3, H, W] in [-1, 1], as autoencoders expect it."""
+    """Convert an RGB image to float32 [3, H, W] in [-1, 1], as autoencoders expect it."""
     import numpy as np
 
     pixels = np.asarray(image, dtype=np.float32) / 127.5 - 1

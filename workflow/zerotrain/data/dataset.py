@@ -1,20 +1,34 @@
-"""The dataset manifest: every sample with its hashes, crop and split. It is the artifact's content.
+"""The dataset manifest: every sample with its hashes, crop and split, as the artifact's content.
 
 The content names no path outside the dataset: the image folder comes from the configuration, and
-whoever opens an image compares its hash with the manifest's (Source.image_of does).
+readers compare each image's hash with the manifest (as Source.image_of does).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 
 KIND = "dataset"
+
+
+@dataclass(frozen=True)
+class ConditioningImage:
+    """An image that the model reads in addition to a sample's caption."""
+
+    file: str
+    """Name within the source for its position (Source.conditioning_source)."""
+    image_sha256: str
+    original_size: tuple[int, int]
+    """Width and height of the image in pixels, upright."""
+    crop: tuple[int, int, int]
+    """Left, top and side of the centre square, in pixels of the original."""
 
 
 @dataclass(frozen=True)
@@ -29,40 +43,63 @@ class Sample:
     original_size: tuple[int, int]
     """Width and height of the image in pixels, upright."""
     size: tuple[int, int]
-    """Width and height after data.max_pixels, aspect kept."""
+    """Width and height after data.max_pixels, with the aspect ratio kept."""
     crop: tuple[int, int, int]
     """Left, top and side of the centre square, in pixels of the original."""
     split: Literal["train", "holdout"]
+    conditioning: tuple[ConditioningImage, ...] = ()
+    """In the order in which the model reads them; every sample has the same number."""
+
+
+class HasSplit(Protocol):
+    """A sample of a dataset."""
+
+    @property
+    def split(self) -> Literal["train", "holdout"]:
+        """Return the split that it belongs to."""
+
+
+S = TypeVar("S", bound=HasSplit)
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """A published dataset manifest."""
+class PublishedDataset(Generic[S]):
+    """The manifest of a published dataset."""
 
     artifact: Artifact
-    samples: tuple[Sample, ...]
-    """In the order of their file names."""
+    samples: tuple[S, ...]
+    """Images in the order of their file names, conversations in the order of the source."""
     repeats: int
 
-    def split(self, name: Literal["train", "holdout"]) -> tuple[Sample, ...]:
-        """The samples of one split, in order."""
+    def split(self, name: Literal["train", "holdout"]) -> tuple[S, ...]:
+        """Select the samples of one split, in order."""
         return tuple(sample for sample in self.samples if sample.split == name)
+
+
+class Dataset(PublishedDataset[Sample]):
+    """A published dataset of images."""
 
     @property
     def epoch_size(self) -> int:
-        """Samples in an epoch: the train split, times repeats."""
+        """Return the number of samples in an epoch: the train split, times repeats."""
         return len(self.split("train")) * self.repeats
+
+    @property
+    def conditioning_images(self) -> int:
+        """Return the number of conditioning images per sample."""
+        return len(self.samples[0].conditioning) if self.samples else 0
 
 
 def caption_sha256(caption: str) -> str:
-    """Sha256 of a caption's UTF-8 bytes."""
+    """Compute the sha256 of a caption's UTF-8 bytes."""
     return hashlib.sha256(caption.encode()).hexdigest()
 
 
 def choose_split(image_sha256: str, holdout: float) -> Literal["train", "holdout"]:
-    """Which split an image belongs to, by its content alone.
+    """Choose the split of an image by its content alone.
 
-    Adding, removing or renaming other images moves none, and equal images fall on the same side.
+    Adding, removing or renaming other images does not change it, and equal images are in the same
+    split.
     """
     drawn = hashlib.sha256(f"holdout {image_sha256}".encode()).digest()
     return "holdout" if int.from_bytes(drawn[:8]) < holdout * 2**64 else "train"
@@ -71,13 +108,20 @@ def choose_split(image_sha256: str, holdout: float) -> Literal["train", "holdout
 def dataset_content(
     samples: list[Sample], *, repeats: int, bad: list[dict[str, str]]
 ) -> dict[str, Any]:
-    """The manifest's content; `bad` lists refused files with `file` and `reason`."""
-    train = sum(sample.split == "train" for sample in samples)
+    """Build the manifest's content; `bad` lists refused files with `file` and `reason`."""
+    return manifest_content("samples", [_entry(sample) for sample in samples], repeats, bad)
+
+
+def manifest_content(
+    name: str, entries: list[dict[str, Any]], repeats: int, bad: list[dict[str, str]]
+) -> dict[str, Any]:
+    """Build the content of a dataset's manifest, with its samples listed under `name`."""
+    train = sum(entry["split"] == "train" for entry in entries)
     return {
-        "samples": [asdict(sample) for sample in samples],
+        name: entries,
         "repeats": repeats,
         "bad": bad,
-        "count": {"train": train, "holdout": len(samples) - train, "bad": len(bad)},
+        "count": {"train": train, "holdout": len(entries) - train, "bad": len(bad)},
     }
 
 
@@ -85,18 +129,26 @@ def read_dataset(folder: Path) -> Dataset:
     """Read a dataset's manifest.
 
     Raises:
-        PipelineError: if there is none, or it is of another kind or format.
+        PipelineError: it is missing, or of another kind or format.
     """
     found = artifact.read(folder, KIND)
-    samples = tuple(
-        Sample(
-            **{
-                **entry,
-                "original_size": tuple(entry["original_size"]),
-                "size": tuple(entry["size"]),
-                "crop": tuple(entry["crop"]),
-            }
-        )
-        for entry in found.content["samples"]
-    )
+    samples = tuple(_sample(entry) for entry in found.content["samples"])
     return Dataset(found, samples, found.content["repeats"])
+
+
+def with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the lists in a JSON object to tuples."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in {**found}.items()}
+
+
+def _sample(entry: Mapping[str, Any]) -> Sample:
+    seen = entry.get("conditioning", ())
+    images = tuple(ConditioningImage(**with_tuples(image)) for image in seen)
+    return Sample(**{**with_tuples(entry), "conditioning": images})
+
+
+def _entry(sample: Sample) -> dict[str, Any]:
+    found = asdict(sample)
+    if not sample.conditioning:
+        del found["conditioning"]  # manifests of earlier versions have no such key
+    return found

@@ -1,4 +1,4 @@
-"""From an image file's bytes to the RGB pixels that a person sees."""
+"""Decoding of an image file's bytes to RGB pixels as a person sees them."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ FORMATS = {
     "TIFF": "TIFF",
     "WEBP": "WebP",
 }
-"""Pillow's name and the usual name of each format that is opened. Pillow knows more, among them
-EPS, which is a program for an interpreter of PostScript."""
+"""Pillow's name and the usual name of each supported format. Pillow supports more, including EPS,
+which is a program for a PostScript interpreter."""
 PREFIX_BYTES = 16
-"""By which Pillow tells formats apart."""
+"""Number of bytes by which Pillow distinguishes formats."""
 
-# Pillow warns above this many pixels and refuses above twice as many; a large scan is no bomb, and
-# the refusal is reported as a bad sample, so the warning says nothing more.
+# Pillow warns above this number of pixels and refuses twice as many. Large scans are harmless, and
+# refused images are reported as bad samples, so the warning is redundant.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def decode(data: bytes) -> Image.Image:
-    """Decode a whole image to RGB: upright by its EXIF orientation, over white where transparent.
+    """Decode an image to RGB: upright by its EXIF orientation, over white where transparent.
 
-    Of an animation the first frame is taken. 16-bit greys are scaled to 8 bits.
+    For an animation use the first frame. Scale 16-bit greys to 8 bits.
 
     Raises:
-        BadImage: the bytes are no image of these FORMATS, are truncated, or would fill memory.
+        BadImage: the bytes are not an image in one of FORMATS, are truncated, or would fill memory.
     """
     if not data:
         raise BadImage("empty file (0 bytes)")
@@ -55,12 +55,12 @@ def decode(data: bytes) -> Image.Image:
     except Image.DecompressionBombError as error:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
         raise BadImage(f"more than {limit:,} pixels, a possible decompression bomb") from error
-    except Exception as error:  # Pillow's plugins raise what they like on broken files.
+    except Exception as error:  # Pillow's plugins raise any error on broken files
         raise BadImage(f"unreadable image ({error or type(error).__name__})") from error
 
 
 def _name_other_format(data: bytes) -> str:
-    """Name the format of what is not opened; only its first bytes are looked at."""
+    """Name the unsupported format of a file by its first bytes."""
     Image.init()
     for name, (_, accepts) in Image.OPEN.items():
         if name not in FORMATS and accepts and accepts(data[:PREFIX_BYTES]) is True:
@@ -83,7 +83,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of 16 bits to 8; Pillow's own conversion would cut everything above 255 to white."""
+    """Convert 16-bit grey to 8 bits; Pillow's conversion makes everything above 255 white."""
     import numpy as np
 
     values = np.asarray(image).astype(np.int64)

@@ -1,9 +1,9 @@
 """The built-in example: 1,797 scanned handwritten digits.
 
 E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning
-Repository, 1998. They lie in data/digits.csv.gz, a copy of scikit-learn's file, and outside the
-project in scikit-learn itself: the same bytes, or they are refused. Images are identified by their
-8 x 8 grey pixels.
+Repository, 1998. They are in data/digits.csv.gz, a copy of scikit-learn's file, and outside the
+project in scikit-learn itself; other bytes are refused. Images are identified by their 8 x 8 grey
+pixels.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MD5 = "9b335364a7bfd63947c7480a5bd51f2d"
-"""Of the file, compressed as it is: what data/digits.csv.gz.dvc says too."""
+"""md5 of the compressed file, as in data/digits.csv.gz.dvc."""
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SCAN_SIDE = 8
 IMAGE_SIDE = 32
-"""Scans are served at this size: a model told that its images are 8 pixels wide, as SDXL is told
-original sizes, would have to be asked for 8-pixel images ever after."""
+"""Side of the served images: a model conditioned on 8-pixel images, as SDXL is conditioned on
+original sizes, would have to be asked for 8-pixel images forever."""
 
 
 class DigitsSource(Source):
-    """White digits on black, one file name for each scan, captioned in words."""
+    """White digits on black, one file name per scan, captioned in words."""
 
     name = "digits"
     pixel_modules = ("zerotrain.data.digits",)
@@ -40,20 +40,20 @@ class DigitsSource(Source):
         self.notes = []
 
     def found(self) -> list[Found]:
-        """All scans in the package's order, which is that of their names."""
+        """List all scans in the file's order, which is also the order of their names."""
         return [
             Found(file, f"a handwritten digit {NAMES[digit]}")
             for file, (_, digit) in _scans().items()
         ]
 
     def read(self, file: str) -> bytes:
-        """The 64 grey bytes of a scan, row by row."""
+        """Return the 64 grey bytes of a scan, row by row."""
         if file not in _scans():
             raise FileNotFoundError(ENOENT, "no such scan", file)
         return _scans()[file][0]
 
     def decode(self, data: bytes) -> Image:
-        """The scan as RGB, 32 x 32."""
+        """Scale a scan to RGB, 32 x 32."""
         from PIL import Image
 
         scan = Image.frombytes("L", (SCAN_SIDE, SCAN_SIDE), data)
@@ -61,7 +61,7 @@ class DigitsSource(Source):
 
 
 def digits_file() -> Path:
-    """The project's own file, else scikit-learn's."""
+    """Return the project's file, else scikit-learn's."""
     if DIGITS.is_file():
         return DIGITS
     import sklearn
@@ -71,8 +71,10 @@ def digits_file() -> Path:
 
 @cache
 def _scans() -> dict[str, tuple[bytes, int]]:
-    """Grey bytes and digit of each scan; the file counts ink from 0 to 16, 64 counts and the digit
-    to a line."""
+    """Read the grey bytes and the digit of each scan.
+
+    Each line of the file has 64 ink values from 0 to 16, and the digit.
+    """
     import numpy as np
 
     path = digits_file()

@@ -1,86 +1,100 @@
-"""A folder of images, with a caption file beside each or one table of captions."""
+"""A folder of images, with a caption file next to each, a table of captions, or one for all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.data import metadata
+from zerotrain.data.conditioning import ConditioningFolders
+from zerotrain.data.listing import (
+    Listing,
+    check_usable_path,
+    list_conditioning,
+    list_images,
+    root_of,
+)
 from zerotrain.data.source import Found, Source
-from zerotrain.data.table import printable
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from zerotrain.config import DataConfig
-
-EXTENSIONS = (
-    *(".apng", ".avif", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"),
-    *(".jpx", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".psd", ".qoi", ".tga", ".tif", ".tiff"),
-    ".webp",
-    # Pillow reads none of these; they are listed so that they are reported as bad samples.
-    *(".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".svg"),
-)
-"""Files with these extensions, in capitals too, count as images. Hidden files never do."""
-
-
-@dataclass
-class Listing:
-    """What lies in an image folder, in no order; names are relative, with forward slashes."""
-
-    images: list[str] = field(default_factory=list)
-    captions: dict[str, str] = field(default_factory=dict)
-    """Caption files by name without extension, which is what the image's name begins with."""
-    bad: list[Found] = field(default_factory=list)
-    """What cannot even be looked at: links that lead out, names that no rule can take."""
-    others: list[str] = field(default_factory=list)
+    from zerotrain.config.data import DataConfig
 
 
 class FolderSource(Source):
-    """Images of a folder and its subfolders, identified by the bytes of their files."""
+    """Images of a folder and its subfolders, identified by the bytes of their files.
+
+    Args:
+        data: The section `data` of the configuration.
+        root: A folder to read from instead of data.images.
+    """
 
     pixel_modules = ("zerotrain.data.decode",)
 
-    def __init__(self, data: DataConfig) -> None:
+    def __init__(self, data: DataConfig, root: Path | None = None) -> None:
         self.data = data
-        self.root = _root(data)
+        self.root = root or root_of(data)
         self.name = str(self.root)
         self.notes = []
 
     def found(self) -> list[Found]:
-        """Images with their captions, and everything bad, sorted by file."""
-        listing = list_folder(self.data)
-        table = _table(self.data)
+        """List images with their captions, and all bad entries, sorted by file."""
+        return self._found(self._captioned)
+
+    def listed(self) -> list[Found]:
+        """List the same as `found`, without reading caption files next to images."""
+        return self._found(lambda image, file: Found(image))
+
+    def conditioning_source(self, position: int) -> Source:
+        """Return the folder of the conditioning images at this position."""
+        folders = self.data.conditioning_folders
+        return FolderSource(self.data, Path(folders[position]).expanduser()) if folders else self
+
+    def _found(self, read_caption: Callable[[str, str], Found]) -> list[Found]:
+        listing = list_images(self.data)
+        table = find_table(self.data)
         self.notes = self._unread(listing, table)
-        found = self._from_table(listing, table) if table else list(self._from_files(listing))
+        if table:
+            found = self._from_table(listing, table)
+        else:
+            found = [*self._from_files(listing, read_caption)]
+        if self.data.conditioning_folders:
+            folders = ConditioningFolders(self.data)
+            self.notes += folders.surplus(listing.images)
+            found = [folders.match(entry) for entry in found]
         return sorted([*found, *listing.bad], key=lambda entry: (entry.file, entry.reason or ""))
 
     def read(self, file: str) -> bytes:
-        """The bytes of an image file."""
+        """Read the bytes of an image file."""
         return (self.root / file).read_bytes()
 
     def decode(self, data: bytes) -> Image:
-        """The image as upright RGB."""
+        """Decode an image to upright RGB."""
         from zerotrain.data.decode import decode
 
         return decode(data)
 
-    def _from_files(self, listing: Listing) -> Iterator[Found]:
+    def _from_files(
+        self, listing: Listing, read_caption: Callable[[str, str], Found]
+    ) -> Iterator[Found]:
+        if self.data.caption_strategy != "textfile":
+            yield from (Found(image, given_caption(self.data, image)) for image in listing.images)
+            return
         extension = self.data.caption_extension
         read: set[str] = set()
         for image in listing.images:
             stem = os.path.splitext(image)[0]
             if stem in listing.captions:
                 read.add(stem)
-                yield self._captioned(image, listing.captions[stem])
+                yield read_caption(image, listing.captions[stem])
             else:
-                yield Found(image, reason=f"no caption: no {stem}{extension} beside it")
+                yield Found(image, reason=f"no caption: no {stem}{extension} next to it")
         for stem in listing.captions.keys() - read:
-            yield Found(listing.captions[stem], reason="a caption file with no image beside it")
+            yield Found(listing.captions[stem], reason="a caption file with no image next to it")
 
     def _captioned(self, image: str, file: str) -> Found:
         try:
@@ -93,8 +107,10 @@ class FolderSource(Source):
         return Found(image, caption, reason=None if caption else f"caption {file} is empty")
 
     def _from_table(self, listing: Listing, table: Path) -> list[Found]:
-        found = metadata.read_metadata(table, self.root, set(listing.images))
+        columns = self.data.conditioning_columns or ()
+        found = metadata.read_metadata(table, self.root, set(listing.images), columns)
         named = {entry.file for entry in found}
+        named |= {file for entry in found for file in entry.conditioning}
         found += [
             Found(image, reason=f"no row of {table.name} names it")
             for image in listing.images
@@ -104,8 +120,14 @@ class FolderSource(Source):
         return [entry for entry in found if entry.file not in bad_already]
 
     def _unread(self, listing: Listing, table: Path | None) -> list[str]:
-        """A sentence for each kind of file that lies there and is not read."""
+        """Describe each kind of file that is present but not read."""
         notes = []
+        if self.data.caption_strategy != "textfile" and listing.captions:
+            notes.append(
+                f"captions come from caption_strategy: {self.data.caption_strategy}; "
+                f"{len(listing.captions)} *{self.data.caption_extension} files in {self.root} are "
+                "not read"
+            )
         if table and listing.captions:
             notes.append(
                 f"captions come from {table}; {len(listing.captions)} "
@@ -125,93 +147,51 @@ class FolderSource(Source):
         return notes
 
 
+def given_caption(data: DataConfig, image: str) -> str:
+    """Return the caption of an image whose caption is not in a file."""
+    if data.caption_strategy == "filename":
+        return os.path.splitext(os.path.basename(image))[0].replace("_", " ").strip()
+    return str(data.instance_prompt)
+
+
 def folder_files(data: DataConfig) -> list[str]:
-    """Images and what holds their captions, as paths, sorted; see source.source_files."""
-    root = _root(data)
-    listing = list_folder(data)
-    table = _table(data)
-    names = listing.images if table else [*listing.images, *listing.captions.values()]
-    paths = [os.path.join(root, name) for name in names]
+    """List the paths of images, caption files or table, and conditioning images, sorted; see
+    open.source_files."""
+    root = root_of(data)
+    listing = list_images(data)
+    table = find_table(data)
+    own_files = data.caption_strategy == "textfile" and not table
+    names = [*listing.images, *listing.captions.values()] if own_files else listing.images
+    paths = {os.path.join(root, name) for name in names}
     for path in (root, table):
-        if path and _unusable_name(str(path)):
-            raise _unusable(path, str(_unusable_name(str(path))))
-    return sorted([*paths, str(table)] if table else paths)
+        if path:
+            check_usable_path(path, "data.images")
+    for folder in data.conditioning_folders:
+        place = Path(folder).expanduser()
+        check_usable_path(place, "data.conditioning_images")
+        paths |= {os.path.join(place, name) for name in list_conditioning(data, folder).images}
+    return sorted({*paths, str(table)} if table else paths)
 
 
-def list_folder(data: DataConfig) -> Listing:
-    """List the image folder with its subfolders; nothing is opened.
+def incomplete(data: DataConfig) -> tuple[list[Found], list[Found]]:
+    """List the images without a caption or conditioning images, with the reason, and the others.
+
+    No image and no caption file is opened.
 
     Raises:
-        PipelineError: it is missing, is no folder, may not be read, or holds no image.
+        PipelineError: as FolderSource.found.
     """
-    root = _root(data)
-    listing = Listing()
-    try:
-        _scan(root, data, listing)
-    except FileNotFoundError as error:
-        raise _unusable(root, "no such folder") from error
-    except NotADirectoryError as error:
-        raise _unusable(root, "a file, not a folder") from error
-    except OSError as error:
-        raise _unusable(root, f"{error.filename}: {error.strerror}") from error
-    if not listing.images and not listing.bad:
-        seen = [*listing.captions.values(), *listing.others]
-        shown = f"; it holds {len(seen)} other files, such as {min(seen)}" if seen else ""
-        raise _unusable(root, f"no image in it or its subfolders{shown}")
-    return listing
+    images = {*list_images(data).images}
+    listed = [entry for entry in FolderSource(data).listed() if entry.file in images]
+    whole = {entry.file: entry for entry in listed if entry.reason is None}
+    lacking = {entry.file: entry for entry in listed if entry.file not in whole}
+    return [*lacking.values()], [*whole.values()]
 
 
-def _scan(root: Path, data: DataConfig, listing: Listing) -> None:
-    extension = data.caption_extension.lower()
-    real_root = os.path.realpath(root)
-    waiting, seen = [""], {real_root}
-    while waiting:
-        folder = waiting.pop()
-        with os.scandir(os.path.join(root, folder)) as entries:
-            for entry in entries:
-                name = folder + entry.name
-                if entry.name.startswith("."):
-                    continue
-                if reason := _unusable_name(entry.name):
-                    listing.bad.append(Found(printable(name), reason=reason))
-                    continue
-                if entry.is_symlink() and not data.follow_symlinks:
-                    target = os.path.realpath(entry.path)
-                    if os.path.isdir(target) or not target.startswith(real_root + os.sep):
-                        listing.bad.append(Found(name, reason=_refused_link(target)))
-                        continue
-                if entry.is_dir():
-                    real = os.path.realpath(entry.path)
-                    if real not in seen:
-                        seen.add(real)
-                        waiting.append(name + "/")
-                elif name.lower().endswith(extension):
-                    listing.captions[name[: -len(extension)]] = name
-                elif name.lower().endswith(EXTENSIONS):
-                    listing.images.append(name)
-                else:
-                    listing.others.append(name)
-
-
-def _unusable_name(name: str) -> str | None:
-    if printable(name) != name:
-        return "its name is not UTF-8"
-    if "{" in name or "}" in name:
-        return "its name holds a brace, which Snakemake takes for a wildcard"
-    return None
-
-
-def _refused_link(target: str) -> str:
-    kind = "a link to a folder" if os.path.isdir(target) else "a link that leads out of the folder"
-    return f"{kind}, to {target} (data.follow_symlinks: true would take it)"
-
-
-def _root(data: DataConfig) -> Path:
-    return Path(data.images or "").expanduser()
-
-
-def _table(data: DataConfig) -> Path | None:
-    """The metadata file: the one that is named, or one that lies in the folder."""
+def find_table(data: DataConfig) -> Path | None:
+    """Return the metadata file: the configured one, or one in the folder."""
+    if data.caption_strategy != "textfile":
+        return None
     if data.metadata:
         table = Path(data.metadata).expanduser()
         if not table.is_file():
@@ -220,18 +200,17 @@ def _table(data: DataConfig) -> Path | None:
                 hint="correct data.metadata; relative paths count from where snakemake runs",
             )
         return table
-    inside = [path for name in metadata.NAMES if (path := _root(data) / name).is_file()]
+    inside = [path for name in metadata.NAMES if (path := root_of(data) / name).is_file()]
     if len(inside) > 1:
         raise PipelineError(
-            f"data.images: {_root(data)} holds {' and '.join(metadata.NAMES)}",
+            f"data.images: {root_of(data)} holds {' and '.join(metadata.NAMES)}",
             hint="say which one counts with data.metadata, or remove the other",
         )
+    if not inside and data.conditioning_columns:
+        raise PipelineError(
+            f"data.conditioning_columns: {', '.join(data.conditioning_columns)}: there is no table "
+            f"with columns, neither data.metadata nor {' or '.join(metadata.NAMES)} in "
+            f"{root_of(data)}",
+            hint="set data.metadata to the table; or use data.conditioning_images",
+        )
     return inside[0] if inside else None
-
-
-def _unusable(path: Path, why: str) -> PipelineError:
-    return PipelineError(
-        f"data.images: {path}: {why}",
-        hint="give a folder with images (.png, .jpg, .webp, ...); relative paths count from "
-        "where snakemake runs",
-    )

@@ -1,4 +1,4 @@
-"""Datasets of Hugging Face: by id from the hub, or from the folder that save_to_disk wrote."""
+"""Datasets of Hugging Face: from the hub by id, or from a folder written by save_to_disk."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
-    from zerotrain.config import DataConfig
+    from zerotrain.config.data import DataConfig
 
 CONVERTED = "refs/convert/parquet"
-"""The branch in which the hub keeps any dataset as Parquet, by subset and split."""
+"""The branch with the hub's Parquet copy of each dataset, by subset and split."""
 
 
 def hub_rows(
     data: DataConfig,
 ) -> tuple[Iterator[tuple[str, dict[Any, Any]]], list[str] | dict[str, str] | None]:
-    """The rows of one split, each with where it stands, and the names of its labels.
+    """Load the rows of one split, each with its place, and the names of its labels.
 
     Raises:
-        PipelineError: there is no such dataset or split, or a key means nothing to what lies on
+        PipelineError: there is no such dataset or split, or a key does not apply to a dataset on
             disk.
     """
     import datasets
@@ -32,7 +32,7 @@ def hub_rows(
         if folder.is_dir():
             found = datasets.load_from_disk(str(folder))
             several = isinstance(found, datasets.DatasetDict)
-            _refuse_idle(data, () if several else ("hub_split",))
+            _check_keys_apply(data, () if several else ("hub_split",))
             found = found[data.hub_split] if several else found
         else:
             found = _from_hub(datasets, data)
@@ -50,7 +50,7 @@ def hub_rows(
             "without internet run `zerotrain fetch CONFIG` on the login node and source its env.sh "
             "in jobs",
         ) from error
-    # The library would decode an image in any format that Pillow knows, EPS among them.
+    # The library would decode images in any format that Pillow supports, including EPS.
     if media := [name for name, feature in found.features.items() if _is_decoded(feature)]:
         found = found.remove_columns(media)
     names = data.label_names
@@ -60,7 +60,7 @@ def hub_rows(
 
 
 def _is_decoded(feature: Any) -> bool:
-    """Return whether a column holds files that reading it would open: images, sound, documents."""
+    """Return whether reading a column would open files: images, sound, documents."""
     if isinstance(feature, dict):
         return any(map(_is_decoded, feature.values()))
     if isinstance(feature, list):
@@ -70,7 +70,7 @@ def _is_decoded(feature: Any) -> bool:
 
 
 def _from_hub(datasets: Any, data: DataConfig) -> Any:
-    """A split from the hub; of a dataset made by a script, which is run no more, the hub's copy."""
+    """Load a split from the hub; for a dataset that a script makes, the hub's copy."""
     try:
         return datasets.load_dataset(str(data.path), data.subset, split=data.hub_split)
     except RuntimeError as error:
@@ -83,7 +83,7 @@ def _from_hub(datasets: Any, data: DataConfig) -> Any:
         return datasets.load_dataset("parquet", data_files={split: files}, split=data.hub_split)
 
 
-def _refuse_idle(data: DataConfig, others: tuple[str, ...]) -> None:
+def _check_keys_apply(data: DataConfig, others: tuple[str, ...]) -> None:
     for key in ("subset", *others):
         if key in data.model_fields_set:
             raise PipelineError(

@@ -1,4 +1,4 @@
-"""Where samples come from, images or text. This module is light: the Snakefile imports it."""
+"""Sources of samples, images or text. The module is lightweight, as the Snakefile imports it."""
 
 from __future__ import annotations
 
@@ -13,83 +13,88 @@ from zerotrain.errors import PipelineError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from zerotrain.config import DataConfig
 
 DIGITS = Path("data/digits.csv.gz")
 """The built-in example's scans."""
 
 
 class BadImage(Exception):
-    """An image that cannot be used; the text says why, as part of a sentence."""
+    """An image that cannot be used; the text gives the reason, as part of a sentence."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """An image with its caption, or something in the source that is no usable sample."""
+    """An image with its caption, or an entry of the source that is not a usable sample."""
 
     file: str
     """Name within the source, with forward slashes."""
     caption: str = ""
     reason: str | None = None
-    """Why it cannot be used; None if nothing is known against it before its pixels are read."""
+    """Why it cannot be used; None if there is no known reason before its pixels are read."""
+    conditioning: tuple[str, ...] = ()
+    """Its conditioning images, each named within the conditioning_source of its position."""
 
 
 class Source(ABC):
     """Images and captions of one origin. Files are named within the source."""
 
     name: str
-    """How messages call the source."""
+    """The source's name in messages."""
     pixel_modules: tuple[str, ...]
-    """Modules whose code turns an image's bytes into pixels: an edit there makes latents stale."""
+    """Modules that convert an image's bytes to pixels: edits in them make latents stale."""
     notes: list[str]
-    """What a user should know though nothing is wrong: one sentence each. Filled by found()."""
+    """Sentences that a user should know though nothing is wrong. Filled by found()."""
 
     @abstractmethod
     def found(self) -> list[Found]:
-        """Everything that is there, good and bad, sorted by file; pixels are not read.
+        """List all entries, good and bad, sorted by file, without reading pixels.
 
         Raises:
-            PipelineError: the source as a whole cannot be used.
+            PipelineError: the source is unusable as a whole.
         """
 
     @abstractmethod
     def read(self, file: str) -> bytes:
-        """The bytes that identify an image.
+        """Read the bytes that identify an image.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: the file is unreadable.
         """
 
     @abstractmethod
     def decode(self, data: bytes) -> Image:
-        """The upright RGB image that the bytes hold.
+        """Decode the upright RGB image in the bytes.
 
         Raises:
-            BadImage: they hold none.
+            BadImage: they are not an image.
         """
 
+    def conditioning_source(self, position: int) -> Source:
+        """Return the source of the conditioning images at this position of every sample."""
+        return self
+
     def sha256(self, file: str) -> str:
-        """Sha256 of an image's bytes."""
+        """Compute the sha256 of an image's bytes."""
         return hashlib.sha256(self.read(file)).hexdigest()
 
     def image(self, file: str) -> Image:
-        """An image as upright RGB.
+        """Read an image as upright RGB.
 
         Raises:
-            PipelineError: it is gone or cannot be read.
+            PipelineError: it is missing or unreadable.
         """
         return self._image(file, None)
 
     def image_of(self, file: str, image_sha256: str) -> Image:
-        """An image as upright RGB, if it is still the one that prepare_dataset saw.
+        """Read an image as upright RGB, if it has not changed since prepare_dataset.
 
         Raises:
-            PipelineError: it is gone, cannot be read, or has changed.
+            PipelineError: it is missing or unreadable, or has changed.
         """
         return self._image(file, image_sha256)
 
     def _image(self, file: str, image_sha256: str | None) -> Image:
-        hint = "run snakemake again: it prepares the dataset anew"
+        hint = "run snakemake again: it prepares the dataset again"
         try:
             data = self.read(file)
             if image_sha256 and hashlib.sha256(data).hexdigest() != image_sha256:
@@ -98,34 +103,3 @@ class Source(ABC):
         except (OSError, BadImage) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise PipelineError(f"{self.name}: {file}: {why}", hint=hint) from error
-
-
-def open_source(data: DataConfig) -> Source:
-    """The source that the configuration names."""
-    if data.source == "digits":
-        from zerotrain.data.digits import DigitsSource
-
-        return DigitsSource()
-    from zerotrain.data.folder import FolderSource
-
-    return FolderSource(data)
-
-
-def source_files(data: DataConfig) -> list[str]:
-    """Every file that the dataset depends on (images, captions, tables, text), sorted.
-
-    Snakemake takes them as inputs: editing or adding one reruns what depends on it. Nothing is
-    opened, only listed.
-
-    Raises:
-        PipelineError: the folder or the metadata file is missing, or there is no image.
-    """
-    if data.source == "digits":
-        return [str(DIGITS)] if DIGITS.is_file() else []
-    if data.is_text:
-        from zerotrain.data.text import text_files
-
-        return text_files(data)
-    from zerotrain.data.folder import folder_files
-
-    return folder_files(data)

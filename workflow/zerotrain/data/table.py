@@ -1,4 +1,4 @@
-"""Tables in files: rows of CSV, JSONL and JSON with the line or number that messages name."""
+"""Tables in files: rows of CSV, JSONL and JSON with their line or item number, for messages."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from zerotrain.errors import PipelineError
 
 
 def printable(text: str) -> str:
-    r"""A name or a cell as UTF-8 can hold it; what is no valid Unicode is shown as \udcXX."""
+    r"""Make a name or a cell valid UTF-8; invalid Unicode is shown as \udcXX."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
-    """Line and cells by column of each row; surplus cells are under None.
+    """Yield line number and cells by column of each row; surplus cells are under None.
 
     Raises:
         PipelineError: the file cannot be read as UTF-8 or as CSV.
     """
     text = io.StringIO(_text(path), newline="")
-    csv.field_size_limit(2**31 - 1)  # a document may be longer than the default allows
+    csv.field_size_limit(2**31 - 1)  # a document may exceed the default limit
     reader = csv.DictReader(text, strict=True, skipinitialspace=True)
     line = 0
     try:
@@ -42,21 +42,21 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[Any, Any]]]:
 
 
 def surplus_cells(row: Mapping[Any, Any]) -> str | None:
-    """What is wrong with a row of csv_rows that has more cells than the header; None if not."""
+    """Describe a row of csv_rows with more cells than the header has; None for other rows."""
     if row.get(None):
         return "more cells than columns; put text that holds a comma in double quotes"
     return None
 
 
 def jsonl_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]:
-    """Line and object of each line that is not empty.
+    """Yield line number and object of each non-empty line.
 
     Args:
         path: The file.
-        example: A line as it should be, for messages.
+        example: A correct line, for messages.
 
     Raises:
-        PipelineError: the file cannot be read as UTF-8, or a line is no object.
+        PipelineError: the file cannot be read as UTF-8, or a line is not an object.
     """
     for line, text in enumerate(_text(path).split("\n"), 1):
         if not text.strip():
@@ -77,14 +77,14 @@ def jsonl_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]
 
 
 def json_rows(path: Path, example: str) -> Iterator[tuple[int, dict[Any, Any]]]:
-    """Number, from 1, and object of each item of a list.
+    """Yield the number, from 1, and the object of each item of a list.
 
     Args:
         path: The file.
-        example: An item as it should be, for messages.
+        example: A correct item, for messages.
 
     Raises:
-        PipelineError: the file cannot be read as UTF-8, or is no list of objects.
+        PipelineError: the file cannot be read as UTF-8, or is not a list of objects.
     """
     try:
         found = json.loads(_text(path))

@@ -1,4 +1,4 @@
-"""Text to learn from: conversations of a file, of a Hugging Face dataset, or of a built-in task."""
+"""Text for training: conversations from a file, a Hugging Face dataset, or a built-in task."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from zerotrain.data.text_format import EXAMPLES, BadRow, choose_format
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
-    from zerotrain.config import DataConfig
+    from zerotrain.config.data import DataConfig
 
 Rows = Iterator[tuple[str, dict[Any, Any]]]
-"""Where each row stands, and its values by column."""
+"""The place of each row, and its values by column."""
 FILES = (".json", ".jsonl", ".csv")
 OTHER_FILES = (".arrow", ".gz", ".parquet", ".tsv", ".txt", ".xlsx", ".zip", ".zst")
-"""Endings of what is no hub id, though the file is missing."""
+"""Extensions that are not part of a hub id, even if the file is missing."""
 
 
 def read_conversations_of(data: DataConfig) -> list[Conversation | Found]:
-    """Every example of the source in its order; a Found says why a row is none.
+    """Return every example of the source in order; a Found has the reason why a row is not one.
 
     Raises:
-        PipelineError: the source as a whole cannot be used.
+        PipelineError: the source is unusable as a whole.
     """
     if data.source != "text":
-        from zerotrain.data import complaints, sums
+        from zerotrain.data.built_in_tasks import complaints, sums
 
-        made = {"sums": sums.examples, "complaints": complaints.examples}[data.source]()
+        made = {"sums": sums, "complaints": complaints}[data.source]()
         return [
             conversation(f"{data.source} {number}", messages, data.holdout)
             for number, messages in enumerate(made, 1)
@@ -56,10 +56,10 @@ def read_conversations_of(data: DataConfig) -> list[Conversation | Found]:
 
 
 def text_files(data: DataConfig) -> list[str]:
-    """The files that the dataset depends on; none of a built-in task or of the hub's datasets.
+    """List the files that the dataset depends on; empty for built-in tasks and the hub's datasets.
 
     Raises:
-        PipelineError: the file is missing, or its format is not read.
+        PipelineError: the file is missing, or its format is not supported.
     """
     if data.source != "text":
         return []
@@ -70,10 +70,10 @@ def text_files(data: DataConfig) -> list[str]:
 
 
 def hub_id(data: DataConfig) -> str | None:
-    """The id of a dataset that is taken from the hub; None of all others.
+    """Return the id of a dataset from the hub; None for all others.
 
     Raises:
-        PipelineError: it is a file that is missing, or whose format is not read.
+        PipelineError: it is a file that is missing, or has an unsupported format.
     """
     path = _path(data)
     if data.source != "text" or path.is_dir() or _is_table(path, data):
@@ -82,7 +82,7 @@ def hub_id(data: DataConfig) -> str | None:
 
 
 def _rows(data: DataConfig) -> tuple[Rows, list[str] | dict[str, str] | None]:
-    """The rows of the source, and the names of its labels."""
+    """Read the rows of the source, and the names of its labels."""
     path = _path(data)
     if path.is_dir() or not _is_table(path, data):
         from zerotrain.data.hub_text import hub_rows
@@ -109,7 +109,7 @@ def _path(data: DataConfig) -> Path:
 
 
 def _is_table(path: Path, data: DataConfig) -> bool:
-    """Whether what is no folder is a table to read, not a hub id."""
+    """Return whether a path that is not a folder is a table, rather than a hub id."""
     if path.suffix.lower() in FILES:
         if not path.is_file():
             raise PipelineError(

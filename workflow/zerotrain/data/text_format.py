@@ -1,4 +1,4 @@
-"""Formats of text: what a row of Alpaca's, of a chat or of named columns asks and answers."""
+"""Text formats: questions and answers in rows of Alpaca, of a chat, or of named columns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from zerotrain.config.data import COLUMN
-from zerotrain.data.conversation import ROLES, Message
+from zerotrain.config.data import ALPACA, COLUMN
+from zerotrain.data.alpaca import alpaca_text
+from zerotrain.data.conversation import PROMPT, ROLES, Message
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
-    from zerotrain.config import DataConfig
+    from zerotrain.config.data import DataConfig
 
 Row = Mapping[Any, Any]
 Reader = Callable[[Row], list[Message]]
@@ -29,13 +30,13 @@ EXAMPLES["auto"] = EXAMPLES["alpaca"]
 
 
 class BadRow(Exception):
-    """A row that cannot be used; the text says why."""
+    """A row that cannot be used; the text gives the reason."""
 
 
 def choose_format(
     data: DataConfig, where: str, first: Row, label_names: Sequence[str] | Mapping[str, str] | None
 ) -> Reader:
-    """What reads the rows of a source: data.format, or the format that its first row has.
+    """Choose the reader of a source's rows: from data.format, or from its first row.
 
     Raises:
         PipelineError: the first row lacks the columns.
@@ -54,7 +55,8 @@ def choose_format(
         columns = [next((c for c in CHAT_COLUMNS if c in first), "messages")]
         read = _chat
     else:
-        columns, read = ["instruction", "output"], _alpaca
+        columns = ["instruction", "output"]
+        read = _alpaca_prompt if data.prompt_template == ALPACA else _alpaca
     if missing := [column for column in columns if column not in first]:
         has = ", ".join(str(column) for column in first if column is not None)
         raise PipelineError(
@@ -66,9 +68,9 @@ def choose_format(
 
 
 def _alpaca(row: Row) -> list[Message]:
-    """Taori et al., "Stanford Alpaca" (2023): an instruction, perhaps with an input, an output.
+    """Parse "Stanford Alpaca" (Taori et al. 2023): instruction, optional input, output.
 
-    `system` and `history` (pairs of earlier questions and answers) are LLaMA-Factory's additions.
+    `system` and `history` (pairs of earlier questions and answers) are LLaMA-Factory's extensions.
     """
     messages = [] if _blank(row.get("system")) else [Message("system", _text(row, "system"))]
     history = [] if _blank(row.get("history")) else row["history"]
@@ -87,8 +89,27 @@ def _alpaca(row: Row) -> list[Message]:
     return [*messages, Message("user", asked), Message("assistant", _text(row, "output"))]
 
 
+def alpaca_prompt(instruction: str, given: str = "") -> Message:
+    """Format the question like Stanford Alpaca's script."""
+    return Message(PROMPT, alpaca_text(instruction, given))
+
+
+def question_of(data: DataConfig, text: str) -> Message:
+    """Format a question from outside the rows like a question in the rows."""
+    return alpaca_prompt(text) if data.prompt_template == ALPACA else Message("user", text)
+
+
+def _alpaca_prompt(row: Row) -> list[Message]:
+    """Format a row with Stanford Alpaca's prompt text, keeping outer spaces of its values."""
+    if extra := next((name for name in ("system", "history") if not _blank(row.get(name))), None):
+        raise BadRow(f"{extra} has no place in prompt_template: {ALPACA}")
+    asked, answered = (_text(row, column, strip=False) for column in ("instruction", "output"))
+    given = "" if _blank(row.get("input")) else _text(row, "input", strip=False)
+    return [alpaca_prompt(asked, given), Message("assistant", answered)]
+
+
 def _chat(row: Row) -> list[Message]:
-    """Turns in the order of the talk; the last one is an answer, and questions come first."""
+    """Parse the turns in order; the last one must be an answer, and a question must come first."""
     column = next((column for column in CHAT_COLUMNS if column in row), CHAT_COLUMNS[0])
     turns = row.get(column)
     if not isinstance(turns, list) or not turns:
@@ -128,7 +149,7 @@ def _columns(
 
 
 def _label(row: Row, column: str, names: Sequence[str] | Mapping[str, str] | None) -> str:
-    """A response as text: a label's name where there are names; 1.0, as pandas writes, is 1."""
+    """Format a response as text: a label's name if there are names; 1.0, as pandas writes, is 1."""
     if names is None:
         return _text(row, column)
     found = row.get(column)
@@ -143,7 +164,7 @@ def _blank(found: Any) -> bool:
     return found is None or (isinstance(found, str) and not found.strip())
 
 
-def _text(row: Row, column: str) -> str:
+def _text(row: Row, column: str, *, strip: bool = True) -> str:
     found = row.get(column)
     if found is None:
         raise BadRow(f"no {column}")
@@ -153,4 +174,4 @@ def _text(row: Row, column: str) -> str:
         raise BadRow(f"{column} is {type(found).__name__}, not text")
     if not found.strip():
         raise BadRow(f"empty {column}")
-    return found.strip()
+    return found.strip() if strip else found

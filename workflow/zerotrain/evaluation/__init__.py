@@ -1,1 +1,1 @@
-"""Evaluation: what a phase's weights make and how well, and how the training went."""
+"""Evaluation: samples or answers of a phase's weights, their metrics, and training curves."""

@@ -1,4 +1,4 @@
-"""What the weights of a phase make of prompts: a grid of images, and how well they fit."""
+"""Evaluation of an image model's weights: a grid of samples, prompt accuracy and held-out loss."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from zerotrain.cache import Cache, read_cache
-from zerotrain.config import RunConfig
-from zerotrain.data.crop import crop_and_resize
+from zerotrain.config.run import RunConfig
+from zerotrain.data.conditioning_file import read_conditioning_images
+from zerotrain.data.crop import centre_crop, crop_and_resize
 from zerotrain.data.dataset import Dataset, read_dataset
-from zerotrain.data.source import open_source
+from zerotrain.data.draws import IMAGE_SEEDS, generator
+from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.grid import draw_grid
-from zerotrain.evaluation.holdout_loss import HeldOutImages, conditions, holdout_loss
-from zerotrain.evaluation.measured import Measured
-from zerotrain.families import load_family
-from zerotrain.judge import Judge
-from zerotrain.training.draws import IMAGE_SEEDS, generator
+from zerotrain.evaluation.judge import Judge
+from zerotrain.evaluation.results import Measured, spread
+from zerotrain.models.families import load_family
+from zerotrain.models.families.conditioning import check_sampling
+from zerotrain.training.reporting.grid import draw_grid
+from zerotrain.training.reporting.holdout_loss import HeldOutImages, conditions, holdout_loss
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_PROMPTS = 10
-"""Captions that become prompts where the configuration names none."""
+"""Maximum of captions that are used as prompts if the configuration names none."""
 
 
 def measure_images(
     config: RunConfig, phase: str, dataset: Path, cache: Path, weights: Path, device: str
 ) -> Measured:
-    """Sample a grid; measure prompt accuracy by the judge and loss on held-out samples.
+    """Sample a grid, and measure prompt accuracy by the judge and loss on held-out samples.
 
     Args:
         config: The run's configuration.
@@ -42,15 +44,22 @@ def measure_images(
         device: The device to compute on.
 
     Raises:
-        PipelineError: the judge has no image or knows none of the prompts.
+        PipelineError: the judge has no image or knows none of the prompts, or a conditioning
+            image cannot be read.
     """
     samples = read_dataset(dataset)
-    prompts = config.evaluate.prompts or _captions(samples)[:MOST_PROMPTS]
+    prompts, conditioning = _prompts(config, samples, weights)
     _check_judge(config, samples, prompts)
-    rows = _sample(config, phase, prompts, weights, device)
+    rows = _sample(config, phase, prompts, conditioning, weights, device)
+    resolution = config.phase(phase).train.resolution
+    given = [[_square(image, resolution) for image in images] for images in conditioning or ()]
 
     def write(folder: Path) -> None:
-        draw_grid(prompts, rows).save(folder / "grid.png")
+        draw_grid(prompts, rows, given or None).save(folder / "grid.png")
+        for files, images in zip(_names(given), given, strict=True):
+            for file, image in zip(files, images, strict=True):
+                (folder / file).parent.mkdir(exist_ok=True)
+                image.save(folder / file)
         (folder / "samples").mkdir()
         for number, row in enumerate(rows):
             for column, image in enumerate(row):
@@ -60,16 +69,52 @@ def measure_images(
         **_judge(config, phase, samples, prompts, rows),
         "val_loss": _holdout_loss(config, phase, cache, weights, device),
     }
-    return Measured(metrics, prompts, "grid.png", write)
+    return Measured(metrics, prompts, "grid.png", write, conditioning_images=_names(given))
+
+
+def _prompts(
+    config: RunConfig, dataset: Dataset, weights: Path
+) -> tuple[list[str], list[list[Image]] | None]:
+    """Return the prompts and the conditioning images of each, or None for no images."""
+    evaluate, images = config.evaluate, config.evaluate.conditioning_images
+    if images is not None:
+        key = "evaluate.conditioning_images"
+        for files in images:
+            check_sampling(weights, len(files), key)
+        return evaluate.prompts, [read_conditioning_images(files, key) for files in images]
+    if not dataset.conditioning_images:
+        return evaluate.prompts or spread(_captions(dataset), MOST_PROMPTS), None
+    # Edits of many images share a caption, so samples also differ by their conditioning images.
+    distinct = {(sample.caption, sample.conditioning): sample for sample in dataset.samples}
+    chosen, source = spread([*distinct.values()], MOST_PROMPTS), open_source(config.data)
+    return [sample.caption for sample in chosen], [
+        [
+            source.conditioning_source(position).image_of(image.file, image.image_sha256)
+            for position, image in enumerate(sample.conditioning)
+        ]
+        for sample in chosen
+    ]
+
+
+def _square(image: Image, resolution: int) -> Image:
+    return crop_and_resize(image, centre_crop(image.size), resolution)
+
+
+def _names(conditioning: list[list[Image]]) -> list[list[str]]:
+    """Return the files for each prompt's conditioning images in the evaluation's folder."""
+    return [
+        [f"conditioning/{number:02d}-{place:02d}.png" for place in range(len(images))]
+        for number, images in enumerate(conditioning)
+    ]
 
 
 def _captions(dataset: Dataset) -> list[str]:
-    """Distinct captions in the dataset's order."""
+    """Return the distinct captions in the dataset's order."""
     return list(dict.fromkeys(sample.caption for sample in dataset.samples))
 
 
 def _check_judge(config: RunConfig, dataset: Dataset, prompts: list[str]) -> None:
-    """Refuse, before any image is made, what the judge could not judge."""
+    """Reject, before any image is sampled, prompts that the judge cannot judge."""
     if config.evaluate.judge == "none":
         return
     known = {sample.caption for sample in dataset.split("holdout")}
@@ -87,9 +132,14 @@ def _check_judge(config: RunConfig, dataset: Dataset, prompts: list[str]) -> Non
 
 
 def _sample(
-    config: RunConfig, phase: str, prompts: list[str], weights: Path, device: str
+    config: RunConfig,
+    phase: str,
+    prompts: list[str],
+    conditioning: list[list[Image]] | None,
+    weights: Path,
+    device: str,
 ) -> list[list[Image]]:
-    """A row of images for each prompt. Seeds are the same for every phase, so rows compare."""
+    """Sample a row of images for each prompt, with the same seeds in every phase."""
     count = config.evaluate.images_per_prompt
     places = [(number, column) for number in range(len(prompts)) for column in range(count)]
     family = load_family(config.family)
@@ -102,6 +152,8 @@ def _sample(
         resolution=config.phase(phase).train.resolution,
         device=device,
         max_sequence_length=config.cache.max_sequence_length,
+        long_captions=config.long_captions,
+        conditioning=conditioning and [conditioning[number] for number, _ in places],
     )
     return [images[start : start + count] for start in range(0, len(images), count)]
 
@@ -109,7 +161,7 @@ def _sample(
 def _judge(
     config: RunConfig, phase: str, dataset: Dataset, prompts: list[str], rows: list[list[Image]]
 ) -> dict[str, float]:
-    """Accuracy of the samples by a judge of the held-out images, and its own on the others."""
+    """Return the samples' accuracy by a judge fitted on held-out images, and the judge's own."""
     if config.evaluate.judge == "none":
         return {}
     resolution = config.phase(phase).train.resolution
@@ -135,13 +187,13 @@ def _judge(
 def _holdout_loss(
     config: RunConfig, phase: str, cache: Path, weights: Path, device: str
 ) -> float | None:
-    """The loss, or None if the dataset holds nothing out."""
+    """Return the loss, or None if the dataset holds nothing out."""
     opened = read_cache(cache, verify=False)
     assert isinstance(opened, Cache)
     held_out = HeldOutImages(opened, config.seed)
     if not len(held_out):
         return None
-    from zerotrain.families.placement import place_model, sampling_dtype
+    from zerotrain.models.families.placement import place_model, sampling_dtype
 
     family = load_family(config.family)
     assert family.modality == "image"

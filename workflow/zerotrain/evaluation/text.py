@@ -1,31 +1,35 @@
-"""What the weights of a phase answer: perplexity and exact match on held-out examples."""
+"""Evaluation of a language model's weights: perplexity and exact match on one split."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from zerotrain.config import RunConfig
+from zerotrain.config.run import RunConfig
 from zerotrain.data.conversation import Message, read_conversations
-from zerotrain.evaluation.answers import ANSWERS, Answer, write_answers
-from zerotrain.evaluation.holdout_loss import holdout_loss, perplexity, whole_example
-from zerotrain.evaluation.measured import Measured
-from zerotrain.families import TextFamily, Tokens, load_family
+from zerotrain.data.text_format import question_of
+from zerotrain.evaluation.results import ANSWERS, Answer, Measured, spread, write_answers
+from zerotrain.models.families import Tokens, load_family
+from zerotrain.training.reporting.holdout_loss import holdout_loss, perplexity, whole_example
+
+if TYPE_CHECKING:
+    from zerotrain.models.families.language import LanguageFamily
 
 MOST_ASKED = 10
-"""Training examples that are asked where nothing is held out."""
+"""Maximum of training examples whose questions are asked if nothing is held out."""
 
 
 def measure_text(
     config: RunConfig, phase: str, dataset: Path, weights: Path, device: str
 ) -> Measured:
-    """Answer prompts and held-out questions; measure perplexity and exact match.
+    """Answer prompts and the questions of evaluate.split; measure perplexity and exact match.
 
-    At most evaluate.max_samples held-out examples are taken, of those that train.max_length leaves
-    an answer of: those whose digests come first, a random choice that stays.
+    val_loss is measured only on held-out examples. At most evaluate.max_samples are used, of those
+    with an answer within train.max_length: the first by digest, which is a random but fixed choice.
 
     Args:
         config: The run's configuration.
@@ -39,14 +43,14 @@ def measure_text(
     max_length = config.phase(phase).train.max_length
     tokenizer = family.load_tokenizer(weights)
     samples = read_conversations(dataset)
-    held_out = (
+    measured = (
         (sample, tokens)
-        for sample in sorted(samples.split("holdout"), key=lambda sample: sample.sha256)
+        for sample in sorted(samples.split(config.evaluate.split), key=lambda one: one.sha256)
         if (tokens := family.tokenise(tokenizer, sample.messages, max_length))
     )
-    taken = list(islice(held_out, config.evaluate.max_samples))
-    asked = [sample for sample, _ in taken] or samples.split("train")[:MOST_ASKED]
-    own = [(Message("user", prompt),) for prompt in config.evaluate.prompts]
+    taken = list(islice(measured, config.evaluate.max_samples))
+    asked = [sample for sample, _ in taken] or spread(samples.split("train"), MOST_ASKED)
+    own = [(question_of(config.data, prompt),) for prompt in config.evaluate.prompts]
     questions: list[Sequence[Message]] = [*own, *(sample.messages[:-1] for sample in asked)]
     expected = [None] * len(own) + [sample.messages[-1].content.strip() for sample in asked]
     generated = family.generate(
@@ -62,18 +66,25 @@ def measure_text(
         metrics["exact_match"] = sum(a.generated == a.expected for a in judged) / len(judged)
         rows = [tokens for _, tokens in taken]
         loss = _mean_loss(family, weights, rows, config.evaluate.batch_size, device)
-        metrics |= {"perplexity": perplexity(loss), "val_loss": loss}
+        metrics["perplexity"] = perplexity(loss)
+        metrics["val_loss"] = loss if config.evaluate.split == "holdout" else None
 
     def write(folder: Path) -> None:
         write_answers(folder / ANSWERS, answers)
 
-    return Measured(metrics, [question[-1].content for question in questions], ANSWERS, write)
+    prompts = [question[-1].content for question in questions]
+    return Measured(metrics, prompts, ANSWERS, write, [_system(q) for q in questions])
+
+
+def _system(question: Sequence[Message]) -> str:
+    """Return the system's turn at the start of a conversation; empty if it has none."""
+    return question[0].content if question[0].role == "system" else ""
 
 
 def _mean_loss(
-    family: TextFamily, weights: Path, rows: Sequence[Tokens], batch_size: int, device: str
+    family: LanguageFamily, weights: Path, rows: Sequence[Tokens], batch_size: int, device: str
 ) -> float:
-    """Cross entropy over all learned tokens, each counted once, of the weights as they answer."""
+    """Compute the mean cross entropy of all learned tokens, with weights loaded as for answers."""
     samples = [whole_example(torch.tensor(row.input_ids), torch.tensor(row.labels)) for row in rows]
     return holdout_loss(
         family.load_for_answers(weights, device),

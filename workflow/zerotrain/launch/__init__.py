@@ -1,1 +1,1 @@
-"""Launch files of a phase: every value resolved, with its source, before a process starts."""
+"""Launch files of a phase: every value is resolved, with its source, before a process starts."""

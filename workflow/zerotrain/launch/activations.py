@@ -1,8 +1,8 @@
-"""What a launch may ask of gradient checkpointing and of how the model is built."""
+"""Checks of a launch's settings for gradient checkpointing and for building the model."""
 
 from __future__ import annotations
 
-from zerotrain.config import LaunchConfig
+from zerotrain.config.launch import LaunchConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset
 
@@ -15,7 +15,7 @@ NOTHING_SHARDED = (
 def check_activations(
     phase: str, launch: LaunchConfig, preset: Preset, gradient_checkpointing: bool
 ) -> None:
-    """Refuse what would have no effect, or an effect that nobody means.
+    """Refuse settings without an effect or with an unintended one.
 
     Raises:
         PipelineError: a key of activation_checkpointing without gradient_checkpointing or without

@@ -1,17 +1,17 @@
-"""Every value of the two launch files, derived from the resolved phase and the model."""
+"""Values of the two launch files, derived from the resolved phase and the model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from zerotrain.config import LaunchConfig
+from zerotrain.config.launch import LaunchConfig
+from zerotrain.config.optimizers import is_plain_adam
 from zerotrain.errors import PipelineError
 from zerotrain.launch.overrides import overlay
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.settings import Settings, nested
 from zerotrain.launch.zero import zero_optimization
-from zerotrain.model_sizes import ModelSizes
-from zerotrain.optimizers import plain_adam
+from zerotrain.models.sizes import ModelSizes
 
 COMMUNICATION = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 NEVER = 1_000_000_000
@@ -20,101 +20,109 @@ NEVER = 1_000_000_000
 def with_files(
     phase: ResolvedPhase, launch: LaunchConfig, sizes: ModelSizes | None
 ) -> ResolvedPhase:
-    """The phase with the content of its two launch files, each value with its source.
+    """Return the phase with the content of its two launch files, each value with its source.
 
     Raises:
-        PipelineError: the launch sets a key that it cannot.
+        PipelineError: the launch sets a key that it must not set.
     """
     files: dict[str, Settings] = {"accelerate": accelerate_settings(phase), "deepspeed": {}}
-    if phase.engine == "deepspeed":
+    if phase.derived.engine == "deepspeed":
         if sizes is None:
             raise ValueError("ZeRO's buckets are derived from the model's sizes")
         files["deepspeed"] = deepspeed_settings(phase, sizes)
     elif launch.deepspeed:
         raise PipelineError(
             f"phase {phase.phase}: launch.deepspeed sets {', '.join(launch.deepspeed)}, but preset "
-            f"{phase.preset} is plain PyTorch",
+            f"{phase.launch.preset} is plain PyTorch",
             hint="remove launch.deepspeed, or choose a ZeRO preset",
         )
-    sources = dict(phase.sources)
+    values, sources = phase.values(), dict(phase.sources)
     for program, settings in files.items():
-        files[program] = overlay(settings, program, getattr(launch, program), phase.phase)
-        sources |= {f"{program}.{key}": entry[1:] for key, entry in files[program].items()}
-    return replace(
-        phase,
-        accelerate=nested({key: entry[0] for key, entry in files["accelerate"].items()}),
-        deepspeed=nested({key: entry[0] for key, entry in files["deepspeed"].items()}),
-        sources=sources,
-    )
+        found = overlay(settings, program, getattr(launch, program), phase.phase)
+        values[program] = nested({key: entry[0] for key, entry in found.items()})
+        sources |= {f"{program}.{key}": entry[1:] for key, entry in found.items()}
+    resolved = ResolvedPhase.from_values(values, sources)
+    names = [name for name, *_ in resolved.explained() if name in sources]
+    return replace(resolved, sources={name: sources[name] for name in names})
 
 
 def accelerate_settings(phase: ResolvedPhase) -> Settings:
-    """accelerate's file in the form `accelerate config` writes; ZeRO stands in DeepSpeed's."""
-    several = phase.num_processes > 1
+    """Return accelerate's file in the form of `accelerate config`; ZeRO is in DeepSpeed's file."""
+    several = phase.launch.num_processes > 1
     kind = "MULTI_GPU" if several else "NO"
     found: Settings = {
         "compute_environment": ("LOCAL_MACHINE", "default", ""),
         "debug": (False, "default", ""),
         "distributed_type": (
-            "DEEPSPEED" if phase.engine == "deepspeed" else kind,
+            "DEEPSPEED" if phase.derived.engine == "deepspeed" else kind,
             "derived",
-            f"preset {phase.preset}, {phase.num_processes} processes",
+            f"preset {phase.launch.preset}, {phase.launch.num_processes} processes",
         ),
         "downcast_bf16": ("no", "default", ""),
         "enable_cpu_affinity": (False, "default", ""),
         "machine_rank": (0, "default", ""),
         "main_training_function": ("main", "default", ""),
-        "num_machines": (phase.machines, "derived", "launch.machines"),
-        "num_processes": (phase.num_processes, "derived", "launch.num_processes"),
+        "num_machines": (phase.launch.machines, "derived", "launch.machines"),
+        "num_processes": (phase.launch.num_processes, "derived", "launch.num_processes"),
         "rdzv_backend": ("static", "default", ""),
         "same_network": (True, "default", ""),
         "use_cpu": (False, "default", "a GPU is used where there is one"),
     }
-    if phase.engine == "deepspeed":
+    if phase.derived.engine == "deepspeed":
         found["deepspeed_config.zero3_init_flag"] = (
-            phase.zero3_init,
+            phase.launch.zero3_init,
             "derived",
             "launch.zero3_init",
         )
-        if phase.machines > 1:
+        if phase.launch.machines > 1:
             found["deepspeed_config.deepspeed_multinode_launcher"] = (
                 "standard",
                 "derived",
                 "torchrun on each machine, as with one; DeepSpeed's own would go there by ssh",
             )
     else:
-        found["mixed_precision"] = (phase.mixed_precision, "derived", "launch.mixed_precision")
+        found["mixed_precision"] = (
+            phase.launch.mixed_precision,
+            "derived",
+            "launch.mixed_precision",
+        )
     return found
 
 
 def deepspeed_settings(phase: ResolvedPhase, sizes: ModelSizes) -> Settings:
-    """What deepspeed.initialize reads. Optimizer and schedule are the program's, never the file's.
+    """Return the config of deepspeed.initialize; the program itself sets optimizer and schedule.
 
-    gradient_clipping is always written: DeepSpeed's default is 1.0, and 0.0 means none.
+    gradient_clipping is always written: DeepSpeed's default is 1.0, and 0.0 disables it.
     """
-    precision = phase.mixed_precision
+    precision = phase.launch.mixed_precision
     zero = zero_optimization(
-        phase.zero_stage,
-        phase.offload_optimizer,
-        phase.offload_param,
-        phase.offload_path,
-        phase.num_processes,
+        phase.derived.zero_stage,
+        phase.derived.offload_optimizer,
+        phase.derived.offload_param,
+        phase.launch.offload_path,
+        phase.launch.num_processes,
         sizes,
     )
     found: Settings = {
-        "train_batch_size": (phase.global_batch_size, "derived", "train.global_batch_size"),
+        "train_batch_size": (phase.train.global_batch_size, "derived", "train.global_batch_size"),
         "train_micro_batch_size_per_gpu": (
-            phase.micro_batch_size,
+            phase.derived.micro_batch_size,
             "derived",
             "global batch / accumulation / processes",
         ),
         "gradient_accumulation_steps": (
-            phase.gradient_accumulation_steps,
+            phase.train.gradient_accumulation_steps,
             "derived",
             "train.gradient_accumulation_steps",
         ),
         "gradient_clipping": (
-            phase.max_grad_norm,
+            0.0,
+            "derived",
+            "train.grad_clip_method value: DeepSpeed clips by norm only, the program by value",
+        )
+        if phase.train.grad_clip_method == "value"
+        else (
+            phase.train.max_grad_norm,
             "derived",
             "train.max_grad_norm; DeepSpeed would clip at 1.0 where nothing is said",
         ),
@@ -128,14 +136,22 @@ def deepspeed_settings(phase: ResolvedPhase, sizes: ModelSizes) -> Settings:
         "fp16.enabled": (precision == "fp16", "derived", "launch.mixed_precision"),
     }
     if precision == "fp16":
-        for key, value in phase.fp16.items():
+        for key, value in phase.launch.fp16.model_dump().items():
             found[f"fp16.{key}"] = (value, "derived", f"launch.fp16.{key}")
     for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
-        found[f"activation_checkpointing.{key}"] = (getattr(phase, key), "derived", f"launch.{key}")
-    if not plain_adam(phase.optimizer, phase.optimizer_args):
-        why = f"DeepSpeed takes few optimizers beside Adam by itself; {phase.optimizer} is tested"
+        found[f"activation_checkpointing.{key}"] = (
+            getattr(phase.launch, key),
+            "derived",
+            f"launch.{key}",
+        )
+    if not is_plain_adam(phase.train.optimizer, phase.train.optimizer_args):
+        name = phase.train.optimizer
+        why = f"DeepSpeed takes few optimizers beside Adam by itself; {name} is tested"
         found["zero_allow_untested_optimizer"] = (True, "derived", why)
         found["zero_force_ds_cpu_optimizer"] = (False, "derived", why)
+    if phase.launch.bf16_optimizer_states:
+        why = "launch.bf16_optimizer_states: the program's own Adam, around DeepSpeed's"
+        found["zero_allow_untested_optimizer"] = (True, "derived", why)
     found["steps_per_print"] = (NEVER, "default", "the program logs by itself")
     found["wall_clock_breakdown"] = (False, "default", "timers would stop the GPU at every step")
     return found

@@ -1,4 +1,4 @@
-"""`zerotrain launch explain`: every value of a phase's launch, where it comes from and why."""
+"""`zerotrain launch explain`: every value of a phase's launch, its source and the reason."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from zerotrain.artifact.layout import RESULTS
+from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
-from zerotrain.launch.resolved import FILES, ResolvedPhase, explained
+from zerotrain.launch.resolved import FILES, ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
 
 Row = tuple[str, str, str, str]
@@ -16,15 +18,15 @@ TITLES = {"accelerate": "accelerate.yaml", "deepspeed": "deepspeed.json"}
 
 
 def explain(place: str, sources: tuple[str, ...] = (), width: int = 100) -> list[str]:
-    """The lines that explain a launch.
+    """Return the lines that explain a launch.
 
     Args:
         place: RUN/PHASE, a launch folder or a run.yaml.
-        sources: Only values from these: user, derived, default; empty for all.
+        sources: Only values from these sources: user, derived, default; empty for all.
         width: Columns of the terminal.
 
     Raises:
-        PipelineError: nothing has been rendered there.
+        PipelineError: no launch has been rendered there.
     """
     phase = read_run_yaml(_run_yaml(place))
     lines: list[str] = []
@@ -52,22 +54,23 @@ def _run_yaml(place: str) -> Path:
     path = Path(place)
     if path.is_file():
         return path
-    folders = [path, Path("results") / path / "launch", path / "launch"]
+    folders = [path, RESULTS / path / "launch", path / "launch"]
     found = next((f / "run.yaml" for f in folders if (f / "run.yaml").is_file()), None)
     if found is None:
-        rendered = sorted(Path("results").glob("*/*/launch/run.yaml"))
-        names = ", ".join("/".join(p.parts[-4:-2]) for p in rendered) or "none"
+        rendered = sorted(RESULTS.glob("*/*/launch/run.yaml"))
+        names = ["/".join(p.parts[-4:-2]) for p in rendered]
         raise PipelineError(
             f"{place}: no launch has been rendered there",
-            hint=f"`snakemake --cores all launch` renders those of a run; rendered here: {names}",
+            hint="`snakemake --cores all launch` renders those of a run; "
+            + known_names(place, names, "rendered here"),
         )
     return found
 
 
 def _sections(phase: ResolvedPhase) -> Iterator[tuple[str, list[Row]]]:
-    """Title and rows of the phase's own values, and of each launch file."""
+    """Yield title and rows of the phase's own values, and of each launch file."""
     rows: dict[str, list[Row]] = {"": [], **{file: [] for file in FILES}}
-    for name, value, source, reason in explained(phase):
+    for name, value, source, reason in phase.explained():
         first, _, rest = name.partition(".")
         file = first if first in FILES and rest else ""
         number = isinstance(value, int) and not isinstance(value, bool)

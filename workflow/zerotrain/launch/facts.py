@@ -1,10 +1,9 @@
-"""The values of a launch that tell a reader how a phase was trained."""
+"""Values of a launch that summarize how a phase was trained."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from zerotrain.launch.resolved import explained
 from zerotrain.launch.run_yaml import read_run_yaml
 
 LAUNCH_FACTS = (
@@ -19,17 +18,17 @@ LAUNCH_FACTS = (
         "gradient_accumulation_steps",
     ),
     *("optimizer", "learning_rate", "lr_scheduler", "lr_scheduler_args", "lr_warmup_steps"),
-    *("lr_scheduler_steps", "objective", "caption_dropout_probability"),
+    *("lr_scheduler_steps", "objective", "caption_dropout_probability", "long_captions"),
 )
 
 
 def launch_facts(path: Path) -> list[tuple[str, str, str]]:
-    """Name, value and source of each fact of a run.yaml; none if the phase was launched by hand."""
+    """Return name, value and source of each fact of a run.yaml; empty if the file is missing."""
     if not path.is_file():
         return []
     phase = read_run_yaml(path)
     return [
         (name, str(value), f"{source}: {reason}" if reason else source)
-        for name, value, source, reason in explained(phase)
+        for name, value, source, reason in phase.explained()
         if name.partition(".")[0] in LAUNCH_FACTS and value != {}
     ]

@@ -1,9 +1,9 @@
-"""The files that launchers read: accelerate.yaml and deepspeed.json, without one "auto".
+"""The files that launchers read: accelerate.yaml and deepspeed.json, without an "auto".
 
-All of ZeRO stands in the DeepSpeed file; the accelerate file names it. Values in both places make
-accelerate refuse the pair or ignore one of them. Nothing here names a device, so the same files run
-on a GPU and, where there is none, on the CPU. A phase of several machines has the line besides that
-starts a launcher on each of them.
+The DeepSpeed file has all ZeRO settings; the accelerate file names it. With values in both files
+accelerate refuses them or ignores one. No value names a device, so the same files run on a GPU and,
+without one, on the CPU. A phase on several machines also has a script that starts a launcher on
+each of them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from zerotrain.launch.resolved import ResolvedPhase
 
 
 def accelerate_config(phase: ResolvedPhase, deepspeed_file: Path) -> dict[str, Any]:
-    """What `accelerate launch --config_file` reads, in the form `accelerate config` writes."""
-    config = dict(phase.accelerate)
-    if phase.engine == "deepspeed":
+    """Return the config for `accelerate launch --config_file`, in `accelerate config`'s form."""
+    config = dict(phase.derived.accelerate)
+    if phase.derived.engine == "deepspeed":
         inside = config.get("deepspeed_config", {})
         config["deepspeed_config"] = {"deepspeed_config_file": str(deepspeed_file), **inside}
     return config
@@ -30,12 +30,14 @@ SRUN = "srun.sh"
 
 
 def srun_script(phase: ResolvedPhase) -> str:
-    """A script that starts the command it is given once on each machine of a Slurm job.
+    """Return a script that runs its command once on each machine of a Slurm job.
 
-    --cpu-bind=none: a launcher's processes share all CPUs of the job on its machine, where Slurm
-    would bind a task to one. What ends with a code ends the others, which would wait for it.
+    --cpu-bind=none: a launcher's processes share all CPUs of the job on its machine, while Slurm
+    would bind a task to one. --kill-on-bad-exit: a launcher that fails ends the others, which would
+    wait for it.
     """
-    several = f"--nodes={phase.machines} --ntasks={phase.machines} --ntasks-per-node=1"
+    machines = phase.launch.machines
+    several = f"--nodes={machines} --ntasks={machines} --ntasks-per-node=1"
     return (
         "#!/bin/sh\n"
         "# Starts a launcher on each machine of the job; `zerotrain train_phase` calls it.\n"
@@ -45,11 +47,11 @@ def srun_script(phase: ResolvedPhase) -> str:
 
 
 def write_launch_files(phase: ResolvedPhase, into: Path, named: Path) -> None:
-    """Write the files into the folder `into`; `named` is the folder they will be read from."""
+    """Write the files into the folder `into`; they will be read from the folder `named`."""
     accelerate = accelerate_config(phase, named / "deepspeed.json")
     text = yaml.dump(accelerate, Dumper=yaml.CSafeDumper, sort_keys=False)
     (into / "accelerate.yaml").write_text(text)
-    if phase.engine == "deepspeed":
-        (into / "deepspeed.json").write_text(json.dumps(phase.deepspeed, indent=2) + "\n")
-    if phase.machines > 1:
+    if phase.derived.engine == "deepspeed":
+        (into / "deepspeed.json").write_text(json.dumps(phase.derived.deepspeed, indent=2) + "\n")
+    if phase.launch.machines > 1:
         (into / SRUN).write_text(srun_script(phase))

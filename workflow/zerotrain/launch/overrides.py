@@ -1,4 +1,4 @@
-"""What a user sets of DeepSpeed's and accelerate's own keys, laid over the derived values."""
+"""User values of DeepSpeed's and accelerate's own keys, which override the derived values."""
 
 from __future__ import annotations
 
@@ -6,33 +6,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.importing.keys import Key, unknown_key
-from zerotrain.importing.keys_accelerate import ACCELERATE
-from zerotrain.importing.keys_deepspeed import DEEPSPEED
+from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key, unknown_key
 from zerotrain.launch.settings import Settings, leaves
 
 TABLES = {"deepspeed": DEEPSPEED, "accelerate": ACCELERATE}
 CHOICES = {"communication_data_type": ("fp32", "fp16", "bf16")}
-KINDS = {
-    "flag": "true or false",
-    "whole": "a whole number from 0",
+EXPECTED = {
+    "boolean": "true or false",
+    "integer": "a whole number from 0",
     "number": "a number from 0",
-    "text": "text",
+    "string": "text",
 }
 
 
 def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: str) -> Settings:
-    """The settings with a user's values in their places.
+    """Return the settings with a user's values applied.
 
     Args:
-        settings: What was derived.
-        program: "deepspeed" or "accelerate": whose file it is.
+        settings: The derived settings.
+        program: "deepspeed" or "accelerate": the program that reads the file.
         given: The user's values, nested as in that file.
         phase: The phase, for messages.
 
     Raises:
-        PipelineError: a key is unknown, has one of ours for it, would do nothing, or is refused;
-            or a value is "auto" or of another kind.
+        PipelineError: a key is unknown, corresponds to one of ours, has no effect, or is refused;
+            or a value is "auto" or of another type.
     """
     found = dict(settings)
     for dotted, value in leaves(given):
@@ -45,42 +43,42 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
                 f"{where}: nothing is left open in a launch file",
                 hint="give a value, or remove the key: what is not given is derived",
             )
-        if key.fate != "passed on":
-            if key.default is not None and key.default == value and key.fate != "honoured":
-                continue  # what is off is off
+        if key.fate != "passed_through":
+            if key.default is not None and key.default == value and key.fate != "mapped":
+                continue  # the default of such a key changes nothing
             raise PipelineError(where + _why(key), hint=_instead(key))
-        value = _number(value, key.kind)
+        value = _number(value, key)
         if not _fits(value, key, dotted):
-            words = ", ".join(CHOICES.get(dotted, (KINDS.get(key.kind, "a mapping"),)))
+            words = ", ".join(CHOICES.get(dotted, (EXPECTED.get(key.type, "a mapping"),)))
             raise PipelineError(f"{where} is no value for it", hint=f"it takes {words}")
         found[dotted] = (value, "user", f"launch.{program}")
     return found
 
 
 def _find(table: Mapping[str, Key], dotted: str) -> Key | None:
-    """A key's own row, or that of the block it stands in."""
-    if dotted in table and table[dotted].kind != "section":
+    """Return a key's own row, or that of the block that contains it."""
+    if dotted in table and table[dotted].type != "section":
         return table[dotted]
     *sections, _ = dotted.split(".")
     above = (table.get(".".join(sections[:n])) for n in range(len(sections), 0, -1))
-    return next((key for key in above if key is not None and key.kind == "block"), None)
+    return next((key for key in above if key is not None and key.type == "block"), None)
 
 
 def _why(key: Key) -> str:
-    if key.fate == "honoured":
-        return " has a key of its own here, so that no value stands in two places"
-    if key.fate == "no-op":
+    if key.fate == "mapped":
+        return " has its own key here, so that no value is set in two places"
+    if key.fate == "ignored_no_effect":
         return f" would do nothing: {key.reason}"
     return f" is not possible: {key.reason}"
 
 
 def _instead(key: Key) -> str:
-    return f"set {key.ours}" if key.fate == "honoured" else "remove the key"
+    return f"set {key.ours}" if key.fate == "mapped" else "remove the key"
 
 
-def _number(value: Any, kind: str) -> Any:
-    """5e8 and "5e8" are whole numbers where JSON readers want them."""
-    if isinstance(value, str) and kind in ("whole", "number"):
+def _number(value: Any, key: Key) -> Any:
+    """Read 5e8 and "5e8" as whole numbers, which JSON readers need."""
+    if isinstance(value, str) and key.type in ("integer", "number"):
         try:
             value = float(value)
         except ValueError:
@@ -91,8 +89,8 @@ def _number(value: Any, kind: str) -> Any:
 def _fits(value: Any, key: Key, dotted: str) -> bool:
     if dotted in CHOICES:
         return value in CHOICES[dotted]
-    if key.kind in ("whole", "number"):
-        numbers = int if key.kind == "whole" else (int, float)
+    if key.type in ("integer", "number"):
+        numbers = int if key.type == "integer" else (int, float)
         return isinstance(value, numbers) and not isinstance(value, bool) and value >= 0
-    kinds = {"flag": bool, "text": str}
-    return isinstance(value, kinds.get(key.kind, object))
+    types = {"boolean": bool, "string": str}
+    return isinstance(value, types.get(key.type, object))

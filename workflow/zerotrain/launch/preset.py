@@ -1,4 +1,4 @@
-"""Launch presets: small readable files under config/launch, one per way of launching."""
+"""Launch presets: small readable files in config/launch, one per kind of launch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Literal
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from zerotrain.config import LaunchConfig
+from zerotrain.config.launch import LaunchConfig
+from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
 
 KEYS = {"engine", "zero_stage", "offload_optimizer", "offload_param", "choose"}
@@ -18,31 +19,32 @@ DEVICES = ("none", "cpu", "nvme")
 
 @dataclass(frozen=True)
 class Preset:
-    """What a preset file says."""
+    """Content of a preset file."""
 
     name: str
     engine: Literal["torch", "deepspeed", "auto"]
     zero_stage: int = 0
     """1 to 3; 0 without DeepSpeed."""
     offload_optimizer: str = "none"
-    """Where the optimizer lives: none (on the device), cpu or nvme."""
+    """Location of the optimizer: none (on the device), cpu or nvme."""
     offload_param: str = "none"
-    """Where parameters wait: none (on the device), cpu or nvme."""
+    """Location of parameters that are not in use: none (on the device), cpu or nvme."""
     choose: tuple[str, ...] = ()
-    """Of `engine: auto`: the presets to choose from, the lowest first."""
+    """For `engine: auto`: the presets to choose from, the lowest first."""
 
 
 def read_preset(path: Path) -> Preset:
-    """Read a preset file; its name is the file's.
+    """Read a preset file; its name is the file name.
 
     Raises:
-        PipelineError: the file is missing or no YAML, holds an unknown engine or key, or values
-            that do not fit together.
+        PipelineError: the file is missing or not YAML, or has an unknown engine or key, or
+            contradictory values.
     """
     if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml"))) or "none"
+        known = sorted(file.stem for file in path.parent.glob("*.yaml"))
         raise PipelineError(
-            f"{path}: no such launch preset", hint=f"presets in {path.parent}: {known}"
+            f"{path}: no such launch preset",
+            hint=known_names(path.stem, known, f"presets in {path.parent}"),
         )
     hint = (
         "a preset holds `engine: torch`; `engine: deepspeed` with zero_stage (1, 2, 3), "
@@ -69,10 +71,10 @@ def read_preset(path: Path) -> Preset:
 
 
 def with_own_offload(preset: Preset, launch: LaunchConfig, where: str) -> Preset:
-    """The preset with a launch's own words on what is offloaded where.
+    """Return the preset with the launch's own offload settings.
 
     Raises:
-        PipelineError: the preset's stage cannot do it.
+        PipelineError: the preset's stage does not support them.
     """
     own = {
         key: value
@@ -85,10 +87,10 @@ def with_own_offload(preset: Preset, launch: LaunchConfig, where: str) -> Preset
 
 
 def check_offload(preset: Preset, where: str) -> None:
-    """Refuse what DeepSpeed would pass over in silence or die of: offload without its stage.
+    """Refuse offload without its stage, which DeepSpeed would silently ignore or crash on.
 
     Raises:
-        PipelineError: naming target, device and stage.
+        PipelineError: the message names target, device and stage.
     """
     stage = preset.zero_stage
     launch = "plain PyTorch" if stage == 0 else f"ZeRO stage {stage}"
@@ -109,7 +111,7 @@ def check_offload(preset: Preset, where: str) -> None:
 
 
 def _wrong(found: dict[str, object]) -> list[str]:
-    """The keys whose values the engine cannot have."""
+    """Return the keys whose values are invalid for the engine."""
     engine = found.get("engine")
     if engine not in ("torch", "deepspeed", "auto"):
         return ["engine"]

@@ -1,29 +1,34 @@
-"""From the configuration and the number of samples to a phase with nothing left open."""
+"""Resolution of the configuration and the number of samples to a complete phase."""
 
 from __future__ import annotations
 
 import math
-import os
 from fractions import Fraction
 from typing import Any
 
-from zerotrain import optimizers
-from zerotrain.config import RunConfig, TrainConfig
-from zerotrain.config.agreement import OF_GRIDS
-from zerotrain.config.objective import ObjectiveConfig
-from zerotrain.config.training import IMAGE_KEYS, TEXT_KEYS
+from zerotrain.config import optimizers
+from zerotrain.config.launch import LaunchConfig
+from zerotrain.config.optimizer_arguments import read_optimizer_args
+from zerotrain.config.run import OF_GRIDS, RunConfig
+from zerotrain.config.section import Role, keys_with
+from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.lr_schedule import refuse_impossible_schedule, with_own_keys
 from zerotrain.launch.preset import Preset, with_own_offload
-from zerotrain.launch.resolved import FILES, ResolvedPhase, warmup_share
+from zerotrain.launch.resolved import FILES, OWNERS, ResolvedPhase
+from zerotrain.launch.schedule import warmup_steps
 from zerotrain.launch.settings import Source
-from zerotrain.model_sizes import ModelSizes
-from zerotrain.optimizer_arguments import read_optimizer_args
+from zerotrain.models.sizes import ModelSizes
 
 MOST_IMAGES, MOST_EXAMPLES = 64, 256
-"""Held-out samples that evaluate takes, of text unless it is told otherwise."""
+"""Default numbers of held-out samples that evaluate uses, for images and for text."""
+OF_MODEL = (
+    *("lora", "peft", "frozen_parameters", "trainable_parameters"),
+    *("base_model_precision", "base_model_exclude_modules"),
+)
+"""Keys of a run that determine the trained parameters."""
 Sources = dict[str, tuple[Source, str]]
 EPOCH_OF_IMAGES = "training samples x repeats, from the dataset manifest"
 EPOCH_OF_TEXT = "training rows x repeats, from the cache's manifest"
@@ -43,17 +48,17 @@ def resolve_phase(
     Args:
         config: The run's configuration.
         name: The phase.
-        preset: The preset that the phase's launch names.
-        epoch_size: Samples in an epoch: the dataset's, or rows of a text family's cache.
-        sizes: The model's, which buckets and thresholds of ZeRO are derived from; plain PyTorch
-            needs none.
-        begun: Steps and samples that the run begins with, where it goes on from elsewhere.
-        why: Why the preset was chosen, where the launch leaves the choice to the planner.
+        preset: The preset of the phase's launch.
+        epoch_size: Samples per epoch: of the dataset, or rows of a text family's cache.
+        sizes: The model's sizes, from which ZeRO's buckets and thresholds are derived; not needed
+            for plain PyTorch.
+        begun: Steps and samples at the start of the run, if it continues another training.
+        why: The reason for the preset, if the planner chose it.
 
     Raises:
         PipelineError: a phase ends at or before its start, a batch cannot be divided, the schedule
-            is impossible, the optimizer does not work under the launch, or the launch asks for
-            what its stage cannot do.
+            is impossible, the optimizer does not work under the launch, or the launch needs
+            something that its stage cannot do.
     """
     if epoch_size < 1:
         raise PipelineError(
@@ -67,16 +72,13 @@ def resolve_phase(
     sources: Sources = {"run": ("user", ""), "phase": ("user", ""), "seed": _source(config, "seed")}
     sources["family"] = _source(config, "family")
     objective = train.objective(config.family)
-    own, foreign = (TEXT_KEYS, IMAGE_KEYS) if config.is_text else (IMAGE_KEYS, TEXT_KEYS)
-    for key in type(train).model_fields.keys() - {*ObjectiveConfig.model_fields, *foreign}:
-        sources[key] = _source(train, key)
+    for section in (train, launch):
+        sources |= {key: _source(section, key) for key in _keys(config, section)}
     for key in objective:
         sources[f"objective.{key}"] = _source(train, key)
-    for key in set(type(launch).model_fields) - {"device_memory", "processes_per_machine", *FILES}:
-        sources[key] = _source(launch, key)
     if "num_processes" not in launch.model_fields_set and launch.num_processes > 1:
         sources["num_processes"] = ("derived", "launch.machines x launch.processes_per_machine")
-    for key in ("lora", "peft", "frozen_parameters", "trainable_parameters"):
+    for key in OF_MODEL:
         sources[key] = _source(config, key)
     sources["allow"] = _source(phase, "allow")
     preset = with_own_offload(preset, launch, f"phase {name}")
@@ -96,13 +98,11 @@ def resolve_phase(
     sources["epoch_size"] = ("derived", EPOCH_OF_TEXT if config.is_text else EPOCH_OF_IMAGES)
     _refuse_late_save(train, name, config.phases[-1].name, spans)
     train = with_own_keys(train, sources)
-    threads = launch.num_cpu_threads_per_process
-    if threads is None:
+    if launch.num_cpu_threads_per_process is None:
         of_one = launch.num_processes // launch.machines
-        threads = max(1, (os.cpu_count() or 1) // of_one)
         sources["num_cpu_threads_per_process"] = (
-            "derived",
-            f"cores of the machine that rendered / {_count(of_one, 'process')}",
+            "default",
+            f"cores of the machine that trains / {_count(of_one, 'process')}",
         )
     horizon = train.lr_scheduler_steps
     if horizon is None:
@@ -112,9 +112,7 @@ def resolve_phase(
             "derived",
             f"until of the last phase ({last}); training keeps the horizon it began with",
         )
-    warmup = train.lr_warmup_steps
     if train.lr_warmup_ratio is not None:
-        warmup = warmup_share(train.lr_warmup_ratio, horizon)
         sources["lr_warmup_steps"] = (
             "derived",
             f"lr_warmup_ratio {train.lr_warmup_ratio:g} of {horizon} steps",
@@ -126,47 +124,28 @@ def resolve_phase(
         f"global batch {train.global_batch_size} / {_count(accumulation, 'accumulation')} / "
         f"{_count(launch.num_processes, 'process')}",
     )
-    resolved = ResolvedPhase(
-        run=config.run,
-        phase=name,
-        family=config.family,
-        seed=config.seed,
-        preset=preset.name,
-        engine=preset.engine,
-        zero_stage=preset.zero_stage,
-        offload_optimizer=preset.offload_optimizer,
-        offload_param=preset.offload_param,
-        offload_path=launch.offload_path,
-        scratch=launch.scratch,
-        num_processes=launch.num_processes,
-        machines=launch.machines,
-        num_cpu_threads_per_process=threads,
-        main_process_port=launch.main_process_port,
-        ddp_timeout=launch.ddp_timeout,
-        mixed_precision=launch.mixed_precision,
-        fp16=launch.fp16.model_dump(),
-        allow_tf32=launch.allow_tf32,
-        full_determinism=launch.full_determinism,
-        dynamo_backend=launch.dynamo_backend,
-        dynamo_mode=launch.dynamo_mode,
-        find_unused_parameters=launch.find_unused_parameters,
-        start_step=start,
-        until_step=until,
-        epoch_size=epoch_size,
-        **{key: getattr(train, key) for key in own},
-        global_batch_size=train.global_batch_size,
-        micro_batch_size=train.global_batch_size // accumulation // launch.num_processes,
-        gradient_accumulation_steps=accumulation,
-        gradient_checkpointing=train.gradient_checkpointing,
-        partition_activations=launch.partition_activations,
-        cpu_checkpointing=launch.cpu_checkpointing,
-        contiguous_memory_optimization=launch.contiguous_memory_optimization,
-        zero3_init=launch.zero3_init,
-        lora=config.lora_values(),
-        peft=config.peft,
-        frozen_parameters=list(config.frozen_parameters),
-        trainable_parameters=list(config.trainable_parameters),
-        param_groups=[
+    values = {
+        **{key: getattr(config, key) for key in ("run", "family", "seed", *OF_MODEL)},
+        **{key: getattr(train, key) for key in _keys(config, train)},
+        **{key: getattr(launch, key) for key in _keys(config, launch)},
+        "phase": name,
+        "lora": config.lora_values(),
+        "allow": phase.allow,
+        "preset": preset.name,
+        "engine": preset.engine,
+        "zero_stage": preset.zero_stage,
+        "offload_optimizer": preset.offload_optimizer,
+        "offload_param": preset.offload_param,
+        "start_step": start,
+        "until_step": until,
+        "epoch_size": epoch_size,
+        "micro_batch_size": train.global_batch_size // accumulation // launch.num_processes,
+        "lr_warmup_steps": warmup_steps(train, horizon),
+        "lr_scheduler_steps": horizon,
+        "objective": objective,
+        "validation": validation,
+        **chosen,
+        "param_groups": [
             {
                 "parameters": group.parameters,
                 "learning_rate": _given(group.learning_rate, train.learning_rate),
@@ -177,41 +156,24 @@ def resolve_phase(
             }
             for group in train.param_groups
         ],
-        learning_rate=train.learning_rate,
-        lr_scheduler=train.lr_scheduler,
-        lr_scheduler_args=train.lr_scheduler_args,
-        lr_warmup_steps=warmup,
-        lr_warmup_ratio=train.lr_warmup_ratio,
-        lr_scheduler_steps=horizon,
-        no_decay_norm_bias=train.no_decay_norm_bias,
-        max_grad_norm=train.max_grad_norm,
-        nan_action=train.nan_action,
-        objective=objective,
-        use_ema=train.use_ema,
-        ema_decay=train.ema_decay,
-        ema_update_interval=train.ema_update_interval,
-        ema_device=train.ema_device,
-        validation=validation,
-        save_every=train.save_every,
-        keep=train.keep,
-        keep_every=train.keep_every,
-        disk_low_threshold=train.disk_low_threshold,
-        log_every=train.log_every,
-        report_to=train.report_to,
-        tracker_project_name=train.tracker_project_name,
-        tracker_run_name=train.tracker_run_name,
-        allow=list(phase.allow),
-        sources=sources,
-        **chosen,
-    )
+    }
+    resolved = ResolvedPhase.from_values(values, sources)
     refuse_impossible_schedule(resolved)
+    _refuse_bf16_states(resolved)
+    _refuse_partitioned_codes(resolved)
     return with_files(resolved, launch, sizes)
+
+
+def _keys(config: RunConfig, section: TrainConfig | LaunchConfig) -> set[str]:
+    """Return the keys of a section that a training reads and that apply to the family."""
+    others = keys_with(type(section), Role.IMAGES if config.is_text else Role.TEXT)
+    return (type(section).model_fields.keys() & OWNERS.keys()) - {*others, *FILES}
 
 
 def _validation(
     config: RunConfig, name: str, preset: Preset, sources: Sources
 ) -> dict[str, Any] | None:
-    """The phase's validation with its defaults filled in, which depend on other keys."""
+    """Return the phase's validation with its defaults, which depend on other keys."""
     phase = config.phase(name)
     if (section := phase.validation) is None:
         return None
@@ -238,7 +200,7 @@ def _validation(
 
 
 def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) -> dict[str, Any]:
-    """optimizer, optimizer_args and the adam_ values of a phase, which are None without meaning."""
+    """Return optimizer, optimizer_args and adam_ values of a phase; None if not applicable."""
     found, reason = optimizers.find(train.optimizer)
     arguments, moved = read_optimizer_args(
         found, train.optimizer_args, train.optimizer_keys_given()
@@ -264,10 +226,40 @@ def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) 
     return chosen
 
 
+def _refuse_bf16_states(phase: ResolvedPhase) -> None:
+    """Refuse bf16 moments if no optimizer here supports them."""
+    if not phase.launch.bf16_optimizer_states:
+        return
+    if phase.derived.offload_optimizer != "cpu":
+        raise PipelineError(
+            f"phase {phase.phase}: launch.bf16_optimizer_states: true, but preset "
+            f"{phase.launch.preset} "
+            f"has offload_optimizer {phase.derived.offload_optimizer}: it saves host memory, "
+            "where the optimizer is offloaded to",
+            hint="choose zero2_offload or zero3_offload, or remove it",
+        )
+    if not optimizers.is_plain_adam(phase.train.optimizer, phase.train.optimizer_args):
+        raise PipelineError(
+            f"phase {phase.phase}: launch.bf16_optimizer_states: true, but optimizer "
+            f"{phase.train.optimizer} keeps its states in float32",
+            hint="choose adamw or adam without optimizer_args, or remove it",
+        )
+
+
+def _refuse_partitioned_codes(phase: ResolvedPhase) -> None:
+    """Refuse quantized weights under stage 3, which only partitions floating-point parameters."""
+    if phase.base_model_precision != "no_change" and phase.derived.zero_stage == 3:
+        raise PipelineError(
+            f"phase {phase.phase}: base_model_precision: {phase.base_model_precision}, but preset "
+            f"{phase.launch.preset} is ZeRO 3, which would keep the codes whole in every process",
+            hint="choose torch, zero1, zero2 or zero2_offload, or remove base_model_precision",
+        )
+
+
 def _refuse_late_save(
     train: TrainConfig, name: str, last: str, spans: dict[str, tuple[int, int]]
 ) -> None:
-    """Refuse an interval of the user's that no step of the run reaches."""
+    """Refuse a user's interval that is longer than the run."""
     each, end = train.save_every, spans[last][1]
     if "save_every" in train.model_fields_set and isinstance(each, int) and each > end:
         raise PipelineError(
@@ -289,13 +281,13 @@ def _count(number: int, what: str) -> str:
 def phase_spans(
     config: RunConfig, epoch_size: int, begun: tuple[int, int] = (0, 0)
 ) -> dict[str, tuple[int, int]]:
-    """First and last global step of each phase, as half-open ranges.
+    """Return the first and last global step of each phase, as half-open ranges.
 
-    "N epochs" and "N samples" count from the start of the run, so the batch sizes of the phases
-    before enter.
+    "N epochs" and "N samples" count from the start of the run, so they depend on the batch sizes of
+    the previous phases.
 
     Raises:
-        PipelineError: a phase that ends at or before its start.
+        PipelineError: a phase ends at or before its start.
     """
     spans: dict[str, tuple[int, int]] = {}
     step, samples = begun

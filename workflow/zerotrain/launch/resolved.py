@@ -1,241 +1,310 @@
-"""Everything a phase's training needs to know, resolved, each value with its source."""
+"""A fully resolved phase: its sections, the values derived from them, and the source of each value.
+
+A key of `train` or `launch` is defined only in its section: its roles
+(zerotrain.config.section.Role) define its meaning for a training and for run.yaml.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from fractions import Fraction
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
+from zerotrain.config.launch import LaunchConfig
+from zerotrain.config.objective import ObjectiveConfig
+from zerotrain.config.section import Role, Section, keys_with
+from zerotrain.config.training import TrainConfig
 from zerotrain.launch.settings import Source, leaves
 
 FILES = ("accelerate", "deepspeed")
-"""Fields that hold a whole launch file, whose values have sources of their own."""
-MEMORY_KEYS = (
-    "partition_activations", "cpu_checkpointing", "contiguous_memory_optimization", "zero3_init",
-    "ema_device",
-)  # fmt: skip
-"""What decides where activations and averages wait and how the model is built: its numbers are the
-same."""
-TRACKER_KEYS = ("report_to", "tracker_project_name", "tracker_run_name")
+"""Keys whose value is a whole launch file, with a source per key of the file."""
+DISPLAY_KEYS = {
+    "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level",
+    "zero_optimization.log_trace_cache_warnings",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+}  # fmt: skip
+"""DeepSpeed's keys that affect no number."""
 EXACT_KEYS = {
     *(f"zero_optimization.{key}" for key in (
         "contiguous_gradients", "overlap_comm", "reduce_bucket_size", "allgather_bucket_size",
         "allgather_partitions", "sub_group_size", "stage3_prefetch_bucket_size",
         "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
         "stage3_max_live_parameters", "stage3_max_reuse_distance",
-        "stage3_gather_16bit_weights_on_model_save", "log_trace_cache_warnings",
     )),
     *(f"zero_optimization.{target}.{key}" for target in ("offload_optimizer", "offload_param")
       for key in ("pin_memory", "buffer_count", "buffer_size", "max_in_cpu")),
-    "steps_per_print", "wall_clock_breakdown", "memory_breakdown", "dump_state", "log_level",
+    *DISPLAY_KEYS,
 }  # fmt: skip
-"""DeepSpeed's keys that may change in the middle of a phase, as after an out of memory."""
+"""DeepSpeed's keys that may change in the middle of a phase, as after an out-of-memory error: at
+most they change the order of sums."""
 
-OF_ONE_MODALITY = ("resolution", "caption_dropout_probability", "max_length", "packing")
-"""Keys that images or text alone have; training must not depend on the configuration's modules."""
-
-YOUNGER = {
-    "allow_tf32": False, "full_determinism": True, "dynamo_backend": "no",
-    "no_decay_norm_bias": False,
-}  # fmt: skip
-"""Keys that are no part of the numbers at these values: what was trained before there were any goes
-on."""
-
-FP16 = {
-    "loss_scale": 0.0,
-    "initial_scale_power": 16,
-    "loss_scale_window": 2000,
-    "hysteresis": 1,
-    "min_loss_scale": 1,
-}
-"""fp16's loss scale where nothing else is asked for; the names are DeepSpeed's."""
+ORDER = (
+    *("run", "phase", "family", "seed", "preset", "engine", "zero_stage", "offload_optimizer"),
+    *("offload_param", "bf16_optimizer_states", "offload_path", "scratch", "num_processes"),
+    *("machines", "num_cpu_threads_per_process", "main_process_port", "ddp_timeout", "lock_lease"),
+    *("mixed_precision", "fp16", "allow_tf32", "full_determinism", "dynamo_backend"),
+    *("dynamo_mode", "find_unused_parameters", "start_step", "until_step", "epoch_size"),
+    *("resolution", "max_length", "packing", "global_batch_size", "micro_batch_size"),
+    *("gradient_accumulation_steps", "gradient_checkpointing", "partition_activations"),
+    *("cpu_checkpointing", "contiguous_memory_optimization", "zero3_init", "lora", "peft"),
+    *("base_model_precision", "base_model_exclude_modules", "frozen_parameters"),
+    *("trainable_parameters", "optimizer", "optimizer_args", "param_groups", "learning_rate"),
+    *("lr_scheduler", "lr_scheduler_args", "lr_warmup_steps", "lr_warmup_ratio"),
+    *("lr_scheduler_steps", "adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay"),
+    *("no_decay_norm_bias", "max_grad_norm", "grad_clip_method", "nan_action", "objective"),
+    *("caption_dropout_probability", "long_captions", "tread_config", "use_ema", "ema_decay"),
+    *("ema_update_interval", "ema_device", "validation", "save_every", "keep", "keep_every"),
+    *("disk_low_threshold", "code_changes", "log_every", "report_to", "tracker_project_name"),
+    *("tracker_run_name", "on_change", "allow"),
+)
+"""The fixed key order of run.yaml: keys that are not listed follow, then the launch files."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResolvedPhase:
-    """A phase with nothing left open."""
+class Derived:
+    """Values that follow from the configuration, the preset and the data."""
 
-    run: str
-    phase: str
-    family: str
-    seed: int
-    preset: str
     engine: Literal["torch", "deepspeed"]
     zero_stage: int
     offload_optimizer: str
     offload_param: str = "none"
-    offload_path: str | None = None
-    scratch: str | None = None
-    """Where each machine copies the cache to; None: it is read where it is."""
-    num_processes: int
-    """Of all machines together."""
-    machines: int = 1
-    """Machines of a cluster's job; elsewhere the one there is has all processes."""
-    num_cpu_threads_per_process: int
-    main_process_port: int | None = None
-    """Port on which the processes meet; None: one that is free at the start."""
-    ddp_timeout: int = 1800
-    """Seconds that a process waits for the others, and that nothing may move."""
-    mixed_precision: Literal["no", "bf16", "fp16"]
-    fp16: dict[str, Any] = field(default_factory=FP16.copy)
-    """The loss scale of precision fp16; the keys of FP16."""
-    allow_tf32: bool = False
-    full_determinism: bool = True
-    dynamo_backend: str = "no"
-    dynamo_mode: str = "default"
-    """How torch.compile compiles the model; `no`: not at all."""
-    find_unused_parameters: bool = False
+    """The launch's value, else the preset's."""
     start_step: int
-    """The global step at which the phase before ends; 0 for the first."""
-    until_step: int
+    """The global step at which the previous phase ends; 0 for the first phase."""
+    until_step: Annotated[int, Role.UNTRAINED]
     epoch_size: int
-    """Samples in an epoch."""
-    resolution: int | None = None
-    max_length: int | None = None
-    packing: bool | None = None
-    """Those of images are None where the family is of text, and the other way round."""
-    global_batch_size: int
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    gradient_checkpointing: bool
-    partition_activations: bool = False
-    cpu_checkpointing: bool = False
-    contiguous_memory_optimization: bool = False
-    zero3_init: bool = False
+    """Samples per epoch."""
+    micro_batch_size: Annotated[int, Role.ROUNDING]
+    lr_scheduler_steps: Annotated[int, Role.UNTRAINED]
+    """The horizon of the schedule."""
+    objective: dict[str, Any] = field(default_factory=dict)
+    """Definition of the loss: the keys of ObjectiveConfig that the family has."""
+    validation: Annotated[dict[str, Any] | None, Role.UNTRAINED, Role.ABSENT_IF_NONE] = None
+    """The keys of config.validation, each with a value; None disables it."""
+    accelerate: Annotated[dict[str, Any], Role.UNTRAINED] = field(default_factory=dict)
+    """Content of accelerate's file, without the path of DeepSpeed's."""
+    deepspeed: Annotated[dict[str, Any], Role.UNTRAINED] = field(default_factory=dict)
+    """Content of DeepSpeed's file; empty under plain PyTorch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedPhase:
+    """Fully resolved phase.
+
+    `train` and `launch` are the validated sections, with a value for every key that the user did
+    not set. A key that does not apply to the family or the optimizer is None.
+    """
+
+    run: Annotated[str, Role.UNTRAINED]
+    phase: Annotated[str, Role.UNTRAINED]
+    family: str
+    seed: int
     lora: dict[str, Any] | None = None
-    """rank, alpha, dropout and target_modules of an adapter; None trains the model itself."""
+    """rank, alpha, dropout and target_modules of a LoRA; None: no LoRA."""
     peft: dict[str, Any] | None = None
-    """peft_type of another adapter, and what the user says of it."""
+    """peft_type and arguments of another adapter."""
+    base_model_precision: Annotated[str, Role.ADDED_LATER] = "no_change"
+    """Precision of an adapter's base: one of quantized_linear.METHODS, or that of its files."""
+    base_model_exclude_modules: Annotated[list[str], Role.ADDED_LATER] = field(default_factory=list)
+    """Names of layers that are not quantized; see adapters.is_excluded."""
     frozen_parameters: list[str] = field(default_factory=list)
     trainable_parameters: list[str] = field(default_factory=list)
-    optimizer: str
-    """A name of zerotrain.optimizers."""
-    optimizer_args: dict[str, Any] = field(default_factory=dict)
-    """What its class takes beyond the values here."""
-    param_groups: list[dict[str, Any]] = field(default_factory=list)
-    """parameters, learning_rate and adam_weight_decay of groups with values of their own; a decay
-    of None is the phase's, and none of vectors."""
-    learning_rate: float
-    lr_scheduler: str
-    lr_scheduler_args: dict[str, Any] = field(default_factory=dict)
-    """The schedule's arguments but for those that are keys here, as a peak, warm-up and horizon."""
-    lr_warmup_steps: int
-    lr_warmup_ratio: float | None = None
-    """If given, lr_warmup_steps is this share of lr_scheduler_steps."""
-    lr_scheduler_steps: int
-    adam_beta1: float | None
-    adam_beta2: float | None
-    adam_epsilon: float | None
-    """None where the optimizer is none of Adam's family."""
-    adam_weight_decay: float
-    """Weight decay of any optimizer, decoupled or not as it has it."""
-    no_decay_norm_bias: bool = False
-    """Whether vectors are spared weight decay: biases and the weights of norms."""
-    max_grad_norm: float
-    nan_action: str = "stop"
-    """What follows a loss or a gradient that is not a finite number: stop or skip."""
-    objective: dict[str, Any] = field(default_factory=dict)
-    """What the loss is: the keys of config.objective that the family has."""
-    caption_dropout_probability: float | None = None
-    use_ema: bool = False
-    ema_decay: float = 0.9999
-    ema_update_interval: int = 1
-    ema_device: str = "accelerator"
-    """The moving average of the weights."""
-    validation: dict[str, Any] | None = None
-    """The keys of config.validation, none left open; None where nothing is measured meanwhile."""
-    save_every: int | str
-    """Steps, or a time as zerotrain.save_interval has it: "30 min"."""
-    keep: int
-    keep_every: int | None = None
-    disk_low_threshold: int | None = None
-    """Bytes; None is no threshold."""
-    log_every: int
-    report_to: list[str] = field(default_factory=lambda: ["tensorboard"])
-    """Names of zerotrain.tracker_names, or `all`; none where it is empty."""
-    tracker_project_name: str | None = None
-    tracker_run_name: str | None = None
-    allow: list[str] = field(default_factory=list)
-    """What the switch into this phase may lose."""
-    accelerate: dict[str, Any] = field(default_factory=dict)
-    """accelerate's file, without the place of DeepSpeed's."""
-    deepspeed: dict[str, Any] = field(default_factory=dict)
-    """DeepSpeed's file; empty under plain PyTorch."""
+    allow: Annotated[list[str], Role.UNTRAINED] = field(default_factory=list)
+    """What the switch into this phase is allowed to lose."""
+    train: TrainConfig
+    launch: LaunchConfig
+    derived: Derived
     sources: dict[str, tuple[Source, str]] = field(default_factory=dict, compare=False)
-    """Where each value comes from, and why where it is derived."""
+    """Source of each value, and the reason if it is derived."""
+
+    @classmethod
+    def from_values(
+        cls, values: Mapping[str, Any], sources: Mapping[str, tuple[Source, str]] | None = None
+    ) -> ResolvedPhase:
+        """Build a phase from values by key, as in run.yaml; a missing key gets its default.
+
+        Raises:
+            TypeError: a key is unknown.
+        """
+        if unknown := values.keys() - OWNERS.keys():
+            raise TypeError(f"unknown keys: {', '.join(sorted(unknown))}")
+        own = {key: value for key, value in values.items() if OWNERS[key] == ""}
+        derived = {key: value for key, value in values.items() if OWNERS[key] == "derived"}
+        return cls(
+            **own,
+            train=TrainConfig.model_construct(
+                **_of_section(TrainConfig, {**values.get("objective", {}), **values})
+            ),
+            launch=LaunchConfig.model_construct(**_of_section(LaunchConfig, values)),
+            derived=Derived(**derived),
+            sources=dict(sources or {}),
+        )
+
+    def values(self) -> dict[str, Any]:
+        """Return every value by its key, in the order of run.yaml."""
+        return {
+            key: _plain(getattr(getattr(self, owner) if owner else self, key))
+            for key, owner in OWNERS.items()
+        }
+
+    def changed(
+        self, *, sources: Mapping[str, tuple[Source, str]] | None = None, **values: Any
+    ) -> ResolvedPhase:
+        """Return the phase with other values of some keys."""
+        found = self.sources if sources is None else sources
+        return ResolvedPhase.from_values(self.values() | values, found)
 
     @property
     def processes_per_machine(self) -> int:
-        """Processes of each machine, where there are so many machines."""
-        return self.num_processes // self.machines
+        """Number of processes of each machine."""
+        return self.launch.num_processes // self.launch.machines
 
     @property
     def adapter(self) -> dict[str, Any] | None:
-        """The adapter that is trained, by either section; None where the model itself is."""
+        """The trained adapter, from either section; None if the model itself is trained."""
         return self.lora or self.peft
 
-    def warmup_steps(self, horizon: int) -> int:
-        """Steps of warm-up under a horizon, which need not be the one that was resolved here."""
-        if self.lr_warmup_ratio is None:
-            return self.lr_warmup_steps
-        return warmup_share(self.lr_warmup_ratio, horizon)
+    @property
+    def swaps(self) -> bool:
+        """Whether the phase swaps anything to a disk."""
+        return "nvme" in (self.derived.offload_optimizer, self.derived.offload_param)
 
     def numbers(self) -> dict[str, Any]:
-        """The values that the trained numbers depend on: what a fingerprint of progress holds.
+        """Return the values that determine what the phase trains, by key; each checkpoint records
+        them.
 
-        Not `until_step`, nor the horizon of the schedule (a user who changes it means the steps
-        from there on) and a warm-up that is a share of it, nor what follows a loss that is no
-        number (a user who changes it means the next one), nor names, logging and saving, nor what
-        only decides where tensors lie and how they travel. Of DeepSpeed's and accelerate's keys,
-        those that the user has set.
+        Excluded are the end of the phase, the horizon of the schedule (a user who changes it means
+        the steps from there on), a warm-up that is a share of it, and values that only change the
+        rounding (`rounding`). DeepSpeed's keys are included if the user has set them, except for
+        EXACT_KEYS.
         """
-        left_out = {
-            "run", "phase", "preset", "until_step", "lr_scheduler_steps", "save_every", "keep",
-            "keep_every", "disk_low_threshold", "log_every", "offload_path", "scratch", "allow",
-            "sources", "machines", "main_process_port", "ddp_timeout", "accelerate", "deepspeed",
-            "find_unused_parameters", "nan_action", "validation", *MEMORY_KEYS, *TRACKER_KEYS,
-        }  # fmt: skip
-        if self.lr_warmup_ratio is not None:
-            left_out.add("lr_warmup_steps")
-        if self.mixed_precision != "fp16":
-            left_out.add("fp16")
-        if not self.use_ema:
-            left_out |= {"use_ema", "ema_decay", "ema_update_interval"}
-        left_out.update(key for key, value in YOUNGER.items() if getattr(self, key) == value)
-        if self.dynamo_backend == "no":
-            left_out.add("dynamo_mode")
-        left_out.update(name for name in OF_ONE_MODALITY if getattr(self, name) is None)
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        values = self.values()
+        left_out = keys_of(Role.UNTRAINED) | keys_of(Role.ROUNDING)
+        left_out |= {k for k in keys_of(Role.ADDED_LATER) if values[k] == DEFAULTS[k]}
+        left_out |= {k for k in keys_of(Role.IMAGES) | keys_of(Role.TEXT) if values[k] is None}
+        if self.train.lr_warmup_ratio is not None:
+            left_out |= {"lr_warmup_steps"}
+        if self.launch.mixed_precision != "fp16":
+            left_out |= {"fp16"}
+        if not self.train.use_ema:
+            left_out |= {"use_ema", *keys_of(Role.OF_EMA)}
+        found = {key: value for key, value in values.items() if key not in left_out}
         users = {
             key: value
-            for key, value in leaves({"deepspeed": self.deepspeed})
+            for key, value in leaves({"deepspeed": self.derived.deepspeed})
             if self.sources.get(key, ("default", ""))[0] == "user"
             and key.partition(".")[2] not in EXACT_KEYS
         }
         return {**found, **({"overrides": users} if users else {})}
 
+    def rounding(self) -> dict[str, Any]:
+        """Return the values that only change the rounding of a step, by key or DeepSpeed's key."""
+        rounding = keys_of(Role.ROUNDING)
+        found = {key: value for key, value in self.values().items() if key in rounding}
+        if self.launch.dynamo_backend == "no":
+            del found["dynamo_mode"]
+        zero = leaves({"deepspeed": self.derived.deepspeed})
+        exact = {
+            key: value for key, value in zero if key.partition(".")[2] in EXACT_KEYS - DISPLAY_KEYS
+        }
+        return found | exact
 
-def warmup_share(ratio: float, horizon: int) -> int:
-    """A share of a schedule in whole steps, rounded up; 0.07 of 100 are 7, not 8."""
-    return math.ceil(Fraction(str(ratio)) * horizon)
+    def explained(self) -> Iterator[tuple[str, Any, Source, str]]:
+        """Yield dotted name, value, source and reason of each value, in the order of run.yaml.
+
+        Values that do not apply to the family are omitted. A mapping with a source per key gives a
+        row for each: `lr_scheduler_args.power`.
+        """
+        values = self.values()
+        optional = keys_of(Role.ABSENT_IF_NONE) | keys_of(Role.IMAGES) | keys_of(Role.TEXT)
+        absent = {key for key in optional if values[key] is None}
+        absent |= {key for key in keys_of(Role.HIDDEN_AT_DEFAULT) if values[key] == DEFAULTS[key]}
+        if self.base_model_precision == "no_change":
+            absent |= {"base_model_precision", "base_model_exclude_modules"}
+        for key, value in values.items():
+            if key in absent:
+                continue
+            rows = [(key, value)]
+            if isinstance(value, dict):
+                inside = list(leaves({key: value}))
+                rows = inside if any(name in self.sources for name, _ in inside) else rows
+            for name, part in rows:
+                yield (name, part, *self.sources.get(name, ("default", "")))
 
 
-def explained(phase: ResolvedPhase) -> Iterator[tuple[str, Any, Source, str]]:
-    """Dotted name, value, source and reason of each value, in the order of the class.
+def _roles() -> dict[str, tuple[str, tuple[Any, ...]]]:
+    """Return each key's attribute of a phase ("": the phase itself), and the key's roles."""
+    found: dict[str, tuple[str, tuple[Any, ...]]] = {}
+    for owner, kind in (("", ResolvedPhase), ("derived", Derived)):
+        hints = get_type_hints(kind, include_extras=True)
+        names = [one.name for one in fields(kind) if one.name not in PARTS]
+        found |= {name: (owner, getattr(hints[name], "__metadata__", ())) for name in names}
+    for owner, section in SECTIONS.items():
+        left_out = {*keys_with(section, Role.UNRESOLVED), *ObjectiveConfig.model_fields, *found}
+        for key, item in section.model_fields.items():
+            if key not in left_out:
+                found[key] = (owner, tuple(item.metadata))
+    newer = [key for key in found if key not in (*ORDER, *FILES)]
+    return {key: found[key] for key in (*ORDER, *newer, *FILES)}
 
-    What the family has no such thing of is left out.
-    A mapping whose keys have sources of their own gives a row for each: `lr_scheduler_args.power`.
-    """
-    for item in fields(phase):
-        value = getattr(phase, item.name)
-        absent = value is None and item.name in (*OF_ONE_MODALITY, "validation")
-        if item.name == "sources" or absent:
-            continue
-        rows = [(item.name, value)]
-        if isinstance(value, dict):
-            inside = list(leaves({item.name: value}))
-            rows = inside if any(name in phase.sources for name, _ in inside) else rows
-        for name, part in rows:
-            yield (name, part, *phase.sources.get(name, ("default", "")))
+
+PARTS = ("train", "launch", "derived", "sources")
+SECTIONS: dict[str, type[Section]] = {"launch": LaunchConfig, "train": TrainConfig}
+ROLES = _roles()
+OWNERS = {key: owner for key, (owner, _) in ROLES.items()}
+"""The attribute of a phase that has each key, in the order of run.yaml; "" is the phase."""
+
+
+@cache
+def keys_of(role: Role) -> frozenset[str]:
+    """Return the keys of a phase that have a role."""
+    return frozenset(key for key, (_, roles) in ROLES.items() if role in roles)
+
+
+def _of_section(section: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a section's keys, which were validated when they were resolved."""
+    found: dict[str, Any] = dict.fromkeys(
+        (*keys_with(section, Role.IMAGES), *keys_with(section, Role.TEXT))
+    )
+    for key, item in section.model_fields.items():
+        if key in values:
+            found[key] = _inside(item.annotation, values[key])
+    return found
+
+
+def _inside(annotation: Any, value: Any) -> Any:
+    """Return a value in which mappings become the sections that its annotation names."""
+    kinds = (kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type))
+    for kind in kinds:
+        if issubclass(kind, Section):
+            if isinstance(value, Mapping):
+                return kind(**value)
+            if isinstance(value, list):
+                return [_inside(kind, one) for one in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with its sections as mappings."""
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value.model_dump() if isinstance(value, Section) else value
+
+
+def _defaults() -> dict[str, Any]:
+    found = {
+        one.name: one.default if one.default_factory is MISSING else one.default_factory()
+        for kind in (ResolvedPhase, Derived)
+        for one in fields(kind)
+        if one.name in OWNERS and (one.default, one.default_factory) != (MISSING, MISSING)
+    }
+    for key, owner in OWNERS.items():
+        if owner in SECTIONS:
+            field_of = SECTIONS[owner].model_fields[key]
+            found[key] = _plain(field_of.get_default(call_default_factory=True))
+    return found
+
+
+DEFAULTS = _defaults()
+"""Default values by key; a key without a default is missing."""

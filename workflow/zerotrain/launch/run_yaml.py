@@ -1,7 +1,7 @@
-"""run.yaml: a resolved phase, a line for each value with its source and the reason.
+"""run.yaml: a resolved phase, with a line for each value, its source and the reason.
 
-Written by render_launch, read by training; training reads no other configuration. It is written
-line by line, since a YAML library takes most of the time of rendering a sweep of many runs.
+render_launch writes it; training reads no other configuration. It is written line by line, since a
+YAML library would take most of the time of rendering a sweep of many runs.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 import yaml
 
-from zerotrain.launch.resolved import ResolvedPhase, explained
+from zerotrain.config.scalar import scalar
+from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.settings import nested
-from zerotrain.scalar import scalar
 
 
 def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
-    """Write each value with its source, in the order of the class."""
+    """Write each value with its source, in the order of the phase's keys."""
     lines: list[str] = []
     before: list[str] = []
-    for name, value, source, reason in explained(phase):
+    for name, value, source, reason in phase.explained():
         *sections, key = name.split(".")
         same = next(
             (n for n, (a, b) in enumerate(zip(sections, before, strict=False)) if a != b),
@@ -36,17 +36,17 @@ def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
 
 
 def read_run_yaml(path: Path) -> ResolvedPhase:
-    """Read what write_run_yaml wrote."""
+    """Read a file of write_run_yaml."""
     document = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
     entries = dict(_entries(document))
-    return ResolvedPhase(
-        **nested({name: entry["value"] for name, entry in entries.items()}),
-        sources={name: (e["source"], e.get("reason", "")) for name, e in entries.items()},
+    return ResolvedPhase.from_values(
+        nested({name: entry["value"] for name, entry in entries.items()}),
+        {name: (e["source"], e.get("reason", "")) for name, e in entries.items()},
     )
 
 
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """The entries, by dotted name."""
+    """Yield the entries by dotted name."""
     for key, value in section.items():
         if "source" in value and value.keys() <= {"value", "source", "reason"}:
             yield f"{prefix}{key}", value

@@ -1,4 +1,4 @@
-"""Values of a launch with where each comes from, under dotted keys: what both files are made of."""
+"""Values of a launch with their sources, by dotted key: the basis of both launch files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Settings = dict[str, tuple[Any, Source, str]]
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values under dotted keys as a file has them."""
+    """Return values by dotted key in the nested form of a file."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         *path, last = key.split(".")
@@ -23,7 +23,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything in a file's form that is no mapping with content."""
+    """Yield dotted key and value of every leaf of a nested mapping; {} counts as a leaf."""
     for key, value in section.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")

@@ -1,7 +1,7 @@
-"""DeepSpeed's zero_optimization, derived from the model: buckets, prefetch, buffers.
+"""DeepSpeed's zero_optimization section, derived from the model: buckets, prefetch, buffers.
 
-DeepSpeed's own defaults (buckets of 5e8 elements, 1e9 live parameters) are made for models that
-fill clusters; on one small GPU they cost gigabytes and gain nothing. What each key does:
+DeepSpeed's own defaults (buckets of 5e8 elements, 1e9 live parameters) suit models that fill
+clusters; on one small GPU they cost gigabytes without a benefit. Meaning of the keys:
 https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training
 """
 
@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 
 from zerotrain.launch.settings import Settings
-from zerotrain.model_sizes import ModelSizes
+from zerotrain.models.sizes import ModelSizes
 
 SMALL_BUCKET, LARGE_BUCKET = 20_000_000, 50_000_000
-"""Elements. Below, collectives get slow; above, they get no faster."""
+"""Elements. Smaller buckets make collectives slow; larger ones do not make them faster."""
 LIVE_PARAMETERS = 1_000_000_000
 SUB_GROUP = 100_000_000
-"""Elements of a sub-group where its states are swapped: three float32 buffers of it are held."""
+"""Elements of a sub-group with swapped states, which needs three float32 buffers of this size."""
 BUFFERS = {"offload_optimizer": 4, "offload_param": 5}
-"""DeepSpeed's own numbers of buffers."""
+"""DeepSpeed's default numbers of buffers."""
 
 
 def zero_optimization(
@@ -29,9 +29,9 @@ def zero_optimization(
     num_processes: int,
     sizes: ModelSizes,
 ) -> Settings:
-    """Every value of the section, in elements where DeepSpeed counts so."""
+    """Return every value of the section; sizes are in elements, as in DeepSpeed."""
     bucket = min(max(sizes.largest_trained, SMALL_BUCKET), LARGE_BUCKET, sizes.trained)
-    bucket += bucket % 2  # DeepSpeed wants its stages 1 and 2 to have an even one
+    bucket += bucket % 2  # DeepSpeed's stages 1 and 2 need an even bucket size
     why = (
         f"the largest trained parameter ({_count(sizes.largest_trained)} elements) within "
         f"{_count(SMALL_BUCKET)} and {_count(LARGE_BUCKET)}, at most the whole "

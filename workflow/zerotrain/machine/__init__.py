@@ -1,5 +1,5 @@
-"""The machine: what it is, what may run on it, and whether its disks and ports serve.
+"""The machine: hardware, memory, disks, ports, jobs and child processes.
 
-Nothing here imports torch but torch_probe, which runs in a process of its own, and device, which
-training asks.
+No module imports torch on import; torch_probe imports it in a separate process, and device,
+memory_watch and software import it when training calls them.
 """

@@ -1,7 +1,7 @@
-"""Which accelerator this machine has, and whether the installed torch can use it.
+"""Detection of the machine's accelerator, and whether the installed torch can use it.
 
-Device files and nvidia-smi answer for NVIDIA in some milliseconds, and no process holds memory of a
-GPU for it; what only torch knows is asked in a process of its own (zerotrain.machine.torch_probe).
+For NVIDIA, device files and nvidia-smi answer in milliseconds without using GPU memory; facts that
+only torch knows come from a separate process (zerotrain.machine.torch_probe).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ DEVICE_FILES = {
     "rocm": ("/dev/kfd",),
     "npu": ("/dev/davinci_manager",),
 }
-"""What a driver makes: NVIDIA's own and that of Windows' Linux, AMD's, Huawei's."""
+"""Device files of drivers: NVIDIA's and WSL's, AMD's, Huawei's."""
 NAMES = {"cuda": "CUDA", "rocm": "ROCm", "mps": "MPS", "npu": "Ascend NPU", "cpu": "CPU"}
 AMPERE = (8, 0)
-"""First compute capability whose processors compute bf16."""
+"""First compute capability with bf16."""
 QUERY = ("uuid", "name", "memory.total", "memory.free", "compute_cap", "driver_version")
 PROBE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One GPU or NPU. Sizes are bytes; None where nothing says."""
+    """One GPU or NPU. Sizes are bytes; None if unknown."""
 
     name: str
     total: int | None = None
@@ -49,29 +49,29 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine as a training would find it."""
+    """A machine, as a training sees it."""
 
     accelerator: Accelerator
     host: Host
     devices: tuple[Device, ...] = ()
     driver: str = ""
     unused: str = ""
-    """Why an accelerator that is here stays unused; empty where none does."""
+    """Why a present accelerator is not used; empty otherwise."""
 
     @property
     def name(self) -> str:
-        """The accelerator, as people call it."""
+        """Return the accelerator's usual name."""
         return NAMES[self.accelerator]
 
     @property
     def below_ampere(self) -> Device | None:
-        """The first device that does not compute bf16, if any."""
+        """Return the first device without bf16, if any."""
         return next((d for d in self.devices if d.capability and d.capability < AMPERE), None)
 
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """What the installed torch was built for; nothing of it is imported."""
+    """The build of the installed torch, found without importing it."""
 
     version: str
     cuda: str | None = None
@@ -79,14 +79,14 @@ class TorchBuild:
 
     @property
     def target(self) -> str:
-        """In words."""
+        """Return its target, for messages."""
         if self.hip:
             return f"ROCm {self.hip}"
         return f"CUDA {self.cuda}" if self.cuda else "the CPU alone"
 
 
 def torch_build() -> TorchBuild | None:
-    """Read torch/version.py; None where torch is not installed."""
+    """Read torch/version.py; None if torch is not installed."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -98,7 +98,7 @@ def torch_build() -> TorchBuild | None:
 
 
 def detect() -> Machine:
-    """The machine, without importing torch into this process."""
+    """Detect the machine, without importing torch into this process."""
     return _detect(detect_host(), torch_build())
 
 
@@ -122,7 +122,7 @@ def _detect(host: Host, build: TorchBuild | None) -> Machine:
 
 
 def probed(host: Host) -> Machine:
-    """The machine as torch sees it, asked in a process of its own."""
+    """Describe the machine as torch sees it, in a separate process."""
     answer = probe()
     if answer.get("accelerator", "cpu") == "cpu":
         why = answer.get("error") or "it finds none"
@@ -136,10 +136,10 @@ def probed(host: Host) -> Machine:
 
 @cache
 def probe(timeout_s: float = PROBE_SECONDS) -> dict[str, Any]:
-    """What torch_probe prints: accelerator, devices, and how torch and DeepSpeed load.
+    """Run torch_probe: accelerator, devices, and how torch and DeepSpeed load.
 
     Returns:
-        At least "error", empty where torch was imported.
+        At least "error", empty if torch was imported.
     """
     command = [sys.executable, "-m", "zerotrain.machine.torch_probe"]
     try:
@@ -176,7 +176,7 @@ def _nvidia(host: Host) -> Machine:
         return probed(host)
     rows = [row for row in csv.reader(ended.stdout.splitlines(), skipinitialspace=True)]
     if ended.returncode or not rows or any(len(row) != len(QUERY) for row in rows):
-        return probed(host)  # an older driver, which does not know a field, or a broken one
+        return probed(host)  # the driver is broken, or too old for a field
     chosen = _visible(rows)
     if not chosen:
         hidden = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']!r} hides the GPUs"
@@ -186,7 +186,7 @@ def _nvidia(host: Host) -> Machine:
 
 
 def _visible(rows: list[list[str]]) -> list[list[str]]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; CUDA ends at the first unknown."""
+    """Select the GPUs of CUDA_VISIBLE_DEVICES, in its order; CUDA stops at the first unknown."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return rows
@@ -215,5 +215,5 @@ def _device(row: list[str]) -> Device:
 
 
 def _mebibytes(text: str) -> int | None:
-    """nvidia-smi's number; GPUs that share the host's memory have "[N/A]"."""
+    """Parse nvidia-smi's number; GPUs that share the host's memory have "[N/A]"."""
     return int(text) * 2**20 if text.isdecimal() else None

@@ -1,18 +1,34 @@
-"""The device that this process computes on, asked of torch."""
+"""The device that this process computes on, as reported by torch."""
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
 
 def device_type() -> str:
-    """torch's word for it: cuda (also under ROCm), npu, mps or cpu."""
+    """Return torch's name of the device: cuda (also with ROCm), npu, mps or cpu."""
     import torch
 
     found = torch.accelerator.current_accelerator(check_available=True)
     return found.type if found and found.type in ("cuda", "npu", "mps") else "cpu"
 
 
+def process_device() -> torch.device:
+    """Return the device of this process by its LOCAL_RANK."""
+    import torch
+
+    kind = device_type()
+    if kind == "cpu":
+        return torch.device(kind)
+    return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+
+
 def peak_device_bytes() -> int:
-    """The most memory that this process has reserved on its device; 0 on a CPU or MPS."""
+    """Return the peak memory that this process has reserved on its device; 0 on a CPU or MPS."""
     import torch
 
     kind = device_type()
@@ -22,7 +38,7 @@ def peak_device_bytes() -> int:
 
 
 def free_device_bytes(device: str) -> int | None:
-    """What this process may still take of a device; None where it has no memory of its own."""
+    """Return the bytes that this process can still allocate; None for devices with host memory."""
     import gc
 
     import torch

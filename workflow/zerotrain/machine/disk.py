@@ -1,4 +1,4 @@
-"""Whether a folder serves for what is swapped to a disk: there, writable, large enough, a disk."""
+"""Checks that a folder can hold swapped data: it exists, is writable, large enough, on a disk."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from zerotrain.errors import PipelineError
 
 IN_MEMORY = ("tmpfs", "ramfs")
 SAMPLE = b"\0" * 4096
-"""What is written to see whether writing works; a quota may let a file be made but not filled."""
+"""Data of a test write; a quota may allow a file to be created but not filled."""
 
 
 VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 
 
 def on_this_machine(text: str, key: str) -> Path:
-    """A folder of the configuration, with the variables of this machine's environment.
+    """Expand the variables in a folder of the configuration, by this machine's environment.
 
-    What stands below a variable is made where the variable's folder is there: a cluster gives each
-    job an empty one. Nothing else is made: a disk that is not mounted would go unnoticed.
+    Folders below a variable's folder are created if that folder exists: a cluster gives each job an
+    empty one. Nothing else is created: a disk that is not mounted would go unnoticed.
 
     Args:
         text: The folder, such as $TMPDIR/swap.
-        key: The key that it is the value of.
+        key: The key of the value.
 
     Raises:
         PipelineError: a variable is not set here.
@@ -50,7 +50,7 @@ def on_this_machine(text: str, key: str) -> Path:
 
 
 def mount(folder: Path) -> tuple[str, str]:
-    """Device and type of the file system under a folder."""
+    """Return device and type of the file system that holds a folder."""
     path = folder.resolve()
     mounts = [m for m in psutil.disk_partitions(all=True) if path.is_relative_to(m.mountpoint)]
     best = max(mounts, key=lambda mount: len(mount.mountpoint), default=None)
@@ -58,10 +58,10 @@ def mount(folder: Path) -> tuple[str, str]:
 
 
 def try_writing(folder: Path) -> None:
-    """Bring a small file to the disk in a folder, and remove it.
+    """Write a small file in a folder, flush it to disk and remove it.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: the folder is not writable.
     """
     with tempfile.TemporaryFile(dir=folder) as stream:
         stream.write(SAMPLE)
@@ -70,7 +70,7 @@ def try_writing(folder: Path) -> None:
 
 
 def write_trouble(folder: Path) -> str:
-    """Why nothing can be written in a folder; empty where a small file reaches the disk."""
+    """Return why a folder is not writable; empty if a small file reaches the disk."""
     try:
         try_writing(folder)
     except OSError as error:
@@ -79,10 +79,10 @@ def write_trouble(folder: Path) -> str:
 
 
 def check_folder(folder: Path, phase: str) -> None:
-    """Refuse launch.offload_path of a phase where it cannot hold what is swapped.
+    """Check that launch.offload_path of a phase can hold swapped data.
 
     Raises:
-        PipelineError: it is no folder, cannot be written, or lies in memory.
+        PipelineError: it is not a folder, is not writable, or is in memory.
     """
     if not folder.is_dir():
         raise PipelineError(
@@ -107,16 +107,16 @@ def check_folder(folder: Path, phase: str) -> None:
 
 
 def check_space(folder: Path, phase: str, needed: int, why: str) -> None:
-    """Refuse launch.offload_path of a phase where `needed` bytes do not fit.
+    """Check that `needed` bytes fit into launch.offload_path of a phase.
 
     Args:
         folder: The folder.
         phase: Name of the phase.
         needed: Bytes that will be written.
-        why: What they are made of, for the message.
+        why: Their contents, for the message.
 
     Raises:
-        PipelineError: there is less free.
+        PipelineError: less space is free.
     """
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -129,5 +129,5 @@ def check_space(folder: Path, phase: str, needed: int, why: str) -> None:
 
 
 def size(count: int) -> str:
-    """Bytes in words, as disks are sold: 46.2 GB."""
+    """Format bytes with decimal units, as for disks: 46.2 GB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

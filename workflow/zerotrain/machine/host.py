@@ -1,4 +1,4 @@
-"""Memory and cores that a process may use here, which a container or a cluster's job may limit."""
+"""Memory and cores available to a process, which a container or a cluster's job may limit."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from pathlib import Path
 import psutil
 
 CAP_IPC_LOCK = 14
-"""Number of the capability under which a process may lock memory without a limit."""
+"""Number of the capability that lets a process lock memory without a limit."""
 FP16_FLAGS = {"avx512_fp16", "avx_ne_convert"}
-"""Either makes torch's oneDNN compute fp16 on x86 (ideep::has_fp16_type_support)."""
+"""With either flag torch's oneDNN computes fp16 on x86 (ideep::has_fp16_type_support)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """What the processor side of a machine has for this process. Sizes are bytes."""
+    """Memory and cores of a machine for this process. Sizes are bytes."""
 
     memory: int
-    """What all processes under our limit may use: the machine's memory, or a smaller limit."""
+    """Memory that all processes under our limit may use: the machine's, or a smaller limit."""
     available: int
-    """What may be allocated now, without swapping."""
+    """Memory that can be allocated now, without swapping."""
     limit: int | None = None
-    """A control group's limit of memory, where it is below the machine's memory."""
+    """A control group's memory limit, if it is below the machine's memory."""
     lockable: int | None = None
-    """What may be locked into memory (ulimit -l); None is without a limit."""
+    """Memory that may be locked (ulimit -l); None: no limit."""
     cores: int
     """Cores that this process may run on."""
     quota: float | None = None
-    """Cores' worth of time that a control group grants, where that is less."""
+    """A control group's CPU quota in cores, if it is lower."""
     fp16: bool = False
-    """Whether the processor computes fp16, as DeepSpeed asks of it."""
+    """Whether the processor computes fp16, as DeepSpeed checks it."""
 
 
 def gib(count: int) -> str:
-    """Bytes of memory as people read them: 23.5 GiB."""
+    """Format bytes of memory: 23.5 GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def detect_host(root: Path = Path("/")) -> Host:
-    """Read what the kernel says of memory and cores, and the limits of our control groups.
+    """Read the kernel's values for memory and cores, and the limits of our control groups.
 
     Args:
-        root: Where /proc and /sys lie.
+        root: The root of /proc and /sys.
     """
     found = psutil.virtual_memory()
     limits = [*_memory_limits(root)]
@@ -68,10 +68,10 @@ def detect_host(root: Path = Path("/")) -> Host:
 
 
 def oom_kills(root: Path = Path("/")) -> tuple[int, int]:
-    """Processes that the kernel has killed for memory so far: in our control group, and in all.
+    """Count the processes that the kernel has killed for memory: in our control group, and overall.
 
     Args:
-        root: Where /proc and /sys lie.
+        root: The root of /proc and /sys.
     """
     files = [group / "memory.events" for group in _groups(root, "")]
     files += [group / "memory.oom_control" for group in _groups(root, "memory")]
@@ -85,9 +85,10 @@ def _counter(text: str, name: str) -> int:
 
 
 def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and use of memory of each control group above us, versions 2 and 1.
+    """Yield the memory limit and use of each control group above us, versions 2 and 1.
 
-    Pages of files that were read once are dropped before anything fails, and count as free.
+    Pages of files that were read only once are dropped before an allocation fails, and count as
+    free.
     """
     names = {
         "": ("memory.max", "memory.current", "inactive_file"),
@@ -117,9 +118,9 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of our control group and those above it; "" is version 2's one hierarchy.
+    """Yield the folders of our control group and those above it; "" is version 2's hierarchy.
 
-    A container sees its own group as the root, whatever /proc names it.
+    A container sees its group as the root, whatever path /proc gives.
     """
     mount = root / "sys/fs/cgroup" / controller
     for line in _text(root / "proc/self/cgroup").splitlines():

@@ -1,8 +1,8 @@
-"""What a piece of work needs of the memory of the device and of the host: before, after, at most.
+"""Device and host memory of a piece of work: before, after, and peak.
 
-Of the device it is what tensors take (allocated): what the allocator has reserved beside is in
-`peak_device_bytes`. Of the host it is resident memory, which has mapped files in it that the system
-may take back; its peak is the kernel's own count, so nothing has to look on meanwhile.
+For the device it is memory of tensors (allocated); the memory that the allocator has reserved is in
+`peak_device_bytes`. For the host it is resident memory, including mapped files that the system can
+reclaim; its peak is counted by the kernel, so no sampling is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zerotrain.machine.host import gib
 STATUS = Path("/proc/self/status")
 RESET = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""proc(5): the peak of resident memory begins again from what is resident now."""
+"""proc(5): reset the peak of resident memory to the current value."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MemoryUse:
     peak: int
 
     def metrics(self, prefix: str) -> dict[str, int]:
-        """The four numbers under the names that metrics.json has for them."""
+        """Return the four numbers under their names in metrics.json."""
         return {
             f"{prefix}_begin_bytes": self.begin,
             f"{prefix}_end_minus_begin_bytes": self.end - self.begin,
@@ -44,11 +44,11 @@ class MemoryUse:
 
 
 class MemoryWatch:
-    """Looks at this process's memory from now on."""
+    """A measurement of this process's memory from its creation."""
 
     def __init__(self) -> None:
         self._host_before, self._device_before = peak_host_bytes(), peak_device_bytes()
-        with contextlib.suppress(OSError):  # then the peak is that of the process's whole life
+        with contextlib.suppress(OSError):  # otherwise the peak is over the process's whole life
             RESET.write_text(RESET_PEAK)
         kind = device_type()
         self._device = None
@@ -60,7 +60,7 @@ class MemoryWatch:
         self._begin = memory_now()
 
     def use(self) -> dict[str, MemoryUse]:
-        """Of `device` and `host`, up to now."""
+        """Return the use of `device` and `host` so far."""
         end = memory_now()
         peaks = {
             "device": int(self._device.max_memory_allocated()) if self._device else 0,
@@ -72,7 +72,7 @@ class MemoryWatch:
         }
 
     def peaks(self) -> tuple[int, int]:
-        """Most resident bytes of the host and reserved ones of the device in the process's life."""
+        """Return the peak resident bytes of the host and reserved bytes of the device so far."""
         return (
             max(self._host_before, peak_host_bytes()),
             max(self._device_before, peak_device_bytes()),
@@ -80,7 +80,7 @@ class MemoryWatch:
 
 
 def memory_now() -> dict[str, int]:
-    """Bytes in use: what is resident on the `host`, and what tensors take of the `device`."""
+    """Return bytes in use: resident on the `host`, and held by tensors on the `device`."""
     kind, device = device_type(), 0
     if kind in ("cuda", "npu"):
         import torch
@@ -90,21 +90,21 @@ def memory_now() -> dict[str, int]:
 
 
 def peak_host_bytes() -> int:
-    """The most memory of this process that was resident at once."""
+    """Return the peak resident memory of this process."""
     if STATUS.is_file():
         for line in STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    # Linux gives kilobytes; what a process was before it became this program counts, too.
+    # Linux gives kilobytes, including the process's memory before exec.
     found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return found if sys.platform == "darwin" else found * 1024
 
 
 def over_processes(uses: Sequence[Mapping[str, MemoryUse]]) -> dict[str, MemoryUse]:
-    """One use for several processes: of the device that of the fullest one, of the host the sum.
+    """Combine the uses of several processes: the fullest device, and the sum over hosts.
 
-    The processes need not peak at one moment, and what they share is resident in each: the sum is
-    an upper bound.
+    The processes may peak at different times, and shared memory is resident in each: the sum is an
+    upper bound.
     """
     host = [use["host"] for use in uses]
     return {
@@ -118,7 +118,7 @@ def over_processes(uses: Sequence[Mapping[str, MemoryUse]]) -> dict[str, MemoryU
 
 
 def memory_metrics(uses: Mapping[str, MemoryUse], work: str) -> dict[str, int]:
-    """All numbers by their names in metrics.json: `train_host_begin_bytes` and so on."""
+    """Return all numbers by their names in metrics.json: `train_host_begin_bytes` and so on."""
     return {
         name: value
         for kind in ("device", "host")
@@ -127,7 +127,7 @@ def memory_metrics(uses: Mapping[str, MemoryUse], work: str) -> dict[str, int]:
 
 
 def memory_lines(uses: Mapping[str, MemoryUse], what: str) -> Iterator[str]:
-    """A line for each kind of memory that the work has used."""
+    """Yield a line for each kind of memory that the work has used."""
     for kind in ("device", "host"):
         use = uses[kind]
         if use.peak:

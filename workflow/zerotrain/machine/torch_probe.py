@@ -1,6 +1,6 @@
-"""What torch and DeepSpeed find here, as one line of JSON: python -m zerotrain.machine.torch_probe.
+"""What torch and DeepSpeed find here, as one JSON line: python -m zerotrain.machine.torch_probe.
 
-A process of its own, because torch keeps memory of a GPU once it has looked at it, and because a
+It is a separate process, because torch holds GPU memory once it has queried the GPU, and because a
 broken installation may end the process that imports it.
 """
 
@@ -14,7 +14,7 @@ def main() -> None:
     """Print {"error", "accelerator", "devices", "threads", "deepspeed"}."""
     try:
         found = {"error": "", **_torch()}
-    except Exception as error:  # whatever a broken installation raises is the answer
+    except Exception as error:  # any error of a broken installation is the answer
         found = {"error": _sentence(error)}
     else:
         found["deepspeed"] = _deepspeed()
@@ -49,7 +49,7 @@ def _torch() -> dict[str, Any]:
 
 
 def _deepspeed() -> str:
-    """ "" where DeepSpeed is imported, else why not."""
+    """Return why DeepSpeed cannot be imported; empty if it can."""
     try:
         import deepspeed  # noqa: F401
     except Exception as error:

@@ -10,56 +10,61 @@ from typing import TYPE_CHECKING, Any, overload
 
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256, read_shard_names, write_json
+from zerotrain.artifact.sources import code_digest
 from zerotrain.artifact.verdicts import remembering
-from zerotrain.base import (
-    KIND,
-    MODEL_INDEX,
-    check_config,
-    check_model_index,
-    part_digests,
-    some,
-)
-from zerotrain.base_places import base_files
-from zerotrain.config import RunConfig
+from zerotrain.config.run import RunConfig
+from zerotrain.config.suggestions import join_first
 from zerotrain.data.conversation import Conversations, read_conversations
 from zerotrain.data.crop import crop_and_resize
 from zerotrain.data.dataset import Dataset, Sample, read_dataset
-from zerotrain.data.source import Source, open_source
+from zerotrain.data.open import open_source
+from zerotrain.data.source import Source
 from zerotrain.errors import PipelineError
-from zerotrain.families import ImageFamily, TextFamily, load_family
-from zerotrain.model_place import PUBLISHED, refuse_revision
+from zerotrain.export.formats.original_base import write_parts
+from zerotrain.models.base import KIND, check_config, check_model_index, part_digests
+from zerotrain.models.base_places import base_files
+from zerotrain.models.families import Family, load_family
+from zerotrain.models.families.layouts import MODEL_INDEX
+from zerotrain.models.hub import PUBLISHED, check_no_revision
+from zerotrain.models.single_file_base import find_single_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from zerotrain.models.families.fitted_autoencoder import FittedAutoencoders
+
+AUTOENCODERS = "autoencoders"
+"""Folder next to a dataset's manifest, with the fits of its presets."""
 EPSILON = "epsilon"
-"""What a noise scheduler predicts that does not say it."""
+"""The default prediction type of a noise scheduler."""
 
 
 def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
     """Publish the base model.
 
-    A preset is built from the run's seed and the dataset; of folders or hub snapshots the needed
-    files are linked, so nothing is copied but a language model under other names than its class's.
+    A preset is built from the run's seed and the dataset, whose folder keeps the fitted autoencoder
+    for other runs. For a folder or hub snapshot, the needed files are taken as `base_copy` says,
+    by default as links; a file in a single-file layout, or a language model whose tensors have
+    other names than in its class, is rewritten.
 
     Args:
-        config: The run's configuration (family, base, revision, vae, prediction_type,
-            rescale_betas_zero_snr; of a preset also seed, data, launch and first resolution).
+        config: The run's configuration (family, base, revision, base_copy, vae, prediction_type,
+            rescale_betas_zero_snr; for a preset also seed, data, launch and first resolution).
         dataset: Folder of the dataset, which a preset is built for; a real model needs none.
         output: Folder to publish.
 
     Raises:
-        PipelineError: the base is not there, not whole, of another family, or of a noise schedule
-            that the configuration cannot change so.
+        PipelineError: the base does not exist, is not whole, is of another family, or has a noise
+            schedule that the configuration cannot change like this.
     """
     family = load_family(config.family)
     samples = _dataset(config, dataset)
     parents = {"dataset": samples.artifact} if samples else {}
-    sha256 = remembering(file_sha256)  # what is linked in was hashed when it was checked
+    sha256 = remembering(file_sha256)  # linked files were hashed when they were checked
     with artifact.publish(output, KIND, parents=parents) as draft:
         commit = None
         if samples:
-            refuse_revision(config.base, config.revision)
+            check_no_revision(config.base, config.revision)
             _build_preset(config, samples, draft.folder)
         else:
             commit = _link(config, family, draft.folder)
@@ -75,15 +80,23 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
             "commit": commit,
             "parts": part_digests(draft.known),
         }
+        if (file := find_single_file(config.base)) is not None:
+            draft.content["file_sha256"] = sha256(file)
 
 
 class Crops(Sequence["Image"]):
-    """The square crops of samples, opened when they are asked for."""
+    """The square crops of samples, opened on access."""
 
     def __init__(self, source: Source, samples: Sequence[Sample], resolution: int) -> None:
         self._source = source
         self._samples = samples
-        self._resolution = resolution
+        self.resolution = resolution
+
+    def digest(self) -> str:
+        """Return the digest of everything that the pixels and their order depend on."""
+        modules = (*self._source.pixel_modules, "zerotrain.data.crop")
+        cut = [(sample.image_sha256, sample.crop) for sample in self._samples]
+        return artifact.digest([cut, self.resolution, code_digest(*modules)])
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -96,14 +109,14 @@ class Crops(Sequence["Image"]):
 
     def __getitem__(self, index: int | slice) -> Image | Crops:
         if isinstance(index, slice):
-            return Crops(self._source, self._samples[index], self._resolution)
+            return Crops(self._source, self._samples[index], self.resolution)
         sample = self._samples[index]
         image = self._source.image_of(sample.file, sample.image_sha256)
-        return crop_and_resize(image, sample.crop, self._resolution)
+        return crop_and_resize(image, sample.crop, self.resolution)
 
 
 def _dataset(config: RunConfig, folder: Path | None) -> Dataset | Conversations | None:
-    """The dataset that a preset is built for; None for a real model."""
+    """Return the dataset that a preset is built for; None for a real model."""
     if not config.is_preset:
         return None
     if folder is None:
@@ -128,18 +141,37 @@ def _build_preset(config: RunConfig, dataset: Dataset | Conversations, folder: P
         open_source(config.data), dataset.split("train"), config.phases[0].train.resolution
     )
     family.build_preset(
-        config.base, dataset, crops, config.seed, folder, identity=config.vae == "identity"
+        config.base,
+        dataset,
+        crops,
+        config.seed,
+        folder,
+        identity=config.vae == "identity",
+        conditioned=dataset.conditioning_images > 0,
+        store=_store(dataset, crops),
     )
 
 
+def _store(dataset: Dataset, crops: Crops) -> FittedAutoencoders | None:
+    """Return the fitted autoencoders next to the dataset; None if its folder is read-only."""
+    from zerotrain.models.families.fitted_autoencoder import FittedAutoencoders
+
+    folder = dataset.artifact.folder
+    if not os.access(folder, os.W_OK):
+        return None
+    return FittedAutoencoders(folder / AUTOENCODERS, crops.digest(), crops.resolution)
+
+
 def _change_schedule(config: RunConfig, folder: Path) -> None:
-    """Write the run's own prediction type into the noise scheduler: training, sampling and whoever
-    loads the weights read it there."""
+    """Write the run's own prediction type and schedule into the noise scheduler.
+
+    Training, sampling and programs that load the weights read them there.
+    """
     changed: dict[str, Any] = {}
     if config.prediction_type:
         changed["prediction_type"] = config.prediction_type
     if config.rescale_betas_zero_snr:
-        # Sampling has to begin at the last timestep, the one without signal.
+        # Sampling has to start at the last timestep, the one without signal.
         changed |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     if changed:
         path = folder / "scheduler" / "scheduler_config.json"
@@ -154,8 +186,19 @@ def _change_schedule(config: RunConfig, folder: Path) -> None:
         write_json(path, found)
 
 
-def _link(config: RunConfig, family: ImageFamily | TextFamily, target: Path) -> str | None:
-    """Link the files that the family needs into the draft; the commit, of a hub repository."""
+def _take(source: Path, target: Path, how: str) -> None:
+    """Put a file of the base into the draft, as a link or as this project's own copy."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if how == "link":
+        target.symlink_to(source)
+    elif artifact.is_own(source):
+        artifact.link_or_copy(source, target)
+    else:
+        artifact.copy_new(source, target, only_share=how == "reflink")
+
+
+def _link(config: RunConfig, family: Family, target: Path) -> str | None:
+    """Take the files that the family needs into the draft; return a hub repository's commit."""
     files = base_files(config, family)
     for place, wanted in files.places:
         folder = place.fetch(wanted.values())
@@ -163,21 +206,19 @@ def _link(config: RunConfig, family: ImageFamily | TextFamily, target: Path) -> 
             published = artifact.read(folder, PUBLISHED, verify=False)
             published.verify(remembering(file_sha256), wanted.values())
         for name, file in wanted.items():
-            link = target / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to((folder / file).resolve())
+            _take((folder / file).resolve(), target / name, config.base_copy)
             if name.endswith(".index.json"):
                 read_shard_names(folder / file)
     if files.others:
-        print(f"{files.source}: not part of the model, not taken: {some(files.others)}")
+        print(f"{files.source}: not part of the model, not taken: {join_first(files.others)}")
     if family.modality == "text":
-        from zerotrain.families.model_tensors import store_by_own_names
-
         check_config(target / "config.json", family, files.source)
-        store_by_own_names(family, target, files.source)
+        family.store_by_own_names(target, files.source)
     else:
         index: Any = check_model_index(target / MODEL_INDEX, family, files.source)
         (target / MODEL_INDEX).unlink()
         write_json(target / MODEL_INDEX, index)
+        if files.single_file is not None:
+            write_parts(files.single_file, family, target)
     commits = {place.commit for place, _ in files.places}
     return commits.pop() if len(commits) == 1 else None

@@ -1,37 +1,58 @@
-"""cache_latents: images and captions to latents and embeddings, or text to tokens, at one size."""
+"""cache_latents: encode images and captions to latents and embeddings, or text to tokens."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS
+from zerotrain.cache.earlier import earlier_keys, same_index, with_keys
 from zerotrain.cache.encoding import Encoding
-from zerotrain.cache.layout import KIND, LATENTS, TEXT, Index, write_index
-from zerotrain.cache.prompts import PROMPTS, write_prompts
+from zerotrain.cache.layout import (
+    CONDITIONING,
+    KIND,
+    LATENTS,
+    TEXT,
+    Entry,
+    Index,
+    write_index,
+)
+from zerotrain.cache.prompts import PROMPT_IMAGES, PROMPTS, PromptKeys, write_prompts
+from zerotrain.cache.record import (
+    LONG_CAPTIONS,
+    carry_made_by,
+    carry_record,
+    present,
+    write_long_captions,
+)
+from zerotrain.cache.reuse import keep_equal
 from zerotrain.cache.tokenising import cache_text
-from zerotrain.cache.writer import Stored, place, write_series
-from zerotrain.config import RunConfig
+from zerotrain.cache.writer import StoredShards, Tensors, Written, place, write_series
+from zerotrain.config.run import RunConfig
+from zerotrain.config.section import ConditionedPrompt
 from zerotrain.data.dataset import read_dataset
-from zerotrain.families import load_family
+from zerotrain.models.families import load_family
+from zerotrain.models.families.conditioning import check_conditioning, check_sampling
 
 
 def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, output: Path) -> None:
-    """Encode what the cache in `output` does not hold yet, and publish the cache anew.
+    """Encode what the cache in `output` does not have yet, and publish the cache again.
 
-    The bytes of the result do not depend on what was reused, nor on data.num_workers.
+    The bytes of the result depend neither on what was reused nor on data.num_workers.
 
     Args:
         config: The run's configuration.
         size: Side of the square images in pixels, or longest row of text in tokens.
         dataset: Folder of the dataset.
         base: Folder of the base model.
-        output: Folder of the cache. What it holds is reused, whether or not it was finished.
+        output: Folder of the cache. Its content is reused, even if it is unfinished.
 
     Raises:
-        PipelineError: an image changed since prepare_dataset, a result is no finite number, or
-            a shard cannot hold one.
+        PipelineError: an image changed since prepare_dataset, a result is not finite, a shard
+            cannot hold one, or the base takes another number of conditioning images.
     """
     family = load_family(config.family)
     if family.modality == "text":
@@ -39,63 +60,139 @@ def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, outpu
         return
     samples = read_dataset(dataset)
     model = artifact.read(base, "base")
-    encoding = Encoding(config, size, family, model)
+    reads = family.conditioning(base)
+    check_conditioning(reads, samples.conditioning_images, config.base)
+    in_prompt = reads is not None and reads.in_prompt
+    encoding = Encoding(config, size, family, model, reads=reads)
     entries = tuple(encoding.entry(sample) for sample in samples.samples)
-    empty_text = encoding.text_key("")
-    prompts = {prompt: encoding.text_key(prompt) for prompt in config.validation_prompts}
-    prompts |= {"": empty_text} if prompts else {}
-    artifact.mend(output)
-    stored = Stored(output)
+    empty_text = None if in_prompt else encoding.text_key("")
+    for asked in config.validation_prompts:
+        if not isinstance(asked, str):
+            check_sampling(base, len(asked[1]), "validation.conditioning_images")
+    prompts = {asked: encoding.prompt_keys(asked) for asked in config.validation_prompts}
+    captions = [sample.caption for sample in samples.samples]
+    limits = family.caption_limits(base, captions, config.cache.max_sequence_length)
+    artifact.recover_interrupted_publish(output)
+    now = present(encoding.code, device=encoding.device)
+    stored = StoredShards(output, now)
     for path in stored.damaged:
         print(f"WARNING: {path} is damaged; what it held is encoded again", file=sys.stderr)
-    latents, text = (
-        write_series(name, keys, encode, stored, folder=output, shard_size=config.cache.shard_size)
-        for name, keys, encode in (
-            (LATENTS, [entry.latents for entry in entries], encoding.latents),
-            (TEXT, [empty_text, *(entry.text for entry in entries)], encoding.text),
-        )
+
+    def write(
+        name: str,
+        keys: Iterable[str],
+        encode: Callable[[Sequence[str]], Iterator[Tensors]],
+    ) -> Written:
+        shard_size = config.cache.shard_size
+        return write_series(name, keys, encode, stored, folder=output, shard_size=shard_size)
+
+    names = earlier_keys(output, entries, empty_text, prompts, base=model, cache=config.cache)
+    names = {key: name for key, name in names.items() if key not in stored and name in stored}
+    stored.rename(names)
+    images, shown_images = _conditioning(entries), _shown_images(prompts)
+    texts = {*_texts(entries, empty_text), *_shown_texts(prompts)}
+    tokens = {
+        caption: max(limit.counts[place] for limit in limits)
+        for place, caption in enumerate(captions if limits else ())
+    }
+    groups = encoding.groups(_latents(entries), [*images, *shown_images], texts, tokens)
+    keep_equal(stored, output, groups, now)
+    wanted = {*_latents(entries), *_texts(entries, empty_text), *images}
+    if wanted <= {key for key in names if key in stored}:
+        entries = with_keys(entries, names)
+        empty_text = names[empty_text] if empty_text is not None else None
+        prompts = {
+            asked: replace(
+                keys,
+                text=names.get(keys.text, keys.text),
+                empty=names.get(keys.empty, keys.empty),
+            )
+            for asked, keys in prompts.items()
+        }
+        images = _conditioning(entries)
+
+    latents = write(LATENTS, _latents(entries), encoding.latents)
+    text = write(TEXT, _texts(entries, empty_text), encoding.text)
+    conditioning = write(CONDITIONING, images, encoding.conditioning) if images else None
+    shown = write(PROMPTS, _shown_texts(prompts), encoding.text) if prompts else None
+    seen = write(PROMPT_IMAGES, shown_images, encoding.conditioning) if shown_images else None
+    index = Index(
+        resolution=size,
+        dtype=config.cache.dtype,
+        repeats=samples.repeats,
+        entries=entries,
+        empty_text=empty_text,
+        latents=latents.series,
+        text=text.series,
+        conditioning=conditioning.series if conditioning else None,
     )
-    shown = (
-        write_series(
-            PROMPTS,
-            prompts.values(),
-            encoding.text,
-            stored,
-            folder=output,
-            shard_size=config.cache.shard_size,
-        )
-        if prompts
-        else None
-    )
+    unchanged = same_index(output, index)
+    # The user's settings are here, not in the identity; the keys of texts depend on them.
+    values = {
+        "stage": "cache_latents",
+        "max_sequence_length": config.cache.max_sequence_length,
+        "long_captions": config.long_captions,
+        "text_dtype": encoding.text_dtype,
+        "device": encoding.device,
+    }
     with artifact.publish(
         output,
         KIND,
         parents={"dataset": samples.artifact, "base": model},
-        made_by={"stage": "cache_latents"},
+        made_by=carry_made_by(output, values, unchanged=unchanged),
     ) as draft:
+        carry_record(output, draft.folder, now, unchanged=unchanged)
         draft.known = place(latents, draft.folder) | place(text, draft.folder)
+        if conditioning is not None:
+            draft.known |= place(conditioning, draft.folder)
+        if shown is not None or limits:
+            (draft.folder / RECORDS).mkdir(exist_ok=True)
+        if limits:
+            write_long_captions(draft.folder, limits, samples.samples)
         if shown is not None:
-            (draft.folder / RECORDS).mkdir()
             draft.known |= place(shown, draft.folder)
-            write_prompts(draft.folder, prompts, shown.series)
-        write_index(
-            draft.folder,
-            Index(
-                resolution=size,
-                dtype=config.cache.dtype,
-                repeats=samples.repeats,
-                entries=entries,
-                empty_text=empty_text,
-                latents=latents.series,
-                text=text.series,
-            ),
-        )
+            if seen is not None:
+                draft.known |= place(seen, draft.folder)
+            write_prompts(draft.folder, prompts, shown.series, seen.series if seen else None)
+        write_index(draft.folder, index)
         draft.content = {
             "resolution": size,
             "dtype": config.cache.dtype,
-            "count": {"samples": len(entries), "latents": latents.total, "captions": text.total},
+            "count": {
+                "samples": len(entries),
+                "latents": latents.total,
+                "captions": text.total,
+                **({"conditioning": conditioning.total} if conditioning else {}),
+            },
         }
-    print(
-        f"encoded {latents.encoded} of {latents.total} latents, "
-        f"{text.encoded} of {text.total} captions; the rest was in the cache"
-    )
+    for limit in limits:
+        print(f"{limit.describe('captions', config.long_captions)} ({output / LONG_CAPTIONS})")
+    parts = [(latents, "latents"), (text, "captions")]
+    if conditioning is not None:
+        parts.insert(1, (conditioning, "sets of conditioning images"))
+    counts = ", ".join(f"{written.encoded} of {written.total} {what}" for written, what in parts)
+    print(f"encoded {counts}; the rest was in the cache")
+
+
+def _latents(entries: Sequence[Entry]) -> list[str]:
+    """Return the keys of all latents, including those of mirrored images."""
+    flipped = [entry.flipped for entry in entries if entry.flipped is not None]
+    return [*(entry.latents for entry in entries), *flipped]
+
+
+def _conditioning(entries: Sequence[Entry]) -> list[str]:
+    return [entry.conditioning for entry in entries if entry.conditioning is not None]
+
+
+def _shown_images(prompts: Mapping[str | ConditionedPrompt, PromptKeys]) -> list[str]:
+    return [found.conditioning for found in prompts.values() if found.conditioning is not None]
+
+
+def _shown_texts(prompts: Mapping[str | ConditionedPrompt, PromptKeys]) -> list[str]:
+    return [key for found in prompts.values() for key in (found.text, found.empty)]
+
+
+def _texts(entries: Sequence[Entry], empty_text: str | None) -> list[str]:
+    """Return the keys of all captions, and of the empty caption: one, or one for each sample."""
+    empty = [entry.empty_text for entry in entries if entry.empty_text is not None]
+    return [*(entry.text for entry in entries), *([empty_text] if empty_text else empty)]

@@ -1,7 +1,7 @@
-"""evaluate: what the weights of a phase make, and how well.
+"""evaluate: sample from a phase's weights, and measure them.
 
-It reads weights and state, never a checkpoint. What is made and measured of images and of text is
-in zerotrain.evaluation; the loss curve, and what the training used, is the same for both.
+It reads weights and state, never a checkpoint. What is specific to images or text is in
+zerotrain.evaluation; the loss curve and the resources of the training are the same for both.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, write_json
-from zerotrain.config import RunConfig
-from zerotrain.disk_errors import check_writable
-from zerotrain.evaluation.images import measure_images
-from zerotrain.evaluation.learning_rate_curve import draw_learning_rate
-from zerotrain.evaluation.loss_curve import (
+from zerotrain.config.run import RunConfig
+from zerotrain.evaluation.curves import (
     draw_curve,
+    draw_learning_rate,
     phase_spans,
     read_log,
     write_csv,
     write_memory,
 )
+from zerotrain.evaluation.images import measure_images
 from zerotrain.evaluation.text import measure_text
 from zerotrain.machine.device import device_type
+from zerotrain.machine.disk_errors import check_writable
 from zerotrain.machine.memory_watch import MemoryWatch, memory_lines, memory_metrics
-from zerotrain.state import State
+from zerotrain.machine.output import print_detail
+from zerotrain.state.state import State
 
 KIND = "evaluation"
 
@@ -54,8 +55,8 @@ def evaluate(
         cache: Folder of the phase's cache.
         weights: Folder of the phase's weights.
         state: Folder of the phase's state, for its log and resources.
-        output: Folder to publish: loss.csv, loss.png, learning_rate.png, records/memory.csv, and of
-            images grid.png and samples/, of text answers.jsonl.
+        output: Folder to publish: loss.csv, loss.png, learning_rate.png, records/memory.csv, and
+            for images grid.png, samples/ and conditioning/, for text answers.jsonl.
         metrics: JSON file to write.
 
     Raises:
@@ -90,7 +91,9 @@ def evaluate(
         "step": trained.position.step,
         "samples": trained.position.samples,
     }
-    used = json.loads(trained.artifact.path(f"{RECORDS}resources.json").read_text())
+    resources = f"{RECORDS}resources.json"  # damaged ones have been removed
+    listed = resources in trained.artifact.files
+    used = json.loads(trained.artifact.path(resources).read_text()) if listed else {}
     found = {**measured, **used, **memory_metrics(uses, "eval")}
     with artifact.publish(output, KIND, parents=parents) as draft:
         made.write(draft.folder)
@@ -102,21 +105,25 @@ def evaluate(
         draft.content = {
             "phase": phase,
             "prompts": made.prompts,
+            **({"systems": list(made.systems)} if any(made.systems) else {}),
+            **(
+                {"conditioning_images": [list(files) for files in made.conditioning_images]}
+                if made.conditioning_images
+                else {}
+            ),
             "evaluate": config.evaluate.model_dump(mode="json"),
         }
     with artifact.replacing(metrics) as new:
         write_json(new, {key: finite(value) for key, value in found.items() if value is not None})
     for line in memory_lines(uses, "evaluation"):
-        print(f"{phase}: {line}")
+        print_detail(f"{phase}: {line}")
     shown = ", ".join(f"{key} {value:.4g}" for key, value in measured.items() if value is not None)
-    print(
-        f"{phase}: {shown}, train_seconds {used['train_seconds']:.4g}"
-        f"\n  made     {output / made.shown}\n  metrics  {metrics}\n  weights  {weights}"
-    )
+    print(f"{phase}: {shown}, train_seconds {used['train_seconds']:.4g}")
+    print_detail(f"  made     {output / made.shown}\n  metrics  {metrics}\n  weights  {weights}")
 
 
 def _mean_loss(log: list[dict[str, Any]]) -> float | None:
-    """Mean logged loss over the last tenth of the phase, or its last line."""
+    """Return the mean logged loss over the phase's last tenth; None for an empty log."""
     if not log:
         return None
     phase, first, last = phase_spans(log)[-1]
@@ -128,5 +135,5 @@ def _mean_loss(log: list[dict[str, Any]]) -> float | None:
 
 
 def finite(value: Any) -> Any:
-    """The value; None, as JSON knows no other, where it is a float that is no finite number."""
+    """Return the value, or None for a float that is not finite, which JSON cannot express."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,12 +1,13 @@
-"""export_weights: a phase's checkpoint becomes weights for use and the state of the next phase."""
+"""export_weights: convert a phase's checkpoint to weights for use and the next phase's state."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.config import RunConfig
-from zerotrain.export import WeightsTarget, export
+from zerotrain.config.run import RunConfig
+from zerotrain.export.export import export
+from zerotrain.export.target import WeightsTarget
+from zerotrain.state.checkpoint import Checkpoint
 
 
 def export_weights(
@@ -19,11 +20,11 @@ def export_weights(
             trainable_parameters).
         checkpoint: Folder of the phase's checkpoint.
         base: Folder of the base model, whose other parts complete the weights.
-        weights: Folder to publish the weights at, which the model's own library loads.
+        weights: Folder to publish the weights at, for the model's own library.
         state: Folder to publish the training state at.
 
     Raises:
-        PipelineError: see zerotrain.export.export.
+        PipelineError: see zerotrain.export.export.export.
     """
     target = WeightsTarget.of(config, base, weights)
     export(Checkpoint(checkpoint), checkpoint, target, state)

@@ -1,4 +1,4 @@
-"""prepare_dataset: images or text of the source to a manifest of checked, hashed samples."""
+"""prepare_dataset: write a manifest of checked, hashed samples from a source's images or text."""
 
 from __future__ import annotations
 
@@ -8,36 +8,43 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.config import DataConfig
+from zerotrain.config.data import DataConfig
+from zerotrain.data.conditioning import check_equal_numbers
+from zerotrain.data.conditioning_file import check_opaque
 from zerotrain.data.conversation import Conversation, conversations_content
 from zerotrain.data.crop import centre_crop, limit_pixels
 from zerotrain.data.dataset import (
     KIND,
+    ConditioningImage,
     Sample,
     caption_sha256,
     choose_split,
     dataset_content,
 )
-from zerotrain.data.source import BadImage, Found, Source, open_source
+from zerotrain.data.image_summary import format_summary, summarise_images
+from zerotrain.data.open import open_source
+from zerotrain.data.source import BadImage, Found, Source
 from zerotrain.data.text import read_conversations_of
 from zerotrain.errors import PipelineError
-from zerotrain.progress import progress
-from zerotrain.workers import in_order
+from zerotrain.machine.ordered_pool import in_order
+from zerotrain.machine.progress_bar import progress
 
 SHOWN = 10
 """Bad samples listed in a message; the manifest lists all."""
 
 
-def prepare_dataset(data: DataConfig, output: Path) -> None:
+def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = None) -> None:
     """Check every image and caption, or every row of text, and publish the dataset's manifest.
 
     Args:
         data: The `data` section of a run's configuration.
-        output: Folder of the dataset; caches that lie in it stay.
+        output: Folder of the dataset; caches in it stay.
+        resolution: Largest side in pixels that images are scaled to, only for the printed summary.
 
     Raises:
         PipelineError: the source cannot be used, has more bad samples than data.max_bad_samples,
-            or leaves nothing to train on.
+            leaves nothing to train on, or gives two samples different numbers of conditioning
+            images.
     """
     if data.is_text:
         checked: list[Sample | Conversation | Found] = [*read_conversations_of(data)]
@@ -52,6 +59,7 @@ def prepare_dataset(data: DataConfig, output: Path) -> None:
     samples = images or texts
     if len(bad) > data.max_bad_samples or not samples:
         raise _too_many(name, bad, len(checked), data.max_bad_samples)
+    conditioning = check_equal_numbers((sample.file, sample.conditioning) for sample in images)
     refused = [{"file": entry.file, "reason": entry.reason or ""} for entry in bad]
     if data.is_text:
         content = conversations_content(texts, repeats=data.repeats, bad=refused)
@@ -74,13 +82,18 @@ def prepare_dataset(data: DataConfig, output: Path) -> None:
             f"{len(bad)} of {len(checked)} samples are bad and left out; `bad` in "
             f"{output / artifact.MANIFEST} lists them:{_list(bad)}"
         )
-    said = f"{content['count']['train']} {what} to train on and {content['count']['holdout']} held "
+    count = content["count"]
+    summary = f"{count['train']} {what} to train on and {count['holdout']} held out"
+    if conditioning:
+        summary += f", each with {conditioning} conditioning image{'s' * (conditioning > 1)}"
     captions = len({sample.caption for sample in images})
-    print(said + "out" + (f", with {captions} different captions" if images else ""))
+    print(summary + (f", with {captions} different captions" if images else ""))
+    for line in format_summary(summarise_images(images, resolution)) if images else ():
+        print(line)
 
 
 def _checked_images(source: Source, data: DataConfig) -> Iterator[Sample | Found]:
-    """Every image of the source, read once."""
+    """Read and check every image of the source once."""
     found = source.found()
     for note in source.notes:
         _warn(note)
@@ -93,7 +106,7 @@ def _checked_images(source: Source, data: DataConfig) -> Iterator[Sample | Found
 
 
 def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
-    """The sample that an entry is, once its pixels have been read; or why it is none."""
+    """Read an entry's pixels and return its sample, or the entry with a reason against it."""
     if entry.reason:
         return entry
     try:
@@ -103,6 +116,13 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
         return Found(entry.file, reason=str(error))
     except OSError as error:
         return Found(entry.file, reason=str(error.strerror))
+    try:
+        conditioning = tuple(
+            _check_conditioning(source.conditioning_source(position), file)
+            for position, file in enumerate(entry.conditioning)
+        )
+    except BadImage as error:
+        return Found(entry.file, reason=str(error))
     image_sha256 = hashlib.sha256(content).hexdigest()
     return Sample(
         file=entry.file,
@@ -113,6 +133,28 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
         size=limit_pixels(image.size, data.max_pixels),
         crop=centre_crop(image.size),
         split=choose_split(image_sha256, data.holdout),
+        conditioning=conditioning,
+    )
+
+
+def _check_conditioning(source: Source, file: str) -> ConditioningImage:
+    """Return the conditioning image with this name in its source.
+
+    Raises:
+        BadImage: it cannot be read, or has transparent pixels.
+    """
+    try:
+        content = source.read(file)
+        size = source.decode(content).size
+        check_opaque(content)
+    except (BadImage, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadImage(f"conditioning image {Path(source.name, file)}: {why}") from error
+    return ConditioningImage(
+        file=file,
+        image_sha256=hashlib.sha256(content).hexdigest(),
+        original_size=size,
+        crop=centre_crop(size),
     )
 
 
@@ -120,7 +162,7 @@ def _too_many(name: str, bad: Sequence[Found], total: int, limit: int) -> Pipeli
     allowed = f"data.max_bad_samples allows {limit}" if len(bad) > limit else "none is left"
     return PipelineError(
         f"{name}: {len(bad)} of {total} samples are bad, {allowed}:{_list(bad)}",
-        hint="mend or remove them, or raise data.max_bad_samples to go on without them",
+        hint="fix or remove them, or raise data.max_bad_samples to skip them",
     )
 
 

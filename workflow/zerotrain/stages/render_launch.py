@@ -1,24 +1,22 @@
-"""render_launch: a phase of the configuration to accelerate.yaml, deepspeed.json and run.yaml."""
+"""render_launch: write a phase's accelerate.yaml, deepspeed.json and run.yaml."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.config import RunConfig
+from zerotrain.config.run import RunConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.run_yaml import write_run_yaml
-from zerotrain.model_sizes import read_sizes
-from zerotrain.position import read_position
+from zerotrain.models.sizes import read_sizes
+from zerotrain.state.position import read_position
 
 KIND = "launch"
-PLANNER = "zerotrain.plan.planner"
 
 
 def render_launch(
@@ -39,21 +37,22 @@ def render_launch(
         dataset: Folder of the dataset, whose number of samples turns epochs into steps.
         preset: The launch preset's file.
         base: Folder of the base model, whose sizes decide ZeRO's; plain PyTorch needs none.
-        start: State of elsewhere that the run goes on from; None where it begins.
+        start: External state that the run continues from; None without one.
         output: Folder to publish.
-        cache: Folder of the cache of a text family, whose rows count; of images the dataset's do.
+        cache: Folder of a text family's cache, whose rows are counted; for images the dataset's
+            samples are.
 
     Raises:
-        PipelineError: values that do not fit together.
+        PipelineError: values do not fit together.
     """
     epoch_size = _epoch_size(config, dataset, cache)
     chosen, why = read_preset(preset), ""
     if chosen.engine == "auto":
         chosen, why = _choose(config, phase, preset, base)
-    begun = (0, 0)
+    start_position = (0, 0)
     if start is not None:
         position = read_position(artifact.read(start, "state"), "state.json")
-        begun = position.step, position.samples
+        start_position = position.step, position.samples
     sizes = None
     if chosen.engine == "deepspeed":
         if base is None:
@@ -68,7 +67,7 @@ def render_launch(
             config.frozen_parameters,
             config.trainable_parameters,
         )
-    resolved = resolve_phase(config, phase, chosen, epoch_size, sizes, begun, why)
+    resolved = resolve_phase(config, phase, chosen, epoch_size, sizes, start_position, why)
     with artifact.publish(output, KIND) as draft:
         write_run_yaml(resolved, draft.folder / "run.yaml")
         write_launch_files(resolved, draft.folder, output)
@@ -87,9 +86,9 @@ def _epoch_size(config: RunConfig, dataset: Path, cache: Path | None) -> int:
 
 
 def _choose(config: RunConfig, phase: str, auto: Path, base: Path | None) -> tuple[Preset, str]:
-    """The lowest preset that fits this machine's GPU, and why."""
-    # By name, as families are: its sources are inputs of the rule for phases that ask for it.
-    planner = importlib.import_module(PLANNER)
+    """Return the lowest preset that fits this machine's GPU, and why."""
+    from zerotrain.launch.planner import planner
+
     made = planner.plan(config, phase, planner.here(config.phase(phase)), auto=auto, base=base)
     name, why = planner.choose_preset(made)
     print(f"{phase}: {name}: {why}", file=sys.stderr, flush=True)

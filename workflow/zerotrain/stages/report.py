@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from io import BytesIO
 from pathlib import Path
+from typing import Any
+
+from PIL import Image
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
-from zerotrain.config import RunConfig
+from zerotrain.config.data import ALPACA
+from zerotrain.config.run import RunConfig
+from zerotrain.config.trackers import ALL, TENSORBOARD
+from zerotrain.data.dataset import KIND as DATASET
+from zerotrain.data.dataset import read_dataset
+from zerotrain.data.image_summary import summarise_images, summary_rows
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.answers import ANSWERS, Answer, read_answers
+from zerotrain.evaluation.report_page import PhaseFacts, render_page
+from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
+from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.launch.facts import launch_facts
-from zerotrain.page import PhaseFacts, render_page
-from zerotrain.tracker_names import ALL, TENSORBOARD
+from zerotrain.pipeline.lineage.facts import source_of
+from zerotrain.state.position import read_position
+from zerotrain.state.ran_on import RanOn
+from zerotrain.training.reporting.grid import cut_rows
 
 KIND = "report"
+GRID = "grid.png"
+POSITION = "checkpoint.json"
+COUNTS = {"train": "trained on", "holdout": "held out", "bad": "left out as broken"}
+"""Labels of the counts of a dataset."""
 
 
 def report(config: RunConfig, folders: list[Path], output: Path) -> None:
-    """Publish index.html (grid, curves, metrics, launch of each phase); say where things lie.
+    """Publish index.html (grid, curves, metrics, launch of each phase), and print the paths.
 
     Args:
         config: The run's configuration.
@@ -34,23 +53,58 @@ def report(config: RunConfig, folders: list[Path], output: Path) -> None:
         folder.name: artifact.read(folder / "evaluation", "evaluation", verify=False)
         for folder in folders
     }
+    evaluated = parents[folders[-1].name]
     with artifact.publish(output, KIND, parents=parents) as draft:
-        page = render_page(config.run, _summary(config), facts)
+        page = render_page(
+            config.run,
+            _summary(config, folders[-1]),
+            facts,
+            _data_rows(config, evaluated),
+        )
         (draft.folder / "index.html").write_text(page, encoding="utf-8")
         draft.content = {"run": config.run, "phases": [folder.name for folder in folders]}
     last = facts[-1]
-    shown = "grid     " if last.grid else "answers  "
-    made = folders[-1] / "evaluation" / ("grid.png" if last.grid else ANSWERS)
-    act = "sample" if last.grid else "generate"
-    prompt = parents[folders[-1].name].content["prompts"][0]
+    shown = "answers  " if config.is_text else "grid     "
+    made = folders[-1] / "evaluation" / (ANSWERS if config.is_text else GRID)
+    resolution = config.phase(last.name).train.resolution
+    command = use_command(
+        last.weights,
+        evaluated.content,
+        None if config.is_text else resolution,
+        folders[-1] / "evaluation",
+    )
+    if config.data.prompt_template == ALPACA:
+        command.append("--raw")
     print(
         f"report   {output / 'index.html'}\n"
         f"weights  {last.weights}\n"
         f"{shown}{made}\n"
         f"metrics  {folders[-1] / 'metrics.json'}\n"
         f"curves   {_curves(config, folders)}\n"
-        f"use it   {shlex.join(['zerotrain', act, str(last.weights), prompt])}"
+        f"use it   {shlex.join(command)}"
     )
+
+
+def use_command(
+    weights: Path, evaluated: Mapping[str, Any], resolution: int | None, folder: Path
+) -> list[str]:
+    """Return the command that tries the weights with the shortest prompt of an evaluation.
+
+    Args:
+        weights: Folder of the weights.
+        evaluated: Content of the evaluation's manifest.
+        resolution: Side of images in pixels; None for a language model.
+        folder: Folder of the evaluation, with the conditioning images of its prompts.
+    """
+    prompts = evaluated["prompts"]
+    place = min(range(len(prompts)), key=lambda place: len(prompts[place]))
+    act = "generate" if resolution is None else "sample"
+    command = ["zerotrain", act, str(weights), prompts[place]]
+    if systems := evaluated.get("systems"):
+        command += ["--system", systems[place]] if systems[place] else []
+    if images := evaluated.get("conditioning_images"):
+        command += [word for file in images[place] for word in ("--image", str(folder / file))]
+    return command if resolution is None else [*command, "--resolution", str(resolution)]
 
 
 def _curves(config: RunConfig, folders: list[Path]) -> str:
@@ -74,34 +128,92 @@ def _phase(folder: Path, config: RunConfig) -> PhaseFacts:
     return PhaseFacts(
         name=folder.name,
         metrics=json.loads(metrics.read_text()),
-        grid=_bytes(evaluation, "grid.png"),
+        samples=_samples(evaluation),
         answers=_answers(evaluation),
+        conditioned="conditioning_images" in evaluation.content,
         loss=evaluation.path("loss.png").read_bytes(),
         learning_rate=evaluation.path("learning_rate.png").read_bytes(),
         launch=launch_facts(launch / "run.yaml"),
         weights=folder / "weights",
-        seq2seq=config.family == "seq2seq_lm",
+        ran_on=_ran_on(folder / "checkpoint"),
+        loading=loading_code(
+            folder / "weights",
+            config.family,
+            evaluation.content["prompts"][0],
+            resolution=None if config.is_text else config.phase(folder.name).train.resolution,
+            max_sequence_length=config.cache.max_sequence_length,
+            long_captions=config.long_captions,
+            raw=config.data.prompt_template == ALPACA,
+            system=evaluation.content.get("systems", [None])[0],
+            images=[
+                (folder / "evaluation" / file).as_posix()
+                for file in evaluation.content.get("conditioning_images", [[]])[0]
+            ]
+            or None,
+        ),
     )
 
 
-def _bytes(evaluation: Artifact, name: str) -> bytes | None:
-    return evaluation.path(name).read_bytes() if name in evaluation.files else None
+def _ran_on(checkpoint: Path) -> RanOn | None:
+    """Return what a phase's last steps ran on; None without a checkpoint with a position."""
+    if not artifact.is_published(checkpoint):
+        return None
+    found = artifact.read(checkpoint, "checkpoint", verify=False)
+    return RanOn.of(read_position(found, POSITION)) if POSITION in found.files else None
+
+
+def _samples(evaluation: Artifact) -> list[tuple[str, bytes]]:
+    """Return each prompt with a PNG of its images; nothing for text."""
+    if GRID not in evaluation.files:
+        return []
+    prompts = evaluation.content["prompts"]
+    with Image.open(evaluation.path(GRID), formats=["PNG"]) as grid:
+        rows = cut_rows(grid, len(prompts))
+    return [(prompt, _png(row)) for prompt, row in zip(prompts, rows, strict=True)]
+
+
+def _png(image: Image.Image) -> bytes:
+    written = BytesIO()
+    image.save(written, format="PNG")
+    return written.getvalue()
 
 
 def _answers(evaluation: Artifact) -> list[Answer]:
     return read_answers(evaluation.path(ANSWERS)) if ANSWERS in evaluation.files else []
 
 
-def _summary(config: RunConfig) -> list[tuple[str, str]]:
+def _summary(config: RunConfig, folder: Path) -> list[tuple[str, str]]:
     evaluate = config.evaluate
     scale = "default" if evaluate.guidance_scale is None else f"{evaluate.guidance_scale:g}"
     sampling = (
         f"{evaluate.num_inference_steps} steps, guidance {scale}, scheduler {evaluate.scheduler}"
     )
-    return [
+    rows = [
         ("family", config.family),
         ("base", config.base + (f" at {config.revision}" if config.revision else "")),
         ("data", config.data.images or config.data.path or config.data.source),
         ("seed", str(config.seed)),
         ("sampling", "greedy" if config.is_text else sampling),
+        ("report of", f"{datetime.now(UTC):%Y-%m-%d}"),
     ]
+    if artifact.is_published(folder / "checkpoint"):
+        made_by = source_of(artifact.read(folder / "checkpoint", "checkpoint", verify=False))
+        commit, _, dirty = (made_by.get("commit") or "").partition("-")
+        rows += [("commit", commit[:10] + (" with local changes" if dirty else ""))] * bool(commit)
+    return rows
+
+
+def _data_rows(config: RunConfig, evaluation: Artifact) -> list[tuple[str, str]]:
+    """Return counts of samples and crops of images; nothing if the dataset is gone."""
+    parent = evaluation.parents.get("dataset")
+    if parent is None or not artifact.is_published(folder := Path(parent["path"])):
+        return []
+    dataset = artifact.read(folder, DATASET, verify=False)
+    if dataset.identity != parent["identity"]:
+        return []
+    count = dataset.content["count"]
+    rows = [(name, f"{count[key]:,}") for key, name in COUNTS.items() if count[key]]
+    if config.is_text or not dataset.content["samples"]:
+        return rows
+    resolution = max(phase.train.resolution for phase in config.phases)
+    return rows + summary_rows(summarise_images(read_dataset(folder).samples, resolution))

@@ -1,16 +1,19 @@
-"""Batches: from positions in the run's endless sequence of samples to tensors."""
+"""Batches: tensors for positions in the run's endless sequence of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import torch
 
 from zerotrain.cache import Cache, Entry, Row, TokenCache, stacked
-from zerotrain.families import Batch
+from zerotrain.cache.reader import ON_HOST
+from zerotrain.config.token_routes import kept_tokens
+from zerotrain.config.training import TokenRoute
+from zerotrain.data.draws import draw_place, draw_routes, draw_sample
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.training.draws import draw_place, draw_sample
+from zerotrain.models.families import Batch
 
 HOST = torch.device("cpu")
 
@@ -18,28 +21,38 @@ HOST = torch.device("cpu")
 class Batches:
     """The training samples of a cache, drawn by position.
 
-    Sample number p of a run is the same at every world size, batch size and resumption.
+    Sample number p of a run is the same for every world size and batch size, and after a resume.
+
+    Args:
+        cache: The cache to draw from.
+        phase: The resolved phase.
+        image_tokens: Counts the tokens that the model makes of latents [B, C, h, w], for
+            tread_config.
     """
 
-    def __init__(self, cache: Cache | TokenCache, phase: ResolvedPhase) -> None:
+    def __init__(
+        self,
+        cache: Cache | TokenCache,
+        phase: ResolvedPhase,
+        image_tokens: Callable[[torch.Tensor], int] | None = None,
+    ) -> None:
         self._cache = cache
         self._phase = phase
+        self._image_tokens = image_tokens
         entries: Sequence[Entry | Row] = cache.entries
         self._train = [i for i, entry in enumerate(entries) if entry.split == "train"]
-        self._prepared: tuple[range, Batch] | None = None
 
     def batch(self, first: int, size: int, device: torch.device) -> Batch:
-        """Samples number `first` to `first + size` of the run, on the device."""
-        self.prepare(first, size)
-        assert self._prepared
-        (_, batch), self._prepared = self._prepared, None
-        return {name: _placed(tensor, device) for name, tensor in batch.items()}
+        """Return samples `first` to `first + size` of the run, on the device; see `placed`."""
+        return placed(self.read(first, size), device)
 
-    def prepare(self, first: int, size: int) -> None:
-        """Read and draw these samples in the host's memory, unless it has been done."""
-        positions = range(first, first + size)
-        if self._prepared is None or self._prepared[0] != positions:
-            self._prepared = positions, stacked([self._sample(p) for p in positions], HOST)
+    def read(self, first: int, size: int) -> Batch:
+        """Return the same batch in host memory.
+
+        Any thread may call this: it uses no shared random generator and computes only in the
+        calling thread.
+        """
+        return stacked([self._sample(p) for p in range(first, first + size)], HOST)
 
     def _sample(self, position: int) -> dict[str, torch.Tensor]:
         if isinstance(self._cache, TokenCache):
@@ -47,14 +60,14 @@ class Batches:
         return self._image(self._cache, position)
 
     def name(self, position: int) -> str:
-        """What a user knows a sample of the run by: its file, or its row in the cache."""
-        _, place = draw_place(self._phase.seed, position, self._phase.epoch_size)
+        """Return the name that a user knows a sample by: its file, or its row in the cache."""
+        _, place = draw_place(self._phase.seed, position, self._phase.derived.epoch_size)
         number = self._train[place % len(self._train)]
         entry = self._cache.entries[number]
         return entry.file if isinstance(entry, Entry) else f"row {number} of the cache"
 
     def _row(self, cache: TokenCache, position: int) -> dict[str, torch.Tensor]:
-        _, place = draw_place(self._phase.seed, position, self._phase.epoch_size)
+        _, place = draw_place(self._phase.seed, position, self._phase.derived.epoch_size)
         return cache.sample(self._train[place % len(self._train)])
 
     def _image(self, cache: Cache, position: int) -> dict[str, torch.Tensor]:
@@ -62,25 +75,53 @@ class Batches:
             self._phase.seed,
             position,
             count=len(self._train),
-            epoch_size=self._phase.epoch_size,
+            epoch_size=self._phase.derived.epoch_size,
             shape=self._shape,
-            caption_dropout=self._phase.caption_dropout_probability or 0.0,
-            noise_offset=self._phase.objective.get("noise_offset", 0.0),
+            caption_dropout=self._phase.train.caption_dropout_probability or 0.0,
+            noise_offset=self._phase.derived.objective.get("noise_offset", 0.0),
+            random_flip=cache.entries[self._train[0]].flipped is not None,
         )
-        return {
-            **cache.sample(self._train[draw.index], captioned=not draw.drop_caption),
+        number = self._train[draw.index]
+        found = {
+            **cache.sample(number, captioned=not draw.drop_caption, flipped=draw.flip),
             "noise": torch.from_numpy(draw.noise),
             "uniform": torch.tensor(draw.uniform, dtype=torch.float64),
         }
+        if self._phase.train.tread_config is not None:
+            found["route"] = self._routes(self._phase.train.tread_config.routes, position, found)
+        return found
+
+    def _routes(
+        self,
+        routes: Sequence[TokenRoute],
+        position: int,
+        sample: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """Return the order of a sample's tokens for each route (models.families.token_routing)."""
+        assert self._image_tokens
+        tokens = self._image_tokens(sample["latents"][None])
+        if (others := sample.get("conditioning_latents")) is not None:  # they follow the image's
+            tokens += len(others) * self._image_tokens(others)
+        orders = draw_routes(
+            self._phase.seed,
+            position,
+            epoch_size=self._phase.derived.epoch_size,
+            kept=[kept_tokens(tokens, route.selection_ratio) for route in routes],
+            tokens=tokens,
+        )
+        return torch.from_numpy(orders)
 
     @cached_property
     def _shape(self) -> tuple[int, ...]:
         return tuple(self._cache.sample(self._train[0])["latents"].shape)
 
 
-def _placed(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A host's tensor on the device. A copy out of pinned memory does not wait for what a GPU
-    computes."""
+def placed(batch: Batch, device: torch.device) -> Batch:
+    """Return a host batch on the device.
+
+    ON_HOST moves to CUDA GPUs only: they have float64. If it stayed on the host, each timestep's
+    copy would wait for the GPU; a copy from pinned memory does not.
+    """
     if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+        return {n: t.pin_memory().to(device, non_blocking=True) for n, t in batch.items()}
+    return {name: one if name in ON_HOST else one.to(device) for name, one in batch.items()}

@@ -1,4 +1,4 @@
-"""Where a training stands."""
+"""The position of a training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Clock:
-    """Where the training stands and what its schedule is."""
+    """The training's step and sample count, and the horizon of its schedule."""
 
     step: int
     samples: int

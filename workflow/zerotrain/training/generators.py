@@ -1,4 +1,4 @@
-"""The library's own random generators, which have no history: each step begins them anew."""
+"""torch's random generators, which carry no history: each step seeds them again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 def seed_generators(seed: int, device: torch.device) -> None:
     """Seed the host's generator and the device's as torch.manual_seed would.
 
-    That one also notes, with a stack trace at every call, what every device that the process has
-    not touched is to begin with.
+    torch.manual_seed also stores, with a stack trace per call, the seed of every device that the
+    process has not initialized.
     """
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":

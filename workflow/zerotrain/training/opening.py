@@ -1,4 +1,4 @@
-"""A phase's engine, filled with what it goes on from: weights, moments, position, average."""
+"""A phase's engine, filled with what it continues from: weights, moments, position, average."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from pathlib import Path
 
 import torch
 
-from zerotrain.checkpoint import Checkpoint
-from zerotrain.families import ImageFamily, TextFamily
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.position import EMA, MASTER
-from zerotrain.state import ReadTensor, State
-from zerotrain.trained import choose_trained, refuse_other_parameters, trained_parameters
-from zerotrain.training import preflight
-from zerotrain.training.average import WeightAverage
+from zerotrain.machine.device import process_device
+from zerotrain.models.families import Family
+from zerotrain.models.quantized_linear import quantize_linear_layers
+from zerotrain.models.trainable import check_same_parameters, choose_trained, trained_parameters
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.state import FillPart, State
+from zerotrain.training.checkpointing import preflight
 from zerotrain.training.clock import Clock
-from zerotrain.training.engine import Engine, open_engine
+from zerotrain.training.engines.average import WeightAverage
+from zerotrain.training.engines.engine import Engine
+from zerotrain.training.engines.faster import compile_model
+from zerotrain.training.engines.gradient_checkpointing import enable_gradient_checkpointing
 
 
 @dataclass(frozen=True)
@@ -24,24 +28,24 @@ class Opened:
     """A phase that is ready to train."""
 
     model: torch.nn.Module
-    """What the engine was opened with: its own parameters, trained and frozen ones."""
+    """The model that the engine was built from, with its trained and frozen parameters."""
     engine: Engine
     clock: Clock
     average: WeightAverage | None
     records: Path | None
-    """The log and the resources of the run so far."""
+    """Folder with the log and the resources of the run so far."""
 
 
 def open_phase(
     phase: ResolvedPhase,
-    family: ImageFamily | TextFamily,
+    family: Family,
     launch: Path,
     base: Path,
     start: Path | None,
     resume: Path | None,
     swap: Path | None,
 ) -> Opened:
-    """Build the engine and take over what training goes on from.
+    """Build the engine and load what training continues from.
 
     Args:
         phase: The resolved phase.
@@ -49,70 +53,119 @@ def open_phase(
         launch: Folder of the launch files.
         base: Folder of the base model.
         start: State of the phase before, if any.
-        resume: Checkpoint of this phase, which counts before `start`.
+        resume: Checkpoint of this phase, which takes precedence over `start`.
         swap: Folder for what is swapped to a disk.
 
     Raises:
-        PipelineError: what is taken over is of other parameters than the phase trains.
+        PipelineError: the source has other parameters than the phase trains.
     """
     source: Checkpoint | State | None = None
     if resume is not None:
         source = Checkpoint(resume, verify=False)
     elif start is not None:
         source = State(start, verify=False)
-    exact = source is None and not phase.zero3_init
-    read: ReadTensor | None = None
-    if phase.zero3_init:
-        from zerotrain.training.partitioned_model import load_partitioned
+    exact = source is None and not phase.launch.zero3_init
+    base_weights: FillPart | None = None
+    if phase.launch.zero3_init:
+        from zerotrain.training.engines.partitioned_model import load_partitioned
 
-        model, read = load_partitioned(
+        model, base_weights = load_partitioned(
             family, base, phase, launch / "deepspeed.json", source, swap=swap
         )
     else:
+        model = family.load_model(base)
+        if phase.base_model_precision != "no_change":
+            quantize_linear_layers(
+                model,
+                phase.base_model_precision,
+                phase.base_model_exclude_modules,
+                process_device(),
+            )
         model = choose_trained(
-            family.load_model(base),
+            model,
             phase.adapter,
             phase.frozen_parameters,
             phase.seed,
             phase.trainable_parameters,
         )
         if source is not None:
-            _take_weights(model, source)
+            check_same_parameters(
+                source.shapes,
+                {name: list(p.shape) for name, p in trained_parameters(model).items()},
+                source.artifact.folder,
+            )
+            if phase.swaps:  # the engine cannot write loaded weights to the disk
+                _take_weights(model, source)
+    if phase.train.tread_config is not None:
+        from zerotrain.models.families.token_routing import route_tokens
+
+        route_tokens(model, [dict(route) for route in phase.train.tread_config.routes])
     engine = open_engine(model, phase, launch, exact=exact, swap=swap)
-    if source is None and read is not None:
-        engine.load_masters(read)
-    clock = Clock(0, 0, phase.lr_scheduler_steps)
+    if source is None and base_weights is not None:
+        engine.load_masters(base_weights)
+    clock = Clock(0, 0, phase.derived.lr_scheduler_steps)
     if source is not None:
         position = source.position
-        engine.load_masters(source.tensor)
+        engine.load_masters(source.fill)
         if not preflight.lacks_moments(position, source.slots, phase):
-            engine.load_moments(source.tensor, position.optimizer_step, position.param_groups)
-        if position.loss_scale and phase.mixed_precision == "fp16":
+            engine.load_moments(source.fill, position.optimizer_step, position.param_groups)
+        if position.loss_scale and phase.launch.mixed_precision == "fp16":
             engine.load_loss_scale(position.loss_scale)
         clock = Clock(position.step, position.samples, _horizon(phase, position.lr_scheduler_steps))
     average = None
-    if phase.use_ema:
+    if phase.train.use_ema:
         known = source is not None and EMA in source.slots
-        average = WeightAverage(engine, phase, source.tensor if source and known else None)
-    # Nothing here is kept that has the source's files open: they would keep their disk space when
-    # the checkpoint is pruned.
+        average = WeightAverage(engine, phase, source.fill if source and known else None)
+    # Keep nothing that holds the source's files open: they would occupy disk space after the
+    # checkpoint is pruned.
     records = source.artifact.folder / "records" if source is not None else None
     return Opened(model, engine, clock, average, records)
 
 
 def _take_weights(model: torch.nn.Module, source: Checkpoint | State) -> None:
-    """Fill the model's trained parameters before an engine is built around it."""
+    """Load the model's trained parameters before an engine is built around it."""
     parameters = trained_parameters(model)
-    refuse_other_parameters(
-        source.shapes, {n: list(p.shape) for n, p in parameters.items()}, source.artifact.folder
-    )
     with torch.no_grad():
         for name in source.names:
             parameters[name].copy_(source.tensor(name, MASTER))
 
 
 def _horizon(phase: ResolvedPhase, kept: int) -> int:
-    """The schedule's horizon: the user's word, else the one that training began with."""
-    own = phase.lr_scheduler_steps
-    # A state of elsewhere names no horizon.
+    """Return the schedule's horizon: the user's, else the one that training started with."""
+    own = phase.derived.lr_scheduler_steps
+    # An external state has no horizon.
     return own if phase.sources["lr_scheduler_steps"][0] == "user" or kept == 0 else kept
+
+
+def open_engine(
+    model: torch.nn.Module,
+    phase: ResolvedPhase,
+    launch: Path,
+    *,
+    exact: bool,
+    swap: Path | None = None,
+) -> Engine:
+    """Build the engine that the phase's launch names.
+
+    Args:
+        model: The model with its starting weights, float32 on the CPU unless they are quantized or
+            partitioned; frozen parameters require no gradient.
+        phase: The resolved phase.
+        launch: Folder of the launch files.
+        exact: Whether the master weights must come from the model; else load_masters follows, and
+            no second copy of the weights is held until then.
+        swap: Folder for what is swapped to a disk, instead of the one that the files name.
+    """
+    model.train()
+    engine: Engine
+    if phase.derived.engine == "deepspeed":
+        from zerotrain.training.engines.zero_engine import ZeroEngine
+
+        engine = ZeroEngine(model, phase, launch / "deepspeed.json", exact=exact, swap=swap)
+    else:
+        from zerotrain.training.engines.torch_engine import TorchEngine
+
+        engine = TorchEngine(model, phase)
+    enable_gradient_checkpointing(model, phase)
+    compile_model(model, phase)
+    return engine

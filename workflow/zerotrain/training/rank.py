@@ -1,13 +1,12 @@
-"""One training process, as our launcher starts it: python -m zerotrain.training.rank.
+"""One training process, started by our launcher: python -m zerotrain.training.rank.
 
-It is the other half of the train_phase stage, which launches it and answers for its ending. Started
-by torchrun or srun instead, it does the stage's part, too (zerotrain.training.by_hand).
+It is the other half of the train_phase stage, which launches it and handles its exit. Started by
+torchrun or srun instead, it does the stage's part, too (zerotrain.training.process.by_hand).
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from contextlib import ExitStack, closing
@@ -15,39 +14,44 @@ from pathlib import Path
 
 from zerotrain.cache import read_cache
 from zerotrain.errors import EXIT_UNFINISHED
-from zerotrain.families import load_family
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.supervise import SUPERVISOR, end_with_parent
-from zerotrain.training import ending, progress_folder
+from zerotrain.launch.schedule import follows_horizon
+from zerotrain.machine.child_process import SUPERVISOR, end_with_parent
+from zerotrain.models.families import load_family
 from zerotrain.training.batches import Batches
-from zerotrain.training.checkpoint_room import DiskWatch
-from zerotrain.training.determinism import equal_bits
-from zerotrain.training.failed import failed
-from zerotrain.training.faster import allow_tf32
-from zerotrain.training.lock import hold_writer
-from zerotrain.training.log import Log, NoLog, TrainingLog
+from zerotrain.training.checkpointing import progress_folder
+from zerotrain.training.checkpointing.checkpoint_room import DiskWatch
+from zerotrain.training.checkpointing.conditions import format_changes
+from zerotrain.training.checkpointing.making import Making, describe_making
+from zerotrain.training.checkpointing.saving import Saving
+from zerotrain.training.engines.determinism import equal_bits
+from zerotrain.training.engines.faster import allow_tf32
 from zerotrain.training.loop import train
-from zerotrain.training.meeting import meet
 from zerotrain.training.opening import Opened, open_phase
-from zerotrain.training.pulse import Pulse
-from zerotrain.training.saving import Saving
-from zerotrain.training.schedule import follows_horizon
-from zerotrain.training.start_lines import start_lines
-from zerotrain.training.stop_request import StopRequest
+from zerotrain.training.process import ending
+from zerotrain.training.process.failed import failed
+from zerotrain.training.process.lock import hold_writer
+from zerotrain.training.process.meeting import meet
+from zerotrain.training.process.start_lines import start_details, start_lines
+from zerotrain.training.process.stop_request import StopRequest
+from zerotrain.training.read_ahead import ReadAhead
+from zerotrain.training.reporting.log import Log, TrainingLog
+from zerotrain.training.reporting.pulse import Pulse
+from zerotrain.training.reporting.validation import open_validation
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train a phase, from the checkpoint that is named if one is; leave exit.json.
+    """Train a phase, from the named checkpoint if any; write exit.json unless it finishes.
 
     Returns:
-        How it ended: 0, 85 where it is unfinished, 2 or 1 where it failed.
+        The exit code: 0 if finished, 85 if unfinished, 2 or 1 if failed.
     """
     return train_rank(read_arguments(argv))
 
 
 def read_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="zerotrain.training.rank", description=__doc__)
     parser.add_argument("--launch", type=Path, required=True, help="folder of the launch files")
     parser.add_argument("--base", type=Path, required=True, help="folder of the base model")
@@ -60,7 +64,7 @@ def read_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def train_rank(arguments: argparse.Namespace) -> int:
-    """What main does, of arguments that have been read."""
+    """Do what `main` does, with parsed arguments."""
     end_with_parent()
     progress: Path = arguments.progress
     number = int(os.environ.get("RANK", "0"))
@@ -68,7 +72,7 @@ def train_rank(arguments: argparse.Namespace) -> int:
         try:
             if number == 0:
                 stack.enter_context(hold_writer(progress))
-                # what an orphan of an earlier start may have left after this one began
+                # an orphan of an earlier start may have written it since this start
                 (progress / progress_folder.EXIT).unlink(missing_ok=True)
             pulse = stack.enter_context(closing(Pulse(progress, number)))
             finished = run(**vars(arguments), pulse=pulse)
@@ -92,8 +96,8 @@ def run(
     swap: Path | None = None,
     pulse: Pulse | None = None,
 ) -> bool:
-    """Train; whether the phase was finished. The stage has verified the folders it names."""
-    stop = StopRequest(progress)  # before what takes seconds: a signal must not be lost meanwhile
+    """Train; return whether the phase is finished. The stage has verified the folders."""
+    stop = StopRequest(progress)  # before the slow steps below, which must not lose a signal
     phase = read_run_yaml(launch / "run.yaml")
     meet(phase)
     family = load_family(phase.family)
@@ -102,26 +106,34 @@ def run(
     if pulse:
         pulse.clock = clock
     without_effect = allow_tf32(phase, engine.device)
+    making = Making()
+    if engine.rank == 0:
+        making = describe_making(
+            phase, opened.model, engine.device, base=base, cache=cache, start=start, resume=resume
+        )
     log = _open_log(phase, opened, progress, same_phase=resume is not None)
+    if making.changed:
+        log.say(_changed(phase, making, clock.step))
     if without_effect:
         log.say(without_effect)
     samples = read_cache(cache, verify=False)
-    # By its name: it changes no trained number, and an edit of it must not set progress aside.
-    opening = importlib.import_module("zerotrain.training.validation")
-    validation = opening.open_validation(
+    objective = family.objective(base, phase.derived.objective)
+    validation = open_validation(
         engine, family, base, samples, phase, log, progress, clock.step, resume, opened.average
     )
     more_records = validation.write_records if validation else None
-    saving = Saving(engine, phase, log, progress, opened.average, more_records)
+    saving = Saving(engine, phase, log, progress, opened.average, more_records, making)
     low = None
-    if engine.rank == 0 and phase.disk_low_threshold:
-        low = DiskWatch(progress, phase.disk_low_threshold, log.say)
+    if engine.rank == 0 and phase.train.disk_low_threshold:
+        low = DiskWatch(progress, phase.train.disk_low_threshold, log.say)
+    batches = Batches(samples, phase, getattr(objective, "image_tokens", None))
+    together = phase.train.global_batch_size // phase.train.gradient_accumulation_steps
     try:
-        with equal_bits(phase):
+        with equal_bits(phase), ReadAhead(batches, together) as ahead:
             finished = train(
                 engine,
-                family.objective(base, phase.objective),
-                Batches(samples, phase),
+                objective,
+                ahead,
                 phase,
                 clock,
                 log,
@@ -141,10 +153,10 @@ def run(
 
 
 def _open_log(phase: ResolvedPhase, opened: Opened, progress: Path, *, same_phase: bool) -> Log:
-    """The first process's log, which says what will happen; the others are silent."""
+    """Return the first process's log, after reporting what will happen; the others are silent."""
     engine, clock = opened.engine, opened.clock
     if engine.rank != 0:
-        return NoLog()
+        return Log()
     log = TrainingLog(
         progress,
         phase,
@@ -154,27 +166,34 @@ def _open_log(phase: ResolvedPhase, opened: Opened, progress: Path, *, same_phas
         engine.device,
         same_phase=same_phase,
     )
-    if clock.horizon != phase.lr_scheduler_steps and follows_horizon(phase):
+    if clock.horizon != phase.derived.lr_scheduler_steps and follows_horizon(phase.train):
         log.say(
             f"{phase.phase}: the learning rate keeps its horizon of {clock.horizon} steps although "
-            f"the last phase now ends at {phase.lr_scheduler_steps}; set train.lr_scheduler_steps "
-            "to change it"
+            f"the last phase now ends at {phase.derived.lr_scheduler_steps}; set "
+            "train.lr_scheduler_steps to change it"
         )
     for line in start_lines(opened.model, engine, phase, clock.step, progress):
         log.say(f"{phase.phase}: {line}")
+    for line in start_details(engine, phase, clock.step, progress):
+        log.detail(f"{phase.phase}: {line}")
     return log
+
+
+def _changed(phase: ResolvedPhase, making: Making, step: int) -> str:
+    values = "; ".join(format_changes(making.changed))
+    return f"{phase.phase}: from step {step} on something else than before, recorded: {values}"
 
 
 if __name__ == "__main__":
     if SUPERVISOR in os.environ:
-        main()  # a launcher would print a traceback for a code; the stage returns what is left
+        main()  # a launcher prints a traceback for an exit code; the stage reads exit.json instead
         code = 0
     else:
-        from zerotrain.training.by_hand import by_hand
+        from zerotrain.training.process.by_hand import by_hand
 
         code = by_hand(read_arguments(), train_rank)
-    # All is saved and told. Communication threads that nobody joins would let C++ abort a process
-    # that goes the usual way out ("terminate called without an active exception").
+    # Everything is saved and printed. At a normal exit, communication threads that are not joined
+    # would make C++ abort the process ("terminate called without an active exception").
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

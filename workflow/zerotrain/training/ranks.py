@@ -1,4 +1,4 @@
-"""What the processes of one training tell each other; alone, a process has nobody to ask."""
+"""Communication between the processes of one training; a single process skips it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def broadcast(value: T) -> T:
-    """The first process's value, in every process; it must be picklable."""
+    """Return the first process's value in every process; it must be picklable."""
     if not distributed.is_initialized():
         return value
     box = [value]
@@ -21,7 +21,7 @@ def broadcast(value: T) -> T:
 
 
 def gather(value: T) -> list[T]:
-    """Every process's value, by rank, in every process; it must be picklable."""
+    """Return every process's value, by rank, in every process; it must be picklable."""
     if not distributed.is_initialized():
         return [value]
     found: list[T | None] = [None] * distributed.get_world_size()
@@ -30,7 +30,7 @@ def gather(value: T) -> list[T]:
 
 
 def settle(loss: float, flags: Sequence[bool], device: torch.device) -> tuple[float, list[bool]]:
-    """The mean of the processes' losses, and of each flag whether any of them has raised it."""
+    """Return the mean of the processes' losses, and for each flag whether any process raised it."""
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return loss, list(flags)
     both = torch.tensor([loss, *map(float, flags)], dtype=torch.float64, device=device)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""Timing of the parts of a step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 PARTS = ("data", "forward", "backward", "optimizer", "validation", "save", "other")
-"""What a step is made of. Under ZeRO `backward` has the exchange of gradients in it, and
-`optimizer` the gathering of weights."""
+"""The parts of a step. Under ZeRO `backward` includes the exchange of gradients, and `optimizer`
+the gathering of weights."""
 MOST_MARKS = 4096
-"""Events that wait to be read, at most."""
+"""Most events that wait to be read."""
 
 
 class StepTime:
     """A stopwatch that is read after each part of a step.
 
-    On a CPU it is the host's clock. A GPU works behind its host, so that each reading is an event
-    in the device's queue: what the device does not do while it waits for data or for a save is
-    counted there, too. Nothing waits for the device before the times are taken.
+    On a CPU it uses the host's clock. A GPU runs asynchronously, so each reading is an event in
+    the device's queue; a part's time includes the device's idle time while it waits for data or a
+    save. The host waits for the device only at `take`, or when MOST_MARKS events are waiting.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,7 +32,7 @@ class StepTime:
         self._last = time.perf_counter()
 
     def lap(self, part: str) -> None:
-        """The time since the last reading belongs to this part."""
+        """Count the time since the last reading as this part's."""
         if self._module is None:
             now = time.perf_counter()
             self._seconds[part] += now - self._last
@@ -43,7 +43,7 @@ class StepTime:
             self._read()
 
     def take(self) -> dict[str, float]:
-        """Seconds of each part since they were taken before."""
+        """Return the seconds of each part since the last call."""
         if self._marks:
             self._read()
         taken, self._seconds = self._seconds, dict.fromkeys(PARTS, 0.0)

@@ -1,0 +1,327 @@
+"""Conditioning images in a cache: what is encoded, what an edit encodes again, and who reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.stages.test_cache_latents import FakeFamily
+
+from zerotrain import artifact
+from zerotrain.cache import Cache, read_cache, stacked
+from zerotrain.cache.prompts import Prompts
+from zerotrain.config.read import parse_config
+from zerotrain.config.training import TrainConfig
+from zerotrain.data.crop import crop_and_resize, to_pixels
+from zerotrain.errors import PipelineError
+from zerotrain.models.families.conditioning import CONDITIONING, REDUX, Conditioning
+from zerotrain.stages import cache_latents as stage
+from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.prepare_dataset import prepare_dataset
+from zerotrain.training.batches import Batches
+
+SIDE, COUNT = 16, 6
+CPU = torch.device("cpu")
+
+
+class ConditionedFamily(FakeFamily):
+    """Arithmetic that reads conditioning images; it counts them, too."""
+
+    def __init__(self, reads: Conditioning) -> None:
+        super().__init__()
+        self.reads = reads
+        self.conditioning_batches: list[int] = []
+
+    def conditioning(self, base: Path) -> Conditioning | None:
+        return self.reads
+
+    def encode_conditioning(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.conditioning_batches.append(len(pixels))
+        assert pixels.shape[1:] == (2, 3, SIDE, SIDE)
+        return {"conditioning_latents": pixels.unfold(3, 4, 4).unfold(4, 4, 4).mean((-1, -2))}
+
+    def encode_prompts(
+        self, prompts: Sequence[str], conditioning: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        found = super().encode_prompts(prompts)
+        if conditioning is None:
+            return found
+        assert conditioning.shape == (len(prompts), 2, 3, SIDE, SIDE)
+        return {**found, "pooled": found["pooled"] + conditioning.mean((1, 2, 3, 4))[:, None]}
+
+
+PLAIN, IN_PROMPT = Conditioning(0, None), Conditioning(1, None, in_prompt=True)
+IN_PROMPT_ALONE = Conditioning(1, None, in_prompt=True, in_latents=False)
+
+
+class Edits:
+    """Six images with two conditioning images each; image 4 and 5 have the same ones."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self._patch = monkeypatch
+        draw = np.random.default_rng(0)
+        for name in ("images", "edges", "depth"):
+            (folder / name).mkdir()
+            for number in range(COUNT):
+                pixels = draw.integers(0, 256, (SIDE + number, SIDE, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / name / f"{number}.png")
+        for number in range(COUNT):
+            (folder / "images" / f"{number}.txt").write_text(f"house {number % 2}")
+        for name in ("edges", "depth"):
+            (folder / name / "5.png").write_bytes((folder / name / "4.png").read_bytes())
+        with artifact.publish(folder / "base", "base") as draft:
+            draft.content = {"parts": {"vae": "1", "text_encoder": "1"}}
+
+    def config(
+        self,
+        folders: Sequence[str] = ("edges", "depth"),
+        validation: dict[str, Any] | None = None,
+        **data: Any,
+    ) -> Any:
+        conditioning = [str(self.folder / name) for name in folders]
+        named = {"conditioning_images": conditioning} if folders else {}
+        raw = {
+            "run": "r", "family": "flux", "base": "nano", "train": {"resolution": SIDE},
+            "data": {"images": str(self.folder / "images"), "num_workers": 0, **named, **data},
+            "launch": {"num_cpu_threads_per_process": torch.get_num_threads()},
+            "phases": [{"name": "p", "until": 1}],
+            **({"validation": validation} if validation else {}),
+        }  # fmt: skip
+        return parse_config(raw, "test")
+
+    def cache(self, reads: Conditioning, **data: Any) -> tuple[Cache, ConditionedFamily]:
+        """Run the stages; what is in the folder `cache` is reused."""
+        family = ConditionedFamily(reads)
+        self._patch.setattr(stage, "load_family", lambda name: family)
+        config, dataset, output = self.config(**data), self.folder / "dataset", "cache"
+        prepare_dataset(config.data, dataset)
+        cache_latents(config, SIDE, dataset, self.folder / "base", self.folder / output)
+        found = read_cache(self.folder / output)
+        assert isinstance(found, Cache)
+        return found, family
+
+    def pixels(self, number: int) -> torch.Tensor:
+        """The conditioning pixels [2, 3, SIDE, SIDE] of an image: the upper square is cut."""
+        top = number // 2
+        squares = []
+        for name in ("edges", "depth"):
+            with Image.open(self.folder / name / f"{number}.png") as image:
+                top = (image.height - SIDE) // 2
+                squares.append(to_pixels(crop_and_resize(image, (0, top, SIDE), SIDE)))
+        return torch.from_numpy(np.stack(squares))
+
+
+@pytest.fixture
+def edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Edits:
+    return Edits(tmp_path, monkeypatch)
+
+
+def test_the_reader_gives_what_the_encoders_gave(edits, capsys):
+    """Latents of all its images, in the order of the folders; equal sets are stored once."""
+    cache, family = edits.cache(PLAIN)
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "encoded 6 of 6 latents, 5 of 5 sets of conditioning images, 3 of 3 captions; the rest was "
+        "in the cache"
+    )
+    for number in range(COUNT):
+        pixels = edits.pixels(number)[None]
+        expected = family.encode_conditioning(pixels)["conditioning_latents"][0]
+        found = cache.sample(number)
+        assert torch.equal(found["conditioning_latents"], expected)
+        assert found["conditioning_latents"].shape == (2, 3, 4, 4)
+        assert found["latents"].shape == (3, 4, 4)
+        text = family.encode_prompts([f"house {number % 2}"])["pooled"][0]
+        assert torch.equal(found["pooled"], text)
+    batch = stacked([cache.sample(0), cache.sample(1)], CPU)
+    assert batch["conditioning_latents"].shape == (2, 2, 3, 4, 4)
+    assert cache.entries[4].conditioning == cache.entries[5].conditioning
+    paths = [edits.folder / name / "3.png" for name in ("edges", "depth")]
+    assert cache.entries[3].conditioning_sha256 == tuple(map(artifact.file_sha256, paths))
+
+
+def test_a_text_encoder_that_sees_the_images_gets_those_of_each_caption(edits):
+    """The empty caption, too, is encoded with the images of its sample."""
+    cache, family = edits.cache(IN_PROMPT)
+    for number in range(COUNT):
+        pixels = edits.pixels(number)[None]
+        for captioned, caption in ((True, f"house {number % 2}"), (False, "")):
+            expected = family.encode_prompts([caption], pixels)["pooled"][0]
+            assert torch.equal(cache.sample(number, captioned=captioned)["pooled"], expected)
+    texts = {entry.text for entry in cache.entries} | {e.empty_text for e in cache.entries}
+    assert len(texts) == 6 + 5  # images 4 and 5 share conditioning images, not captions
+    index = json.loads((edits.folder / "cache" / "index.json").read_text())
+    assert index["empty_text"] is None
+
+
+@pytest.mark.parametrize(("reads", "texts"), [(PLAIN, 0), (IN_PROMPT, 2)])
+def test_an_edited_conditioning_image_encodes_its_sample_alone(edits, reads, texts):
+    """Where the text encoder sees it, the caption and the empty caption, too."""
+    before, _ = edits.cache(reads)
+    path = edits.folder / "depth" / "2.png"
+    Image.open(path).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(path)
+    after, family = edits.cache(reads)
+    changed = [
+        i
+        for i, (one, other) in enumerate(zip(before.entries, after.entries, strict=True))
+        if one != other
+    ]
+    assert changed == [2]
+    assert family.conditioning_batches == [32 // 2]
+    assert family.image_batches == []
+    assert sum(map(len, family.prompt_batches)) == texts
+    assert torch.equal(
+        after.sample(2)["conditioning_latents"],
+        family.encode_conditioning(edits.pixels(2)[None])["conditioning_latents"][0],
+    )
+
+
+def test_images_that_are_read_as_text_alone_have_no_latents(edits, capsys, monkeypatch):
+    """The same embeddings as where both are read; an edit encodes its sample's texts alone."""
+    cache, _ = edits.cache(IN_PROMPT)
+    both = [cache.sample(number) for number in range(COUNT)]
+    files = [edits.folder / name / "0.png" for name in ("edges", "depth")]
+    shutil.rmtree(edits.folder / "cache")
+    shown = {"prompts": ["house"], "conditioning_images": [[str(file) for file in files]]}
+    monkeypatch.setattr(stage, "check_sampling", lambda *_: None)  # the base has no index
+    capsys.readouterr()
+    cache, family = edits.cache(IN_PROMPT_ALONE, validation=shown)
+    assert "conditioning" not in capsys.readouterr().out.splitlines()[-1]
+    assert family.conditioning_batches == []
+    for number in range(COUNT):
+        found, other = cache.sample(number), both[number]
+        assert "conditioning_latents" not in found
+        assert torch.equal(found["pooled"], other["pooled"])
+    asked = Prompts(cache.artifact).tensors(("house", tuple(map(str, files))))
+    assert asked.conditioning is None
+    expected = family.encode_prompts(["house"], edits.pixels(0)[None])
+    assert torch.equal(asked.text["pooled"], expected["pooled"][0])
+    path = edits.folder / "depth" / "2.png"
+    Image.open(path).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(path)
+    _, family = edits.cache(IN_PROMPT_ALONE, validation=shown)
+    assert (family.image_batches, family.conditioning_batches) == ([], [])
+    assert sum(map(len, family.prompt_batches)) == 2
+
+
+def test_the_pipeline_that_reads_the_images_is_part_of_the_text_keys(edits):
+    """Another class puts another template around the same prompt."""
+
+    def text(pipeline: str) -> str:
+        index = {"_class_name": pipeline}
+        (edits.folder / "base" / "model_index.json").write_text(json.dumps(index))
+        return edits.cache(IN_PROMPT)[0].entries[0].text
+
+    first, second = "QwenImageEditPipeline", "QwenImageEditPlusPipeline"
+    assert text(first) != text(second)
+
+
+@pytest.mark.parametrize("code", CONDITIONING["flux"][REDUX].prompt_code)
+def test_the_code_of_what_a_base_reads_is_recorded(edits, code, capsys):
+    """An edit there compares texts alone."""
+    edits.cache(IN_PROMPT)
+    capsys.readouterr()
+    edits.cache(replace(IN_PROMPT, prompt_code=(code,)))
+    kept = [line for line in capsys.readouterr().out.splitlines() if " kept; " in line]
+    assert [line.partition(": ")[2].partition(";")[0] for line in kept] == ["11 captions are kept"]
+
+
+def test_a_renamed_pair_encodes_nothing(edits):
+    """Keys name no file."""
+    edits.cache(IN_PROMPT)
+    for name in ("images", "edges", "depth"):
+        (edits.folder / name / "0.png").rename(edits.folder / name / "zero.png")
+    (edits.folder / "images" / "0.txt").rename(edits.folder / "images" / "zero.txt")
+    cache, family = edits.cache(IN_PROMPT)
+    assert cache.entries[-1].file == "zero.png"
+    assert family.loads == 0
+
+
+def test_latents_and_captions_have_the_keys_that_they_have_without_conditioning(edits):
+    """So a dataset to which conditioning images come is not encoded again."""
+    plain, _ = edits.cache(PLAIN, folders=())
+    text = (edits.folder / "cache" / "index.json").read_text()
+    assert "conditioning" not in text
+    assert [sorted(entry) for entry in json.loads(text)["entries"]] == COUNT * [
+        [
+            *("caption_sha256", "crop_top_left", "file", "image_sha256", "latents"),
+            *("original_size", "split", "target_size", "text"),
+        ]
+    ]
+    conditioned, family = edits.cache(PLAIN)
+    assert [(e.latents, e.text) for e in plain.entries] == [
+        (e.latents, e.text) for e in conditioned.entries
+    ]
+    assert family.image_batches == []
+    assert family.prompt_batches == []
+
+
+def test_every_cause_of_other_pixels_changes_the_key(edits):
+    """The order of the images is one: the model reads them in it."""
+    keys = {edits.cache(PLAIN)[0].entries[0].conditioning}
+    keys.add(edits.cache(PLAIN, folders=("depth", "edges"))[0].entries[0].conditioning)
+    with artifact.publish(edits.folder / "base", "base") as draft:
+        draft.content = {"parts": {"vae": "2", "text_encoder": "1"}}
+    keys.add(edits.cache(PLAIN)[0].entries[0].conditioning)
+    assert len(keys) == 3
+
+
+def test_batches_bring_the_conditioning_images_of_their_samples(edits):
+    """By position, as latents come."""
+    cache, _ = edits.cache(PLAIN)
+    phase: Any = SimpleNamespace(
+        seed=3,
+        derived=SimpleNamespace(epoch_size=COUNT, objective={}),
+        train=TrainConfig(caption_dropout_probability=0.0),
+    )
+    batches = Batches(cache, phase)
+    batch = batches.batch(0, COUNT, CPU)
+    assert batch["conditioning_latents"].shape == (COUNT, 2, 3, 4, 4)
+    assert batch["noise"].shape == batch["latents"].shape == (COUNT, 3, 4, 4)
+    for row in range(COUNT):
+        number = int(batches.name(row).removesuffix(".png"))
+        assert torch.equal(
+            batch["conditioning_latents"][row], cache.sample(number)["conditioning_latents"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("reads", "folders", "message"),
+    [
+        (None, ("edges",), "base: nano has no input for conditioning images, and the data has 1 "
+         "for each sample"),
+        (IN_PROMPT, (), "base: nano takes at least 1 conditioning image for each sample, and the "
+         "data has none"),
+        (Conditioning(1, 1), ("edges", "depth"), "base: nano takes 1 conditioning image for each "
+         "sample, and the data has 2"),
+        (Conditioning(2, 2), ("edges",), "base: nano takes 2 conditioning images for each sample, "
+         "and the data has 1"),
+    ],
+)  # fmt: skip
+def test_a_number_that_the_base_does_not_take_is_refused(edits, reads, folders, message):
+    with pytest.raises(PipelineError) as caught:
+        edits.cache(reads, folders=folders)
+    assert caught.value.what == message
+    assert not (edits.folder / "cache").exists()
+
+
+def test_an_image_that_changed_meanwhile_is_refused(edits):
+    """Its hash stands in the dataset."""
+    edits.cache(PLAIN)
+    path = edits.folder / "edges" / "1.png"
+    prepare_dataset(edits.config().data, edits.folder / "dataset")
+    path.write_bytes((edits.folder / "edges" / "2.png").read_bytes() + b" ")
+    with artifact.publish(edits.folder / "base", "base") as draft:
+        draft.content = {"parts": {"vae": "2", "text_encoder": "1"}}
+    config, dataset = edits.config(), edits.folder / "dataset"
+    with pytest.raises(PipelineError) as caught:
+        cache_latents(config, SIDE, dataset, edits.folder / "base", edits.folder / "cache")
+    assert caught.value.what == f"{edits.folder}/edges: 1.png changed since prepare_dataset"

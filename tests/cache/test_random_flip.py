@@ -1,0 +1,78 @@
+"""data.random_flip: both images of a pair are encoded, and training draws one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from PIL import Image
+
+from zerotrain.cache import Cache, read_cache
+from zerotrain.config.read import parse_config
+from zerotrain.config.run import RunConfig
+from zerotrain.config.training import TrainConfig
+from zerotrain.stages.build_base import build_base
+from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.prepare_dataset import prepare_dataset
+from zerotrain.training.batches import Batches
+
+SIDE, COUNT = 16, 12
+
+
+def run_of(images: Path, **data: Any) -> RunConfig:
+    """A model to which pixels are latents."""
+    raw = {
+        "run": "r", "family": "qwen_image", "base": "nano", "vae": "identity",
+        "data": {"images": str(images), "holdout": 0.5, **data}, "train": {"resolution": SIDE},
+        "phases": [{"name": "only", "until": 1, "launch": "torch"}],
+    }  # fmt: skip
+    return parse_config(raw, "test")
+
+
+def encode(config: RunConfig, base: Path, place: Path) -> Cache:
+    """The cache of a run."""
+    prepare_dataset(config.data, place / "dataset")
+    if not base.exists():
+        build_base(config, place / "dataset", base)
+    cache_latents(config, SIDE, place / "dataset", base, place / "cache")
+    found = read_cache(place / "cache")
+    assert isinstance(found, Cache)
+    return found
+
+
+def test_mirror_images_are_encoded_and_drawn(tmp_path: Path) -> None:
+    """Only of training samples; without the key the cache is what it was."""
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(COUNT):
+        image = Image.linear_gradient("L").rotate(25 * number + 30).resize((SIDE, SIDE))
+        image.convert("RGB").save(images / f"{number}.png")
+        (images / f"{number}.txt").write_text("a picture")
+    flipped = encode(run_of(images, random_flip=True), tmp_path / "base", tmp_path / "flipped")
+    plain = encode(run_of(images), tmp_path / "base", tmp_path / "plain")
+    trained = [i for i, entry in enumerate(flipped.entries) if entry.split == "train"]
+    assert 0 < len(trained) < COUNT
+    for i, (one, other) in enumerate(zip(flipped.entries, plain.entries, strict=True)):
+        assert one.latents == other.latents
+        assert (one.flipped is not None) == (i in trained)
+        assert other.flipped is None
+    assert '"flipped"' not in (tmp_path / "plain" / "cache" / "index.json").read_text()
+    for i in trained:
+        mirrored = flipped.sample(i, flipped=True)["latents"]
+        assert torch.equal(mirrored, flipped.sample(i)["latents"].flip(-1))
+    phase: Any = SimpleNamespace(
+        seed=3,
+        derived=SimpleNamespace(epoch_size=len(trained), objective={}),
+        train=TrainConfig(caption_dropout_probability=0.0),
+    )
+    seen = {
+        bool(torch.equal(batch, flipped.sample(i)["latents"]))
+        for position in range(40)
+        for batch in [Batches(flipped, phase).batch(position, 1, torch.device("cpu"))["latents"][0]]
+        for i in trained
+        if torch.equal(batch, flipped.sample(i)["latents"])
+        or torch.equal(batch, flipped.sample(i, flipped=True)["latents"])
+    }
+    assert seen == {True, False}

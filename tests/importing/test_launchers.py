@@ -1,0 +1,118 @@
+"""Commands by other launchers than accelerate's: deepspeed and plain python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zerotrain.errors import PipelineError
+from zerotrain.importers.command import parse_commands, without_comments
+from zerotrain.importers.command_line import import_command
+from zerotrain.importers.reading import ImportOptions
+
+TRAINER = "finetune.py --model_name_or_path a/b --max_steps 9 --output_dir out"
+
+
+def test_deepspeeds_launcher_before_hf_trainer(place: Path) -> None:
+    """Its processes multiply the batch."""
+    text = f"deepspeed --num_gpus=4 --master_port 29501 {TRAINER} --deepspeed ds_config.json --bf16"
+    found = import_command(text).values
+    assert (found["launch.num_processes"], found["launch.main_process_port"]) == (4, 29501)
+    assert (found["train.global_batch_size"], found["launch.preset"]) == (32, "zero2")
+
+
+def test_deepspeeds_launcher_starts_one_for_every_gpu(place: Path) -> None:
+    """Their number is that of the machine, which the user can say."""
+    text = f"deepspeed {TRAINER} --deepspeed ds_config.json --bf16"
+    assert import_command(text).values["launch.num_processes"] == 1
+    found = import_command(text, ImportOptions(num_processes=8)).values
+    assert (found["launch.num_processes"], found["train.global_batch_size"]) == (8, 64)
+
+
+def test_deepspeeds_own_arguments_name_its_file(place: Path) -> None:
+    """Of a script that nothing is known of, as in DeepSpeed's examples."""
+    config = {"zero_optimization": {"stage": 1}, "train_batch_size": 8, "bf16": {"enabled": True}}
+    (place / "own.json").write_text(json.dumps(config))
+    text = "deepspeed --num_gpus 2 cifar.py --deepspeed --deepspeed_config own.json"
+    found = import_command(text).values
+    assert (found["launch.preset"], found["launch.num_processes"]) == ("zero1", 2)
+    assert found["train.global_batch_size"] == 8
+    with pytest.raises(PipelineError, match="unknown key epochs"):
+        import_command(f"{text} --epochs 3")
+
+
+@pytest.mark.parametrize("python", ["python", "python3 -u", "CUDA_VISIBLE_DEVICES=0 python -m"])
+def test_plain_python_is_one_process(place: Path, python: str) -> None:
+    """Whatever stands before the script."""
+    found = import_command(f"cd x && {python} {TRAINER}").values
+    assert (found["launch.num_processes"], found["train.global_batch_size"]) == (1, 8)
+
+
+def test_python_beside_a_launcher_prepares(place: Path) -> None:
+    """And is no training of its own; a word of another command is no launcher either."""
+    commands = parse_commands(f"python download.py --all\ntorchrun {TRAINER} --note python")
+    assert [command.launcher for command in commands] == ["torchrun"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--num_nodes 2", "set launch.machines"),
+        ("--include localhost:0,1", "give --num_gpus"),
+        ("--num_gpu 2", "did you mean num_gpus"),
+        ("--num_gpus all", "give the number of GPUs"),
+    ],
+)
+def test_what_deepspeeds_launcher_cannot_say(place: Path, flags: str, message: str) -> None:
+    """Each with its cause."""
+    with pytest.raises(PipelineError, match=message):
+        import_command(f"deepspeed {flags} {TRAINER}")
+
+
+DYNAMO = {"dynamo_backend": "INDUCTOR", "dynamo_mode": "max-autotune", "dynamo_use_dynamic": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "expected"),
+    [
+        ({"dynamo_config": DYNAMO}, "", ("inductor", "max-autotune")),
+        ({"dynamo_config": {"backend": "EAGER"}}, "", ("eager", None)),
+        ({"dynamo_backend": "INDUCTOR"}, "", ("inductor", None)),
+        ({"dynamo_backend": "NO"}, "", (None, None)),
+        ({}, "--dynamo_backend inductor --dynamo_mode reduce-overhead",
+         ("inductor", "reduce-overhead")),
+        ({"dynamo_config": DYNAMO}, "--dynamo_backend eager --dynamo_mode default",
+         ("eager", None)),
+        ({"dynamo_config": {**DYNAMO, "dynamo_backend": "NO"}}, "", (None, None)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("script", ["train_dreambooth_lora_flux.py", TRAINER])
+def test_accelerates_compilation(
+    place: Path, script: str, config: dict[str, Any], flags: str, expected: tuple[str, str]
+) -> None:
+    """Of its YAML, in both forms, and of its launcher's flags, which win."""
+    own = {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "bf16"}
+    (place / "own.yaml").write_text(json.dumps({**own, **config}))
+    words = "" if script == TRAINER else "--pretrained_model_name_or_path a/b --max_train_steps 9"
+    found = import_command(f"accelerate launch --config_file own.yaml {flags} {script} {words}")
+    values = tuple(found.values.get(f"launch.dynamo_{key}") for key in ("backend", "mode"))
+    assert values == expected
+    assert not [note for note in found.notes if note.outcome == "left out"]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("a --b # c 'd\ne", "a --b \ne"),
+        ("# a\n  # b\nc", "\n  \nc"),
+        ('a \'b # c\' "d # \\" e" f#g h\\ #i #j', 'a \'b # c\' "d # \\" e" f#g h\\ #i '),
+        ("a;# b", "a;"),
+        ("a \\\n# b\n --c", "a \\\n\n --c"),
+    ],
+)
+def test_comments_are_left_out_as_by_bash(text: str, left: str) -> None:
+    """One begins where a word could, outside of quotes, and ends with its line."""
+    assert without_comments(text) == left

@@ -1,0 +1,351 @@
+"""SimpleTuner's datasets, optimizers, schedules and LyCORIS; diffusers' parts and prompts."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from zerotrain.config.adapters import is_excluded
+from zerotrain.errors import PipelineError
+from zerotrain.importers.arguments import OTHER_PARTS, with_autoencoder
+from zerotrain.importers.command_line import import_command
+from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.keys import SIMPLETUNER
+from zerotrain.importers.reading import ImportOptions, import_file, launch_from_file
+from zerotrain.launch.planner.architecture import find_architecture
+from zerotrain.launch.planner.model import build_part
+from zerotrain.models.families import load_family
+
+PRESETS = Path(__file__).parents[2] / "config" / "launch"
+USUAL: dict[str, Any] = {
+    "model_family": "flux", "model_type": "lora", "pretrained_model_name_or_path": "a/model",
+    "max_train_steps": 100, "num_train_epochs": 0, "data_backend_config": "sets.json",
+}  # fmt: skip
+DATASET: dict[str, Any] = {
+    "id": "mine", "type": "local", "instance_data_dir": "photos", "crop": True,
+    "crop_style": "center", "crop_aspect": "square", "resolution": 512, "resolution_type": "pixel",
+    "caption_strategy": "filename",
+}  # fmt: skip
+EMBEDS = {"id": "texts", "type": "local", "dataset_type": "text_embeds", "cache_dir": "texts"}
+
+
+def read(place: Path, datasets: Any = None, **given: Any) -> ImportedConfig:
+    """A config.json beside its file of datasets."""
+    (place / "sets.json").write_text(json.dumps(datasets or [DATASET, EMBEDS]))
+    (place / "config.json").write_text(json.dumps({**USUAL, **given}))
+    return import_file(Path("config.json"), ImportOptions(presets=PRESETS))
+
+
+def told(found: ImportedConfig, outcome: str) -> set[str]:
+    """The keys of which the report says this."""
+    return {note.key for note in found.notes if note.outcome == outcome}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        ({}, {"images": "photos", "source": "folder", "caption_strategy": "filename"}),
+        (
+            {"caption_strategy": "instanceprompt", "instance_prompt": "sks dog", "repeats": 4},
+            {
+                "images": "photos", "source": "folder", "caption_strategy": "instanceprompt",
+                "instance_prompt": "sks dog", "repeats": 5,
+            },
+        ),
+        (
+            {"type": "huggingface", "dataset_name": "people/dogs"},
+            {"images": "data/dogs", "source": "folder", "caption_strategy": "filename"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_dataset(place: Path, dataset: dict[str, Any], expected: dict[str, Any]) -> None:
+    """A centre square of one size says the same here."""
+    found = read(place, [DATASET | dataset])
+    assert found.nested()["data"] == expected
+    assert found.values["train.resolution"] == 512
+    assert not {key for key in told(found, "changed") if "crop" in key}
+
+
+def test_what_differs_by_the_images_is_reported(place: Path) -> None:
+    """Random crops, dropped small images, several captions of one file."""
+    own = {"crop_style": "random", "minimum_image_size": 256, "caption_strategy": "textfile"}
+    found = read(place, [DATASET | own])
+    assert told(found, "changed") >= {
+        "data_backend_config.crop_style", "data_backend_config.minimum_image_size",
+        "data_backend_config.disable_multiline_split",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("datasets", "message"),
+    [
+        ([DATASET, DATASET | {"id": "more"}], "2 datasets are trained on: mine, more"),
+        ([EMBEDS], "0 datasets are trained on"),
+        ([DATASET | {"conditioning_data": "masks"}], "datasets of conditioning images"),
+        ([DATASET | {"conditioning": {"type": "canny"}}], "out of the training images"),
+        ([DATASET | {"caption_strategy": "parquet"}], "caption_strategy is parquet"),
+        ([DATASET | {"type": "aws"}], "data_backend_config.type is aws"),
+        ([DATASET | {"is_regularisation_data": True}], "the loss is that of the images alone"),
+        ([DATASET | {"resolutoin": 5}], "did you mean data_backend_config.resolution"),
+    ],
+)
+def test_datasets_that_would_be_another_training(
+    place: Path, datasets: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(PipelineError) as caught:
+        read(place, datasets)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"optimizer": "adamw", "adam_beta2": 0.999, "adam_epsilon": 1e-6,
+              "adam_weight_decay": 0.01}),
+        ({"adam_epsilon": 1e-8, "optimizer_config": "eps=1e-7,weight_decay=0.1"},
+         {"optimizer": "adamw", "adam_epsilon": 1e-7, "adam_weight_decay": 0.1}),
+        ({"optimizer": "optimi-lion"}, {"optimizer": "lion", "adam_weight_decay": 0.0}),
+        (  # SimpleTuner's optimi-adamw steps in for its AdamW of bf16
+            {"base_model_default_dtype": "fp32", "base_model_precision": "int8-quanto"},
+            {"optimizer": "adamw", "adam_beta2": 0.99, "adam_epsilon": 1e-6,
+             "adam_weight_decay": 0.0},
+        ),
+        (
+            {"base_model_default_dtype": "fp32", "base_model_precision": "no_change"},
+            {"optimizer": "adamw", "adam_beta2": 0.999, "adam_weight_decay": 0.01},
+        ),
+        (
+            {"base_model_default_dtype": "fp32", "base_model_precision": "int8-quanto",
+             "optimizer": "torch-adamw"},
+            {"optimizer": "adamw", "adam_beta2": 0.999, "adam_epsilon": 1e-8,
+             "adam_weight_decay": 0.01},
+        ),
+        ({"optimizer": "bnb-adamw8bit", "optimizer_beta1": 0.8, "optimizer_beta2": 0.95},
+         {"optimizer": "adamw8bit", "adam_beta1": 0.8, "adam_beta2": 0.95}),
+        ({"lr_scheduler": "sine", "lr_warmup_steps": 20},
+         {"lr_scheduler": "sine", "lr_scheduler_args": {"half_period_steps": 20, "lr_end": 4e-7}}),
+        ({"lr_scheduler": "cosine", "lr_warmup_steps": 25},
+         {"lr_scheduler": "cosine_with_min_lr",
+          "lr_scheduler_args": {"min_lr": 4e-7, "num_cycles": 2.0}}),
+        ({"lr_scheduler": "sine", "lr_warmup_steps": 20, "lr_end": 0},
+         {"lr_scheduler_args": {"half_period_steps": 20, "lr_end": 0}}),
+        ({"lr_scheduler": "polynomial", "lr_warmup_steps": 5, "lr_end": 1e-8},
+         {"lr_scheduler_args": {"lr_end": 1e-8, "power": 0.8}, "lr_warmup_steps": 5}),
+        ({}, {"lr_scheduler": "constant_with_warmup", "grad_clip_method": "value",
+              "max_grad_norm": 2.0}),
+        ({"grad_clip_method": "norm", "max_grad_norm": 0.5, "loss_type": "huber",
+          "huber_schedule": "constant"},
+         {"grad_clip_method": "norm", "max_grad_norm": 0.5, "loss_type": "huber"}),
+        ({"huber_c": 0.2}, {"caption_dropout_probability": 0.1}),
+    ],
+)  # fmt: skip
+def test_how_a_step_is_made(place: Path, given: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Its optimizers have numbers in their code, whatever the flags of Adam say."""
+    train = read(place, **given).nested()["train"]
+    assert {key: train[key] for key in expected} == expected
+
+
+def test_lycoris_lokr_is_pefts(place: Path) -> None:
+    """Whole factors are scaled by 1: alpha is the rank."""
+    lokr = {
+        "algo": "lokr", "linear_dim": 10000, "linear_alpha": 1, "factor": 12, "bypass_mode": True,
+        "apply_preset": {"target_module": ["Attention"],
+                         "module_algo_map": {"Attention": {"factor": 12}}},
+    }  # fmt: skip
+    (place / "lokr.json").write_text(json.dumps(lokr))
+    own = {"lora_type": "lycoris", "lycoris_config": "lokr.json", "model_family": "sdxl"}
+    found = read(place, **own).nested()
+    assert "lora" not in found
+    assert found["peft"] == {
+        "peft_type": "LOKR", "r": 10000, "alpha": 10000, "decompose_factor": 12,
+        "target_modules": ["to_k", "to_q", "to_v", "to_out.0"], "init_weights": "lycoris",
+    }  # fmt: skip
+    for change in ({"algo": "loha"}, {"apply_preset": {"target_module": ["FeedForward"]}}):
+        (place / "lokr.json").write_text(json.dumps(lokr | change))
+        with pytest.raises(PipelineError, match="lycoris_config"):
+            read(place, **own)
+
+
+def test_a_base_in_nf4_is_one_here(place: Path) -> None:
+    """Every linear layer, as diffusers has it with bitsandbytes."""
+    found = read(place, base_model_precision="nf4-bnb")
+    assert found.values["base_model_precision"] == "nf4"
+    with pytest.raises(PipelineError, match="of few bits there are nf4-bnb"):
+        read(place, base_model_precision="nf4-bnb", lora_type="lycoris")
+
+
+QUANTO_EXCLUDED = {
+    "qwen_image": (),
+    "flux": ("*.norm", "*.norm1", "*.norm2", "*.norm2_context", "proj_out", "x_embedder",
+             "norm_out", "context_embedder"),
+    "sd3": ("*norm*", "*norm1_context*", "*norm_added_q*", "*norm_added_k*", "proj_out*",
+            "*pos_embed*", "*patch_embedding*", "*ffn*", "*scale_shift_table*", "*norm_out*",
+            "*context_embedder*", "*time_text_embed*", "*time_proj*", "*condition_embedder*"),
+}  # fmt: skip
+"""SimpleTuner's patterns, for names of whole modules (_quanto_model at bc8e6ab7)."""
+
+
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [("qwen_image", "int2-quanto"), ("flux", "int8-quanto"), ("sd3", "int4-quanto")],
+)
+def test_a_base_of_quanto_has_its_layers(place: Path, family: str, precision: str) -> None:
+    """Of a nano model the layers are left as they are that SimpleTuner's patterns leave."""
+    found = read(place, base_model_precision=precision, model_family=family).values
+    assert found["base_model_precision"] == precision
+    entries = found.get("base_model_exclude_modules", [])
+    architecture = find_architecture(family, "nano")
+    model = build_part(architecture.trained, architecture.source)
+    layers = [name for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)]
+    left = [layer for layer in layers if is_excluded(layer, entries)]
+    assert left == [
+        layer
+        for layer in layers
+        if any(fnmatchcase(layer, pattern) for pattern in QUANTO_EXCLUDED[family])
+    ]
+    assert not [one for one in entries if not any(is_excluded(layer, [one]) for layer in layers)]
+
+
+@pytest.mark.parametrize(
+    "other", [{"lora_type": "lycoris"}, {"quantize_via": "pipeline"}, {"model_family": "sdxl"}]
+)
+def test_another_base_of_quanto_is_none_here(place: Path, other: dict[str, Any]) -> None:
+    """In 8 bits it is said, in fewer refused."""
+    for precision in ("int4-quanto", "int2-quanto"):
+        with pytest.raises(PipelineError, match="of few bits there are nf4-bnb"):
+            read(place, base_model_precision=precision, **other)
+    if "lora_type" not in other:
+        found = read(place, base_model_precision="int8-quanto", **other)
+        assert "base_model_precision" in told(found, "changed")
+        assert "base_model_precision" not in found.values
+
+
+def test_ramtorch_and_quanto(place: Path) -> None:
+    """SimpleTuner quantizes nothing there."""
+    found = read(place, base_model_precision="int2-quanto", ramtorch=True)
+    assert {"base_model_precision"} <= {*told(found, "no-op")}
+    assert "base_model_precision" not in found.values
+
+
+def test_settings_of_the_web_interface(place: Path) -> None:
+    """Wrapped, with dashes; a base by its flavour; a quantized base next to an adapter."""
+    inner = {f"--{key}": value for key, value in USUAL.items()}
+    del inner["--pretrained_model_name_or_path"]
+    inner |= {"--base_model_precision": "int8-torchao", "--push_checkpoints_to_hub": False}
+    (place / "sets.json").write_text(json.dumps([DATASET]))
+    (place / "config.json").write_text(json.dumps({"_metadata": {}, "config": inner}))
+    found = import_file(Path("config.json"), ImportOptions(presets=PRESETS))
+    assert found.values["base"] == "black-forest-labs/FLUX.1-Krea-dev"
+    assert "base_model_precision" in told(found, "changed")
+
+
+def test_an_sdxl_has_simpletuners_autoencoder(place: Path) -> None:
+    """Where it is not emptied."""
+    found = read(place, model_family="sdxl").values["base"]
+    vae = "madebyollin/sdxl-vae-fp16-fix"
+    assert found == with_autoencoder("a/model", vae, "sdxl")
+    assert found == (
+        "a/model:unet/,a/model:text_encoder/,a/model:text_encoder_2/,"
+        f"{vae}:diffusion_pytorch_model.safetensors"
+    )
+    own = {"model_family": "sdxl", "pretrained_vae_model_name_or_path": ""}
+    assert read(place, **own).values["base"] == "a/model"
+
+
+def test_the_parts_are_those_of_the_families() -> None:
+    for name, parts in OTHER_PARTS.items():
+        assert {*parts, "vae"} == load_family(name).classes.keys()
+
+
+def test_every_key_says_what_becomes_of_it() -> None:
+    """Those that change nothing have a reason."""
+    assert len(SIMPLETUNER) > 330
+    assert all(key.reason for key in SIMPLETUNER.values() if key.fate != "mapped"
+               and key.type != "section")  # fmt: skip
+
+
+EXAMPLE = """
+export MODEL_NAME="stabilityai/sdxl"
+export VAE_PATH="people/vae"
+accelerate launch train_dreambooth_lora_sdxl.py \\
+  --pretrained_model_name_or_path=$MODEL_NAME --pretrained_vae_model_name_or_path=${VAE_PATH} \\
+  --instance_data_dir=dog --instance_prompt="a photo of sks dog" --mixed_precision=bf16 \\
+  --use_8bit_adam --max_train_steps=9 --validation_prompt="sks dog in a bucket"
+"""
+
+
+def test_a_readmes_command_with_its_exports(place: Path) -> None:
+    """Variables, a separate autoencoder, one prompt, 8-bit Adam, images of a validation prompt."""
+    found = import_command(EXAMPLE, ImportOptions(presets=PRESETS)).nested()
+    assert found["base"] == with_autoencoder("stabilityai/sdxl", "people/vae", "sdxl")
+    assert found["data"]["instance_prompt"] == "a photo of sks dog"
+    assert found["train"]["optimizer"] == "adamw8bit"
+    assert found["validation"]["prompts"] == ["sks dog in a bucket"]
+
+
+def test_prodigy_as_diffusers_scripts_call_it(place: Path) -> None:
+    """Their flags' defaults are not the package's."""
+    text = EXAMPLE.replace("--use_8bit_adam", "--optimizer=prodigy --learning_rate=1.")
+    train = import_command(text, ImportOptions(presets=PRESETS)).nested()["train"]
+    assert train["optimizer"] == "prodigy"
+    assert train["optimizer_args"] == {"use_bias_correction": True, "safeguard_warmup": True}
+
+
+def test_a_base_with_an_edm_schedule_is_refused(place: Path) -> None:
+    text = EXAMPLE.replace("stabilityai/sdxl", "playgroundai/playground-v2.5-1024px-aesthetic")
+    with pytest.raises(PipelineError, match="has an EDM noise schedule"):
+        import_command(text, ImportOptions(presets=PRESETS))
+
+
+PLUGIN = {
+    "distributed_type": "DEEPSPEED", "num_processes": 2, "mixed_precision": "bf16",
+    "deepspeed_config": {"zero_stage": 2, "gradient_accumulation_steps": 4,
+                         "offload_optimizer_device": "cpu", "zero3_init_flag": False},
+}  # fmt: skip
+
+
+def test_accelerates_deepspeed_is_the_trainers(place: Path) -> None:
+    """Its YAML launches SimpleTuner's and HF Trainer's commands; two configurations contradict."""
+    (place / "ds.yaml").write_text(json.dumps(PLUGIN))
+    start = "accelerate launch --config_file ds.yaml"
+    own = f"{start} train.py --model_family sdxl --model_type full --train_batch_size 2"
+    own += " --max_train_steps 9 --num_train_epochs 0 --pretrained_model_name_or_path a/b"
+    text = f"{start} finetune.py --model_name_or_path a/b --max_steps 9 --bf16 true"
+    text += " --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --data_path a.json"
+    for command, schedule in ((own, "WarmupLR"), (text, "linear")):
+        found = import_command(command, ImportOptions(presets=PRESETS)).nested()
+        assert found["launch"]["preset"] == "zero2_offload"
+        assert found["launch"]["num_processes"] == 2
+        assert found["train"]["global_batch_size"] == 16
+        assert found["train"]["lr_scheduler"] == schedule
+    (place / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+    with pytest.raises(PipelineError, match="turns DeepSpeed on as well"):
+        import_command(f"{text} --deepspeed ds.json", ImportOptions(presets=PRESETS))
+
+
+def test_simpletuner_train_reads_its_configuration(place: Path) -> None:
+    """The one of an environment, too."""
+    (place / "config" / "mine").mkdir(parents=True)
+    (place / "config" / "mine" / "config.json").write_text(json.dumps({
+        "model_family": "sd3", "model_type": "lora", "max_train_steps": 9, "num_train_epochs": 0,
+    }))  # fmt: skip
+    found = import_command("simpletuner train --env mine", ImportOptions(presets=PRESETS))
+    assert found.values["family"] == "sd3"
+    with pytest.raises(PipelineError, match=r"reads config/config.json, which is not there"):
+        import_command("simpletuner train", ImportOptions(presets=PRESETS))
+
+
+def test_a_phase_points_at_simpletuners_settings(place: Path) -> None:
+    """Their DeepSpeed configuration is the launch; without one they name none."""
+    block = {"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}
+    settings = {"model_family": "sdxl", "model_type": "full", "learning_rate": 1e-5}
+    (place / "st.json").write_text(json.dumps({**settings, "deepspeed_config": block}))
+    assert launch_from_file(Path("st.json"), presets=PRESETS)[0]["preset"] == "zero2"
+    (place / "st.json").write_text(json.dumps(settings))
+    with pytest.raises(PipelineError, match="without deepspeed_config say what is trained"):
+        launch_from_file(Path("st.json"), presets=PRESETS)

@@ -1,0 +1,88 @@
+"""Every family, base, resolution and adapter: a plan or a sentence, never a traceback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
+from zerotrain.config.read import parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.launch.planner.architecture import shipped
+from zerotrain.launch.planner.options import PlanOptions
+from zerotrain.launch.planner.planner import Place, plan
+from zerotrain.launch.planner.report import plan_report
+
+GIB = 2**30
+VALUES = {
+    "base": "nano", "resolution": 1024, "max_length": 512, "batch_size": 1, "precision": "bf16",
+    "processes": 1, "lora_rank": None, "gradient_checkpointing": False,
+}  # fmt: skip
+"""The command's own defaults."""
+SIZES = (8, 40, 512, 4096)
+REFUSALS = ("is no multiple of", "has positions for images of up to")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_defaults_of_the_command_are_planned(family: str) -> None:
+    """`plan --base nano --family FAMILY`, which for SD3 was a traceback."""
+    lines = plan_report(PlanOptions(**{**VALUES, "family": family}, device_memory="24 GiB"))
+    assert "Recommended: torch, the lowest that fits." in " ".join(lines)
+
+
+def test_an_image_beyond_the_positions_is_refused() -> None:
+    """SD3 has 192 x 192 positions of 16 px; a preset as many as its first phase needs."""
+    values = {**VALUES, "family": "sd3", "base": "stabilityai/stable-diffusion-3-medium-diffusers"}
+    with pytest.raises(PipelineError, match=r"resolution 3088: .* of up to 3072 px a side"):
+        plan_report(PlanOptions(**{**values, "resolution": 3088}, device_memory="24 GiB"))
+    phases = [{"name": "a", "until": 1}, {"name": "b", "until": 2, "resolution": 128}]
+    raw = {
+        "run": "r", "family": "sd3", "base": "nano", "data": {"images": "images"},
+        "train": {"resolution": 64}, "phases": phases,
+    }  # fmt: skip
+    with pytest.raises(PipelineError, match=r"resolution 128: nano .* of up to 64 px a side"):
+        plan(parse_config(raw, "c"), "b", Place(GIB, None))
+
+
+def refusal_of(**values: Any) -> str:
+    """Why it is not planned; empty where it is."""
+    try:
+        plan_report(
+            PlanOptions(**{**VALUES, **values}, device_memory="24 GiB", host_memory="64 GiB")
+        )
+    except PipelineError as error:
+        return str(error)
+    return ""
+
+
+def is_expected(refusal: str) -> bool:
+    """Whether it is planned, or refused for one of REFUSALS."""
+    return not refusal or any(reason in refusal for reason in REFUSALS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["nano", pytest.param("micro", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_preset_of_any_size_is_planned_or_refused(family: str, preset: str) -> None:
+    """With and without an adapter, on one process and on two."""
+    grid = [(size, None, 1) for size in (SIZES if preset == "nano" else SIZES[2:])]
+    refusals = {
+        (size, rank, count): refusal_of(
+            family=family, base=preset, resolution=size, max_length=size, lora_rank=rank,
+            processes=count, batch_size=count, gradient_checkpointing=count == 2,
+        )
+        for size, rank, count in [*grid, (64, 4, 1), (64, None, 2)]
+    }  # fmt: skip
+    assert all(map(is_expected, refusals.values())), refusals
+    assert not any(refusal for (size, *_), refusal in refusals.items() if size % 64 == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", shipped(), ids=lambda known: known.source.split(", ")[0])
+def test_a_shipped_model_of_any_size_is_planned_or_refused(known: Any) -> None:
+    """The models of config/models, at usual and unusual sizes."""
+    base = known.source.split(", ")[0]
+    for size in (512, 1032, 4096) if known.family not in LANGUAGE_MODELS else (64, 4096):
+        found = refusal_of(family=known.family, base=base, resolution=size, max_length=size)
+        assert is_expected(found), found

@@ -1,0 +1,135 @@
+"""A LoRA next to a quantized base: under every engine that takes it, over switches and resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.training.conftest import Training
+from tests.training.inputs import COUNT, SIDE, text_inputs
+from tests.training.inputs import LORA as TO_QKV
+from tests.training.matrix import deviation, export_state
+
+from zerotrain.config.training import TrainConfig
+from zerotrain.export.export import export
+from zerotrain.export.target import WeightsTarget
+from zerotrain.models.families import load_family
+from zerotrain.models.quantized_linear import quantize_linear_layers
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.checkpointing import progress_folder
+
+LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
+NF4: dict[str, Any] = {"lora": LORA, "base_model_precision": "nf4"}
+IMAGES = ("sdxl", "sd3", "flux", "qwen_image")
+TEXT = ("causal_lm", "seq2seq_lm")
+
+
+@pytest.mark.slow
+def test_the_same_bits_under_plain_pytorch_and_zero(training: Training) -> None:
+    """On one process in fp32; it is another training than that next to the full weights."""
+    plain = training.run("plain", "torch", 6, **NF4)
+    apart = deviation(plain, training.run("full", "torch", 6, lora=LORA))
+    print(f"nf4 against full precision: {apart:.1e}")
+    assert 1e-5 < apart < 0.1
+    assert training.run("zero2", "zero2", 6, **NF4) == plain
+    assert deviation(training.run("offload", "zero2_offload", 6, **NF4), plain) <= 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["torch", "zero1", "zero2"])
+def test_two_processes_train_as_one(training: Training, preset: str) -> None:
+    """Codes are quantized in each process, from the same weights."""
+    alone = training.run("alone", preset, 6, **NF4)
+    both = training.run("both", preset, 6, num_processes=2, **NF4)
+    assert deviation(both, alone) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_switch_and_a_resume_lose_nothing(training: Training, precision: str) -> None:
+    """A resume gives the same bits; ZeRO-2 goes on from the state of plain PyTorch."""
+    changes = {**NF4, "mixed_precision": precision, "save_every": 4}
+    whole = training.run("whole", "torch", 8, **changes)
+    training.run("short", "torch", 4, **changes)
+    training.phase("short", "torch", 8, **changes)
+    assert training.train("short") == whole
+    assert training.hashes("short", 8) == training.hashes("whole", 8)
+    state = export_state(training.progress("whole") / "step-00000004", training.folder / "state")
+    switched = training.run("zero2", "zero2", 8, state=state, **changes)
+    assert deviation(switched, whole) <= (0.0 if precision == "no" else 5e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [
+    {"gradient_checkpointing": True}, {"lora": {**LORA, "use_dora": True}},
+    {"base_model_exclude_modules": ["to_k", "ff.net.2"]},
+], ids=["checkpointing", "dora", "exclude"])  # fmt: skip
+def test_other_keys_go_with_it(training: Training, changes: dict[str, Any]) -> None:
+    """Each under two engines alike; recomputing changes no bit, DoRA and an exclusion do."""
+    plain = training.run("plain", "torch", 4, **NF4)
+    changed = training.run("changed", "torch", 4, **{**NF4, **changes})
+    assert (changed == plain) == ("gradient_checkpointing" in changes)
+    assert training.run("zero2", "zero2", 4, **{**NF4, **changes}) == changed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["int8-quanto", "int2-quanto"])
+def test_integers_train_alike_and_resume(training: Training, precision: str) -> None:
+    """With recomputed blocks: the same bits under two engines and resumed."""
+    changes = {**NF4, "base_model_precision": precision, "gradient_checkpointing": True}
+    plain = training.run("plain", "torch", 4, **changes)
+    apart = deviation(plain, training.run("full", "torch", 4, lora=LORA))
+    print(f"{precision} against full precision: {apart:.1e}")
+    assert 1e-6 < apart < 1.0
+    assert training.run("zero2", "zero2", 4, **changes) == plain
+    training.run("short", "torch", 2, **changes)
+    training.phase("short", "torch", 4, **changes)
+    assert training.train("short") == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*IMAGES, *TEXT])
+def test_every_family_trains(family: str, image_inputs: Any, tmp_path: Path, server: Any) -> None:
+    """Under bf16 of ZeRO-2 and of autocast alike, but for rounding; and the adapter is exported."""
+    changes: dict[str, Any] = {"objective": {}, "epoch_size": 16}
+    if family in IMAGES:
+        objective = TrainConfig().objective(family)
+        inputs = image_inputs(family)
+        changes = {"resolution": SIDE, "epoch_size": COUNT, "objective": objective}
+    else:
+        inputs = text_inputs(family, tmp_path / "inputs", packing=False)
+    lora = TO_QKV if family in IMAGES else LORA
+    training = Training(tmp_path, inputs, server)
+    changes |= {**NF4, "family": family, "lora": lora, "mixed_precision": "bf16"}
+    losses = training.run("torch", "torch", 4, **changes)
+    assert deviation(training.run("zero2", "zero2", 4, **changes), losses) <= 5e-3
+    rolling = progress_folder.step_folder(training.progress("zero2"), 4)
+    target = WeightsTarget(
+        tmp_path / "weights", inputs / "base", load_family(family), "fp32", lora=lora
+    )
+    export(Checkpoint(rolling), rolling, target, None)
+    load_family(family).load_trained(target.folder)
+
+
+@pytest.mark.slow
+def test_the_loss_falls(tmp_path: Path, server: Any) -> None:
+    """By a tenth at least, of a nano language model that learns a few sums."""
+    inputs = text_inputs("causal_lm", tmp_path / "inputs", packing=False)
+    changes = {**NF4, "family": "causal_lm", "objective": {}, "epoch_size": 16}
+    changes |= {"lora": {**LORA, "target_modules": "all-linear"}, "learning_rate": 2e-2}
+    changes |= {"lr_scheduler": "constant", "lr_warmup_steps": 0}
+    losses = Training(tmp_path, inputs, server).run("p", "torch", 40, **changes)
+    print(f"first {losses[0]:.3f}, last {losses[-1]:.3f}")
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.slow
+def test_the_frozen_weights_take_an_eighth(image_inputs: Any) -> None:
+    """4.13 bits instead of 32 a weight, counted over the layers' codes and scales."""
+    model = load_family("sdxl").load_model(image_inputs("sdxl") / "base")
+    layers = [model.get_submodule(name) for name in quantize_linear_layers(model, "nf4")]
+    kept = sum(one.nbytes for layer in layers for one in (layer.codes, layer.scales, layer.outer))
+    bits = 8 * kept / sum(layer.numel for layer in layers)
+    print(f"{len(layers)} layers, {bits:.3f} bits a weight")
+    assert 4.126 < bits < 4.2

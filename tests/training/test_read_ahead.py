@@ -1,0 +1,117 @@
+"""Batches that a thread reads are those that the loop would read, and nothing else changes."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.training.conftest import tiny_phase
+
+from zerotrain.cache import read_cache
+from zerotrain.training.batches import Batches
+from zerotrain.training.read_ahead import DEPTH, ReadAhead
+
+CPU = torch.device("cpu")
+SIZE, STRIDE = 2, 4
+
+
+class Counted:
+    """Reads numbers, and keeps which and in which thread; a batch in `bad` cannot be read."""
+
+    def __init__(self, bad: int | None = None) -> None:
+        self.read_first: list[int] = []
+        self.threads: set[str] = set()
+        self.bad = bad
+        self.enough = threading.Semaphore(0)
+
+    def read(self, first: int, size: int) -> dict[str, torch.Tensor]:
+        self.threads.add(threading.current_thread().name)
+        self.read_first.append(first)
+        self.enough.release()
+        if first == self.bad:
+            raise OSError(f"sample {first}")
+        return {"number": torch.arange(first, first + size)}
+
+
+def ahead(batches: Any) -> ReadAhead:
+    return ReadAhead(batches, STRIDE)
+
+
+def numbers(batches: ReadAhead, first: int) -> list[int]:
+    found: list[int] = batches.batch(first, SIZE, CPU)["number"].tolist()
+    return found
+
+
+def test_the_order_is_the_loops(inputs: Path) -> None:
+    """Equal bits, at every place of two epochs; after a batch out of the row, too."""
+    cache, phase = read_cache(inputs / "cache"), tiny_phase("a", "torch", 4)
+    plain = Batches(cache, phase)
+    places = [*range(0, 48, STRIDE), 4, 8, 0]
+    with ahead(plain) as thread:
+        for first in places:
+            expected, found = plain.batch(first, SIZE, CPU), thread.batch(first, SIZE, CPU)
+            assert expected.keys() == found.keys()
+            assert all(torch.equal(expected[name], found[name]) for name in expected)
+        assert thread.name(3) == plain.name(3)
+
+
+def test_a_loop_reads_each_batch_once() -> None:
+    """In one thread, no more than DEPTH and the one at hand before they are asked for."""
+    batches = Counted()
+    with ahead(batches) as thread:
+        for first in range(8, 40, STRIDE):
+            assert numbers(thread, first) == [first, first + 1]
+            assert len(batches.read_first) <= (first - 8) // STRIDE + 1 + DEPTH + 1
+        for _ in range(8 + DEPTH):  # it reads on without being asked
+            assert batches.enough.acquire(timeout=20)
+    assert batches.read_first == list(range(8, 8 + STRIDE * len(batches.read_first), STRIDE))
+    assert batches.threads == {"read ahead"}
+    assert "read ahead" not in {one.name for one in threading.enumerate()}
+
+
+def test_a_repeated_batch_is_read_again() -> None:
+    """The first step may be computed twice."""
+    with ahead(Counted()) as thread:
+        assert [numbers(thread, first) for first in (0, 4, 0, 4, 8)] == [
+            [0, 1], [4, 5], [0, 1], [4, 5], [8, 9],
+        ]  # fmt: skip
+
+
+def test_an_error_is_that_of_its_batch() -> None:
+    """The batches before it are given; it is raised where it belongs, each time."""
+    batches = Counted(bad=8)
+    with ahead(batches) as thread:
+        assert numbers(thread, 0) == [0, 1]
+        assert numbers(thread, 4) == [4, 5]
+        for _ in range(2):
+            with pytest.raises(OSError, match="sample 8"):
+                numbers(thread, 8)
+        assert numbers(thread, 12) == [12, 13]
+
+
+def test_the_end_of_the_block_ends_the_thread() -> None:
+    """Also where the loop fails, and where nothing was asked for."""
+    with ahead(Counted()):
+        pass
+    thread = ahead(Counted())
+    with contextlib.suppress(ZeroDivisionError), thread:
+        numbers(thread, 0)
+        raise ZeroDivisionError
+    assert "read ahead" not in {one.name for one in threading.enumerate()}
+
+
+def test_no_generator_of_the_process_is_drawn_from(inputs: Path) -> None:
+    """The model draws from them at the same time."""
+    cache, phase = read_cache(inputs / "cache"), tiny_phase("a", "torch", 4)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    with ahead(Batches(cache, phase)) as thread:
+        for first in range(0, 24, STRIDE):
+            thread.batch(first, SIZE, CPU)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]

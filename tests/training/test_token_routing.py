@@ -1,0 +1,122 @@
+"""TREAD in training: which tokens pass by depends on the sample's number alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.training.conftest import Training, tiny_phase
+from tests.training.inputs import COUNT, LORA, SIDE
+
+from zerotrain.config.training import TrainConfig
+from zerotrain.models.families.token_routing import ROUTE
+from zerotrain.training.batches import Batches
+
+CPU = torch.device("cpu")
+TREAD = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]}
+
+
+def settings(family: str) -> dict[str, Any]:
+    """What a phase of a nano model has of its own."""
+    return {
+        "family": family, "resolution": SIDE, "epoch_size": COUNT, "lr_warmup_steps": 0,
+        "objective": TrainConfig().objective(family),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def flux(image_inputs) -> Path:
+    return image_inputs("flux")
+
+
+def cache_of(**tensors: torch.Tensor) -> Any:
+    """A cache of samples that are all the same."""
+    sample = {"latents": torch.zeros(4, 8, 8), **tensors}
+    entries = [SimpleNamespace(split="train", flipped=None)] * COUNT
+    return SimpleNamespace(entries=entries, sample=lambda number, **how: sample)
+
+
+def patches(latents: torch.Tensor) -> int:
+    """Tokens of latents [B, C, h, w], of 2 x 2 each."""
+    return latents.shape[-2] * latents.shape[-1] // 4
+
+
+def test_a_batch_has_routes_and_all_else_as_it_was():
+    """Sample by sample the same at any batch size, and none without the key."""
+    plain = tiny_phase("a", "torch", 4).changed(**settings("flux"))
+    routed = plain.changed(tread_config=TREAD)
+    together = Batches(cache_of(), routed, patches).batch(6, 4, CPU)
+    route = together.pop(ROUTE)
+    assert route.shape == (4, 1, 16)
+    assert route.dtype == torch.int64
+    expected = Batches(cache_of(), plain).batch(6, 4, CPU)
+    assert expected.keys() == together.keys()
+    assert all(torch.equal(expected[name], together[name]) for name in expected)
+    alone = [Batches(cache_of(), routed, patches).batch(p, 1, CPU)[ROUTE] for p in range(6, 10)]
+    assert torch.equal(torch.cat(alone), route)
+
+
+def test_tokens_of_conditioning_images_are_routed_too():
+    """They follow the image's in the sequence of the model."""
+    phase = tiny_phase("a", "torch", 4).changed(**settings("flux"), tread_config=TREAD)
+    cache = cache_of(conditioning_latents=torch.zeros(2, 4, 8, 8))
+    route = Batches(cache, phase, patches).batch(0, 1, CPU)[ROUTE]
+    assert route.sort().values.flatten().tolist() == list(range(48))
+
+
+@pytest.mark.slow
+def test_the_loss_differs_where_tokens_pass_by_and_only_there(flux, tmp_path, server):
+    """Samples one by one, a ratio of 0 trains bit by bit as without routes."""
+    training = Training(tmp_path, flux, server)
+    changes = {**settings("flux"), "global_batch_size": 1}
+    plain = training.run("plain", "torch", 2, **changes)
+    none = {"routes": [{**TREAD["routes"][0], "selection_ratio": 0.0}]}
+    assert training.run("none", "torch", 2, **changes, tread_config=none) == plain
+    routed = training.run("routed", "torch", 2, **changes, tread_config=TREAD)
+    assert all(abs(a - b) > 1e-6 for a, b in zip(routed, plain, strict=True))
+
+
+@pytest.mark.slow
+def test_a_resumed_training_and_one_of_two_processes_route_the_same(flux, tmp_path, server):
+    """Resumed bit by bit; two processes within 1e-5, as without routes; and the loss falls."""
+    training = Training(tmp_path, flux, server)
+    changes = {**settings("flux"), "tread_config": TREAD, "learning_rate": 3e-3}
+    whole = training.run("whole", "torch", 30, **changes)
+    training.run("resumed", "torch", 15, **changes)
+    assert training.run("resumed", "torch", 30, **changes) == whole
+    assert training.hashes("resumed", 30) == training.hashes("whole", 30)
+    assert sum(whole[-10:]) < 0.95 * sum(whole[:10])
+    two = training.run("two", "torch", 4, **changes, num_processes=2)
+    assert max(abs(a - b) for a, b in zip(two, whole[:4], strict=True)) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["flux", "sd3"])
+def test_engines_and_recomputation_route_the_same(family, image_inputs, tmp_path, server):
+    """ZeRO-3 with gradient checkpointing trains an adapter as PyTorch without, within 1e-4."""
+    training = Training(tmp_path, image_inputs(family), server)
+    changes = {**settings(family), "tread_config": TREAD, "lora": LORA}
+    plain = training.run("plain", "torch", 4, **changes)
+    for preset in ("torch", "zero3_offload"):
+        name = f"{preset}-recomputed"
+        found = training.run(name, preset, 4, **changes, gradient_checkpointing=True)
+        apart = max(abs(a - b) for a, b in zip(found, plain, strict=True))
+        assert apart <= (0 if preset == "torch" else 1e-4), preset
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["flux", "sd3"])
+def test_routes_in_bf16_and_in_a_model_that_is_built_in_parts(
+    family, image_inputs, tmp_path, server
+):
+    """bf16 within 2 % of float32; zero3_init as the model that each process holds whole."""
+    training = Training(tmp_path, image_inputs(family), server)
+    changes = {**settings(family), "tread_config": TREAD}
+    plain = training.run("plain", "torch", 3, **changes)
+    rounded = training.run("rounded", "torch", 3, **changes, mixed_precision="bf16")
+    assert all(abs(a / b - 1) < 0.02 for a, b in zip(rounded, plain, strict=True))
+    parts = training.run("parts", "zero3", 3, **changes, zero3_init=True)
+    assert max(abs(a - b) for a, b in zip(parts, plain, strict=True)) <= 1e-4

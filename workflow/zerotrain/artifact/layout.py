@@ -1,0 +1,95 @@
+"""The places of a project's files: its configurations, and the folders below results/.
+
+config/*.yaml                 one run each, or several under `runs`
+results/<run>/                base, report, imported/state, and a folder for each phase
+results/<run>/<phase>/        launch, progress, checkpoint, weights, state, evaluation
+results/data/<name>/          a dataset; cache/<size>, and a base that several runs share
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CONFIGS = Path("config")
+RESULTS = Path("results")
+DATA = "data"
+OF_PHASE = ("launch", "checkpoint", "weights", "state", "evaluation")
+"""Artifacts of a phase."""
+ROLLING = "progress"
+
+
+class PhaseFolder:
+    """The folders of a phase."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.launch, self.checkpoint, self.weights, self.state, self.evaluation = (
+            path / name for name in OF_PHASE
+        )
+        self.progress = path / ROLLING
+
+
+class RunFolder:
+    """The folders of a run."""
+
+    def __init__(self, run: str) -> None:
+        self.path = RESULTS / run
+        self.base, self.report = self.path / "base", self.path / "report"
+        self.imported_state = self.path / "imported" / "state"
+
+    def phase(self, name: str) -> PhaseFolder:
+        """Return the folders of a phase."""
+        return PhaseFolder(self.path / name)
+
+
+class DataFolder:
+    """The folders of a dataset, which runs may share."""
+
+    def __init__(self, name: str) -> None:
+        self.path = RESULTS / DATA / name
+        self.base = self.path / "base"
+
+    def cache(self, size: int) -> Path:
+        """Return the cache of a size: pixels per side, or tokens per row."""
+        return self.path / "cache" / str(size)
+
+
+def place_in_results(folder: Path) -> tuple[str, ...] | None:
+    """Return the parts of a folder's path below results/ if this project's workflow makes it."""
+    if not Path("Snakefile").is_file():
+        return None
+    parts = Path(os.path.relpath(folder)).parts
+    if len(parts) < 3 or parts[:1] != RESULTS.parts:
+        return None
+    place = parts[1:]
+    known = (
+        place[1:] in (("base",), ("report",), ("imported", "state"))
+        or (len(place) == 3 and place[2] in OF_PHASE)
+        or (len(place) == 4 and place[2] == ROLLING)
+        or (place[0] == DATA and place[2:] in ((), ("base",)))
+        or (place[0] == DATA and len(place) == 4 and place[2] == "cache")
+    )
+    return place if known else None
+
+
+def run_of(file: Path) -> str | None:
+    """Read the run that a configuration file names; None if the file is unreadable."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        raw = YAML(typ="safe").load(file.read_text())
+    except (OSError, UnicodeDecodeError, YAMLError):
+        return None
+    return str(raw["run"]) if isinstance(raw, dict) and "run" in raw else None
+
+
+def runs_here() -> dict[Path, str | None]:
+    """Return the run of each file of config/, sorted by name."""
+    return {file: run_of(file) for file in sorted(CONFIGS.glob("*.yaml"))}
+
+
+def files_of(run: str) -> list[Path]:
+    """Return the files of config/ that define a run."""
+    return [file for file, found in runs_here().items() if found == run]

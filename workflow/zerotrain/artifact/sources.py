@@ -1,0 +1,213 @@
+"""The source files that a module depends on, found by reading its imports, without importing it.
+
+Their digest is a parameter of jobs (zerotrain.pipeline.graph.code), so that an edit reruns the jobs
+that depend on it. A training records the digest of the files that decide its numbers; exceptions
+are listed in zerotrain.artifact.declared_code. Digests are of tokens
+(zerotrain.artifact.code_tokens): they are the same in every version of Python, and after edits of
+comments, docstrings or layout.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, MutableMapping
+from functools import cache
+from pathlib import Path
+
+from zerotrain.artifact.code_tokens import code_text
+from zerotrain.artifact.declared_code import NOT_FOLLOWED, WITHOUT_EFFECT
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def source_files(*modules: str) -> list[str]:
+    """List the files of the given zerotrain modules and of all they import, sorted.
+
+    Args:
+        modules: Dotted names such as ``zerotrain.stages.evaluate``. A module that is selected at
+            run time (a model family) is passed together with the module that selects it.
+
+    Returns:
+        Paths relative to the working directory where possible.
+    """
+    return [_shown(path) for path in sorted(_closure(modules))]
+
+
+def training_files(family: str) -> list[str]:
+    """Return the files that decide the numbers of a family's training, like `source_files`.
+
+    Args:
+        family: The name of a model family.
+    """
+    return [_shown(path) for path in sorted(_training_closure(family))]
+
+
+def declared_file(name: str) -> str:
+    """Return the file of a module, or of the module of `module:Class`."""
+    return _shown(_files_of(name.partition(":")[0], must_exist=True)[-1])
+
+
+def source_digest(*modules: str) -> str:
+    """Return the digest of the code of these modules and of all they import."""
+    return _digest(_closure(modules))
+
+
+def training_digest(family: str, known: MutableMapping[str, str] | None = None) -> str:
+    """Return the digest of the code that decides the numbers of a family's training.
+
+    Args:
+        family: The name of a model family.
+        known: As in `file_code_sha256`.
+    """
+    return _digest(_training_closure(family), known)
+
+
+def code_digest(*names: str) -> str:
+    """Return the digest of the code of only these modules, or of `module:Class`, wherever they are.
+
+    For a class only its own text counts. It may use its module's imports, but no other definitions
+    of the module, as changes of those would go unnoticed.
+    """
+    found = []
+    for name in names:
+        module, _, inside = name.partition(":")
+        path = _files_of(module, must_exist=True)[-1]
+        found.append(hashlib.sha256(_code(path, inside).encode()).hexdigest())
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
+
+
+def file_code_sha256(path: Path, known: MutableMapping[str, str] | None = None) -> str:
+    """Return the digest of a file's tokens; of its bytes if it cannot be tokenised.
+
+    Args:
+        path: A source file or a rule file.
+        known: Token digests by byte digest, which saves reading the tokens; new ones are added.
+    """
+    content = path.read_bytes()
+    of_bytes = hashlib.sha256(content).hexdigest()
+    if known is not None and of_bytes in known:
+        return known[of_bytes]
+    try:
+        found = hashlib.sha256(code_text(_decoded(content)).encode()).hexdigest()
+    except (SyntaxError, UnicodeDecodeError):
+        found = of_bytes
+    if known is not None:
+        known[of_bytes] = found
+    return found
+
+
+def _decoded(content: bytes) -> str:
+    return content.decode("utf-8").replace("\r\n", "\n")
+
+
+def _digest(paths: Iterable[Path], known: MutableMapping[str, str] | None = None) -> str:
+    total = hashlib.sha256()
+    for path in sorted(paths):
+        total.update(f"{file_code_sha256(path, known)}  {_name_of(path)}\n".encode())
+    return total.hexdigest()
+
+
+def _training_closure(family: str) -> set[Path]:
+    roots = ["zerotrain.training.rank", f"zerotrain.models.families.{family}"]
+    return _closure(roots, WITHOUT_EFFECT)
+
+
+def _closure(modules: Iterable[str], without: tuple[str, ...] = ()) -> set[Path]:
+    """Return modules and all they import, except for listed ones and what only they import."""
+    found: set[Path] = set()
+    waiting = [path for name in modules for path in _files_of(name, must_exist=True)]
+    while waiting:
+        path = waiting.pop()
+        if path not in found and not _name_of(path).startswith(without):
+            found.add(path)
+            waiting.extend(_imports(path))
+    return found | {table for path in found for table in _tables(path)}
+
+
+def _tables(path: Path) -> Iterable[Path]:
+    """List the tables that a package reads when it is imported, such as those of launch/keys."""
+    return path.parent.glob("*.toml") if path.name == "__init__.py" else ()
+
+
+def _name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def _files_of(name: str, *, must_exist: bool = False) -> list[Path]:
+    """List a module's file and the __init__ files of the packages above it."""
+    parts = name.split(".")[1:]
+    files = [
+        init
+        for depth in range(len(parts) + 1)
+        if (init := PACKAGE.joinpath(*parts[:depth], "__init__.py")).is_file()
+    ]
+    module = PACKAGE.joinpath(*parts).with_suffix(".py") if parts else PACKAGE / "__init__.py"
+    if module.is_file():
+        files.append(module)
+    elif must_exist and not PACKAGE.joinpath(*parts, "__init__.py").is_file():
+        raise ModuleNotFoundError(name)
+    return files
+
+
+@cache
+def _imports(path: Path) -> tuple[Path, ...]:
+    names: set[str] = set()
+    for node in _walk(ast.parse(path.read_text()).body):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    ours = (name for name in names if name == "zerotrain" or name.startswith("zerotrain."))
+    files = (file for name in ours for file in _files_of(name))
+    left_out = NOT_FOLLOWED.get(_name_of(path))
+    return tuple(one for one in files if not (left_out and _name_of(one).startswith(left_out)))
+
+
+def _walk(statements: Iterable[ast.AST]) -> Iterable[ast.AST]:
+    """Yield all statements that run, including nested ones, but no `if TYPE_CHECKING` blocks."""
+    for one in statements:
+        if isinstance(one, ast.If) and _is_types_only(one.test):
+            yield from _walk(one.orelse)
+            continue
+        yield one
+        for inner in ("body", "orelse", "handlers", "finalbody", "cases"):
+            yield from _walk(getattr(one, inner, ()))
+
+
+def _is_types_only(test: ast.expr) -> bool:
+    """Return whether the test of an `if` is TYPE_CHECKING or typing.TYPE_CHECKING."""
+    if isinstance(test, ast.Attribute):
+        return ast.unparse(test) == "typing.TYPE_CHECKING"
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
+
+
+@cache
+def _code(path: Path, name: str = "") -> str:
+    """Return the code of a file, or of one class in it."""
+    text = _decoded(path.read_bytes())
+    if not name:
+        return code_text(text)
+    tree = ast.parse(text)
+    defined = {n.name: n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+    assigned = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    chosen = defined[name]
+    used = {node.id for node in ast.walk(chosen) if isinstance(node, ast.Name)}
+    if others := used & (defined.keys() | assigned):
+        raise ValueError(f"{path}: {name} uses {', '.join(sorted(others))} of its own module")
+    first = min([chosen.lineno, *(one.lineno for one in chosen.decorator_list)])
+    return code_text("\n".join(text.split("\n")[first - 1 : chosen.end_lineno]) + "\n")
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

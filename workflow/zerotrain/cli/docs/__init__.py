@@ -1,0 +1,1 @@
+"""Pages and schemas that are generated from the code."""

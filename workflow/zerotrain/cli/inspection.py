@@ -1,0 +1,119 @@
+"""Commands that inspect: doctor, trace, cluster check; and the set-up's build_ops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotrain.config.command_options import OfRun
+from zerotrain.config.suggestions import known_names
+from zerotrain.errors import PipelineError
+
+FORMATS = ("text", "json", "mermaid")
+
+cluster_app = typer.Typer(
+    name="cluster", help="The cluster that jobs are sent to.", no_args_is_help=True
+)
+
+
+def doctor(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Name of a run, or its config.")
+    ] = None,
+    config: OfRun = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Look at machine, installation and a run, ready to paste. Exit code 1: it would not train."""
+    from zerotrain.pipeline.doctor.examine import examine
+
+    report = examine(run, config)
+    print(report.json() if json else report.text(), end="")
+    raise typer.Exit(1 if report.problems else 0)
+
+
+def trace(
+    weights: Annotated[
+        Path | None,
+        typer.Argument(metavar="[WEIGHTS]", help="Exported weights: a folder, or a file in one."),
+    ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="List the weights that this image went into instead."),
+    ] = None,
+    format: Annotated[str, typer.Option(help="text, json or mermaid.")] = "text",
+) -> None:
+    """Walk from weights back to their images, verifying every hash. Exit code 1: not whole."""
+    if format not in FORMATS:
+        raise PipelineError(
+            f"--format: {format!r} is not known", hint=known_names(format, FORMATS, "formats")
+        )
+    if (weights is None) == (image is None):
+        raise PipelineError(
+            "trace takes weights, or an image",
+            hint="zerotrain trace WEIGHTS, or zerotrain trace --image FILE",
+        )
+    if image is not None:
+        from zerotrain.pipeline.lineage.image import document, flowchart, text, uses_of
+
+        uses = uses_of(image)
+        print({"text": text, "json": document, "mermaid": flowchart}[format](uses), end="")
+        raise typer.Exit(0 if uses.known else 1)
+    assert weights is not None
+    from zerotrain.pipeline.lineage import report
+    from zerotrain.pipeline.lineage.walk import trace
+
+    walk = trace(weights)
+    shown = {"text": report.text, "json": report.document, "mermaid": report.flowchart}[format]
+    print(shown(walk), end="")
+    raise typer.Exit(0 if walk.whole else 1)
+
+
+@cluster_app.command()
+def check(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="A run: whether the cluster can hold its phases."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write a starting profile, as profiles/mine."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a profile.")] = False,
+    partition: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Where to train; default: it chooses.")
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whom Slurm bills; default: yours.")
+    ] = None,
+    no_job: Annotated[bool, typer.Option("--no-job", help="Submit no trial job.")] = False,
+    wait: Annotated[
+        int, typer.Option(min=1, metavar="SECONDS", help="The trial job may be queued so long.")
+    ] = 60,
+) -> None:
+    """Look at a Slurm cluster from its login node. Exit code 1: a training would not start."""
+    from zerotrain.pipeline.cluster.check import check
+
+    findings, written = check(
+        config,
+        output,
+        force=force,
+        partition=partition,
+        account=account,
+        wait_s=None if no_job else wait,
+    )
+    problems = [found for found in findings if found.level == "problem"]
+    count = len(problems)
+    print("\n".join(map(str, findings)))
+    print(f"{count} problem{'s' if count > 1 else ''}" if count else "no problem found")
+    if written:
+        print(f"wrote {written}: snakemake --profile {written.parent} train")
+    raise typer.Exit(1 if problems else 0)
+
+
+def build_ops() -> None:
+    """Build DeepSpeed's compiled ops into the environment (set-up does it)."""
+    from zerotrain.machine.compiled_ops import build_ops
+
+    build_ops()

@@ -1,0 +1,99 @@
+"""Commands before a training: new, check, plan, sweep, fetch, and data."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotrain.config.command_options import takes_options
+from zerotrain.launch.planner.options import PlanOptions
+from zerotrain.pipeline.options import NewOptions
+
+data_app = typer.Typer(name="data", help="Datasets of your own.", no_args_is_help=True)
+
+
+@takes_options
+def new(options: NewOptions) -> None:
+    """Write a commented configuration for your own images or text."""
+    from zerotrain.pipeline.new_run import new
+
+    path = new(options)
+    print(f"wrote {path}; look at it, then: make train CONFIG={path}")
+
+
+def check(
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="The run's config, or a sweep's.")],
+) -> None:
+    """Check a configuration and the folders that it names; print what results will depend on."""
+    from zerotrain.pipeline.checks import read_checked_runs
+    from zerotrain.pipeline.checks.base import describe_dependency
+
+    lines = map(describe_dependency, read_checked_runs(config).values())
+    for line in dict.fromkeys(filter(None, lines)):
+        print(line)
+
+
+@takes_options
+def plan(options: PlanOptions) -> None:
+    """Predict memory, traffic and time of every preset, without a GPU or weights; say what fits."""
+    import gc
+
+    # Libraries and traces make millions of objects that live to the end of this command: looking
+    # through them again and again, and once more at the exit, takes a fifth of its time.
+    gc.disable()
+    from zerotrain.launch.planner.report import plan_report
+
+    lines = plan_report(options, width=shutil.get_terminal_size((100, 40)).columns)
+    print("\n".join(lines))
+    gc.freeze()
+
+
+def sweep(
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="The config that runs vary.")],
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE,VALUE", help="Values of a key; repeatable."),
+    ],
+    output: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="For a file each run, and FOLDER.yaml for all.")
+    ],
+) -> None:
+    """Write a configuration for each point of a grid, and one that plans them all."""
+    from zerotrain.pipeline.sweep import sweep
+
+    together, *files = sweep(config, settings, output)
+    print(f"wrote {len(files)} runs to {output}; all of them:")
+    print(f"  snakemake --cores all train --configfile {together}")
+
+
+def fetch(
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="Configs of runs.")],
+    to: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="A folder that every node sees.")
+    ] = Path("fetched"),
+    wheels: Annotated[
+        bool, typer.Option("--wheels", help="The pinned packages, too: 0.5 GB, with CUDA several.")
+    ] = False,
+) -> None:
+    """Put what jobs would take from the internet into a shared folder: models, datasets, ops."""
+    from zerotrain.pipeline.fetch import fetch, variables
+
+    os.environ.update(variables(to))  # before the hub's library is imported, which reads it once
+    for line in fetch(configs, to, wheels=wheels):
+        print(line, flush=True)
+
+
+@data_app.command()
+def add(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of images, or a file of text.")
+    ],
+) -> None:
+    """Track a dataset with DVC, so that git knows which one made what; again after an edit."""
+    from zerotrain.pipeline.dvc.tracking import add
+
+    print("\n".join(add(folder)))

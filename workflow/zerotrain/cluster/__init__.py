@@ -1,1 +1,0 @@
-"""The cluster that jobs run on, as its scheduler tells it."""

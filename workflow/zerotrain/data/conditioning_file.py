@@ -1,0 +1,83 @@
+"""Conditioning images as files: those that a user gives with prompts, and which are refused."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerotrain.data.listing import check_usable_path
+from zerotrain.data.source import BadImage
+from zerotrain.errors import PipelineError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def prompt_files(images: Iterable[Sequence[str]], key: str) -> list[str]:
+    """List the files of the conditioning images of all prompts, each once, sorted.
+
+    Args:
+        images: The files of each prompt; relative paths start from the working directory.
+        key: The key of the configuration that names them.
+
+    Raises:
+        PipelineError: a file is missing, or its name cannot be an input of a rule.
+    """
+    files = sorted({str(Path(file).expanduser()) for of_prompt in images for file in of_prompt})
+    for file in files:
+        if not Path(file).is_file():
+            raise PipelineError(
+                f"{key}: {file}: no such file",
+                hint="relative paths count from where snakemake runs",
+            )
+        check_usable_path(Path(file), key)
+    return files
+
+
+def read_conditioning_images(files: Sequence[str | Path], key: str) -> list[Image]:
+    """Read files as upright RGB, as prepare_dataset reads those of a dataset.
+
+    Args:
+        files: Image files; relative paths start from the working directory.
+        key: The option or the key of the configuration that names them.
+
+    Raises:
+        PipelineError: a file is missing, is not a readable image, or has transparent pixels.
+    """
+    from zerotrain.data.decode import decode
+
+    found = []
+    for file in files:
+        try:
+            content = Path(file).expanduser().read_bytes()
+            found.append(decode(content))
+            check_opaque(content)
+        except (OSError, BadImage) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise PipelineError(
+                f"{key}: {file}: {why}", hint="give image files (.png, .jpg, .webp, ...)"
+            ) from error
+    return found
+
+
+def check_opaque(data: bytes) -> None:
+    """Check that an image is opaque: over white, a mask on a transparent background is all white.
+
+    Args:
+        data: The file's bytes, as for decode.
+
+    Raises:
+        BadImage: a pixel is not fully opaque.
+    """
+    from PIL import Image
+
+    from zerotrain.data.decode import FORMATS
+
+    with Image.open(io.BytesIO(data), formats=[*FORMATS]) as image:
+        # Greys of more than 8 bits have no alpha, and decode ignores their transparent value.
+        if not image.has_transparency_data or image.mode.startswith("I"):
+            return
+        if image.convert("RGBA").getchannel("A").histogram()[255] < image.width * image.height:
+            raise BadImage("has transparent pixels; save it without an alpha channel")

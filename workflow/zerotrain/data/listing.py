@@ -1,0 +1,141 @@
+"""The files in a folder of images, without opening any."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerotrain.data.source import Found
+from zerotrain.data.table import printable
+from zerotrain.errors import PipelineError
+
+if TYPE_CHECKING:
+    from zerotrain.config.data import DataConfig
+
+EXTENSIONS = (
+    *(".apng", ".avif", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"),
+    *(".jpx", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".psd", ".qoi", ".tga", ".tif", ".tiff"),
+    ".webp",
+    # Pillow reads none of these; they are listed so that they are reported as bad samples.
+    *(".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".svg"),
+)
+"""Files with these extensions, in any case, count as images. Hidden files never do."""
+
+
+@dataclass
+class Listing:
+    """The files in an image folder, unordered; names are relative, with forward slashes."""
+
+    images: list[str] = field(default_factory=list)
+    captions: dict[str, str] = field(default_factory=dict)
+    """Caption files by name without extension, which is the beginning of the image's name."""
+    bad: list[Found] = field(default_factory=list)
+    """Files that cannot be examined: links that lead out, names that no rule can take."""
+    others: list[str] = field(default_factory=list)
+
+
+def list_images(data: DataConfig) -> Listing:
+    """List data.images with its subfolders, except for folders of conditioning images in it.
+
+    Raises:
+        PipelineError: it is missing, is not a folder, is unreadable, or has no image.
+    """
+    return _list(root_of(data), data, "data.images")
+
+
+def list_conditioning(data: DataConfig, folder: str) -> Listing:
+    """List a folder of data.conditioning_images with its subfolders.
+
+    Raises:
+        PipelineError: as list_images.
+    """
+    return _list(Path(folder).expanduser(), data, "data.conditioning_images")
+
+
+def root_of(data: DataConfig) -> Path:
+    """Return the folder of data.images."""
+    return Path(data.images or "").expanduser()
+
+
+def check_usable_path(path: Path, key: str) -> None:
+    """Check that Snakemake can take a path as an input.
+
+    Raises:
+        PipelineError: it contains a brace or is not UTF-8.
+    """
+    if why := _unusable_name(str(path)):
+        raise _unusable(path, key, why)
+
+
+def _list(root: Path, data: DataConfig, key: str) -> Listing:
+    listing = Listing()
+    try:
+        _scan(root, data, listing)
+    except FileNotFoundError as error:
+        raise _unusable(root, key, "no such folder") from error
+    except NotADirectoryError as error:
+        raise _unusable(root, key, "a file, not a folder") from error
+    except OSError as error:
+        raise _unusable(root, key, f"{error.filename}: {error.strerror}") from error
+    if not listing.images and not listing.bad:
+        seen = [*listing.captions.values(), *listing.others]
+        shown = f"; it holds {len(seen)} other files, such as {min(seen)}" if seen else ""
+        raise _unusable(root, key, f"no image in it or its subfolders{shown}")
+    return listing
+
+
+def _scan(root: Path, data: DataConfig, listing: Listing) -> None:
+    extension = data.caption_extension.lower()
+    real_root = os.path.realpath(root)
+    # A folder of images may contain one of conditioning images, or be inside it.
+    roots = [root_of(data), *(Path(name).expanduser() for name in data.conditioning_folders)]
+    waiting, seen = [""], {real_root, *map(os.path.realpath, roots)}
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(os.path.join(root, folder)) as entries:
+            for entry in entries:
+                name = folder + entry.name
+                if entry.name.startswith("."):
+                    continue
+                if reason := _unusable_name(entry.name):
+                    listing.bad.append(Found(printable(name), reason=reason))
+                    continue
+                if entry.is_symlink() and not data.follow_symlinks:
+                    target = os.path.realpath(entry.path)
+                    if os.path.isdir(target) or not target.startswith(real_root + os.sep):
+                        listing.bad.append(Found(name, reason=_refused_link(target)))
+                        continue
+                if entry.is_dir():
+                    real = os.path.realpath(entry.path)
+                    if real not in seen:
+                        seen.add(real)
+                        waiting.append(name + "/")
+                elif name.lower().endswith(extension):
+                    listing.captions[name[: -len(extension)]] = name
+                elif name.lower().endswith(EXTENSIONS):
+                    listing.images.append(name)
+                else:
+                    listing.others.append(name)
+
+
+def _unusable_name(name: str) -> str | None:
+    if printable(name) != name:
+        return "its name is not UTF-8"
+    if "{" in name or "}" in name:
+        return "its name holds a brace, which Snakemake takes for a wildcard"
+    return None
+
+
+def _refused_link(target: str) -> str:
+    kind = "a link to a folder" if os.path.isdir(target) else "a link that leads out of the folder"
+    return f"{kind}, to {target} (data.follow_symlinks: true would take it)"
+
+
+def _unusable(path: Path, key: str, why: str) -> PipelineError:
+    return PipelineError(
+        f"{key}: {path}: {why}",
+        hint="give a folder with images (.png, .jpg, .webp, ...); relative paths count from "
+        "where snakemake runs",
+    )

@@ -1,0 +1,256 @@
+"""Export of any training: checked weights, and a checked state for the next phase.
+
+It works for checkpoints of every engine, and needs no GPU, no engine, and memory for one tensor.
+The rule export_weights and the command `zerotrain export` both use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerotrain import artifact
+from zerotrain.artifact import Artifact
+from zerotrain.errors import PipelineError
+from zerotrain.export.checks import CheckedSource, check_lora, check_peft, check_written
+from zerotrain.export.formats.loading_code import text_of_readme
+from zerotrain.export.target import WeightsTarget
+from zerotrain.models.base import README, check_inside, choose_files, in_part, is_model_file
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.state.open import AveragedWeights, EachLayer
+from zerotrain.state.position import EMA, MASTER, Source, TrainerState
+from zerotrain.state.ran_on import RanOn
+from zerotrain.state.state import KIND as STATE
+from zerotrain.state.state import State, write_state
+from zerotrain.training.checkpointing import conditions
+
+FUSED = "fused_layers"
+
+
+def export(
+    source: Source,
+    folder: Path,
+    weights: WeightsTarget | None,
+    state: Path | None,
+    *,
+    position: TrainerState | None = None,
+) -> None:
+    """Publish weights, a state, or both, of any training, if all checks pass.
+
+    Both are prepared before either appears. Every written tensor is checked: it has elements, all
+    finite, and no second moment is negative. Written weights are compared bit by bit with the
+    master weights in their type, and loaded once with the real library.
+
+    Args:
+        source: The training: a checkpoint, a state, or another program's checkpoint.
+        folder: Folder of the source.
+        weights: Where to publish the weights, if at all.
+        state: Folder to publish the state at, if at all; always float32.
+        position: Position of the state, if not that of the source.
+
+    Raises:
+        PipelineError: one folder is in another; or a tensor is missing, surplus, empty, of
+            another shape, not finite, or reads back with other values. Nothing is published, and
+            what was there stays.
+    """
+    targets = [path for path in (weights.folder if weights else None, state) if path is not None]
+    check_no_loss(folder, targets)
+    origins = find_parents(source, folder)
+    at = source.position
+    made_by = {"engine": at.engine, "run": at.run, "phase": at.phase, **RanOn.of(at).made_by()}
+    with ExitStack() as drafts:
+        # Weights are entered first, and appear last.
+        if weights is not None:
+            base = weights.base
+            origins["base"] = artifact.read(base, "base") if artifact.is_described(base) else base
+            parents, others = lineage(origins)
+            averaged = weights.ema and EMA in source.slots
+            shown = AveragedWeights(source) if averaged else source
+            if weights.lora and weights.lora.get(FUSED):
+                shown = EachLayer(shown)  # as all libraries read it
+            made = {**made_by, "dtype": weights.dtype, **others}
+            draft = drafts.enter_context(
+                artifact.publish(weights.folder, "weights", parents=parents, made_by=made)
+            )
+            draft.known.update(_link_other_parts(origins["base"], weights, draft.folder))
+            header = _header(source.position, parents.get("base"), averaged)
+            draft.known.update(_write_weights(shown, weights, draft.folder, header))
+            if weights.family.modality == "text":
+                draft.known.update(weights.family.name_ends(draft.folder))
+            check = check_lora if weights.lora else check_peft if weights.peft else check_written
+            check(shown, weights, draft.folder)
+            trains = conditions.read_recorded(folder) if isinstance(source, Checkpoint) else None
+            resolution = trains.trains.get("resolution") if trains else None
+            draft.content = weights.content(at.step, averaged, resolution)
+            text = text_of_readme(draft.folder, draft.content, made)
+            (draft.folder / README).write_text(text, encoding="utf-8")
+        if state is not None:
+            parents, others = lineage(origins)
+            draft = drafts.enter_context(
+                artifact.publish(state, STATE, parents=parents, made_by={**made_by, **others})
+            )
+            checked = CheckedSource(source)
+            draft.known.update(
+                write_state(
+                    draft.folder,
+                    position or source.position,
+                    source.shapes,
+                    source.slots,
+                    checked.tensor,
+                )
+            )
+            if isinstance(source, Checkpoint | State):
+                for name in source.artifact.files:
+                    if name.startswith(artifact.RECORDS):
+                        copy = draft.folder / name
+                        copy.parent.mkdir(parents=True, exist_ok=True)
+                        artifact.copy_new(source.artifact.path(name), copy)
+
+
+def check_no_loss(source: Path, targets: list[Path]) -> None:
+    """Check that no folder that is needed is inside a target, which publishing replaces whole.
+
+    Raises:
+        PipelineError: one is; the target and the folder are named.
+    """
+    for place, target in enumerate(targets):
+        for needed in (source, *targets[:place], *targets[place + 1 :]):
+            if needed.resolve().is_relative_to(target.resolve()):
+                raise PipelineError(
+                    f"{target} would be replaced whole, and {needed} is inside it",
+                    hint="choose folders outside of each other",
+                )
+
+
+def export_universal(source: Source, folder: Path, output: Path) -> None:
+    """Publish a training as DeepSpeed's universal checkpoint, which needs no base model.
+
+    Raises:
+        PipelineError: a tensor is empty or not finite, or there are no moments.
+    """
+    from zerotrain.state.external import write_universal
+
+    parents, others = lineage(find_parents(source, folder))
+    ran_on = RanOn.of(source.position).made_by()
+    made_by = {"engine": source.position.engine, **ran_on, **others}
+    with artifact.publish(output, "universal", parents=parents, made_by=made_by) as draft:
+        write_universal(draft.folder, CheckedSource(source))
+        draft.content = {"step": source.position.step}
+
+
+def _header(position: TrainerState, base: Artifact | None, averaged: bool) -> dict[str, str]:
+    """Return the known entries on the origin for headers of weights files."""
+    header = {
+        "zerotrain.run": position.run,
+        "zerotrain.phase": position.phase,
+        "zerotrain.step": str(position.step),
+        "zerotrain.base": base.identity if base else "",
+        "zerotrain.ema": "true" if averaged else "",
+    }
+    return {key: value for key, value in header.items() if value}
+
+
+def _write_weights(
+    source: Source, weights: WeightsTarget, folder: Path, metadata: Mapping[str, str]
+) -> dict[str, str]:
+    checked, dtype = CheckedSource(source), weights.torch_dtype
+
+    def read(name: str) -> torch.Tensor:
+        return checked.tensor(name, MASTER, dtype)
+
+    if weights.lora:
+        from zerotrain.models.families.lora import save_adapter
+
+        return save_adapter(
+            weights.family,
+            weights.base,
+            source.shapes,
+            read,
+            dtype=dtype,
+            out=folder,
+            metadata=metadata,
+            **{key: value for key, value in weights.lora.items() if key != FUSED},
+        )
+    if weights.peft:
+        from zerotrain.models.families import adapters
+
+        return adapters.save(
+            weights.family,
+            weights.base,
+            source.shapes,
+            read,
+            weights.peft,
+            dtype=dtype,
+            out=folder,
+            metadata=metadata,
+        )
+    return weights.family.save_model(
+        weights.base,
+        source.shapes,
+        read,
+        dtype,
+        folder,
+        frozen=weights.frozen(source),
+        metadata=metadata,
+    )
+
+
+def _link_other_parts(
+    base: Artifact | Path, weights: WeightsTarget, folder: Path
+) -> dict[str, str]:
+    """Put the base's untrained parts into the folder, so that it is a complete model.
+
+    If an adapter was trained, they include the part that it belongs to. Files of this project are
+    linked; of the user's files, the weights of a run share one copy.
+
+    Returns:
+        Their sha256 by name, if the base is published and lists it.
+    """
+    if isinstance(base, Artifact):
+        known = {name: entry["sha256"] for name, entry in base.files.items()}
+        files = {name: base.path(name) for name in known if is_model_file(name)}
+    else:
+        names = [path.relative_to(base).as_posix() for path in base.rglob("*") if path.is_file()]
+        chosen = choose_files(names, weights.family, str(base))
+        check_inside(base, chosen.values(), str(base))
+        known, files = {}, {name: base / file for name, file in chosen.items()}
+    part = weights.family.trained_part
+    linked = [
+        name
+        for name in files
+        if (weights.adapter or not in_part(name, part)) and not name.startswith(artifact.RECORDS)
+    ]
+    in_results = artifact.place_in_results(folder.with_name("weights")) is not None
+    phases = sorted(folder.parent.parent.iterdir()) if in_results else []
+    for name in linked:
+        made_here = isinstance(base, Artifact) and not (base.folder / name).is_symlink()
+        if made_here or artifact.is_own(files[name]):
+            artifact.link_or_copy(files[name], folder / name)
+        else:
+            copies = [phase / "weights" / name for phase in phases]
+            artifact.take_in(files[name], folder / name, known.get(name), copies)
+    return {name: known[name] for name in linked if name in known}
+
+
+def find_parents(source: Source, folder: Path) -> dict[str, Artifact | Path]:
+    """Return a source's artifact by its kind, or the path of another program's folder."""
+    if isinstance(source, Checkpoint | State):
+        return {source.artifact.kind: source.artifact}
+    return {"checkpoint": folder}
+
+
+def lineage(
+    origins: Mapping[str, Artifact | Path],
+) -> tuple[dict[str, Artifact], dict[str, Any]]:
+    """Return parents, and for folders without a manifest their path and digest of file sizes."""
+    parents = {name: found for name, found in origins.items() if isinstance(found, Artifact)}
+    others = {
+        name: {"path": str(found), "files": artifact.sizes_digest(found)}
+        for name, found in origins.items()
+        if isinstance(found, Path)
+    }
+    return parents, others

@@ -1,0 +1,181 @@
+"""kohya: a LoRA in the format of sd-scripts, which ComfyUI, A1111 and Forge read by its names.
+
+Each layer of the original model has `lora_down`, `lora_up` and its true alpha: readers scale by
+alpha / rank, and use the rank if alpha is missing. Layers that are one layer in the original have
+one LoRA with a block-diagonal lora_up, unless they share their first factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from zerotrain.errors import PipelineError
+from zerotrain.export.formats import Options, kohya_reading
+from zerotrain.export.formats.diffusers_lora import verify_adapter
+from zerotrain.export.formats.modelspec import architecture, network
+from zerotrain.export.formats.original import (
+    FLUX_WIDTH,
+    SLOTS,
+    Slots,
+    flux_width,
+    layers_by_slot,
+    swap_halves,
+)
+from zerotrain.export.formats.tensors import LazyTensor, write_tensors
+from zerotrain.export.formats.weights import Adapter, ExportedWeights, model_without_memory
+
+FILE = "lora.safetensors"
+DOWN, UP = "lora_A.weight", "lora_B.weight"
+INSTEAD = "merge it: --to merged; or keep it: --to diffusers_lora or peft"
+
+
+def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
+    """Write the file, and return its sha256 by name."""
+    adapter = weights.adapter
+    assert adapter is not None
+    slot_of = _slots(weights)
+    _refuse_other_tensors(adapter, weights)
+    alphas = {layer: _alpha(weights, layer) for layer in adapter.layers}
+    _refuse_several(alphas, weights)
+    if weights.family.name == "flux":
+        _refuse_unread(weights)
+    tensors: dict[str, LazyTensor] = {}
+    for slot, layers in layers_by_slot(weights.trained, slot_of).items():
+        if not (trained := [layer for layer in layers if layer in alphas]):
+            continue
+        name = kohya_reading.name_of(slot)
+        tensors |= {f"{name}.{n}": t for n, t in _factors(weights, layers, slot_of).items()}
+        alpha = torch.tensor(
+            alphas[trained[0]] * (1 if _is_shared(adapter, layers) else len(layers))
+        )
+        tensors[f"{name}.alpha"] = LazyTensor(alpha.dtype, (), alpha.clone)
+    header = weights.lineage() | architecture(weights, "/lora") | network(weights)
+    return {FILE: write_tensors(out / FILE, tensors, options.dtype, header)}
+
+
+def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
+    """Load the file with diffusers' own reader of kohya's names; compare factors and scales."""
+    model = model_without_memory(weights)
+    kohya_reading.load(weights.family, model, out / FILE)
+    if weights.family.name == "sdxl":
+        assert weights.adapter is not None
+        verify_adapter(weights.adapter, weights.scales, model, options.dtype, out / FILE)
+    else:
+        kohya_reading.verify_folded(weights, model, options.dtype, out / FILE)
+
+
+def _slots(weights: ExportedWeights) -> Slots:
+    if weights.family.name not in SLOTS:
+        raise PipelineError(
+            f"--to kohya: its names for {weights.family.name} are not known here",
+            hint=f"they are those of {', '.join(SLOTS)}; diffusers_lora and peft are for all",
+        )
+    return SLOTS[weights.family.name](weights.config(weights.part))
+
+
+def _factors(
+    weights: ExportedWeights, layers: tuple[str, ...], slot_of: Slots
+) -> dict[str, LazyTensor]:
+    """Return both factors of a layer that consists of these; some may have no adapter."""
+    adapter = weights.adapter
+    assert adapter is not None
+    if len(layers) == 1:
+        down, up = (adapter.tensors[f"{layers[0]}.{factor}"] for factor in (DOWN, UP))
+        up = swap_halves(up) if slot_of(f"{layers[0]}.weight").swapped else up
+        return {"lora_down.weight": down, "lora_up.weight": up}
+    names = (f"{layer}.{DOWN}" for layer in layers)
+    known = next(adapter.tensors[name] for name in names if name in adapter.tensors)
+    rank, width = known.shape
+    heights = [weights.trained[f"{layer}.weight"].shape[0] for layer in layers]
+
+    def read(factor: str) -> list[torch.Tensor]:
+        shapes = [(rank, width) if factor == DOWN else (height, rank) for height in heights]
+        names = [f"{layer}.{factor}" for layer in layers]
+        return [
+            adapter.tensors[name].read() if name in adapter.tensors else torch.zeros(shape)
+            for name, shape in zip(names, shapes, strict=True)
+        ]
+
+    if _is_shared(adapter, layers):
+        return {
+            "lora_down.weight": known,
+            "lora_up.weight": LazyTensor(
+                known.dtype, (sum(heights), rank), lambda: torch.cat(read(UP))
+            ),
+        }
+    total = rank * len(layers)
+    return {
+        "lora_down.weight": LazyTensor(known.dtype, (total, width), lambda: torch.cat(read(DOWN))),
+        "lora_up.weight": LazyTensor(
+            known.dtype,
+            (sum(heights), total),
+            lambda: torch.block_diag(*read(UP)),  # type: ignore[no-untyped-call]
+        ),
+    }
+
+
+def _is_shared(adapter: Adapter, layers: tuple[str, ...]) -> bool:
+    """Return whether these share a first factor, as trained with `lora.fused_layers`: one LoRA."""
+    if any(f"{layer}.{DOWN}" not in adapter.tensors for layer in layers):
+        return False
+    first, *others = (adapter.tensors[f"{layer}.{DOWN}"].read() for layer in layers)
+    return all(torch.equal(first, other) for other in others)
+
+
+def _alpha(weights: ExportedWeights, layer: str) -> float:
+    """Return the alpha that a reader divides by the rank; for rsLoRA alpha * sqrt(rank)."""
+    assert weights.adapter is not None
+    rank = weights.adapter.tensors[f"{layer}.{DOWN}"].shape[0]
+    return round(weights.scales[layer] * rank, 6)
+
+
+def _refuse_several(alphas: Mapping[str, float], weights: ExportedWeights) -> None:
+    """Reject several alphas: diffusers looks for those of attention layers under another name."""
+    found = sorted(set(alphas.values()))
+    if len(found) > 1:
+        raise PipelineError(
+            f"--to kohya: layers of {weights.folder} have several alphas, {found[0]:g} to "
+            f"{found[-1]:g}, and diffusers would read one for all",
+            hint=INSTEAD,
+        )
+
+
+def _refuse_other_tensors(adapter: Adapter, weights: ExportedWeights) -> None:
+    other = next((n for n in adapter.tensors if not n.endswith((DOWN, UP))), None)
+    if other is None:
+        return
+    dora = "lora_magnitude_vector" in other
+    raise PipelineError(
+        f"--to kohya: {weights.folder} has {other}, "
+        + (
+            "and DoRA there is another function: ComfyUI divides by the norm of the base's weights "
+            "alone"
+            if dora
+            else "which readers of kohya's names leave out"
+        ),
+        hint=INSTEAD,
+    )
+
+
+def _refuse_unread(weights: ExportedWeights) -> None:
+    """Reject layers of Flux that diffusers ignores in a LoRA, or reads only at one width."""
+    assert weights.adapter is not None
+    blocks = ("transformer_blocks.", "single_transformer_blocks.")
+    other = next((n for n in weights.adapter.layers if not n.startswith(blocks)), None)
+    if other:
+        raise PipelineError(
+            f"--to kohya: of Flux's {other} diffusers reads no LoRA under kohya's names",
+            hint=f"{INSTEAD}; or train without it: lora.target_modules",
+        )
+    ends = (".attn.to_q", ".attn.to_k", ".attn.to_v", ".proj_mlp")
+    joined = (n for n in weights.adapter.layers if n.startswith(blocks[1]) and n.endswith(ends))
+    first, width = next(joined, None), flux_width(weights)
+    if first and width != FLUX_WIDTH:
+        raise PipelineError(
+            f"--to kohya: {first} is {width} wide, and diffusers reads such a layer only at "
+            f"Flux's own width {FLUX_WIDTH}",
+            hint=INSTEAD,
+        )

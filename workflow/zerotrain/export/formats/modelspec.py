@@ -1,0 +1,126 @@
+"""Header entries that describe a file's model, for programs that sort files by them.
+
+Stability AI's model metadata standard, https://github.com/Stability-AI/ModelSpec; and for a LoRA,
+kohya's own ss_ keys, which A1111 and similar programs show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zerotrain.export.formats.weights import ExportedWeights
+
+DEFAULT_SAMPLE_SIZE = 128
+"""Side in latents of models without a native size (such as FluxPipeline)."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The names of a family in other programs."""
+
+    architecture: str
+    """modelspec's name of the family's first model."""
+    implementation: str
+    base_version: str
+    """kohya's ss_base_model_version."""
+    network: str
+    """The module of sd-scripts or musubi-tuner that trains its LoRA."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "sdxl": Kind(
+        "stable-diffusion-xl-v1-base",
+        "https://github.com/Stability-AI/generative-models",
+        "sdxl_base_v1-0",
+        "networks.lora",
+    ),
+    "sd3": Kind(
+        "stable-diffusion-3-medium",
+        "https://github.com/Stability-AI/sd3.5",
+        "sd3",
+        "networks.lora_sd3",
+    ),
+    "flux": Kind(
+        "flux-1-dev",
+        "https://github.com/black-forest-labs/flux",
+        "flux1",
+        "networks.lora_flux",
+    ),
+    "qwen_image": Kind(
+        "qwen-image",
+        "https://github.com/QwenLM/Qwen-Image",
+        "qwen_image",
+        "networks.lora_qwen_image",
+    ),
+}
+
+
+def architecture(weights: ExportedWeights, suffix: str = "") -> dict[str, str]:
+    """Return modelspec's entries for a file.
+
+    Args:
+        weights: The weights that the file is made from.
+        suffix: "/lora" for an adapter.
+    """
+    lineage = weights.lineage()
+    run = lineage.get("zerotrain.run", weights.family.name)
+    side = resolution(weights)
+    name = weights.family.name
+    kind, known = prediction(weights)[0], KINDS[name]
+    return {
+        "modelspec.sai_model_spec": "1.0.0",
+        "modelspec.architecture": named(name, weights.config(weights.part)) + suffix,
+        "modelspec.implementation": known.implementation,
+        "modelspec.title": f"{run}, step {lineage['zerotrain.step']}",
+        "modelspec.resolution": f"{side}x{side}",
+        **({"modelspec.prediction_type": kind} if kind else {}),
+    }
+
+
+def named(family: str, config: Mapping[str, Any]) -> str:
+    """Return modelspec's name of a base, by its family and the config.json of its denoiser."""
+    if family == "sd3" and config.get("dual_attention_layers"):
+        return "stable-diffusion-3-5-medium"
+    if family == "sd3" and config.get("qk_norm"):
+        return "stable-diffusion-3-5-large"
+    if family == "flux" and not config.get("guidance_embeds"):
+        return "flux-1-schnell"
+    return KINDS[family].architecture
+
+
+def network(weights: ExportedWeights) -> dict[str, str]:
+    """Return kohya's entries for a LoRA, except dates and file names, which differ in each run."""
+    assert weights.adapter is not None
+    settings = weights.adapter.settings
+    kind, zero_snr = prediction(weights)
+    known = KINDS[weights.family.name]
+    return {
+        "ss_base_model_version": known.base_version,
+        "ss_network_module": known.network,
+        "ss_network_dim": str(settings["r"]),
+        "ss_network_alpha": str(float(settings["lora_alpha"])),
+        "ss_v2": "False",
+        "ss_v_parameterization": str(kind == "v"),
+        "ss_zero_terminal_snr": str(zero_snr),
+        "ss_steps": weights.lineage()["zerotrain.step"],
+    }
+
+
+def prediction(weights: ExportedWeights) -> tuple[str | None, bool]:
+    """Return `epsilon`, `v`, or None for a flow, and whether the last timestep is pure noise."""
+    config = weights.config("scheduler")
+    if config["_class_name"].startswith("FlowMatch"):
+        return None, False
+    kind = "v" if config.get("prediction_type") == "v_prediction" else "epsilon"
+    return kind, bool(config.get("rescale_betas_zero_snr"))
+
+
+def resolution(weights: ExportedWeights) -> int:
+    """Return the model's native image side in pixels."""
+    latent: int = weights.config(weights.part).get("sample_size", DEFAULT_SAMPLE_SIZE)
+    vae = weights.config("vae")
+    halved = vae.get("temperal_downsample", vae.get("block_out_channels", [0])[1:])
+    pixels: int = latent * 2 ** len(halved)
+    return pixels

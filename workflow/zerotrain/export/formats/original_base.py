@@ -1,0 +1,68 @@
+"""Conversion of a base in one file of its original layout to diffusers' layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from zerotrain import artifact
+from zerotrain.export.formats.ldm import load_parts
+from zerotrain.export.formats.opening import name_file_in_errors
+from zerotrain.models.families import Family
+from zerotrain.models.single_file_base import PARTS
+from zerotrain.models.sizes import read_header
+
+V_PREDICTION, ZERO_SNR = "v_pred", "ztsnr"
+"""Names of empty tensors that mark what a file's model predicts."""
+PREDICTS_V: dict[str, Any] = {"prediction_type": "v_prediction"}
+FROM_NOISE: dict[str, Any] = {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+
+
+def write_parts(file: Path, family: Family, target: Path) -> None:
+    """Write the weights of a file's parts into a folder with their configurations.
+
+    Values and type are the file's; files with several types are written in float32, which holds
+    them all.
+
+    Raises:
+        PipelineError: the file does not fit the configurations.
+    """
+    names = [*read_header(file)]
+    if averaged := [name for name in names if name.startswith("model_ema.")]:
+        print(f"base: {file}: {len(averaged)} tensors of averaged weights (EMA) are not taken")
+    with name_file_in_errors(file):
+        parts = load_parts(family, file, target, _dtype(file, names))
+    with tempfile.TemporaryDirectory(dir=target.parent) as drafts:
+        for part in [*parts]:
+            model: Any = parts.pop(part)
+            # In another folder: the part's config.json may be a link to the user's file.
+            model.save_pretrained(Path(drafts) / part)
+            for path in sorted((Path(drafts) / part).glob("*.safetensors*")):
+                shutil.move(path, target / part / path.name)
+    _write_prediction(names, target / "scheduler" / "scheduler_config.json")
+
+
+def _dtype(file: Path, names: Collection[str]) -> torch.dtype:
+    """Return the only type of the weights in the file, or float32 if there are several."""
+    known = {"F16": torch.float16, "BF16": torch.bfloat16}
+    with safe_open(file, "pt") as opened:
+        types = {opened.get_slice(n).get_dtype() for n in names if n.startswith(PARTS)}
+    types = {name for name in types if not name.startswith(("I", "U", "BOOL"))}
+    return known.get(types.pop(), torch.float32) if len(types) == 1 else torch.float32
+
+
+def _write_prediction(names: Collection[str], path: Path) -> None:
+    """Write the prediction type and schedule that the file marks into the noise scheduler."""
+    changed = PREDICTS_V if V_PREDICTION in names else {}
+    changed = changed | (FROM_NOISE if ZERO_SNR in names else {})
+    found = json.loads(path.read_text())
+    if found | changed != found:
+        path.unlink()  # it may be a link to the user's file
+        artifact.write_json(path, found | changed)

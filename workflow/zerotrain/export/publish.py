@@ -1,0 +1,114 @@
+"""zerotrain publish: write a model card for exported weights, and upload both to the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zerotrain import artifact
+from zerotrain.artifact import RECORDS, Artifact, replacing, write_whole
+from zerotrain.config.suggestions import join_first
+from zerotrain.errors import PipelineError
+from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
+from zerotrain.export.model_card import GRID, model_card
+from zerotrain.export.options import PublishOptions
+from zerotrain.export.provenance import find_origin
+from zerotrain.machine.disk_errors import check_no_file
+from zerotrain.models.base import is_model_file
+from zerotrain.models.families.layouts import MODEL_INDEX
+from zerotrain.models.hub import HUB_ID
+
+CARD = "README.md"
+KINDS = ("weights", "exported")
+MOST_ANSWERS = 10
+"""Maximum of a language model's answers on the card."""
+
+
+def publish(options: PublishOptions) -> None:
+    """Write the card, list the files to upload, and upload them in one commit.
+
+    An existing card is used as it is: a user may have completed it.
+
+    Raises:
+        PipelineError: the folder is not whole, the repository's name is not valid, or the hub
+            refuses the upload.
+    """
+    weights, repo_id = options.weights, options.repo_id
+    if not HUB_ID.fullmatch(repo_id):
+        raise PipelineError(
+            f"{repo_id!r} names no repository of the hub", hint="write OWNER/NAME, as me/cats"
+        )
+    card = options.card or weights.parent / f"{weights.name}-card"
+    check_no_file(card)
+    found = _read(weights)
+    written = _write_card(found, repo_id, card, options.license)
+    names = sorted(name for name in found.files if not name.startswith(RECORDS))
+    files = {name: found.path(name) for name in names if is_model_file(name)}
+    if others := [name for name in names if name not in files and name != CARD]:
+        print(f"not uploaded, no file of a model: {join_first(others)}")
+    files |= {path.name: path for path in sorted(card.iterdir()) if path.name in (CARD, GRID)}
+    width = max(len(name) for name in files)
+    for name, path in files.items():
+        print(f"{name:<{width}}  {path.stat().st_size:>14,} bytes")
+    print(f"{'wrote' if written else 'kept'} {card / CARD}")
+    if options.dry_run:
+        print(f"nothing was uploaded; without --dry-run it goes to {repo_id}")
+        return
+    print(f"published {_upload(repo_id, files, options.private)}")
+
+
+def _read(folder: Path) -> Artifact:
+    artifact.check_published(folder, ours=(folder / MODEL_INDEX).is_file())
+    kind = artifact.kind_of(folder)
+    if kind not in KINDS:
+        raise PipelineError(
+            f"{folder}: is no folder that an export wrote",
+            hint="name the weights of a phase, or what `zerotrain export` wrote",
+        )
+    return artifact.read(folder, kind)
+
+
+def _write_card(found: Artifact, repo_id: str, folder: Path, license: str | None) -> bool:
+    """Write the card, and a grid of images, unless there is one; return whether it was written."""
+    if (folder / CARD).exists():
+        return False
+    origin = find_origin(found)
+    prompts: list[str] = []
+    answers: list[Answer] = []
+    systems: list[str] = []
+    if origin.phase is not None and artifact.is_published(origin.phase / "evaluation"):
+        evaluation = artifact.read(origin.phase / "evaluation", "evaluation")
+        if ANSWERS in evaluation.files:
+            answers = read_answers(evaluation.path(ANSWERS))[:MOST_ANSWERS]
+            systems = evaluation.content.get("systems", [])
+        else:
+            prompts = evaluation.content["prompts"]
+            # A picture without a card may be the user's own.
+            if not (folder / GRID).exists():
+                with replacing(folder / GRID) as new:
+                    artifact.copy_new(evaluation.path("grid.png"), new)
+    text = model_card(found, repo_id, origin, license, prompts, answers, systems)
+    write_whole(folder / CARD, text)
+    return True
+
+
+def _upload(repo_id: str, files: dict[str, Path], private: bool) -> str:
+    """Create the repository if it is missing, commit the files, and return the commit's URL."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    # HTTPError is the error of the HTTP client that huggingface_hub uses.
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+
+    api = HfApi()
+    try:
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        operations = [CommitOperationAdd(name, path) for name, path in files.items()]
+        commit = api.create_commit(
+            repo_id, operations, commit_message="Weights and card, by zerotrain"
+        )
+    except (HTTPError, ConnectionError, TimeoutError, ValueError) as error:
+        raise PipelineError(
+            f"{repo_id}: the hub did not take it ({str(error).splitlines()[0]})",
+            hint="check the network or HF_ENDPOINT, and log in with `hf auth login` by a token "
+            "that may write",
+        ) from error
+    return str(commit.commit_url)

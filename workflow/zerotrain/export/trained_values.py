@@ -1,0 +1,91 @@
+"""The values a rolling checkpoint was trained with, which no edit of the configuration changes.
+
+They are in its manifest; the length of prompts is in the manifest of its cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zerotrain import artifact
+from zerotrain.errors import PipelineError
+from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.launch.settings import leaves
+from zerotrain.training.checkpointing.conditions import FINGERPRINT, Recorded, read_recorded
+
+if TYPE_CHECKING:
+    from zerotrain.export.target import WeightsTarget
+
+CACHES = "data/*/cache/*"
+"""Caches, relative to results/."""
+LENGTH = "max_sequence_length"
+
+
+def trained_values(checkpoint: Path) -> dict[str, Any] | None:
+    """Return the fields of a WeightsTarget that the training of a rolling checkpoint decides.
+
+    Args:
+        checkpoint: A folder; of results/RUN/PHASE/progress, if it is a rolling checkpoint.
+
+    Returns:
+        lora, peft, frozen_parameters, trainable_parameters and long_captions; and
+        max_sequence_length if the cache still exists. None for another folder.
+    """
+    found = read_trains(checkpoint)
+    if found is None:
+        return None
+    values = {
+        "lora": found.get("lora"),
+        "peft": found.get("peft"),
+        "frozen_parameters": found.get("frozen_parameters", []),
+        "trainable_parameters": found.get("trainable_parameters", []),
+        "long_captions": found.get("long_captions") or "truncate",
+    }
+    recorded = _recorded(checkpoint)
+    cache = recorded.ran_on.get("cache") if recorded else None
+    made_by = _made_by(checkpoint.absolute().parents[3], cache)
+    return values | ({LENGTH: made_by[LENGTH]} if LENGTH in made_by else {})
+
+
+def read_trains(checkpoint: Path) -> dict[str, Any] | None:
+    """Return the values a rolling checkpoint was trained with; None for another folder.
+
+    For progress that an earlier version restored, they are those of the phase's launch.
+    """
+    found = _recorded(checkpoint)
+    if found is not None:
+        return found.trains
+    progress = checkpoint.absolute().parent
+    launch = progress.parent / "launch" / "run.yaml"
+    accepted = (progress / FINGERPRINT).is_file() and launch.is_file()
+    return read_run_yaml(launch).numbers() if accepted else None
+
+
+def _recorded(checkpoint: Path) -> Recorded | None:
+    rolling = checkpoint.absolute().parent.name.startswith("progress")
+    return read_recorded(checkpoint) if rolling and artifact.is_published(checkpoint) else None
+
+
+def changed_since(trained: Mapping[str, Any], weights: WeightsTarget) -> Iterator[str]:
+    """List the values of a configuration that the training did not have."""
+    now = dict(leaves({key: getattr(weights, key) for key in trained}))
+    then = dict(leaves(trained))
+    for key in sorted(now.keys() | then.keys()):
+        one, other = now.get(key), then.get(key)
+        if json.dumps(one) != json.dumps(other):
+            yield f"{key} is {one}, and the checkpoint was trained with {other}, which is taken"
+
+
+def _made_by(results: Path, cache: str | None) -> Mapping[str, Any]:
+    """Return how a cache was made, from its manifest; nothing if the cache is gone."""
+    for folder in results.glob(CACHES) if cache else ():
+        try:
+            found = artifact.read_manifest(folder, "cache")
+        except PipelineError:
+            continue
+        if found.identity == cache:
+            return found.made_by
+    return {}

@@ -1,0 +1,288 @@
+"""accelerate's YAML, as written by `accelerate config`, and the same settings as launcher flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zerotrain.errors import PipelineError
+from zerotrain.importers.batch import Part
+from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
+from zerotrain.importers.files import find_file, load_json
+from zerotrain.importers.imported_config import AUTO, ImportedConfig
+from zerotrain.importers.key_values import read_keys
+from zerotrain.importers.program import RUN
+from zerotrain.launch.keys import ACCELERATE, DEEPSPEED_FLAGS
+
+PLUGIN = "deepspeed_config."
+DYNAMO = "dynamo_config"
+FILLS = {
+    "zero_stage": ("zero_optimization", "stage"),
+    "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
+    "offload_param_device": ("zero_optimization", "offload_param", "device"),
+    "offload_optimizer_nvme_path": ("zero_optimization", "offload_optimizer", "nvme_path"),
+    "offload_param_nvme_path": ("zero_optimization", "offload_param", "nvme_path"),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
+    "gradient_clipping": ("gradient_clipping",),
+}
+"""Where accelerate puts its keys in a DeepSpeed configuration."""
+
+PLAIN = ("NO", "MULTI_GPU", "MULTI_NPU", "MULTI_CPU")
+
+
+def read_accelerate(
+    config: Mapping[str, Any],
+    path: Path | None,
+    result: ImportedConfig,
+    context: SurroundingSettings,
+) -> None:
+    """Read accelerate's configuration, and the DeepSpeed file that it names.
+
+    Args:
+        config: The YAML's content; launcher flags are in the same places.
+        path: The YAML file; a DeepSpeed file is searched for next to it too.
+        result: Receives keys of launch and train.
+        context: The surrounding settings.
+
+    Raises:
+        PipelineError: a key or value is not supported, or values contradict each other.
+    """
+    where = str(path or "accelerate launch")
+    if isinstance(dynamo := config.get(DYNAMO), dict):
+        # The launcher accepts these names with and without their prefix.
+        config = {**config, DYNAMO: {_prefixed(name): value for name, value in dynamo.items()}}
+    flat = read_keys(config, ACCELERATE, where, result, auto_under=PLUGIN)
+    _put_compilation(flat, result)
+    if flat.pop("fp16", False):
+        result.note("kept", "fp16", True, "the old form", "launch.mixed_precision")
+        flat.setdefault("mixed_precision", "fp16")
+    precision = flat.get("mixed_precision")
+    if precision is not None:
+        context = context.with_precision(precision.casefold(), "mixed_precision")
+    kind = _distributed_type(flat, result, where)
+    context = _read_processes(flat, result, context, kind, where)
+    for key, row in ACCELERATE.items():
+        if row.fate == "passed_through" and key in flat:
+            if flat[key] in (row.default, AUTO):
+                result.note("kept", key, flat[key], "what the launch files say anyway", row.ours)
+            else:
+                result.keep(key, flat[key], row.ours)
+    if kind != "DEEPSPEED":
+        _ignore_plugin(flat, result)
+        read_plain(result, context)
+        return
+    plugin = {k.removeprefix(PLUGIN): v for k, v in flat.items() if k.startswith(PLUGIN)}
+    init = plugin.pop("zero3_init_flag", None)
+    file = plugin.pop("deepspeed_config_file", "none")
+    if file in ("none", AUTO, ""):
+        _read_plugin(plugin, where, result, context)
+    else:
+        _read_file(file, plugin, path, result, context)
+    if init not in (None, AUTO):
+        key = PLUGIN + "zero3_init_flag"
+        if str(result.values["launch.preset"]).startswith("zero3"):
+            result.keep(key, init, "launch.zero3_init")
+        else:
+            result.ignore(key, init, "a key of stage 3")
+
+
+def _read_file(
+    file: str,
+    plugin: dict[str, Any],
+    path: Path | None,
+    result: ImportedConfig,
+    context: SurroundingSettings,
+) -> None:
+    """Read the DeepSpeed file that the YAML names, completed by the YAML's keys."""
+    found = find_file(file, path)
+    result.note("kept", PLUGIN + "deepspeed_config_file", file, "read below", "launch")
+    json_config = load_json(found)
+    for name, value in plugin.items():
+        _fill(json_config, name, value, found, result)
+    if "zero_optimization" not in json_config:
+        raise PipelineError(
+            f"{found}: has no zero_optimization, which accelerate requires",
+            hint="add it, with a stage",
+        )
+    if "gradient_accumulation_steps" not in json_config and context.program is not RUN:
+        json_config["gradient_accumulation_steps"] = 1  # accelerate adds it
+    read_deepspeed(json_config, str(found), result, context)
+
+
+def _distributed_type(flat: dict[str, Any], result: ImportedConfig, where: str) -> str:
+    kind = str(flat.get("distributed_type", "")).upper()
+    if not kind:
+        raise PipelineError(
+            f"{where}: has no distributed_type",
+            hint="name a file that `accelerate config` wrote, or a DeepSpeed JSON",
+        )
+    if kind not in (*PLAIN, "DEEPSPEED"):
+        raise PipelineError(
+            f"{where}: distributed_type is {kind}",
+            hint=f"zerotrain launches {', '.join(PLAIN)} and DEEPSPEED; ZeRO stage 3 shards what "
+            "FSDP does",
+        )
+    result.note("kept", "distributed_type", flat["distributed_type"], "", "launch.preset")
+    return kind
+
+
+def _prefixed(name: object) -> str:
+    return f"dynamo_{str(name).removeprefix('dynamo_')}"
+
+
+def _put_compilation(flat: dict[str, Any], result: ImportedConfig) -> None:
+    """Set torch.compile from dynamo_config or from the old top-level key."""
+    names = (f"{DYNAMO}.dynamo_backend", "dynamo_backend")
+    given = {name: flat[name] for name in names if name in flat}
+    mode_name = f"{DYNAMO}.dynamo_mode"
+    mode, on = flat.get(mode_name), False
+    for name, backend in given.items():
+        if backend.casefold() == "no":
+            result.note("kept", name, backend, "asks for nothing more", "launch.dynamo_backend")
+        else:
+            result.keep(name, backend, "launch.dynamo_backend", backend.casefold())
+            on = True
+    if mode is None:
+        return
+    if not on:
+        result.ignore(mode_name, mode, "no dynamo_backend compiles")
+    elif mode == "default":
+        result.note("kept", mode_name, mode, "asks for nothing more", "launch.dynamo_mode")
+    else:
+        result.keep(mode_name, mode, "launch.dynamo_mode")
+
+
+def _read_processes(
+    flat: dict[str, Any],
+    result: ImportedConfig,
+    context: SurroundingSettings,
+    kind: str,
+    where: str,
+) -> SurroundingSettings:
+    given = flat.get("num_processes")
+    if given == AUTO:
+        given = None
+    if given is not None and given < 1:
+        raise PipelineError(
+            f"{where}: num_processes is {given}",
+            hint="say how many: --num-processes N",
+        )
+    wanted = context.processes.value
+    if given is not None and wanted not in (None, given):
+        raise PipelineError(
+            f"{where}: num_processes is {given}, but {wanted} were asked for",
+            hint="let both say the same",
+        )
+    processes = given or wanted or 1
+    if given is not None:
+        result.keep("num_processes", given, "launch.num_processes")
+    else:
+        reason = context.processes.reason or "accelerate takes every GPU; here the number is given"
+        result.assume("launch.num_processes", processes, reason)
+    if machines := flat.get("num_machines"):
+        if processes % machines:
+            raise PipelineError(
+                f"{where}: num_processes {processes} is no multiple of num_machines {machines}",
+                hint="num_processes counts those of all machines",
+            )
+        if machines > 1:
+            result.keep("num_machines", machines, "launch.machines")
+        else:
+            result.note(
+                "kept", "num_machines", machines, "asks for nothing more", "launch.machines"
+            )
+    if "main_process_port" in flat and flat["main_process_port"] not in (AUTO, 0):
+        result.keep("main_process_port", flat["main_process_port"], "launch.main_process_port")
+    elif "main_process_port" in flat:
+        result.ignore("main_process_port", flat["main_process_port"], "a free port is taken")
+    return replace(context, processes=Part(processes, "num_processes"))
+
+
+def _ignore_plugin(flat: dict[str, Any], result: ImportedConfig) -> None:
+    for key, value in flat.items():
+        if key.startswith(PLUGIN):
+            result.ignore(key, value, "DeepSpeed is not on")
+
+
+def _read_plugin(
+    plugin: dict[str, Any], where: str, result: ImportedConfig, context: SurroundingSettings
+) -> None:
+    """Read the configuration that accelerate builds from its own keys if no file is named."""
+    config: dict[str, Any] = {"zero_optimization": {"stage": plugin.pop("zero_stage", AUTO)}}
+    result.shown["zero_optimization.stage"] = PLUGIN + "zero_stage"
+    for name, value in plugin.items():
+        place = FILLS[name]
+        into = config
+        for part in place[:-1]:
+            into = into.setdefault(part, {})
+        into[place[-1]] = value
+        result.shown[".".join(place)] = PLUGIN + name
+    read_deepspeed(config, where, result, context)
+
+
+def deepspeed_of(config: Mapping[str, Any], path: Path | None) -> tuple[str, dict[str, Any]] | None:
+    """Return accelerate's DeepSpeed configuration with its name; None if it has none.
+
+    Raises:
+        PipelineError: it names a missing file.
+    """
+    if str(config.get("distributed_type", "")).upper() != "DEEPSPEED":
+        return None
+    plugin = dict(config.get("deepspeed_config") or {})
+    file = plugin.pop("deepspeed_config_file", "none")
+    if file not in (None, "none", AUTO, ""):
+        return str(file), load_json(find_file(str(file), path))
+    found: dict[str, Any] = {"zero_optimization": {"stage": AUTO}}
+    for name, value in plugin.items():
+        if name not in FILLS or value is None:
+            continue
+        *sections, last = FILLS[name]
+        into = found
+        for section in sections:
+            into = into.setdefault(section, {})
+        into[last] = value
+    return f"{path or 'accelerate launch'}: deepspeed_config", found
+
+
+def _fill(
+    config: dict[str, Any], name: str, value: Any, file: Path, result: ImportedConfig
+) -> None:
+    """Let a key of the YAML replace an "auto" in the DeepSpeed file; refuse other changes."""
+    into: Any = config
+    place = FILLS[name]
+    for part in place[:-1]:
+        into = into.get(part) if isinstance(into, dict) else None
+    stands = into.get(place[-1]) if isinstance(into, dict) else None
+    key = PLUGIN + name
+    if stands == AUTO:
+        into[place[-1]] = value
+        result.note("kept", key, value, f"fills the auto of {'.'.join(place)}")
+    elif stands == value:
+        result.ignore(key, value, f"{file.name} says the same")
+    else:
+        raise PipelineError(
+            f"{key} is {value!r}, but {'.'.join(place)} of {file} is {stands!r}",
+            hint="let the DeepSpeed file say it, and take it out of the YAML",
+        )
+
+
+def flags_as_config(flags: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Override a YAML's values by the launcher's flags, as accelerate does."""
+    merged: dict[str, Any] = {**config}
+    plugin = dict(merged.get("deepspeed_config") or {})
+    dynamo = {_prefixed(name): value for name, value in (merged.get(DYNAMO) or {}).items()}
+    for name, value in flags.items():
+        if name in DEEPSPEED_FLAGS:
+            plugin[name] = value
+        elif name.startswith("dynamo_"):
+            dynamo[name] = value
+            merged.pop(name, None)
+        else:
+            merged[name] = value
+    if plugin:
+        merged["deepspeed_config"] = plugin
+    if dynamo:
+        merged[DYNAMO] = dynamo
+    return merged

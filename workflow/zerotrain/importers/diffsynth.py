@@ -1,0 +1,172 @@
+"""DiffSynth-Studio's training commands: the two of a split training are one run here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from zerotrain.config.trackers import TENSORBOARD
+from zerotrain.errors import PipelineError
+from zerotrain.importers.accelerate import read_accelerate
+from zerotrain.importers.arguments import put_arguments, put_save_every, put_until
+from zerotrain.importers.deepspeed import SurroundingSettings
+from zerotrain.importers.diffsynth_adapter import (
+    put_lora,
+    put_quantization,
+    put_trained,
+)
+from zerotrain.importers.diffsynth_model import SHIFTS, put_model
+from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.key_values import read_keys
+from zerotrain.importers.keys import DIFFSYNTH
+from zerotrain.importers.precision import say_bf16_weights
+from zerotrain.importers.program import diffsynth
+
+PREPARE = "sft:data_process"
+
+LOGS = {
+    "enable_tensorboard_log": TENSORBOARD, "enable_swanlab_log": "swanlab",
+    "enable_wandb_log": "wandb",
+}  # fmt: skip
+
+FROM_PREPARING = (
+    *("dataset_base_path", "dataset_metadata_path", "data_file_keys"),
+    *("extra_inputs", "zero_cond_t"),
+)
+
+
+def read_diffsynth(
+    given: Sequence[Mapping[str, Any]],
+    launch: tuple[Mapping[str, Any], Any],
+    where: str,
+    result: ImportedConfig,
+    context: SurroundingSettings,
+) -> None:
+    """Read one command, or the two of a split training.
+
+    Args:
+        given: The arguments of each command.
+        launch: accelerate's YAML with the flags of the training command, and the YAML's path.
+        where: Name of the script in messages.
+        result: Receives a complete run.
+        context: The surrounding settings.
+
+    Raises:
+        PipelineError: an argument is not supported.
+    """
+    read = [read_keys(arguments, DIFFSYNTH, where, result) for arguments in given]
+    tasks = [str(arguments.get("task", "sft")) for arguments in read]
+    prepare = [a for a, task in zip(read, tasks, strict=True) if task == PREPARE]
+    train = [a for a, task in zip(read, tasks, strict=True) if task in ("sft", "sft:train")]
+    _check_tasks(tasks, len(prepare), len(train), where)
+    for task in tasks:
+        reason = "the cache stage of the same run" if task == PREPARE else "the phase"
+        if len(tasks) == 2:
+            reason += ": both commands are one run, and the cache is made where it is missing"
+        elif task == PREPARE:
+            reason += ": `snakemake cache` makes it, `snakemake train` continues with the phase"
+        result.note("kept", "task", task, reason, "phases")
+    if train:
+        _merge(prepare, train[0], result)
+        arguments = train[0]
+    else:
+        arguments, prepare = prepare[0], []
+    program = diffsynth(arguments)
+    result.attempt(_put_data, arguments, result)
+    result.attempt(put_model, prepare, arguments, result, where, whole=not train)
+    result.attempt(put_trained, arguments, result)
+    result.attempt(put_lora, arguments, result)
+    result.attempt(put_quantization, arguments, result)
+    _put_trackers(arguments, result)
+    put_until(result, program, "max_steps", "num_epochs")
+    if result.values.get("family") in SHIFTS:
+        reason = "DiffSynth-Studio loads this model in bf16, whatever its launcher says"
+        context = replace(context, precision_default=("bf16", reason))
+    config, path = launch
+    read_accelerate(config, path, result, replace(context, program=program))
+    in_bf16 = result.values.get("family") in SHIFTS
+    say_bf16_weights(result, config, program.name, in_bf16=in_bf16)
+    if "save_steps" in arguments:
+        put_save_every(result, "save_steps", arguments["save_steps"], None)
+    put_arguments(result, program, file_wins=True)
+
+
+def _check_tasks(tasks: Sequence[str], prepare: int, train: int, where: str) -> None:
+    """Check that the tasks form one run."""
+    if 1 <= prepare + train == len(tasks) and train <= 1 and prepare <= 1:
+        return
+    if train > 1:
+        raise PipelineError(
+            f"{where}: {train} trainings are as many runs",
+            hint="import them one by one; what the second starts from, name in its `base` or its "
+            "`resume_from_checkpoint`",
+        )
+    raise PipelineError(
+        f"{where}: tasks {', '.join(tasks)}",
+        hint="paste one command of sft, sft:train or sft:data_process, or the last two of them "
+        "together; other tasks distill, and have another loss",
+    )
+
+
+def _merge(prepare: list[dict[str, Any]], train: dict[str, Any], result: ImportedConfig) -> None:
+    """Give the training command the data of the preparing command."""
+    for arguments in prepare:
+        for name, value in arguments.items():
+            if name in FROM_PREPARING:
+                cached = train.get(name)
+                train[name] = value
+                if cached is not None:
+                    result.ignore(name, cached, "the cache of the run, made from the images")
+            elif name not in ("task", "model_id_with_origin_paths", "output_path"):
+                same = train.get(name) == value
+                reason = "the training command says the same" if same else "the cache needs it not"
+                result.ignore(f"{name} ({PREPARE})", value, reason)
+            elif name == "output_path":
+                result.ignore(f"{name} ({PREPARE})", value, "the cache lies under results/data")
+
+
+def _put_data(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    base = arguments.get("dataset_base_path")
+    if base is not None:
+        result.assume("data.source", "folder", "images of a folder")
+        result.keep("dataset_base_path", base, "data.images")
+    if "dataset_metadata_path" in arguments:
+        result.keep("dataset_metadata_path", arguments["dataset_metadata_path"], "data.metadata")
+    height, width = arguments.get("height"), arguments.get("width")
+    given = arguments.get("max_pixels")
+    if height is not None or width is not None:
+        if height is None or height != width or height < 8 or height % 8:
+            raise PipelineError(
+                f"height {height}, width {width}: images are cut to squares",
+                hint="give both alike, a multiple of 8",
+            )
+        result.keep("height", height, "train.resolution")
+        result.keep("width", width, "train.resolution")
+        if given is not None:
+            result.ignore("max_pixels", given, "height and width say the size")
+        return
+    pixels = given if given is not None else DIFFSYNTH["max_pixels"].default
+    if pixels < 256:
+        raise PipelineError(f"max_pixels is {pixels}", hint="give at least 256")
+    side = math.isqrt(pixels) // 16 * 16
+    reason = (
+        "the centre square of each image, scaled to that area; DiffSynth-Studio keeps the aspect "
+        "of each image, and the size of smaller ones"
+    )
+    result.put("changed", "max_pixels", given, "train.resolution", side, reason)
+
+
+def _put_trackers(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Set the trackers; each has a flag."""
+    on = [name for name in LOGS if arguments.pop(name, False)]
+    for name in on:
+        result.note("kept", name, True, "", "train.report_to")
+    if on:
+        result.values["train.report_to"] = [LOGS[name] for name in on]
+    for name in ("wandb_project", "swanlab_project"):
+        if name in arguments and f"enable_{name.partition('_')[0]}_log" in on:
+            result.keep(name, arguments[name], "train.tracker_project_name")
+        elif name in arguments:
+            result.ignore(name, arguments[name], "its log is not on")

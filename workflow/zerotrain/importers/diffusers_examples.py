@@ -1,0 +1,365 @@
+"""The training scripts among diffusers' examples, recognised by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from zerotrain.config.families import FAMILIES
+from zerotrain.config.optimizers import find
+from zerotrain.config.run import OF_SCHEME
+from zerotrain.data.metadata import caption_columns
+from zerotrain.errors import PipelineError
+from zerotrain.importers.accelerate import read_accelerate
+from zerotrain.importers.arguments import (
+    name_of,
+    put_arguments,
+    put_micro_batch,
+    put_resume,
+    put_save_every,
+    put_until,
+    with_autoencoder,
+)
+from zerotrain.importers.deepspeed import SurroundingSettings
+from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.key_values import read_keys
+from zerotrain.importers.keys import (
+    DREAMBOOTH_FLUX,
+    DREAMBOOTH_LORA_FLUX,
+    DREAMBOOTH_LORA_SDXL,
+    DREAMBOOTH_SD3,
+    KONTEXT,
+    TEXT_TO_IMAGE,
+)
+from zerotrain.importers.objective import POSTERIOR, drop_keys_of_others
+from zerotrain.importers.precision import OURS as PRECISION
+from zerotrain.importers.precision import say_bf16_weights
+from zerotrain.importers.program import Program
+from zerotrain.importers.simpletuner_data import FRAMING, put_captions, put_hub_dataset
+from zerotrain.launch.keys import Key
+
+KONTEXT_NAME = "train_dreambooth_lora_flux_kontext.py"
+ENCODES_ONCE = "train_text_to_image_sdxl.py"
+"""It encodes images and captions once, before training."""
+SCRIPTS = {
+    "train_dreambooth_flux.py": ("flux", DREAMBOOTH_FLUX),
+    "train_dreambooth_lora_flux.py": ("flux", DREAMBOOTH_LORA_FLUX),
+    KONTEXT_NAME: ("flux", KONTEXT),
+    "train_dreambooth_lora_qwen_image.py": ("qwen_image", DREAMBOOTH_LORA_FLUX),
+    "train_dreambooth_lora_sd3.py": ("sd3", DREAMBOOTH_SD3),
+    "train_dreambooth_lora_sdxl.py": ("sdxl", DREAMBOOTH_LORA_SDXL),
+    "train_dreambooth_sd3.py": ("sd3", DREAMBOOTH_SD3),
+    "train_text_to_image_lora_sdxl.py": ("sdxl", TEXT_TO_IMAGE),
+    ENCODES_ONCE: ("sdxl", TEXT_TO_IMAGE),
+}
+"""The family of each script, and its flags with their defaults."""
+_JOINT = (
+    "attn.to_k", "attn.to_q", "attn.to_v", "attn.to_out.0",
+    "attn.add_k_proj", "attn.add_q_proj", "attn.add_v_proj", "attn.to_add_out",
+)  # fmt: skip
+_FFS = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
+LORA_LAYERS = {
+    "sdxl": ["to_k", "to_q", "to_v", "to_out.0"],
+    "sd3": list(_JOINT),
+    "flux": [*_JOINT, *_FFS],
+    "qwen_image": ["to_k", "to_q", "to_v", "to_out.0"],
+}
+"""The LoRA's layers if lora_layers is not given."""
+UNSHIFTED = ("flux", "qwen_image")
+"""Families with a dynamic shift: FlowMatchEulerDiscreteScheduler has evenly spaced sigmas until a
+pipeline sets timesteps."""
+PAIRS = (
+    "each image has its own caption; the script encodes captions and images in two passes, "
+    "shuffles batches before each, and pairs them by their places"
+)
+BUCKETS = "aspect_ratio_buckets"
+CYCLES, POWER = "lr_num_cycles", "lr_power"
+EDM = "playground-v2.5"
+"""A model with an EDM noise schedule, which the SDXL scripts use for its training."""
+OF_SCHEDULES = {CYCLES: ("cosine_with_restarts", "num_cycles"), POWER: ("polynomial", "power")}
+
+
+def is_example(script: str) -> bool:
+    """Return whether the script trains one of our families."""
+    return _name(script) in SCRIPTS
+
+
+def _name(script: str) -> str:
+    return script.rpartition("/")[2]
+
+
+def read_example(
+    given: Mapping[str, Any],
+    launch: tuple[Mapping[str, Any], Any],
+    script: str,
+    result: ImportedConfig,
+    context: SurroundingSettings,
+) -> None:
+    """Read the arguments of a script, and its launch.
+
+    Args:
+        given: The arguments.
+        launch: accelerate's YAML with the launcher's flags, and the YAML's path.
+        script: Its name determines family, LoRA and the form of the data.
+        result: Receives a complete run.
+        context: The surrounding settings.
+
+    Raises:
+        PipelineError: an argument is not supported.
+    """
+    family, table = SCRIPTS[_name(script)]
+    arguments = read_keys(given, table, script, result)
+    result.assume("family", family, "by the script's name")
+    drop_keys_of_others(arguments, table, family, result)
+    scheme = arguments.get("weighting_scheme", FAMILIES[family].weighting_scheme)
+    for key, wanted in OF_SCHEME.items():
+        if key in arguments and scheme != wanted:
+            result.ignore(key, arguments.pop(key), f"weighting_scheme {wanted} alone reads it")
+    if arguments.pop("use_8bit_adam", False):
+        name = arguments.get("optimizer", "AdamW")
+        if name.casefold() == "adamw":
+            arguments["optimizer"] = "adamw8bit"
+            result.note("kept", "use_8bit_adam", True, "", "train.optimizer")
+        else:
+            result.ignore("use_8bit_adam", True, f"{name} has no moments of 8 bits")
+    schedule = arguments.get("lr_scheduler", table["lr_scheduler"].default)
+    if schedule == "constant" and arguments.get("lr_warmup_steps"):
+        result.ignore(
+            "lr_warmup_steps", arguments.pop("lr_warmup_steps"), "constant has no warm-up"
+        )
+    fixed = _optimizer_defaults(arguments)
+    for name in [name for name in arguments if name.startswith("prodigy_")]:
+        result.ignore(name, arguments.pop(name), "belongs to optimizer prodigy")
+    program = Program("the script", table, arguments, fixed)
+    result.attempt(_put_model, arguments, result, script, family)
+    result.attempt(_put_buckets, arguments, program, result)
+    with result.collect():
+        captioned = "caption_column" in arguments
+        _put_data(arguments, result)
+        _put_draws(arguments, table, result, _name(script), captioned)
+    result.attempt(_put_lora, arguments, program, result, family, script)
+    result.attempt(_put_objective, arguments, program, result, family)
+    _put_validation(arguments, result)
+    steps = None
+    with result.collect():
+        steps = put_until(result, program, "max_train_steps", "num_train_epochs")
+    config, path = launch
+    with result.collect():
+        if "mixed_precision" in arguments:
+            context = context.with_precision(arguments["mixed_precision"], "--mixed_precision")
+        read_accelerate(config, path, result, replace(context, program=program))
+        # peft's factors have the dtype of the base; the scripts cast them to float32 only for fp16.
+        in_bf16 = "_lora_" in _name(script) and result.values[PRECISION] == "bf16"
+        say_bf16_weights(result, config, "the script", in_bf16=in_bf16)
+        _put_schedule(arguments, result)
+        put_micro_batch(result, program, file_wins=False)
+    if "train.optimizer_args" in fixed:
+        result.assume(
+            "train.optimizer_args", fixed["train.optimizer_args"], "the script's flags of Prodigy"
+        )
+    with result.collect():
+        if "checkpointing_steps" in arguments:
+            given_steps = arguments["checkpointing_steps"]
+            put_save_every(result, "checkpointing_steps", given_steps, steps)
+    result.attempt(put_arguments, result, program, file_wins=False)
+
+
+def _optimizer_defaults(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that the scripts give to Prodigy, which differ from its defaults."""
+    if str(arguments.get("optimizer", "")).casefold() != "prodigy":
+        return {}
+    own = {
+        "use_bias_correction": arguments.pop("prodigy_use_bias_correction", True),
+        "safeguard_warmup": arguments.pop("prodigy_safeguard_warmup", True),
+        "decouple": arguments.pop("prodigy_decouple", True),
+        "beta3": arguments.pop("prodigy_beta3", 0.0),
+    }
+    defaults = find("prodigy")[0].arguments
+    return {"train.optimizer_args": {k: v for k, v in own.items() if v != defaults[k]}}
+
+
+def _put_model(arguments: dict[str, Any], result: ImportedConfig, script: str, family: str) -> None:
+    base = arguments.get("pretrained_model_name_or_path")
+    if base is None:
+        raise PipelineError(
+            f"{script}: no --pretrained_model_name_or_path", hint="paste the whole command line"
+        )
+    if EDM in base:
+        raise PipelineError(
+            f"pretrained_model_name_or_path: {base} has an EDM noise schedule, by which the script "
+            "trains it",
+            hint="epsilon and v_prediction are trained here",
+        )
+    vae = arguments.pop("pretrained_vae_model_name_or_path", None)
+    whole = with_autoencoder(base, vae, family) if vae not in (None, "", base) else base
+    if vae is not None:
+        result.keep("pretrained_vae_model_name_or_path", vae, "base", whole)
+    result.keep("pretrained_model_name_or_path", base, "base", whole)
+    output = arguments.get("output_dir")
+    if output is not None:
+        result.keep("output_dir", output, "run", name_of(output), "results lie under results/<run>")
+    else:
+        result.assume("run", name_of(base), "named by its model")
+    put_resume(arguments.pop("resume_from_checkpoint", None), result)
+
+
+def _put_data(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Set the images, and their common prompt if no column has captions."""
+    if {"instance_data_dir", "train_data_dir", "dataset_name"} & set(arguments):
+        result.assume("data.source", "folder", "images of a folder")
+    if "dataset_name" in arguments:
+        put_hub_dataset("dataset_name", arguments.pop("dataset_name"), result)
+    conditioning = arguments.pop("cond_image_column", None)
+    pairs = caption_columns([conditioning])
+    if conditioning is not None:
+        names = " or ".join(map(" and ".join, pairs))
+        reason = f"files below data.images, in a table with the columns {names}"
+        result.keep(
+            "cond_image_column", conditioning, "data.conditioning_columns", [conditioning], reason
+        )
+    column, prompt = arguments.pop("caption_column", None), arguments.pop("instance_prompt", None)
+    if column is not None:
+        texts = " or ".join(text for _, text in pairs)
+        result.note("changed", "caption_column", column, f"metadata.csv has it as {texts}")
+    if prompt is not None and column is not None:
+        result.ignore("instance_prompt", prompt, "caption_column has the captions")
+    elif prompt is not None:
+        put_captions({"caption_strategy": "instanceprompt", "instance_prompt": prompt}, result)
+    if arguments.pop("center_crop", False):
+        result.note("kept", "center_crop", True, "", "train.resolution")
+    else:
+        result.note("changed", "center_crop", False, FRAMING)
+
+
+def _put_buckets(arguments: dict[str, Any], program: Program, result: ImportedConfig) -> None:
+    """Check the sizes of Kontext's images, which are squares here."""
+    given = {n: arguments.pop(n) for n in (BUCKETS, f"use_{BUCKETS}") if arguments.get(n)}
+    side = arguments.get("resolution", program.table["resolution"].default)
+    sizes = [size.replace(" ", "") for size in given.get(BUCKETS, "").split(";")]
+    if BUCKETS in given and f"{side},{side}" not in sizes:
+        raise PipelineError(
+            f"{BUCKETS}: {given[BUCKETS]!r} has no {side},{side}, and all images are squares of "
+            "that side here",
+            hint="set --resolution to the side of a square among them",
+        )
+    for name, value in given.items():
+        result.note("changed", name, value, FRAMING)
+
+
+def _put_draws(
+    arguments: dict[str, Any],
+    table: Mapping[str, Key],
+    result: ImportedConfig,
+    name: str,
+    captioned: bool,
+) -> None:
+    """Report differences in the script's draws: latents, pairs, mirror images, empty captions."""
+    if name != KONTEXT_NAME:  # its vae_encode_mode is mode
+        result.note("changed", "latents", None, POSTERIOR)
+    elif captioned:
+        result.note("changed", "captions", None, PAIRS)
+    if name != ENCODES_ONCE:
+        return
+    for key in ("random_flip", "proportion_empty_prompts"):
+        if given := arguments.pop(key, None):
+            reason = "drawn again for each epoch; the script draws once, before it trains"
+            result.put("changed", key, given, table[key].ours, given, reason)
+
+
+def _put_validation(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Set the images of one prompt, at the interval of validation.eval_steps."""
+    prompt = arguments.pop("validation_prompt", None)
+    count = arguments.pop("num_validation_images", None)
+    if prompt is not None and "data.conditioning_columns" in result.values:
+        result.ignore(
+            "validation_prompt", prompt, "the script fails with both it and cond_image_column"
+        )
+        prompt = None
+    if prompt is not None:
+        result.keep("validation_prompt", prompt, "validation.prompts", [prompt])
+        result.assume("validation.eval_on_start", False, "the script makes none before it trains")
+        if count is None:
+            result.assume("validation.images_per_prompt", 4, "the script's num_validation_images")
+        else:
+            result.keep("num_validation_images", count, "validation.images_per_prompt")
+    elif count is not None:
+        result.ignore("num_validation_images", count, "no images without validation_prompt")
+
+
+def _put_lora(
+    arguments: dict[str, Any], program: Program, result: ImportedConfig, family: str, script: str
+) -> None:
+    """Set the script's adapter, with gaussian initial values."""
+    is_lora = "_lora_" in _name(script)
+    own = [name for name in arguments if program.table[name].ours.startswith("lora.")]
+    if not is_lora:
+        for name in own:
+            result.ignore(name, arguments.pop(name), "the whole model is trained")
+        return
+    rank = program.value("lora.rank")
+    assert rank is not None
+    if "rank" not in arguments:
+        result.assume("lora.rank", *rank)
+    if "lora_alpha" not in arguments:
+        result.assume("lora.alpha", *_alpha(program, rank[0]))
+    if "lora_layers" in arguments:
+        layers = [layer.strip() for layer in arguments["lora_layers"].split(",")]
+        result.keep("lora_layers", arguments["lora_layers"], "lora.target_modules", layers)
+    else:
+        kontext = ["proj_mlp"] if "kontext" in script else []
+        layers = [*LORA_LAYERS[family], *kontext]
+        result.assume("lora.target_modules", layers, "in the code of the script")
+    result.assume("lora.init_lora_weights", "gaussian", "in the code of the script")
+
+
+def _alpha(program: Program, rank: int) -> tuple[float, str]:
+    """Return the alpha without lora_alpha: newer scripts have a number, older ones the rank."""
+    own = program.table["lora_alpha"].default
+    if own is None:
+        return float(rank), "the script's alpha is the rank; if yours has a lora_alpha, give it"
+    return own, "the script's own lora_alpha; before 2025 it was rank"
+
+
+def _put_objective(
+    arguments: dict[str, Any], program: Program, result: ImportedConfig, family: str
+) -> None:
+    side = program.value("train.resolution")
+    assert side is not None
+    if "resolution" in arguments:
+        result.keep("resolution", side[0], "train.resolution")
+    else:
+        result.assume("train.resolution", *side)
+    if family == "flux" and "guidance_scale" not in arguments:
+        result.assume("train.flux_guidance_value", 3.5, "the script's own guidance_scale")
+    if family in UNSHIFTED:
+        result.assume(
+            "train.flow_shift", 1.0,
+            "the script draws from the scheduler's sigmas, which a dynamic shift moves for "
+            "sampling alone",
+        )  # fmt: skip
+    if family == "sd3" and "precondition_outputs" not in arguments:
+        result.assume("train.precondition_outputs", True, "the script's own precondition_outputs")
+    length = program.value("cache.max_sequence_length")
+    if length is not None and "max_sequence_length" not in arguments:
+        result.assume(
+            "cache.max_sequence_length", length[0], "the script's own max_sequence_length"
+        )
+    if "train.caption_dropout_probability" not in result.values and (
+        "proportion_empty_prompts" not in arguments
+    ):
+        result.assume("train.caption_dropout_probability", 0.0, "the script drops no caption")
+
+
+def _put_schedule(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Set arguments that only one schedule takes."""
+    name = result.values.get("train.lr_scheduler")
+    for flag, (schedule, argument) in OF_SCHEDULES.items():
+        if flag not in arguments:
+            continue
+        value = arguments[flag]
+        if name == schedule:
+            result.values.setdefault("train.lr_scheduler_args", {})[argument] = value
+            result.note("kept", flag, value, "", "train.lr_scheduler_args", value)
+        else:
+            result.ignore(flag, value, f"{schedule} alone takes it")

@@ -1,0 +1,93 @@
+"""Files of other programs: finding and loading them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from zerotrain.errors import PipelineError
+
+
+def cached_config() -> Path | None:
+    """Return the file that `accelerate config` wrote last, if it exists."""
+    home = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    hf_home = os.environ.get("HF_HOME", f"{home}/huggingface")
+    path = Path(hf_home).expanduser() / "accelerate" / "default_config.yaml"
+    return path if path.is_file() else None
+
+
+def find_file(file: str, path: Path | None) -> Path:
+    """Find a file from the working directory, or next to the file that names it."""
+    named = Path(file).expanduser()
+    places = [named]
+    if path is not None:
+        places += [path.parent / named, path.parent / named.name]
+    for place in places:
+        # isfile, unlike Path.is_file, treats invalid file names as missing files.
+        if os.path.isfile(place):
+            return place
+    looked = ", ".join(dict.fromkeys(str(place) for place in places))
+    raise PipelineError(
+        f"{path or 'accelerate launch'}: names {file}, which is not there",
+        hint=f"put it next to the YAML; looked for {looked}",
+    )
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """Load a YAML file of keys.
+
+    Raises:
+        PipelineError: it is missing, or not YAML with keys.
+    """
+    hints = "indentation, quotes and doubled keys near that line", "`accelerate config` wrote"
+    return _load(path, "YAML", YAML(typ="safe").load, *hints)
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Load a JSON file of keys.
+
+    Raises:
+        PipelineError: it is missing, not JSON, or has a duplicate key.
+    """
+
+    def parse(text: str) -> Any:
+        return json.loads(text, object_pairs_hook=lambda pairs: _without_doubles(path, pairs))
+
+    return _load(path, "JSON", parse, "commas, quotes and brackets", "holds a configuration")
+
+
+def _load(
+    path: Path, form: str, parse: Callable[[str], Any], syntax: str, wanted: str
+) -> dict[str, Any]:
+    """Load the keys of a file; `syntax` and `wanted` are hints."""
+    try:
+        found = parse(path.read_text())
+    except OSError as error:
+        raise PipelineError(
+            f"{path}: cannot be read: {error.strerror}", hint="name a file that is there"
+        ) from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise PipelineError(
+            f"{path}: not valid {form}: {' '.join(str(error).split())}", hint=f"check {syntax}"
+        ) from error
+    if not isinstance(found, dict):
+        raise PipelineError(
+            f"{path}: holds {type(found).__name__}, not keys with values",
+            hint=f"name a file that {wanted}",
+        )
+    return found
+
+
+def _without_doubles(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PipelineError(f"{path}: {twice} stands twice", hint="take one of them out")
+    return found

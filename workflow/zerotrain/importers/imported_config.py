@@ -1,0 +1,172 @@
+"""The result of an import: values of our keys, and a note on every source key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, ParamSpec
+
+from zerotrain.errors import PipelineError
+from zerotrain.launch.keys import near_keys
+from zerotrain.launch.settings import nested
+
+AUTO = "auto"
+P = ParamSpec("P")
+Outcome = Literal["kept", "changed", "resolved", "default", "no-op", "left out", "skipped by you"]
+
+
+class ImportProblems(PipelineError):
+    """Several errors of one import."""
+
+    def __init__(self, where: str, problems: list[PipelineError]) -> None:
+        lines = [f"\n  - {e.what.removeprefix(f'{where}: ')} ({e.hint})" for e in problems]
+        super().__init__(
+            f"{where}: {len(problems)} problems:" + "".join(lines),
+            hint="correct them, or take keys out by `--skip KEY --skip KEY`; the report lists "
+            "what was skipped",
+        )
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class Note:
+    """The outcome of one key."""
+
+    key: str
+    """As in the file or the command line; our key if there was none."""
+    given: Any
+    """None if nothing was given."""
+    outcome: Outcome
+    ours: str
+    """Our key; empty if none corresponds."""
+    value: Any
+    reason: str
+
+
+@dataclass
+class ImportedConfig:
+    """The result of an import, which readers fill."""
+
+    source: str = ""
+    """The source, for a heading."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """Values by our keys, with sections joined by dots."""
+    notes: list[Note] = field(default_factory=list)
+    """Notes on the source's keys, in the order of reading."""
+    before: ImportedConfig | None = None
+    """The run that has to be trained first, for a script with two trainings."""
+    shown: dict[str, str] = field(default_factory=dict)
+    """Names that the user knows for keys that a reader constructed."""
+    skip: frozenset[str] = frozenset()
+    """Keys that the user excludes, as if the source did not have them (`--skip`)."""
+    problems: list[PipelineError] = field(default_factory=list)
+    """Everything that stops the import, in the order of reading."""
+    seen: list[str] = field(default_factory=list)
+    """Every key of the source, to suggest a name for a --skip that matches none."""
+
+    def nested(self) -> dict[str, Any]:
+        """Return the values in the structure of a configuration."""
+        return nest(self.values)
+
+    def is_skipped(self, key: str, given: Any) -> bool:
+        """Return whether the user excludes the key, and note it."""
+        self.seen.append(key)
+        if key not in self.skip:
+            return False
+        self.note("skipped by you", key, given, "--skip: the result may differ from the source's")
+        return True
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Collect an error of the block, so that the import finds further errors."""
+        try:
+            yield
+        except PipelineError as error:
+            self.problems.append(error)
+
+    def attempt(self, read: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a reader and collect its error, so that the import finds further errors."""
+        with self.collect():
+            read(*args, **kwargs)
+
+    def raise_problems(self, where: str) -> None:
+        """Raise all collected problems at once.
+
+        Args:
+            where: The source, for the heading of several problems.
+
+        Raises:
+            PipelineError: there are problems, or a --skip names a key that the source does not
+                have.
+        """
+        if not self.problems:
+            skipped = {note.key for note in self.notes if note.outcome == "skipped by you"}
+            self.problems += [self._unused(name) for name in sorted(self.skip - skipped)]
+        if len(self.problems) == 1:
+            raise self.problems[0]
+        if self.problems:
+            raise ImportProblems(where, self.problems)
+
+    def _unused(self, name: str) -> PipelineError:
+        near = near_keys(name, self.seen)
+        hint = f"did you mean {' or '.join(near)}?" if near else "leave that --skip out"
+        return PipelineError(f"--skip {name}: the source has no such key", hint=hint)
+
+    def put(
+        self, outcome: Outcome, key: str, given: Any, ours: str, value: Any, reason: str
+    ) -> None:
+        """Set one of our keys.
+
+        Raises:
+            PipelineError: another key has set it to another value.
+        """
+        name = self.shown.get(key, key)
+        if ours in self.values and self.values[ours] != value:
+            before = next(n for n in reversed(self.notes) if n.ours == ours)
+            raise PipelineError(
+                f"{name} makes {ours} {value!r}, but {before.key} makes it {self.values[ours]!r}",
+                hint="let both say the same, or take one of them out",
+            )
+        self.values[ours] = value
+        self.notes.append(Note(name, given, outcome, ours, value, reason))
+
+    def keep(self, key: str, given: Any, ours: str, value: Any = None, reason: str = "") -> None:
+        """Adopt a value; `value` is given if our form differs."""
+        self.put("kept", key, given, ours, given if value is None else value, reason)
+
+    def resolve(self, key: str, ours: str, value: Any, reason: str) -> None:
+        """Set the value of an "auto"."""
+        self.put("resolved", key, AUTO, ours, value, reason)
+
+    def assume(self, ours: str, value: Any, reason: str) -> None:
+        """Set a value that the file does not give."""
+        self.put("default", ours, None, ours, value, reason)
+
+    def note(
+        self,
+        outcome: Outcome,
+        key: str,
+        given: Any,
+        reason: str,
+        ours: str = "",
+        value: Any = None,
+    ) -> None:
+        """Note a key that sets none of our keys directly."""
+        self.notes.append(Note(self.shown.get(key, key), given, outcome, ours, value, reason))
+
+    def ignore(self, key: str, given: Any, reason: str) -> None:
+        """Note a key that has no effect."""
+        self.note("no-op", key, given, reason)
+
+    def drop(self, key: str, given: Any, reason: str) -> None:
+        """Note a key that is not supported."""
+        self.note("left out", key, given, reason)
+
+
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Build sections from dotted keys; those of the only phase become the list of phases."""
+    found = nested(values)
+    if "phases" in found:
+        found["phases"] = [{"name": "train", **found["phases"]}]
+    return found

@@ -1,0 +1,152 @@
+"""The values of a source by the paths of their keys, checked against its table of keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from zerotrain.errors import PipelineError
+from zerotrain.importers.imported_config import AUTO, ImportedConfig
+from zerotrain.launch.keys import Key, unknown_key
+
+EXPECTED = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "text",
+    "list": "a list",
+    "section": "keys with values",
+}
+
+
+def read_keys(
+    found: Mapping[Any, Any],
+    table: Mapping[str, Key],
+    where: str,
+    result: ImportedConfig,
+    auto_under: str | None = None,
+) -> dict[str, Any]:
+    """Read the values of a file by their paths, and note the decisions of the table.
+
+    An unsupported key becomes a problem of the result, and the rest is read.
+
+    Args:
+        found: The file's keys.
+        table: The rows of its keys.
+        where: Name of the file in messages.
+        result: Receives the notes.
+        auto_under: Prefix of the paths that may be "auto"; None: no path may.
+    """
+    flat: dict[str, Any] = {}
+
+    def read_section(section: Mapping[Any, Any], prefix: str) -> None:
+        for name, value in section.items():
+            if not result.is_skipped(f"{prefix}{name}", value):
+                result.attempt(read_key, f"{prefix}{name}", value, table.get(f"{prefix}*"))
+
+    def read_key(path: str, value: Any, any_other: Key | None) -> None:
+        key = table.get(path, any_other)
+        if key is None or (path.endswith("*") and path == key.name):
+            raise unknown_key(where, path, [name for name in table if not name.endswith("*")])
+        if value is None:
+            result.ignore(path, None, "empty")
+        elif key.fate == "ignored_no_effect":
+            result.ignore(path, value, key.reason)
+        else:
+            may_be_auto = auto_under is not None and path.startswith(auto_under)
+            if value == AUTO and (key.type == "section" or not may_be_auto):
+                raise PipelineError(
+                    f'{where}: {path}: "auto" means nothing there', hint="give a value"
+                )
+            typed = _typed(where, path, key, value)
+            if key.type == "section":
+                read_section(typed, f"{path}.")
+            elif key.fate in ("mapped", "passed_through"):
+                flat[path] = typed
+            else:
+                _note_unmapped(path, value, typed, key, where, result)
+
+    read_section(found, "")
+    return flat
+
+
+def _note_unmapped(
+    path: str, value: Any, typed: Any, key: Key, where: str, result: ImportedConfig
+) -> None:
+    """Note a key that sets none of ours; refuse it if it would change the training."""
+    if asks_nothing(key, typed):
+        result.note("kept", path, value, "asks for nothing more")
+    elif key.fate == "dropped":
+        result.drop(path, value, key.reason)
+    else:
+        raise PipelineError(
+            f"{where}: {path}: {value!r} cannot be honoured: {key.reason}",
+            hint=f"`--skip {path}` imports the rest, if the training is meant without it",
+        )
+
+
+def asks_nothing(key: Key, value: Any) -> bool:
+    """Return whether the value is the program's default."""
+    if isinstance(value, bool) and isinstance(key.default, bool):
+        return value is key.default
+    if isinstance(value, str):
+        asked = value.casefold()
+        return asked in ("", "no", "none", "false", AUTO) or asked == str(key.default).casefold()
+    if isinstance(value, dict):
+        return not value.get("enabled", bool(value))
+    return not value or bool(value == key.default)
+
+
+def _typed(where: str, path: str, key: Key, value: Any) -> Any:
+    """Convert the value to the key's type; command lines and YAML 1.1 leave numbers as text."""
+    if not _finite(value):
+        raise PipelineError(
+            f"{where}: {path}: holds a number without end (found {value!r})",
+            hint=f"give {path} a finite number, or take it out of the file",
+        )
+    if key.type == "block" or (value == AUTO and key.type not in ("section", "list")):
+        return value
+    if key.type == "section" and isinstance(value, Mapping):
+        return value
+    if key.type == "list" and (isinstance(value, list | tuple) or value == AUTO):
+        return value if value == AUTO else list(value)
+    if key.type == "string" and isinstance(value, str | int | float):
+        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    if key.type == "boolean" and (flag := FLAGS.get(str(value).casefold())) is not None:
+        return flag
+    if key.type in ("integer", "number") and (number := _number(value)) is not None:
+        if key.type == "number":
+            return number
+        if number == int(number):
+            return int(number)
+    raise PipelineError(
+        f"{where}: {path}: must be {EXPECTED[key.type]} (found {value!r})",
+        hint=f"give {path} such a value, or take it out of the file",
+    )
+
+
+FLAGS = {
+    **dict.fromkeys(("true", "yes", "1"), True),
+    **dict.fromkeys(("false", "no", "0"), False),
+}
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _number(value: Any) -> float | int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    if not math.isfinite(number):
+        return None
+    return value if isinstance(value, int) else number

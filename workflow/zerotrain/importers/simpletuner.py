@@ -1,0 +1,308 @@
+"""SimpleTuner's config.json, with its deepspeed_config."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zerotrain.errors import PipelineError
+from zerotrain.importers.arguments import (
+    put_arguments,
+    put_micro_batch,
+    put_resume,
+    put_save_every,
+    put_until,
+)
+from zerotrain.importers.batch import Part
+from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
+from zerotrain.importers.files import find_file, load_json
+from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.key_values import read_keys
+from zerotrain.importers.keys import SIMPLETUNER
+from zerotrain.importers.objective import put_objective
+from zerotrain.importers.program import simpletuner
+from zerotrain.importers.simpletuner_data import (
+    put_captions,
+    put_dataset,
+    put_resolution,
+    read_backends,
+)
+from zerotrain.importers.simpletuner_model import put_adapter, put_base, put_family
+from zerotrain.importers.simpletuner_optimizers import settings_of
+from zerotrain.importers.simpletuner_precision import put_precision
+from zerotrain.importers.simpletuner_tread import put_token_routes
+
+SUBORDINATE = {
+    "crepa_": "crepa_enabled", "urepa_": "urepa_enabled", "irepa_": "irepa_enabled",
+    "nextlat_": "nextlat_enabled", "xm_": "xm_enabled", "layersync_": "layersync_enabled",
+    "twinflow_": "twinflow_enabled", "internal_guidance_": "internal_guidance_enabled",
+    "scheduled_sampling_": "scheduled_sampling_max_step_offset", "mixflow_": "mixflow_enabled",
+    "diff2flow_": "diff2flow_enabled", "fsdp_": "fsdp_enable", "nsfw_check_": "enable_nsfw_check",
+    "ramtorch_": "ramtorch", "group_offload_": "enable_group_offload", "audio_": "audio models",
+    "sdnq_": "base_model_precision", "parquet_": "caption_strategy parquet",
+    "controlnet_": "controlnet", "assistant_lora_": "assistant_lora_path",
+    "refiner_training_": "refiner_training", "distillation_": "distillation_method",
+}  # fmt: skip
+"""Prefixes of keys that are read only together with another key."""
+BLOCK = "deepspeed_config"
+
+
+def is_wrapped(found: Mapping[str, Any]) -> bool:
+    """Return whether the settings are under `config`, as written by SimpleTuner's WebUI."""
+    return set(found) <= {"_metadata", "config"} and isinstance(found.get("config"), dict)
+
+
+def read_simpletuner(
+    config: Mapping[str, Any],
+    path: Path | None,
+    result: ImportedConfig,
+    context: SurroundingSettings,
+) -> None:
+    """Read SimpleTuner's settings, and the DeepSpeed configuration in them or next to them.
+
+    Raises:
+        PipelineError: a key or value is not supported.
+    """
+    where = str(path or "SimpleTuner")
+    plain = {str(name).lstrip("-"): value for name, value in config.items()}
+    if is_wrapped(plain):
+        plain = {str(name).lstrip("-"): value for name, value in plain["config"].items()}
+    block = plain.pop(BLOCK, None)
+    _drop_subordinate(plain, result)
+    arguments = read_keys(plain, SIMPLETUNER, where, result)
+    own_deepspeed = block not in (None, "", {})
+    if own_deepspeed and context.accelerate_deepspeed is not None:
+        raise PipelineError(
+            f"{where}: {BLOCK}, and accelerate's configuration turns DeepSpeed on as well",
+            hint="let one of them say it",
+        )
+    deepspeed = own_deepspeed or context.accelerate_deepspeed is not None
+    result.attempt(put_family, arguments, result)
+    fixed = _optimizer(arguments, result, deepspeed=deepspeed)
+    program = replace(simpletuner(arguments), fixed=fixed)
+    context = replace(context, program=program, offload_path=arguments.get("offload_param_path"))
+    default, reason = program.value("launch.mixed_precision") or ("bf16", "")
+    context = replace(context, precision_default=(default, reason))
+    if "mixed_precision" in arguments:
+        context = context.with_precision(default, "mixed_precision")
+    if "num_processes" in arguments and context.processes.value is None:
+        result.keep("num_processes", arguments["num_processes"], "launch.num_processes")
+        context = replace(context, processes=Part(arguments["num_processes"], "num_processes"))
+    elif context.processes.value is not None:
+        result.assume("launch.num_processes", context.processes.value, context.processes.reason)
+    with result.collect():
+        if own_deepspeed:
+            found = _deepspeed(block, path, result)
+            read_deepspeed(found, f"{where}: {BLOCK}", result, context)
+        elif context.accelerate_deepspeed is not None:
+            file, found = context.accelerate_deepspeed
+            read_deepspeed(found, file, result, context)
+        else:
+            read_plain(result, context)
+            if "grad_clip_method" not in arguments:
+                result.assume("train.grad_clip_method", "value", "SimpleTuner's default")
+    _put_model(arguments, path, result, is_training=bool({"model_family", "model_type"} & {*plain}))
+    result.attempt(put_micro_batch, result, program, file_wins=True)
+    steps = None
+    with result.collect():
+        if {"max_train_steps", "num_train_epochs"} & set(arguments):
+            if arguments.get("max_train_steps") == 0:
+                result.ignore("max_train_steps", arguments.pop("max_train_steps"), "epochs count")
+            elif arguments.get("num_train_epochs") == 0:
+                result.ignore("num_train_epochs", arguments.pop("num_train_epochs"), "steps count")
+            steps = put_until(result, program, "max_train_steps", "num_train_epochs")
+    with result.collect():
+        for name in ("checkpointing_steps", "checkpoint_step_interval"):
+            if name in arguments:
+                put_save_every(result, name, arguments[name], steps)
+    result.attempt(put_arguments, result, program, file_wins=True)
+    for name in ("optimizer", "lr_scheduler", "mixed_precision", "grad_clip_method"):
+        if name in arguments and name not in {note.key for note in result.notes}:
+            result.ignore(name, arguments[name], "SimpleTuner lets its DeepSpeed configuration win")
+
+
+def simpletuner_config(words: list[str]) -> Path:
+    """Return the settings file of `simpletuner train`: from --env, or config/config.json.
+
+    Raises:
+        PipelineError: there are further arguments, or the file is missing.
+    """
+    rest = [part for word in words for part in word.split("=", 1)]
+    name = ""
+    if rest[:1] in (["--env"], ["-e"], ["env"]) and len(rest) >= 2:
+        name, rest = rest[1], rest[2:]
+    if rest:
+        raise PipelineError(
+            f"simpletuner train: {rest[0]} belongs into its config.json",
+            hint="paste `simpletuner train` or `simpletuner train --env NAME`",
+        )
+    path = Path("config") / name / "config.json"
+    if not path.is_file():
+        raise PipelineError(
+            f"simpletuner train reads {path}, which is not there",
+            hint="run this in SimpleTuner's folder, or `zerotrain launch import FILE`",
+        )
+    return path
+
+
+def read_launch_alone(
+    config: Mapping[str, Any], path: Path, result: ImportedConfig, context: SurroundingSettings
+) -> None:
+    """Read only the DeepSpeed configuration of SimpleTuner's settings, for a run with the rest.
+
+    Raises:
+        PipelineError: there is no such configuration.
+    """
+    inner = config["config"] if is_wrapped(config) else config
+    plain = {str(name).lstrip("-"): value for name, value in inner.items()}
+    block = plain.pop(BLOCK, None)
+    if block in (None, "", {}):
+        raise PipelineError(
+            f"{path}: settings of SimpleTuner without {BLOCK} say what is trained, but no launch",
+            hint=f"`zerotrain launch import {path}` writes a run of them; launch: torch is theirs",
+        )
+    for name, value in plain.items():
+        result.ignore(name, value, "the run says what is trained")
+    read_deepspeed(_deepspeed(block, path, result), f"{path}: {BLOCK}", result, context)
+
+
+def _drop_subordinate(plain: dict[str, Any], result: ImportedConfig) -> None:
+    for name in [name for name in plain if name not in SIMPLETUNER]:
+        for prefix, master in SUBORDINATE.items():
+            if name.startswith(prefix):
+                result.ignore(name, plain.pop(name), f"belongs to {master}")
+                break
+
+
+def _optimizer(
+    arguments: dict[str, Any], result: ImportedConfig, *, deepspeed: bool
+) -> dict[str, Any]:
+    """Return the meaning of its optimizer's name, with the numbers in SimpleTuner's code.
+
+    Under DeepSpeed it is AdamW with adam_beta1 and so on, whatever the name.
+    """
+    dtype = "base_model_default_dtype"
+    if deepspeed and dtype in arguments:
+        result.ignore(dtype, arguments.pop(dtype), "DeepSpeed's AdamW steps in fp32")
+    if deepspeed:
+        return {"train.optimizer": "adamw"} if "optimizer" not in arguments else {}
+    for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay"):
+        if name in arguments:
+            reason = "SimpleTuner reads it under DeepSpeed alone; optimizer_config has its numbers"
+            result.ignore(name, arguments.pop(name), reason)
+    if not {"learning_rate", "optimizer", "model_family", "model_type", dtype} & {*arguments}:
+        return {}
+    with result.collect():
+        return settings_of(arguments, result)
+    return {}
+
+
+def _deepspeed(block: Any, path: Path | None, result: ImportedConfig) -> dict[str, Any]:
+    """Return the block, parsed if it is text, or loaded if it names a file."""
+    if isinstance(block, dict):
+        return block
+    if isinstance(block, str) and block.lstrip().startswith("{"):
+        try:
+            found = json.loads(block)
+        except ValueError as error:
+            raise PipelineError(
+                f"{path}: {BLOCK}: not valid JSON: {error}", hint="check quotes and commas"
+            ) from error
+        return dict(found)
+    if isinstance(block, str):
+        result.note("kept", BLOCK, block, "read below", "launch")
+        return load_json(find_file(block, path))
+    raise PipelineError(
+        f"{path}: {BLOCK}: must be keys with values, their text or a file (found {block!r})",
+        hint="write the DeepSpeed configuration there",
+    )
+
+
+def _put_model(
+    arguments: dict[str, Any], path: Path | None, result: ImportedConfig, *, is_training: bool
+) -> None:
+    result.attempt(put_base, arguments, result)
+    kind = arguments.get("model_type")
+    if kind is not None:
+        result.note("kept", "model_type", kind, "with `lora:` or without", "lora")
+    result.attempt(put_precision, arguments, result)
+    result.attempt(put_adapter, arguments, path, result)
+    result.attempt(_put_data, arguments, path, result)
+    if is_training and "train.resolution" not in result.values:
+        result.assume("train.resolution", 1024, "SimpleTuner's default")
+    result.attempt(put_objective, arguments, result)
+    result.attempt(put_token_routes, arguments, result)
+    result.attempt(_put_average, arguments, result)
+    result.attempt(_put_validation, arguments, result)
+    put_resume(arguments.get("resume_from_checkpoint"), result)
+
+
+def _put_data(arguments: dict[str, Any], path: Path | None, result: ImportedConfig) -> None:
+    """Set the only training dataset, or without its file the settings' values."""
+    given, kind = arguments.pop("resolution", None), arguments.pop("resolution_type", "pixel_area")
+    found: dict[str, Any] = {}
+    name = "data_backend_config"
+    if name in arguments:
+        file = arguments.pop(name)
+        try:
+            named = find_file(file, path)
+        except PipelineError:
+            result.drop(name, file, "not found: name the images (data.images) and resolution here")
+        else:
+            result.note("kept", name, file, "read below", "data")
+            found = read_backends(named, result)
+            if "resolution" in found:
+                found.setdefault("resolution_type", kind)
+            put_dataset(found, result)
+    elif "instance_data_dir" in arguments:
+        result.keep("instance_data_dir", arguments.pop("instance_data_dir"), "data.images")
+    captions: dict[str, Any] = {
+        key: arguments.pop(key)
+        for key in ("caption_strategy", "instance_prompt")
+        if key in arguments
+    }
+    if not found:
+        put_captions(captions, result)
+    for key, value in captions.items() if found else ():
+        result.ignore(key, value, "the dataset says it")
+    if given is not None and "resolution" in found:
+        result.ignore("resolution", given, "the dataset says it")
+    elif given is not None:
+        put_resolution("resolution", given, kind, result)
+
+
+def _put_validation(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Set the images of one prompt; without a prompt there are no images."""
+    names = [n for n in arguments if SIMPLETUNER[n].ours.partition(".")[0] == "validation"]
+    prompt = arguments.get("validation_prompt")
+    if not prompt or arguments.get("validation_disable"):
+        for name in names:
+            result.ignore(name, arguments.pop(name), "no images are made without validation_prompt")
+        return
+    for name in names:
+        value, row = arguments.pop(name), SIMPLETUNER[name]
+        if name == "eval_steps_interval":
+            result.ignore(name, value, "held-out loss is measured with the images: data.holdout")
+        elif name == "validation_disable":
+            result.note("kept", name, value, "asks for nothing more")
+        else:
+            result.keep(name, value, row.ours, [value] if name == "validation_prompt" else value)
+    for name in ("validation_step_interval", "validation_num_inference_steps",
+                 "validation_guidance", "validation_on_startup"):  # fmt: skip
+        row = SIMPLETUNER[name]
+        if row.ours not in result.values:
+            result.assume(row.ours, row.default, "SimpleTuner's default")
+
+
+def _put_average(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Set the EMA, whose defaults differ; without it, ignore its keys."""
+    for name in ("ema_decay", "ema_device", "ema_update_interval"):
+        row = SIMPLETUNER[name]
+        if not arguments.get("use_ema"):
+            if name in arguments:
+                result.ignore(name, arguments.pop(name), "without use_ema no average is kept")
+        elif name not in arguments and row.default is not None:
+            result.assume(row.ours, row.default, "SimpleTuner's default")

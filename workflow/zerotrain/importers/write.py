@@ -1,0 +1,157 @@
+"""Output of an import as a commented configuration, and as a report."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from zerotrain.artifact import create
+from zerotrain.config.scalar import one_line, scalar
+from zerotrain.errors import PipelineError
+from zerotrain.importers.imported_config import ImportedConfig, Note
+
+ORDER = (
+    "run", "seed", "family", "base", "revision", "resume_from_checkpoint", "prediction_type",
+    "rescale_betas_zero_snr", "lora", "base_model_precision", "base_model_exclude_modules", "peft",
+    "data", "cache", "train", "validation", "launch",
+    "phases", "evaluate",
+)  # fmt: skip
+NEEDED = ("run", "base", "data", "phases")
+WIDTH = 100
+
+
+def config_text(imported: ImportedConfig) -> str:
+    """Format a configuration, or the source's part of it, with the origin of each value."""
+    found = imported.nested()
+    because = _reasons(imported.notes)
+    lines = _comment(f"Imported from {imported.source}, by `zerotrain launch import`.", "")
+    if missing := [key for key in NEEDED if key not in found]:
+        lines += [f"# A part of a configuration: {', '.join(missing)} it does not say."]
+    lines += ["# All keys with their values: docs/configuration.md"]
+    assert set(found) <= set(ORDER)
+    for key in (key for key in ORDER if key in found):
+        value = found[key]
+        if key == "launch" and "preset" in value:
+            value = {"preset": value["preset"], **value}
+        if isinstance(value, dict):
+            lines += ["", f"{key}:", *_section(value, f"{key}.", because, "  ")]
+        elif key == "phases":
+            first, *rest = _section(value[0], "phases.", because, "    ")
+            lines += ["", *_comment(because.get("phases", ""), ""), "phases:"]
+            lines += [f"  - {first.lstrip()}", *rest]
+        else:
+            lines += _line(key, value, because.get(key, ""), "")
+    lines += _without_value(imported.notes)
+    return "\n".join(lines) + "\n"
+
+
+def _reasons(notes: list[Note]) -> dict[str, str]:
+    """Return the origin of each value, by our key."""
+    found: dict[str, list[str]] = {}
+    for note in notes:
+        if not note.ours:
+            continue
+        if note.value is None:
+            text = note.reason if note.ours == "phases" else ""
+        else:
+            text = "" if note.outcome == "kept" else f"{note.outcome}: {note.reason}"
+        found.setdefault(note.ours, []).append(text)
+    return {ours: "; ".join(dict.fromkeys(t for t in texts if t)) for ours, texts in found.items()}
+
+
+def _section(
+    values: dict[str, Any], prefix: str, because: dict[str, str], indent: str
+) -> list[str]:
+    lines: list[str] = []
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and value and path not in because:
+            lines += [
+                f"{indent}{scalar(key)}:",
+                *_section(value, f"{path}.", because, indent + "  "),
+            ]
+        else:
+            lines += _line(key, value, because.get(path, ""), indent)
+    return lines
+
+
+def _line(key: str, value: Any, reason: str, indent: str) -> list[str]:
+    """Format one value, with its reason after it if it fits, else above it."""
+    line = f"{indent}{scalar(key)}: {scalar(value)}"
+    if not reason:
+        return [line]
+    if len(line) + len(reason) + 3 <= WIDTH:
+        return [f"{line} # {one_line(reason)}"]
+    return [*_comment(reason, indent), line]
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    start = f"{indent}# "
+    return textwrap.wrap(
+        one_line(text),
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=start,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _without_value(notes: list[Note]) -> list[str]:
+    """List keys of the source that are not in the configuration."""
+    lines: list[str] = []
+    open_ = [n for n in notes if n.outcome in ("default", "resolved") and n.value is None]
+    left = [n for n in notes if n.outcome == "left out"]
+    ignored = [n for n in notes if n.outcome == "no-op"]
+    skipped = [n for n in notes if n.outcome == "skipped by you"]
+    headed = (
+        ("Skipped by you (--skip): the training may be another without it", skipped),
+        ("Left to this run", open_),
+        ("Left out", left),
+        ("Without effect here", ignored),
+    )
+    for heading, found in headed:
+        if found:
+            lines += ["", f"# {heading}:"]
+        for note in found:
+            lines += _comment(f"{note.key}{_given(note)}: {note.reason}", "")
+    return lines
+
+
+def _given(note: Note) -> str:
+    return "" if note.given is None else f" {scalar(note.given)}"
+
+
+def report(notes: list[Note]) -> str:
+    """Format a line for each key: its outcome, and the reason."""
+    lines = []
+    for note in notes:
+        value = "" if note.value is None else f": {scalar(note.value)}"
+        became = f" -> {note.ours}{value}" if note.ours else ""
+        reason = f"  ({note.reason})" if note.reason else ""
+        lines.append(f"{note.outcome:9} {note.key}{_given(note)}{became}{reason}")
+    return "\n".join(lines)
+
+
+def write_new(text: str, path: Path | None) -> None:
+    """Print the text, or write it to a new file.
+
+    Raises:
+        PipelineError: the file exists, or cannot be written.
+    """
+    if path is None:
+        print(text, end="")
+        return
+    try:
+        create(path, text)
+    except FileExistsError as error:
+        raise PipelineError(
+            f"{path} exists already", hint="name another file, or remove it"
+        ) from error
+    except FileNotFoundError as error:
+        raise PipelineError(
+            f"{path}: cannot be written: {error.strerror}", hint="name a file in a folder of yours"
+        ) from error
+    print(f"wrote {path}", file=sys.stderr)

@@ -1,0 +1,248 @@
+"""Architectures: the parts of a base model, found without its weights, the hub or torch.
+
+config/models has those of the models in recipes; a folder has its own config.json files, and the
+header of a single weights file is enough to find a shipped architecture.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS, PRESETS
+from zerotrain.config.suggestions import known_names, nearest
+from zerotrain.errors import PipelineError
+from zerotrain.launch.planner.part import Part
+from zerotrain.models.base import layout_of
+from zerotrain.models.composed_base import Selection, read_selections
+from zerotrain.models.sizes import POSITIONS, read_header
+
+MODELS = Path(__file__).parents[4] / "config" / "models"
+LIBRARIES = ("diffusers", "transformers")
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.", "unet.")
+"""Prefixes of a denoiser's tensor names in a single file that also contains other parts."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Parts of a base model.
+
+    Attributes:
+        family: The model family.
+        source: Its source, for messages: a hub id, a folder or a file.
+        parts: The models by folder name; a language model is the part `model`.
+    """
+
+    family: str
+    source: str
+    parts: Mapping[str, Part]
+
+    @property
+    def trained_name(self) -> str:
+        """Name of the trained part."""
+        return FAMILIES[self.family].trained_part
+
+    @property
+    def trained(self) -> Part:
+        """The trained part."""
+        return self.parts[self.trained_name]
+
+    @property
+    def encoders(self) -> dict[str, Part]:
+        """Parts that the cache stage loads: autoencoder and text encoders."""
+        return {name: part for name, part in self.parts.items() if name != self.trained_name}
+
+
+def find_architecture(family: str, base: str, side: int | None = None) -> Architecture:
+    """Return the architecture of a run's model.
+
+    Args:
+        family: A key of FAMILIES.
+        base: A hub id of config/models, a folder in diffusers' or transformers' layout, a file of
+            safetensors, parts of several (see composed_base), `nano` or `micro`. Weights are not
+            needed: config.json files are enough.
+        side: Side in pixels of the images for which `nano` and `micro` are built: the resolution of
+            a run's first phase.
+
+    Raises:
+        PipelineError: the family or base is unknown, a config.json is missing or of another class,
+            or the file's header matches no shipped architecture of the family.
+    """
+    if family not in FAMILIES:
+        raise PipelineError(
+            f"family: {family!r} is not known", hint=known_names(family, FAMILIES, "families")
+        )
+    if base in PRESETS:
+        from zerotrain.launch.planner.nano import SIDE, nano_parts  # building them needs torch
+
+        return Architecture(family, base, nano_parts(family, base, side or SIDE))
+    if selections := read_selections(base):
+        return _of_selections(family, base, selections)
+    path = Path(base).expanduser()
+    beside = (path if path.is_dir() else path.parent) / "config"
+    if (beside / "model_index.json").is_file():  # for a single file, such as an export --to ldm
+        return replace(_of_folder(family, beside), source=str(path))
+    if path.is_dir():
+        return _of_folder(family, path)
+    if path.suffix == ".safetensors":
+        return _of_file(family, path)
+    for known in shipped(family):
+        if base in known.source.split(", "):
+            return known
+    ids = {name: a.family for a in shipped() for name in a.source.split(", ")}
+    if base in ids:
+        raise PipelineError(
+            f"base: {base} is of the family {ids[base]}, the configuration says {family}",
+            hint=f"set family: {ids[base]}",
+        )
+    near = nearest(base, ids, most=3)
+    raise PipelineError(
+        f"base: {base!r} is no folder or file here and no model of {MODELS.name}/",
+        hint=f"near names: {', '.join(near)}"
+        if near
+        else "name a folder that holds the model's config.json files; weights need not be there",
+    )
+
+
+def shipped(family: str | None = None) -> list[Architecture]:
+    """Return the architectures of config/models; `source` has their hub ids with commas between."""
+    found = []
+    for file in sorted(MODELS.glob("*.json"), key=lambda file: file.stem):
+        document = json.loads(file.read_text())
+        parts = {
+            name: Part(part["library"], part["class"], part["config"], part["parameters"])
+            for name, part in document["parts"].items()
+        }
+        found.append(Architecture(document["family"], ", ".join(document["hub"]), parts))
+    return [known for known in found if family in (None, known.family)]
+
+
+def _of_file(family: str, path: Path) -> Architecture:
+    """Return the shipped architecture whose trained part has as many parameters as the file.
+
+    Numbers are compared, not names: the makers' checkpoints have other names and fused projections.
+    The numbers of all shipped architectures differ except for those of Qwen-Image, of which the
+    plain one is the first: the file does not show whether it is Edit-2511.
+    """
+    shapes = read_header(path)
+    prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in shapes)), "")
+    count = sum(
+        math.prod(shape)
+        for name, shape in shapes.items()
+        if name.startswith(prefix) and not name.endswith(POSITIONS)
+    )
+    for known in shipped(family):
+        if known.trained.parameters == count:
+            return Architecture(family, str(path), known.parts)
+    sizes = ", ".join(f"{known.trained.parameters:,} ({known.source})" for known in shipped(family))
+    raise PipelineError(
+        f"{path}: {count:,} parameters of a denoiser are in its header; the known architectures "
+        f"of the family {family} have {sizes}",
+        hint="name a folder in diffusers layout, whose config.json describes the model",
+    )
+
+
+def _of_folder(family: str, folder: Path) -> Architecture:
+    layout, index = layout_of(family), folder / "model_index.json"
+    own = folder / "config.json"
+    if family in LANGUAGE_MODELS or (own.is_file() and not index.is_file()):
+        parts = {FAMILIES[family].trained_part: _own_part(own, family)}
+    else:
+        parts = {
+            name: Part(entry[0], entry[1], _read_json(folder / name / "config.json"))
+            for name, entry in _read_json(index).items()
+            if name in layout.classes
+            and isinstance(entry, list)
+            and entry[0] in LIBRARIES
+            and not (name in layout.optional_parts and not any((folder / name).glob("*")))
+        }
+    return _checked(family, str(folder), parts)
+
+
+def _of_selections(family: str, base: str, selections: Sequence[Selection]) -> Architecture:
+    """Return the architecture with each part as described by its place.
+
+    Parts that no place on this machine or in config/models describes get the shapes that belong to
+    the denoiser.
+    """
+    trained = FAMILIES[family].trained_part
+    classes = {name: part.class_name for name, part in shipped(family)[0].parts.items()}
+    beside: Mapping[str, Part] = {}
+    parts: dict[str, Part] = {}
+    for selection in selections:
+        folder = Path(selection.place).expanduser()
+        inside = PurePosixPath(selection.pattern).parent
+        name = trained if family in LANGUAGE_MODELS else inside.name
+        if folder.is_dir():
+            if not (folder / inside / "config.json").is_file():
+                continue  # a tokenizer or a noise scheduler
+            part = _own_part(folder / inside / "config.json", family)
+            if name not in classes:
+                name = next((n for n, c in classes.items() if c == part.class_name), name)
+            parts[name] = part
+        elif name == trained:
+            beside = find_architecture(family, selection.place).parts
+        else:
+            known = (a.parts for a in shipped(family) if selection.place in a.source.split(", "))
+            parts |= {n: part for n, part in next(known, {}).items() if n == name}
+    return _checked(family, base, {**beside, **parts})
+
+
+def _own_part(path: Path, family: str | None = None) -> Part:
+    """Return the part that a config.json describes; for a text family, model_type is enough."""
+    config = _read_json(path)
+    name = config.get("_class_name") or next(iter(config.get("architectures") or []), None)
+    if name is None and family in LANGUAGE_MODELS and "model_type" in config:
+        name = _class_of_model_type(str(family), str(config["model_type"]))
+    if name is None:
+        raise PipelineError(
+            f"{path}: it names no class (architectures or _class_name)",
+            hint="complete the model's config.json",
+        )
+    return Part("diffusers" if "_class_name" in config else "transformers", str(name), config)
+
+
+def _class_of_model_type(family: str, model_type: str) -> str | None:
+    """Return the class that a family's auto class of transformers selects; None if unknown."""
+    from transformers.models.auto import modeling_auto  # slow to import
+
+    known = {
+        "causal_lm": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "seq2seq_lm": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    }
+    name: str | None = known[family].get(model_type)
+    return name
+
+
+def _checked(family: str, source: str, parts: Mapping[str, Part]) -> Architecture:
+    """Return the architecture after a check that it has a trained part of the family."""
+    trained = FAMILIES[family].trained_part
+    expected = {known.trained.class_name for known in shipped(family)}
+    if trained not in parts:
+        raise PipelineError(
+            f"{source}: the part {trained} is missing, which the family {family} trains",
+            hint=f"the parts are {', '.join(parts) or 'none'}; check `base` and `family`",
+        )
+    found = parts[trained].class_name
+    if family not in LANGUAGE_MODELS and found not in expected:
+        raise PipelineError(
+            f"{source}: {trained} is a {found}, the family {family} trains "
+            f"{' or '.join(sorted(expected))}",
+            hint="check `base` and `family`",
+        )
+    return Architecture(family, source, parts)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise PipelineError(
+            f"{path}: {error.strerror if isinstance(error, OSError) else error}",
+            hint="a base is described by its config.json files; complete the folder",
+        ) from error
+    return document

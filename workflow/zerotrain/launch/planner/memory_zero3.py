@@ -1,0 +1,238 @@
+"""Memory of ZeRO stage 3, as DeepSpeed 0.19.8 allocates it, part by part."""
+
+from __future__ import annotations
+
+from zerotrain.launch.pinned_memory import LIMIT_MIB, cached, rounding
+from zerotrain.launch.planner.buckets import fullest, partitioned, sub_groups
+from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
+from zerotrain.launch.planner.live_parameters import Coordinator, live_parameters
+from zerotrain.launch.planner.memory_torch import NORM
+from zerotrain.launch.planner.parts import TRAINING, MemoryPart, Moment, Place, since
+from zerotrain.launch.planner.swap import Swapped, swap_parts
+
+SOURCE = "deepspeed/runtime/zero/stage3.py"
+NORM_ELEMENTS = 250_000_000
+"""Most elements whose norm is computed at once (stage3.py: _constant_buffered_norm2)."""
+
+
+def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
+    """Return the parts of one process, without activations."""
+    item = launch.item
+    own = partitioned((n for group in model.groups for n in group), launch.processes)
+    frozen = partitioned(model.frozen, launch.processes)
+    groups = sub_groups(model.groups, launch.processes, int(launch.value("sub_group_size")))
+    swapped = Swapped.of(launch, model, groups)
+    optimizer: Place = "device" if launch.offload_optimizer == "none" else "host"
+    weights: Place = "device" if launch.offload_param == "none" else "host"
+    in_memory = sum(groups) - swapped.optimizer
+    parts = [
+        MemoryPart(
+            "weights", item * (own - swapped.weights), weights, since(Moment.FLATTEN),
+            f"{item} B a parameter of its partition ({SOURCE}: lp_param_buffer, "
+            "param_groups_fp16_flat_cpu_memory)", state=True,
+        ),
+        MemoryPart(
+            "weights before they are cut",
+            item * (max(model.parameters.values()) if launch.init else model.numel),
+            "device", (Moment.PLACE,),
+            f"{item} B an element of the largest parameter (zero.Init)" if launch.init else
+            f"{item} B a parameter (deepspeed/runtime/engine.py: _configure_distributed_model)",
+        ),
+        MemoryPart(
+            "weights before they are flat", item * own, "host", (Moment.FLATTEN,),
+            f"{item} B a parameter of its partition ({SOURCE}, utils.py: defragment)",
+        ),
+        MemoryPart(
+            "masters", FP32 * in_memory, optimizer, since(Moment.MASTERS),
+            f"4 B a parameter of its partition ({SOURCE}: _create_fp32_partitions)", state=True,
+        ),
+        MemoryPart(
+            "optimizer states", launch.slots * launch.slot_item * in_memory, optimizer, TRAINING,
+            f"{launch.slots} x {launch.slot_item} B a parameter of its partition, at the first "
+            "step",
+            state=True,
+        ),
+        MemoryPart(
+            "gradients" if optimizer == "device" else "gradients in the type of the weights",
+            item * own, optimizer, since(Moment.BUCKETS),
+            f"{item} B a parameter of its partition, never freed ({SOURCE}: "
+            "grad_partitions_flat_buffer)", state=optimizer == "device",
+        ),
+        MemoryPart(
+            "zeros for the states", FP32 * max(groups), optimizer, (Moment.BUFFERS,),
+            f"4 B a parameter of the largest sub-group ({SOURCE}: initialize_optimizer_states)",
+        ),
+    ]  # fmt: skip
+    if launch.init:
+        parts.append(
+            MemoryPart(
+                "weights in parts", item * own, weights, (Moment.PLACE,),
+                f"{item} B a parameter of its partition (partition_parameters.py)",
+            )
+        )  # fmt: skip
+    if frozen:
+        cut = Moment.PLACE if launch.init else Moment.FLATTEN
+        parts.append(
+            MemoryPart(
+                "frozen weights", item * frozen, weights, since(cut),
+                f"{item} B a frozen parameter of its partition (partition_parameters.py)",
+                state=True,
+            )
+        )  # fmt: skip
+    if item < FP32 or (optimizer == "host" and not launch.cpu):
+        parts.append(
+            MemoryPart(
+                "masters before they are copied", FP32 * max(groups), optimizer,
+                (Moment.MASTERS,), f"4 B a parameter of a sub-group ({SOURCE}: converted.clone)",
+            )
+        )  # fmt: skip
+    parts += _bucket_parts(launch, model) + _live_parts(launch, model)
+    if optimizer == "host":
+        parts += _offloaded_parts(launch, model, groups, in_memory)
+    else:
+        parts += _step_parts(launch, model, max(groups))
+    if weights == "host" and launch.pinned("offload_param"):
+        trained, others = (
+            [item * -(-n // launch.processes) for n in numels]
+            for numels in ((n for group in model.groups for n in group), model.frozen)
+        )
+        flats = [item * partitioned(group, launch.processes) for group in model.groups]
+        parts += [
+            MemoryPart(
+                "locked pages beyond the weights", rounding(flats) + rounding(others), "host",
+                since(Moment.FLATTEN),
+                f"torch locks pages of up to {LIMIT_MIB} MiB in powers of two "
+                "(zerotrain/launch/pinned_memory.py)",
+            ),
+            MemoryPart(
+                "locked pages of the weights before they were flat", cached(trained), "host",
+                since(Moment.FLATTEN, Moment.BUCKETS),
+                "torch keeps them until the engine is ready "
+                "(zerotrain/training/engines/zero_engine.py)",
+            ),
+        ]  # fmt: skip
+    return parts + swap_parts(launch, model, groups, swapped)
+
+
+def _bucket_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
+    bucket, item = int(launch.value("reduce_bucket_size")), launch.item
+    held = fullest(model.backward_order, bucket)
+    why = f"reduce_bucket_size x {item} B, never freed ({SOURCE}: _setup_for_real_optimizer)"
+    when = (Moment.REDUCE,)
+    parts = [
+        MemoryPart("reduce bucket", item * bucket, "device", (Moment.BUCKETS,), why, touched=0),
+        MemoryPart("reduce bucket", item * bucket, "device", TRAINING, why, touched=item * held),
+        MemoryPart(
+            "copy of the bucket", item * held, "device", when,
+            "its gradients in the order of the processes (deepspeed/runtime/comm/"
+            "coalesced_collectives.py: reduce_scatter_coalesced)",
+        ),
+    ]  # fmt: skip
+    if launch.cpu:
+        parts.append(
+            MemoryPart(
+                "gloo's copy of the bucket", item * held, "device", when,
+                "gloo, which a CPU's processes talk through, reduces a copy",
+            )
+        )  # fmt: skip
+    return parts
+
+
+def _live_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
+    """Return the whole parameters, unless the weights are whole on the device already."""
+    if launch.processes == 1 and (launch.offload_param == "none" or launch.cpu):
+        return []
+    item = launch.item
+    threshold = int(launch.value("stage3_param_persistence_threshold"))
+    ceiling = int(launch.value("stage3_model_persistence_threshold"))
+    kept = 0
+    for numel in model.parameters.values():
+        if numel <= threshold and kept + numel <= ceiling:
+            kept += numel
+    live = live_parameters(
+        tuple(tuple(model.parameters[name] for name in names) for names in model.modules),
+        Coordinator(
+            prefetch=int(launch.value("stage3_prefetch_bucket_size")),
+            max_live=int(launch.value("stage3_max_live_parameters")),
+            reuse=int(launch.value("stage3_max_reuse_distance")),
+            kept=threshold,
+            bucket=int(launch.value("reduce_bucket_size")),
+            gathers=launch.processes > 1,
+            copies=launch.cpu,
+        ),
+    )
+    parts = [
+        MemoryPart(
+            "persistent parameters", item * kept, "device", TRAINING,
+            f"{item} B a parameter of stage3_param_persistence_threshold elements or fewer "
+            "(parameter_offload.py: mark_persistent_parameters)",
+        )
+    ]  # fmt: skip
+    for moment, numel in (
+        (Moment.FORWARD, live.forward),
+        (Moment.BACKWARD, live.backward),
+        (Moment.REDUCE, live.reducing),
+    ):
+        parts.append(
+            MemoryPart(
+                "live parameters", item * numel, "device", (moment,),
+                f"{item} B: stage3_max_live_parameters, stage3_max_reuse_distance and "
+                "stage3_prefetch_bucket_size over this model, with the buffers of gathering "
+                "(partitioned_param_coordinator.py)",
+            )
+        )  # fmt: skip
+    return parts
+
+
+def _step_parts(launch: PlannedLaunch, model: ParameterSizes, group: int) -> list[MemoryPart]:
+    """Return the temporaries of the update if the optimizer is on the device."""
+    item = launch.item
+    parts = [
+        MemoryPart(
+            "norm of the largest gradient", NORM * -(-model.largest // launch.processes),
+            "device", (Moment.CLIP,), f"8 B an element ({SOURCE}: get_grad_norm_direct)",
+        ),
+        MemoryPart(
+            "gradients made flat", item * group, "device", (Moment.STEP,),
+            f"{item} B a parameter of a sub-group ({SOURCE}: _prepare_fp32_grad_for_sub_group)",
+        ),
+    ]  # fmt: skip
+    if item < FP32:
+        parts.append(
+            MemoryPart(
+                "gradients in float32", FP32 * group, "device", (Moment.STEP,),
+                f"4 B a parameter of a sub-group ({SOURCE}: _prepare_fp32_grad_for_sub_group)",
+            )
+        )  # fmt: skip
+    return parts
+
+
+def _offloaded_parts(
+    launch: PlannedLaunch, model: ParameterSizes, groups: list[int], in_memory: int
+) -> list[MemoryPart]:
+    """Return gradients and temporaries if the optimizer is on the host or swapped from there."""
+    own = -(-model.largest // launch.processes)
+    parts = [
+        MemoryPart(
+            "gradients", FP32 * in_memory, "host", since(Moment.BUFFERS),
+            f"4 B a parameter of its partition, never freed ({SOURCE}: "
+            "initialize_optimizer_states)", state=True,
+        ),
+        MemoryPart(
+            "norm of the largest gradient", NORM * min(own, NORM_ELEMENTS), "device",
+            (Moment.BACKWARD, Moment.REDUCE), f"8 B an element ({SOURCE}: "
+            "_constant_buffered_norm2)",
+        ),
+    ]  # fmt: skip
+    if launch.pinned("offload_optimizer"):
+        sizes = [launch.item * sum(groups)]
+        sizes += [FP32 * group for group in groups] if launch.offload_optimizer == "cpu" else []
+        parts.append(
+            MemoryPart(
+                "locked pages beyond the gradients", rounding(sizes), "host",
+                since(Moment.BUFFERS),
+                f"torch locks pages of up to {LIMIT_MIB} MiB in powers of two "
+                "(zerotrain/launch/pinned_memory.py)",
+            )
+        )  # fmt: skip
+    return parts

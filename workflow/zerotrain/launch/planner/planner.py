@@ -1,0 +1,209 @@
+"""A phase's plan: predictions of every preset in every activation mode, and the recommended one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from zerotrain.config.models import Phase
+from zerotrain.config.run import RunConfig
+from zerotrain.errors import PipelineError
+from zerotrain.launch.planner.choice import Choice, choose
+from zerotrain.launch.planner.gpus import Gpu, find_gpu, named_gpu
+from zerotrain.launch.planner.prediction import MODES, Mode, Prediction, predict
+from zerotrain.launch.planner.traced import Traced
+from zerotrain.launch.planner.tracing import trace
+from zerotrain.launch.preset import Preset, read_preset
+from zerotrain.machine.detect import Machine, detect
+from zerotrain.machine.host import gib
+from zerotrain.machine.verdict import Engine, usable_engines
+
+AUTO = Path("config/launch/auto.yaml")
+HOST_HINT = "; --host-memory '64 GiB' plans for a machine with other host memory than this one"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Machine for which a phase is planned."""
+
+    device_memory: int | None
+    """Bytes of one device; None if unknown."""
+    host_memory: int | None
+    name: str = ""
+    """The device's name according to its driver."""
+    engines: Mapping[Engine, str] = field(default_factory=dict)
+    """Reason why an engine is not usable, by its name; empty if it is."""
+    cpu: bool = False
+    host_is_ours: bool = False
+    """Whether host_memory is that of this machine, although the device is another machine's."""
+
+    @cached_property
+    def gpu(self) -> Gpu | None:
+        """Entry of the device in the table of GPUs, if any."""
+        return find_gpu(self.name)
+
+    def describe(self) -> str:
+        """Describe its memory, and the source of the host's number."""
+        device = gib(self.device_memory or 0)
+        if self.cpu:
+            return f"{device} of memory"
+        name = self.gpu.name if self.gpu else self.name
+        named = f" ({name})" if name else ""
+        if self.host_memory is None:
+            return f"{device}{named}"
+        own = ", this machine's" if self.host_is_ours else ""
+        return f"{device}{named} and {gib(self.host_memory)} of host memory{own}"
+
+    def refusal(self, preset: Preset) -> str:
+        """Return why the preset cannot run here; empty if it can."""
+        return self.engines.get("torch" if preset.engine == "torch" else "deepspeed", "")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All predictions of a phase."""
+
+    config: RunConfig
+    phase: Phase
+    place: Place
+    traced: Traced
+    rows: Mapping[str, Mapping[Mode, Prediction]]
+    """Predictions by preset, the lowest first, and by activation mode."""
+    mode: Mode
+    """The phase's activation mode."""
+    choice: Choice | None
+    """None if no device is known."""
+
+    def column(self, mode: Mode) -> list[Prediction]:
+        """Return the predictions of all presets in an activation mode."""
+        return [row[mode] for row in self.rows.values()]
+
+
+def here(phase: Phase, machine: Machine | None = None) -> Place:
+    """Return this machine, or the one that the phase's device_memory and host_memory describe."""
+    machine = machine or detect()
+    given, host = phase.launch.device_memory, phase.launch.host_memory
+    memory = host or machine.host.memory
+    engines = usable_engines(machine)
+    if machine.accelerator == "cpu" and given is None:
+        return Place(memory, memory, "CPU", engines, cpu=True)
+    first = machine.devices[0] if machine.devices else None
+    if given is not None:
+        return Place(given, memory, "", engines, host_is_ours=host is None)
+    return Place(first.total if first else None, memory, first.name if first else "", engines)
+
+
+def described(
+    device_memory: int | None,
+    host_memory: int | None,
+    gpu: str | None,
+    machine: Machine | None = None,
+) -> Place:
+    """Return a described machine; its engines are unknown here, so all count as usable.
+
+    Args:
+        device_memory: Bytes of one device; default: those of the named GPU.
+        host_memory: Bytes of the machine's memory; default: this machine's.
+        gpu: The GPU's name.
+        machine: This machine; default: the detected one.
+
+    Raises:
+        PipelineError: the GPU's name is unknown.
+    """
+    named = named_gpu(gpu) if gpu else None
+    return Place(
+        device_memory or (named.memory(gpu or "") if named else None),
+        (machine or detect()).host.memory if host_memory is None else host_memory,
+        gpu or "",
+        host_is_ours=host_memory is None,
+    )
+
+
+def plan(
+    config: RunConfig,
+    name: str,
+    place: Place,
+    *,
+    auto: Path = AUTO,
+    base: Path | None = None,
+    traced: Traced | None = None,
+    only: Sequence[str] = (),
+) -> Plan:
+    """Predict every preset that `auto` chooses from.
+
+    Args:
+        config: The run's configuration.
+        name: The phase.
+        place: The machine.
+        auto: The preset file with the order; the presets are in the same folder.
+        base: Folder of the run's base model, if it exists.
+        traced: A trace of the same phase; default: one is made.
+        only: Names of the presets to predict; default: all that `auto` chooses from.
+
+    Raises:
+        PipelineError: the model is unknown, or a preset file is invalid.
+    """
+    phase = config.phase(name)
+    names = only or read_preset(auto).choose
+    presets = [read_preset(auto.with_name(f"{name}.yaml")) for name in names]
+    if config.base_model_precision != "no_change" and not only:
+        presets = [preset for preset in presets if preset.zero_stage < 3]  # stage 3 refuses it
+    engines: set[Engine] = {
+        "torch" if preset.engine == "torch" else "deepspeed" for preset in presets
+    }
+    traced = traced or trace(config, phase, base, cpu=place.cpu, engines=engines)
+    rows = {
+        preset.name: {
+            mode: predict(config, phase, preset, traced, mode, cpu=place.cpu) for mode in MODES
+        }
+        for preset in presets
+    }
+    mode: Mode = "plain"
+    if phase.train.gradient_checkpointing:
+        mode = "on_host" if phase.launch.cpu_checkpointing else "checkpointed"
+    found = None
+    if place.device_memory is not None:
+        usable = [preset for preset in presets if not place.refusal(preset)]
+        found = choose(
+            [rows[preset.name][mode] for preset in usable],
+            place.device_memory,
+            place.host_memory,
+            has_disk=phase.launch.offload_path is not None,
+        )
+        refused = dict.fromkeys(why for preset in presets if (why := place.refusal(preset)))
+        found = Choice(found.chosen, (*found.reasons, *refused))
+    return Plan(config, phase, place, traced, rows, mode, found)
+
+
+def choose_preset(made: Plan) -> tuple[str, str]:
+    """Return the preset that `launch: auto` selects, and the reason.
+
+    Raises:
+        PipelineError: no preset fits, or no device is known.
+    """
+    phase, choice = made.phase, made.choice
+    if choice is None:
+        raise PipelineError(
+            f"phase {phase.name}: launch: auto, but the memory of this machine's GPU is not known",
+            hint='set launch.device_memory, such as "24 GiB", or name a preset',
+        )
+    if choice.chosen is None:
+        least = min(_all(made.rows), key=lambda one: one.device)
+        raise PipelineError(
+            f"phase {phase.name}: launch: auto, but no preset fits: {choice.why}",
+            hint=f"the least is {gib(least.device)}, under {least.preset} with {MODES[least.mode]};"
+            " `zerotrain plan --fit` searches micro batch, "
+            f"{'max_length' if made.config.is_text else 'resolution'} and checkpointing"
+            + (
+                "; launch.host_memory plans for another machine's"
+                if made.place.host_is_ours and "of host memory" in choice.why
+                else ""
+            ),
+        )
+    return choice.chosen.preset, f"auto: {choice.why}"
+
+
+def _all(rows: Mapping[str, Mapping[Mode, Prediction]]) -> Sequence[Prediction]:
+    return [one for row in rows.values() for one in row.values()]

@@ -1,0 +1,133 @@
+"""Output of `zerotrain plan` for a configuration or for a few values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from ruamel.yaml import YAML
+
+from zerotrain.artifact.layout import RunFolder
+from zerotrain.config.families import LANGUAGE_MODELS
+from zerotrain.config.read import parse_config, read_config
+from zerotrain.config.run import RunConfig
+from zerotrain.config.section import Memory
+from zerotrain.errors import PipelineError
+from zerotrain.launch.planner.fit import search
+from zerotrain.launch.planner.options import PlanOptions
+from zerotrain.launch.planner.planner import Place, described, here, plan
+from zerotrain.launch.planner.table import parts_table, table
+
+
+def plan_report(options: PlanOptions, *, width: int = 100) -> list[str]:
+    """Return the lines of the plan for a configuration, or for values without one.
+
+    Args:
+        options: What to plan, and for which device.
+        width: Columns of the terminal.
+
+    Raises:
+        PipelineError: a value is invalid, or the model is unknown.
+    """
+    if (options.config is None) == (options.base is None):
+        raise PipelineError(
+            "plan: give a config FILE, or --base and what else differs from the defaults",
+            hint="zerotrain plan config/config.yaml, or zerotrain plan --base "
+            "stabilityai/stable-diffusion-xl-base-1.0 --batch-size 8 --gpu 'RTX 4090'",
+        )
+    run = read_config(options.config) if options.config else _run_of(options)
+    name = options.phase or run.phases[0].name
+    place = _place(run, name, options)
+    if options.fit:
+        return search(run, name, place, base=_base(run))
+    made = plan(run, name, place, base=_base(run))
+    if options.parts is None:
+        return table(made, width=width)
+    if options.parts not in made.rows:
+        raise PipelineError(
+            f"--parts {options.parts}: no such preset is planned",
+            hint=f"one of {', '.join(made.rows)}",
+        )
+    return parts_table(made.rows[options.parts][made.mode])
+
+
+def phase_report(
+    values: Mapping[str, Any], config: Path | None, base: str | None, *, width: int = 100
+) -> list[str]:
+    """Return the lines of the plan for a phase that is not in its run's configuration yet.
+
+    Args:
+        values: The phase, as in a configuration.
+        config: The run's configuration; None: use `base`
+        base: An SDXL to train if there is no configuration.
+        width: Columns of the terminal.
+
+    Raises:
+        PipelineError: the phase does not fit the run, or the model is unknown.
+    """
+    raw: dict[str, Any] = {"run": "plan", "base": base, "data": {"images": "images"}}
+    if config is not None:
+        read_config(config)
+        raw = YAML(typ="safe").load(config.read_text())
+    run = parse_config({**raw, "phases": [dict(values)]}, str(config or "plan"))
+    name = run.phases[0].name
+    return table(plan(run, name, here(run.phase(name)), base=_base(run)), width=width)
+
+
+def _run_of(options: PlanOptions) -> RunConfig:
+    """Return a run with one phase and these values; its data is never read."""
+    text = options.family in LANGUAGE_MODELS
+    size = {"max_length": options.max_length} if text else {"resolution": options.resolution}
+    count = options.conditioning_images
+    conditioning = {"conditioning_images": [f"{n}" for n in range(count)]} if count else {}
+    raw = {
+        "run": "plan",
+        "family": options.family,
+        "base": options.base,
+        "data": {"source": "sums"} if text else {"images": "images", **conditioning},
+        "train": {
+            **size,
+            "global_batch_size": options.batch_size,
+            "gradient_checkpointing": options.gradient_checkpointing,
+        },
+        "launch": {
+            "mixed_precision": options.precision, "num_processes": options.processes
+        },
+        "phases": [{"name": "plan", "until": 1}],
+        **({"lora": {"rank": options.lora_rank}} if options.lora_rank else {}),
+    }  # fmt: skip
+    return parse_config(raw, "plan")
+
+
+def _place(run: RunConfig, name: str, options: PlanOptions) -> Place:
+    device = _size("--device-memory", options.device_memory)
+    host = _size("--host-memory", options.host_memory)
+    if device is not None or options.gpu is not None:
+        return described(device, host, options.gpu)
+    place = here(run.phase(name))
+    if host is None:
+        return place
+    return replace(
+        place,
+        host_memory=host,
+        device_memory=host if place.cpu else place.device_memory,
+        host_is_ours=False,
+    )
+
+
+def _size(option: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return int(TypeAdapter(Memory).validate_python(text))
+    except ValidationError as error:
+        raise PipelineError(f"{option} {text!r} is no size", hint="as '24 GiB'") from error
+
+
+def _base(run: RunConfig) -> Path | None:
+    """Return the base model of a run, if it exists."""
+    folder = RunFolder(run.run).base
+    return folder if (folder / "manifest.json").is_file() else None

@@ -1,0 +1,142 @@
+"""Size of a micro batch, and the values derived from it and the architecture; without torch.
+
+Text lengths are those to which the families' own pipelines pad; cached embeddings have the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerotrain.config.families import PRESETS
+from zerotrain.launch.planner.architecture import Architecture
+from zerotrain.models.families.conditioning import IMAGE_EMBEDDER, read_pipeline
+
+if TYPE_CHECKING:
+    from zerotrain.config.run import RunConfig
+
+CLIP_TOKENS = 77
+TEXT_TOKENS = {"sd3": 256, "qwen_image": 512, "flux": 512}
+"""Default max_sequence_length; SD3's tokens come after CLIP's."""
+SEQUENCE_LENGTH = 2048
+TEXT_PATCH = 28
+"""Pixels per side of one Qwen2.5-VL token: 2 x 2 patches of 14."""
+SIDE_IN_TEXT = 384
+"""Side of an image in QwenImageEditPlusPipeline's text encoder (CONDITION_IMAGE_SIZE)."""
+REDUX_TOKENS = 729
+"""Tokens of a FLUX.1 Redux image: patches of 14 pixels of SigLIP's 384 x 384."""
+SIZE_NUMBERS = 6
+"""SDXL's original size, crop and target size, two numbers each."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of a micro batch.
+
+    Attributes:
+        batch: Samples.
+        resolution: Side of square images, or of a square of the same area, in pixels; image
+            families only.
+        tokens: Length of the text embeddings (default: the family's padded length), or of a
+            language model's sequences (default: SEQUENCE_LENGTH). It applies to both source and
+            target of a seq2seq model.
+        max_sequence_length: The value of config.cache, which replaces the family's.
+        conditioning_images: Conditioning images of each sample, in addition to its own image.
+        image_text_tokens: Tokens that these images add to a sample's caption.
+    """
+
+    batch: int
+    resolution: int = 1024
+    tokens: int | None = None
+    max_sequence_length: int | None = None
+    conditioning_images: int = 0
+    image_text_tokens: int = 0
+
+    @classmethod
+    def of(cls, config: RunConfig, base: str, batch: int, size: int) -> Shape:
+        """Return the shape of a run's micro batch.
+
+        Args:
+            config: The run's configuration. A column of conditioning images counts as one image.
+            base: Its base, or the folder of the base artifact.
+            batch: Samples.
+            size: Resolution, or tokens of a row of text.
+        """
+        length = config.cache.max_sequence_length
+        if config.is_text:
+            return cls(batch, tokens=size, max_sequence_length=length)
+        count = len(config.data.conditioning_folders or config.data.conditioning_columns or ())
+        side = _side_in_text(base, size) if config.family == "qwen_image" else 0
+        in_text = count * round(side / TEXT_PATCH) ** 2
+        if config.family == "flux" and _reads_as_text(base):
+            count, in_text = 0, count * REDUX_TOKENS
+        return cls(
+            batch,
+            resolution=size,
+            max_sequence_length=length,
+            conditioning_images=count,
+            image_text_tokens=in_text,
+        )
+
+
+def _reads_as_text(base: str) -> bool:
+    """Return whether a Flux base is FLUX.1 Redux, which reads conditioning images only as text."""
+    return (
+        f":{IMAGE_EMBEDDER}/" in base or Path(base).expanduser().joinpath(IMAGE_EMBEDDER).is_dir()
+    )
+
+
+def _side_in_text(base: str, resolution: int) -> int:
+    """Return the side in pixels of a conditioning image in Qwen-Image's text encoder; 0: none."""
+    if base in PRESETS:
+        return 0  # their processors turn an image into only a few tokens
+    path = Path(base).expanduser()
+    named = read_pipeline(path) or "" if (path / "model_index.json").is_file() else ""
+    if named == "QwenImageEditPipeline" or base.endswith("Image-Edit"):
+        return resolution
+    return SIDE_IN_TEXT if named == "QwenImageEditPlusPipeline" or "Image-Edit-" in base else 0
+
+
+def text_tokens(architecture: Architecture, shape: Shape) -> int:
+    """Return the text tokens of a sample."""
+    if shape.tokens is not None:
+        return shape.tokens
+    family, parts = architecture.family, architecture.parts
+    clip = CLIP_TOKENS
+    if family in ("sdxl", "sd3") and "text_encoder" in parts:
+        clip = int(parts["text_encoder"].config["max_position_embeddings"])
+    if family == "sdxl":
+        return clip
+    if family in TEXT_TOKENS:
+        length = shape.max_sequence_length or TEXT_TOKENS[family]
+        return (clip if family == "sd3" else shape.image_text_tokens) + length
+    if family == "seq2seq_lm":
+        longest = architecture.trained.config.get("max_position_embeddings", SEQUENCE_LENGTH)
+        return min(SEQUENCE_LENGTH, int(longest))
+    return SEQUENCE_LENGTH
+
+
+def pixels_per_latent(architecture: Architecture) -> int:
+    """Return the pixels per side of one latent, according to the autoencoder's configuration."""
+    if "vae" not in architecture.parts:
+        return 8
+    config = architecture.parts["vae"].config
+    steps = config.get("block_out_channels") or config["dim_mult"]
+    return int(2 ** (len(steps) - 1))
+
+
+def takes_fill(architecture: Architecture) -> bool:
+    """Return whether conditioning images add channels to a Flux transformer, as in FLUX.1 Fill, and
+    not tokens."""
+    if architecture.family != "flux":
+        return False
+    config = architecture.trained.config
+    taken, answered = config["in_channels"], config.get("out_channels") or config["in_channels"]
+    # FLEX.2 has a masked image and a control image, each with as many channels, and a mask channel.
+    return bool(answered < taken != 3 * answered + 4)
+
+
+def conditioning_tokens(architecture: Architecture, shape: Shape, tokens: int) -> int:
+    """Return the tokens that conditioning images add to those of the image."""
+    return 0 if takes_fill(architecture) else shape.conditioning_images * tokens

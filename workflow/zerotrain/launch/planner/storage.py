@@ -1,0 +1,129 @@
+"""Bytes on disks, and bytes transferred between host and device in each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zerotrain.launch.planner.buckets import (
+    flat_sizes,
+    gradients_of_partition,
+    partitioned,
+    sub_groups,
+)
+from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
+from zerotrain.launch.planner.swap import swap_file_bytes
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Bytes on a disk: the permanent ones, and the peak while they are written.
+
+    Attributes:
+        name: Name of the files.
+        bytes: Bytes that stay.
+        spike: The peak: a new file is complete before the old one is removed.
+        why: Its arithmetic.
+    """
+
+    name: str
+    bytes: int
+    spike: int
+    why: str
+
+
+def storage(launch: PlannedLaunch, model: ParameterSizes, dtype: str) -> list[Storage]:
+    """Return a phase's bytes on disk, tensors only; a header is a few KB per shard.
+
+    The published checkpoint is a second name of the newest rolling one, so it takes no space if the
+    file system has hard links (zerotrain/stages/train_phase.py: _publish).
+
+    Args:
+        launch: The launch's values.
+        model: The model's sizes.
+        dtype: Type of the exported weights: fp32, bf16 or fp16.
+    """
+    slots = launch.slots + launch.average
+    state = FP32 * (1 + slots) * model.trained_numel
+    # The weights of an adapter would be smaller; the whole model is the upper bound.
+    weights = DTYPE_BYTES[dtype] * model.numel
+    each = f"{FP32} B x (1 + {slots}) a trained parameter"
+    return [
+        Storage(
+            "rolling checkpoints", launch.keep * state, (launch.keep + 1) * state,
+            f"keep: {launch.keep} x {each}; one more while it is written "
+            "(zerotrain/training/checkpointing/saving.py)",
+        ),
+        Storage(
+            "state", state, 2 * state,
+            f"{each}; a state that is exported again is whole before the old one is removed "
+            "(zerotrain/artifact/publication.py)",
+        ),
+        Storage(
+            "weights", weights, 2 * weights,
+            f"{DTYPE_BYTES[dtype]} B a parameter; twice while they are exported again",
+        ),
+    ]  # fmt: skip
+
+
+def swap_files(launch: PlannedLaunch, model: ParameterSizes) -> dict[str, int]:
+    """Return the bytes of all processes on the disk of offload_path, by content."""
+    groups = sub_groups(model.groups, launch.processes, int(launch.value("sub_group_size")))
+    own = swap_file_bytes(launch, model, groups)
+    return {name: launch.processes * size for name, size in own.items()}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one process transfers in a step.
+
+    Attributes:
+        to_host: From its device to the host.
+        to_device: From the host to its device.
+        read: From the disk of offload_path.
+        written: To the disk of offload_path.
+    """
+
+    to_host: int = 0
+    to_device: int = 0
+    read: int = 0
+    written: int = 0
+
+
+def traffic(launch: PlannedLaunch, model: ParameterSizes) -> Traffic:
+    """Return a step's transfers, without its batch, as DeepSpeed 0.19.8 performs them.
+
+    The minimum is 2 B per parameter each way; gradients are transferred as float32, and stage 3
+    transfers them back once more (stage_1_and_2.py: copy_grads_in_partition and step; stage3.py:
+    partition_grads).
+    """
+    if launch.cpu or launch.engine == "torch":
+        return Traffic()
+    item, micro = launch.item, launch.accumulation
+    if launch.stage < 3:
+        if launch.offload_optimizer == "none":
+            return Traffic()
+        own = sum(flat_sizes(model.groups, launch.processes)) // launch.processes
+        whole = gradients_of_partition(model.groups, launch.processes)
+        # With several micro batches, each stores the sum; all but the first fetch it.
+        stored = micro * item * whole if micro > 1 else 0
+        fetched = (micro - 1) * item * whole
+        return Traffic(FP32 * own + stored, item * own + fetched)
+    own = partitioned((n for group in model.groups for n in group), launch.processes)
+    every = partitioned(model.parameters.values(), launch.processes)
+    to_host = to_device = 0
+    if launch.offload_optimizer != "none":
+        to_host = micro * item * own + FP32 * own
+        to_device = micro * item * own
+    if launch.offload_param != "none":
+        to_device += 2 * micro * item * every
+    elif launch.offload_optimizer != "none":
+        to_device += item * own
+    files = swap_files(launch, model)
+    states = (files.get("masters", 0) + files.get("optimizer states", 0)) // launch.processes
+    gradients = files.get("gradients", 0) // launch.processes
+    weights = files.get("weights", 0) // launch.processes
+    return Traffic(
+        to_host, to_device, states + gradients + 2 * micro * weights, states + gradients + weights
+    )

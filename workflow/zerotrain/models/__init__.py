@@ -1,0 +1,1 @@
+"""Trained models: bases, their families, and the parameters that change."""

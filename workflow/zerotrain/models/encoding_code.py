@@ -1,0 +1,46 @@
+"""The code that turns samples into cached tensors, by family; after an edit, caches are compared.
+
+A family declares the same in `encoding_code` and `prompt_code`, but reading these needs torch.
+Names are those of modules, or `module:Class` for one class of a module. For a family that is not
+listed here, its whole module counts.
+"""
+
+from __future__ import annotations
+
+FAMILIES = "zerotrain.models.families."
+PIPELINES = f"{FAMILIES}pipelines"
+PROMPTS = f"{FAMILIES}prompt_tokens"
+CROP = "zerotrain.data.crop"
+
+ENCODING: dict[str, tuple[str, ...]] = {
+    "sdxl": (f"{FAMILIES}sdxl:SdxlEncoders", PIPELINES, PROMPTS, f"{FAMILIES}chunks"),
+    "sd3": (f"{FAMILIES}sd3:Sd3Encoders", PIPELINES, PROMPTS),
+    "flux": (
+        f"{FAMILIES}flux:FluxEncoders",
+        f"{FAMILIES}flux_conditioning",
+        f"{FAMILIES}flux_redux",
+        PIPELINES,
+        PROMPTS,
+    ),
+    "qwen_image": (
+        f"{FAMILIES}qwen_image:QwenEncoders",
+        f"{FAMILIES}qwen_image_encoding",
+        PIPELINES,
+        PROMPTS,
+    ),
+    "causal_lm": (f"{FAMILIES}tokens",),
+    "seq2seq_lm": (f"{FAMILIES}tokens",),
+}
+
+PIXELS = ("zerotrain.data.digits", "zerotrain.data.decode", CROP)
+"""Modules that read the pixels of the built-in digits, and of a folder of images."""
+
+BATCHES = ("zerotrain.cache.encoding", "zerotrain.cache.precision")
+"""Modules that batch and round in every cache of images."""
+
+
+def encoding_code(family: str) -> tuple[str, ...]:
+    """List the declared code of a family, as `zerotrain.artifact.sources.code_digest` takes it."""
+    text = family in ("causal_lm", "seq2seq_lm")
+    own = ENCODING.get(family, (f"{FAMILIES}{family}", PIPELINES))
+    return own + (() if text else (*PIXELS, *BATCHES))

@@ -1,0 +1,54 @@
+"""The family of causal language models: any that AutoModelForCausalLM loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zerotrain.models.families.language import LanguageFamily, answer_loss, attention
+from zerotrain.models.families.tokens import causal_prompt, causal_tokens
+
+if TYPE_CHECKING:
+    from zerotrain.data.conversation import Message
+    from zerotrain.models.families import Batch, Tokens
+
+
+class CausalObjective:
+    """The objective that predicts each token of an answer from all tokens before it."""
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Compute the mean cross entropy of each row's learned tokens, float32 [B]."""
+        output = model(input_ids=batch["input_ids"], **attention(batch), use_cache=False)
+        # A trained prompt precedes the row and has its own logits.
+        length = batch["labels"].shape[1]
+        return answer_loss(output.logits[:, -length:-1], batch["labels"][:, 1:])
+
+
+class CausalLm(LanguageFamily):
+    """The family of causal language models."""
+
+    name = "causal_lm"
+
+    def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> CausalObjective:
+        """Build the cross entropy of the answers."""
+        return CausalObjective()
+
+    def tokenise(
+        self, tokenizer: Any, messages: Sequence[Message], max_length: int
+    ) -> Tokens | None:
+        """Tokenise a conversation whose answers are learned; see families.tokens."""
+        return causal_tokens(tokenizer, messages, max_length)
+
+    def prompt(self, tokenizer: Any, messages: Sequence[Message], max_length: int) -> list[int]:
+        """Return the tokens before the answer, cut at the start if there are too many."""
+        return causal_prompt(tokenizer, messages)[-max_length:]
+
+    def answers(self, generated: torch.Tensor, prompt_length: int) -> torch.Tensor:
+        """Return the tokens after the prompts."""
+        return generated[:, prompt_length:]
+
+
+FAMILY = CausalLm()

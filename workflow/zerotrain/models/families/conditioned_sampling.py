@@ -1,0 +1,100 @@
+"""Sampling with conditioning images: the arguments of a pipeline that replace its prompts.
+
+The images are cropped, scaled and encoded as in cache_latents, and the pipeline gets embeddings and
+latents: its own scaling of images, which differs between pipelines, is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zerotrain.data.crop import centre_crop, crop_and_resize, to_pixels
+from zerotrain.errors import PipelineError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class ConditionedSampling:
+    """The hooks of a family whose pipelines take conditioning images."""
+
+    name: str
+
+    def conditioned_pipeline(self, pipeline: Any) -> Any:
+        """Build the pipeline that takes conditioning images, around the same parts.
+
+        A family overrides this if the base's own pipeline has no input for them, or takes no
+        latents.
+        """
+        return pipeline
+
+    def conditioned_arguments(
+        self,
+        pipeline: Any,
+        prompts: Sequence[str],
+        pixels: torch.Tensor,
+        *,
+        negative: str | None,
+        max_sequence_length: int | None,
+    ) -> dict[str, Any]:
+        """Build the pipeline's arguments that replace prompts and negative prompts.
+
+        Args:
+            pipeline: Pipeline from conditioned_pipeline.
+            prompts: B prompts.
+            pixels: Float32 [B, n, 3, H, W] in [-1, 1], on CPU: the conditioning images of each
+                prompt, cropped and scaled to the resolution.
+            negative: The negative prompt, with the same conditioning images; None without
+                guidance.
+            max_sequence_length: Tokens of a prompt; None for the family's default.
+
+        Raises:
+            PipelineError: the family has no input for conditioning images.
+        """
+        raise PipelineError(
+            f"family: {self.name} has no input for conditioning images",
+            hint="choose a family with conditioning images, qwen_image or flux",
+        )
+
+    def encoded_conditioning(
+        self, pipeline: Any, tensors: Mapping[str, torch.Tensor], resolution: int
+    ) -> dict[str, Any]:
+        """Build the pipeline's arguments for encoded conditioning images.
+
+        Args:
+            pipeline: Pipeline from conditioned_pipeline.
+            tensors: Result of Encoders.encode_conditioning, with leading dimension B.
+            resolution: Side of the images in pixels.
+
+        Raises:
+            PipelineError: the family has no input for conditioning images.
+        """
+        raise PipelineError(
+            f"family: {self.name} has no input for conditioning images",
+            hint="choose a family with conditioning images, qwen_image or flux",
+        )
+
+
+def conditioning_pixels(
+    conditioning: Sequence[Sequence[Image]], resolution: int
+) -> list[torch.Tensor]:
+    """Convert each prompt's conditioning images to float32 [n, 3, H, W], as in training.
+
+    Args:
+        conditioning: RGB images of any size.
+        resolution: Side in pixels that the centre square of an image is scaled to.
+    """
+    return [
+        torch.stack(
+            [
+                torch.from_numpy(
+                    to_pixels(crop_and_resize(image, centre_crop(image.size), resolution))
+                )
+                for image in images
+            ]
+        )
+        for images in conditioning
+    ]

@@ -1,0 +1,157 @@
+"""The base class of diffusion families: a pipeline of diffusers with one denoiser."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import shutil
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import diffusers
+import torch
+
+from zerotrain.errors import PipelineError
+from zerotrain.models.families.conditioning import (
+    CONDITIONED_PRESETS,
+    Conditioning,
+    read_conditioning,
+)
+from zerotrain.models.families.identity import CHANNELS, identity_autoencoder
+from zerotrain.models.families.model_family import CONFIG, ModelFamily
+from zerotrain.models.families.pipeline_sampling import PipelineSampling
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from zerotrain.data.dataset import Dataset
+    from zerotrain.models.families import Encoders
+    from zerotrain.models.families.fitted_autoencoder import FittedAutoencoders
+
+
+class DiffusionFamily(PipelineSampling, ModelFamily):
+    """A family of diffusers' pipelines, which make images."""
+
+    modality: Literal["image"] = "image"
+    """What it generates."""
+    weights_name = "diffusion_pytorch_model"
+    image_parts: tuple[str, ...] = ("vae",)
+    """Parts that latents depend on."""
+    text_parts: tuple[str, ...]
+    """Parts that text embeddings depend on."""
+    prompt_code: tuple[str, ...] = ("zerotrain.models.families.prompt_tokens",)
+    """Modules that only text embeddings depend on: after an edit, no latents are compared."""
+
+    @abstractmethod
+    def load_encoders(
+        self,
+        base: Path,
+        device: str,
+        max_sequence_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Encoders:
+        """Load autoencoder and text encoders for encoding; the denoiser stays on disk.
+
+        A family with the choice `long_captions` takes it as a further argument.
+
+        Args:
+            base: Folder of the base model.
+            device: Device to encode on.
+            max_sequence_length: Tokens of a prompt; None for the family's default.
+            dtype: Type that text encoders compute in; the autoencoder computes in float32.
+
+        Raises:
+            PipelineError: max_sequence_length is more than the family takes.
+        """
+
+    def build_preset(
+        self,
+        preset: str,
+        dataset: Dataset,
+        images: Sequence[Image],
+        seed: int,
+        out: Path,
+        *,
+        identity: bool = False,
+        conditioned: bool = False,
+        store: FittedAutoencoders | None = None,
+    ) -> None:
+        """Build a small base model of the real classes from a seed, into the folder `out`.
+
+        Args:
+            preset: Its name.
+            dataset: Its captions have the words that the tokenizer knows.
+            images: The train split's crops, in order.
+            seed: Decides every weight.
+            out: Folder to write into.
+            identity: Whether its latents are pixels.
+            conditioned: Whether it reads conditioning images.
+            store: Store that its fitted autoencoder is read from or added to.
+        """
+        captions = [sample.caption for sample in dataset.split("train")]
+        nano = importlib.import_module(f"zerotrain.models.families.{self.name}_nano")
+        nano.SMALL.build(
+            captions,
+            images,
+            seed,
+            out,
+            preset=preset,
+            pipeline=CONDITIONED_PRESETS[self.name] if conditioned else None,
+            identity=identity,
+            store=store,
+        )
+
+    def conditioning(self, base: Path) -> Conditioning | None:
+        """Return how a base uses conditioning images; None if it takes none."""
+        return read_conditioning(self.name, base)
+
+    def latent_channels(self, config: Mapping[str, Any]) -> int:
+        """Return the channels of the latents that a denoiser with this config.json takes."""
+        found: int = config["in_channels"]
+        return found
+
+    def replace_autoencoder(self, base: Path) -> None:
+        """Replace the base's autoencoder with the identity.
+
+        Raises:
+            PipelineError: the denoiser takes latents with another number of channels.
+        """
+        path = base / self.trained_part / CONFIG
+        channels = self.latent_channels(json.loads(path.read_text()))
+        if channels != CHANNELS:
+            raise PipelineError(
+                f"vae: identity makes pixels of {CHANNELS} channels the latents, and the "
+                f"{self.trained_part} of this base takes latents of {channels}",
+                hint="remove `vae`, or choose a base that was made for pixels: `nano` is",
+            )
+        shutil.rmtree(base / "vae")
+        identity_autoencoder(self.classes["vae"]).save_pretrained(base / "vae")
+
+    def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """Load the denoiser on CPU, in float32 if no type is given."""
+        model: torch.nn.Module = self._class().from_pretrained(
+            base,
+            subfolder=self.trained_part,
+            dtype=dtype or torch.float32,
+            use_safetensors=True,
+        )
+        return model
+
+    def empty_model(self, base: Path) -> torch.nn.Module:
+        """Build the denoiser that config.json describes, on the meta device."""
+        config = self._class().load_config(base / self.trained_part / CONFIG)
+        # Not accelerate's init_empty_weights, which separates tied weights.
+        with torch.device("meta"):
+            model: torch.nn.Module = self._class().from_config(config)
+        return model
+
+    def write_config(self, config: Path, dtype: torch.dtype, folder: Path) -> dict[str, str]:
+        """Copy the base's config.json, which names no type."""
+        shutil.copyfile(config, folder / CONFIG)
+        return {}
+
+    def _class(self) -> Any:
+        return getattr(diffusers, self.classes[self.trained_part])

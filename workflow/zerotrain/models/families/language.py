@@ -1,0 +1,204 @@
+"""The base class of text families: a language model of transformers in one folder."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import transformers
+from accelerate import init_empty_weights
+from transformers.initialization import no_init_weights
+
+from zerotrain.artifact import file_sha256, write_json
+from zerotrain.artifact.tensor_file import open_tensors
+from zerotrain.config.families import ROOT
+from zerotrain.errors import PipelineError
+from zerotrain.models.families.answering import answer, name_ends
+from zerotrain.models.families.model_family import CONFIG, ModelFamily
+from zerotrain.models.families.model_tensors import stored_tensors, write_model
+from zerotrain.models.families.tokens import IGNORED
+
+if TYPE_CHECKING:
+    from zerotrain.config.models import EvaluateConfig
+    from zerotrain.data.conversation import Conversations, Message
+    from zerotrain.models.families import Batch, Tokens
+
+
+class LanguageFamily(ModelFamily):
+    """A family of transformers' language models."""
+
+    modality: Literal["text"] = "text"
+    """What it generates."""
+    parts = (ROOT,)
+    trained_part = ROOT
+    weights_name = "model"
+    encoding_code = ("zerotrain.models.families.tokens",)
+
+    @abstractmethod
+    def tokenise(
+        self, tokenizer: Any, messages: Sequence[Message], max_length: int
+    ) -> Tokens | None:
+        """Tokenise a conversation; return None if no part of an answer is left."""
+
+    @abstractmethod
+    def prompt(self, tokenizer: Any, messages: Sequence[Message], max_length: int) -> list[int]:
+        """Return the tokens that precede an answer to the messages."""
+
+    @abstractmethod
+    def answers(self, generated: torch.Tensor, prompt_length: int) -> torch.Tensor:
+        """Return the new tokens among generated ones [B, T]."""
+
+    def build_preset(self, preset: str, dataset: Conversations, seed: int, out: Path) -> None:
+        """Build a small base model and its tokenizer from a seed, into the folder `out`."""
+        nano = importlib.import_module(f"zerotrain.models.families.{self.name}_nano")
+        nano.SMALL.build(dataset.split("train"), seed, out, preset=preset)
+
+    def load_tokenizer(self, base: Path) -> Any:
+        """Load the tokenizer of a base model or weights folder.
+
+        Raises:
+            PipelineError: it has no token that ends an answer.
+        """
+        tokenizer = transformers.AutoTokenizer.from_pretrained(base)
+        if tokenizer.eos_token_id is None:
+            raise PipelineError(
+                f"{base}: its tokenizer has no eos_token, so that an answer would never end",
+                hint="name one in tokenizer_config.json, one that the vocabulary holds",
+            )
+        return tokenizer
+
+    def load_model(self, base: Path, dtype: torch.dtype | None = None) -> torch.nn.Module:
+        """Load the model on CPU, in float32 if no type is given, with the folder's LoRA."""
+        transformers.utils.logging.disable_progress_bar()
+        model: torch.nn.Module = self._auto().from_pretrained(
+            base, dtype=dtype or torch.float32, use_safetensors=True
+        )
+        return model
+
+    def empty_model(self, base: Path) -> torch.nn.Module:
+        """Build the model that config.json describes, its parameters on the meta device.
+
+        Buffers (rotary frequencies, masks) are computed, since no file holds them.
+        """
+        config = transformers.AutoConfig.from_pretrained(base)
+        with no_init_weights(), init_empty_weights(include_buffers=False):
+            model: torch.nn.Module = self._auto().from_config(config, dtype=torch.float32)
+        # Parameters were moved one by one, which separated tied ones.
+        model.tie_weights()  # type: ignore[operator]
+        untie_head(model, config.to_dict())
+        return model
+
+    def generate(
+        self,
+        weights: Path,
+        prompts: Sequence[Sequence[Message]],
+        config: EvaluateConfig,
+        *,
+        max_length: int,
+        device: str,
+    ) -> list[str]:
+        """Generate the likeliest answer to each prompt, token by token (greedy)."""
+        model = self.load_for_answers(weights, device)
+        tokenizer = self.load_tokenizer(weights)
+        return answer(self, model, tokenizer, prompts, config, max_length=max_length)
+
+    def load_for_answers(self, weights: Path, device: str) -> torch.nn.Module:
+        """Load a folder, with its adapter, onto a device: in float32 on a CPU, else in bfloat16."""
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+        return self.load_trained(weights, dtype).to(device)
+
+    def name_ends(self, folder: Path) -> dict[str, str]:
+        """Write the tokens that end an answer into a weights folder, for other programs.
+
+        Returns:
+            sha256 of each file that was written, by name.
+        """
+        return name_ends(folder)
+
+    def write_config(self, config: Path, dtype: torch.dtype, folder: Path) -> dict[str, str]:
+        """Write config.json if it names another type: from_pretrained loads in the named type."""
+        content = json.loads(config.read_text())
+        key = "torch_dtype" if "torch_dtype" in content else "dtype"
+        named = str(dtype).split(".")[-1]
+        if content.get(key) == named:
+            return {}
+        path = folder / CONFIG
+        path.unlink(missing_ok=True)  # it may be a link to the base's own file
+        write_json(path, content | {key: named})
+        return {CONFIG: file_sha256(path)}
+
+    def store_by_own_names(self, folder: Path, source: str) -> None:
+        """Rewrite a model's files unless they name its tensors as its class does.
+
+        A model that was saved without its head can be loaded, but its names lack the class's
+        prefix, and buffers of the head are missing.
+
+        Args:
+            folder: Folder of the model; files are replaced, never written to: they may be links.
+            source: Name of the model in messages.
+
+        Raises:
+            PipelineError: a weight is missing, which loading would draw at random.
+        """
+        files = sorted(folder.glob("model*.safetensors*"))  # also their index
+        held = open_tensors(path for path in files if path.suffix == ".safetensors")
+        if stored_tensors(self.empty_model(folder)).keys() <= held.keys():
+            return
+        types = (held[name].get_tensor(name).dtype for name in held)
+        dtype = functools.reduce(torch.promote_types, types)
+        model, found = self._auto().from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
+        parameters = dict(model.named_parameters())
+        if missing := sorted(found["missing_keys"] & parameters.keys()):
+            raise PipelineError(
+                f"{source}: no tensor {missing[0]}, which the model's config.json asks for",
+                hint="complete the folder, or download the model again",
+            )
+        for path in files:
+            path.unlink()
+        write_model(model, model.state_dict().__getitem__, dtype, folder, self.weights_name)
+
+    def _auto(self) -> Any:
+        return getattr(transformers, self.classes[ROOT])
+
+
+def answer_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Compute the cross entropy of each sample, averaged over its label tokens.
+
+    Args:
+        logits: [B, T, V] in any type.
+        labels: int64 [B, T], the token at each position; IGNORED where none is learned.
+
+    Returns:
+        float32 [B].
+    """
+    learned = labels != IGNORED
+    # Only learned positions become float32: with long prompts, that is a small part of the logits.
+    each = torch.nn.functional.cross_entropy(
+        logits[learned].float(), labels[learned], reduction="none"
+    )
+    rows = learned.nonzero()[:, 0]
+    total = torch.zeros(len(labels), device=each.device).index_add(0, rows, each)
+    return total / learned.sum(dim=1)
+
+
+def attention(batch: Batch) -> dict[str, torch.Tensor]:
+    """Return the batch's attention_mask, or the position_ids that keep packed examples apart."""
+    names = ("attention_mask", "position_ids")
+    return {name: batch[name] for name in names if name in batch}
+
+
+def untie_head(model: Any, config: Mapping[str, Any]) -> None:
+    """Give a T5's head its own weight, if config.json unties it.
+
+    The class always ties it; loading finds two different tensors in the file and keeps both.
+    """
+    if config.get("tie_word_embeddings") is False and getattr(model, "lm_head", None) is not None:
+        model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))

@@ -1,0 +1,131 @@
+"""Pipelines of diffusers, imported and loaded without noise in the log."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers.utils import logging as diffusers_logging
+from transformers.utils import logging as transformers_logging
+
+from zerotrain.errors import PipelineError
+from zerotrain.models.families import adapters
+from zerotrain.models.families.prompt_tokens import set_prompt_tokenizers
+
+
+def pipeline_class(name: str) -> Any:
+    """Return a pipeline's class by its name in diffusers."""
+    verbosity = transformers_logging.get_verbosity()
+    # The import warns that image processors, which are not used here, need torchvision.
+    transformers_logging.set_verbosity_error()
+    found = getattr(diffusers, name)
+    transformers_logging.set_verbosity(verbosity)
+    return found
+
+
+def load_pipeline(
+    name: str, folder: Path, dtype: torch.dtype | dict[str, torch.dtype], **parts: Any
+) -> Any:
+    """Load a pipeline, only from safetensors; a part given as None stays on disk.
+
+    A part that is null in the folder's model_index.json is passed as None: diffusers accepts that
+    for some parts only as an argument. An adapter next to the parts is applied to the denoiser.
+    """
+    index = json.loads((folder / "model_index.json").read_text())
+    absent = {name: None for name, entry in index.items() if entry == [None, None]}
+    # The libraries' progress bars would fill a log with one line per file.
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+    pipeline = pipeline_class(name).from_pretrained(
+        folder, dtype=dtype, use_safetensors=True, **{**absent, **parts}
+    )
+    denoiser = getattr(pipeline, "unet", None) or getattr(pipeline, "transformer", None)
+    if denoiser is not None:
+        adapters.apply(denoiser, folder)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+class PipelineEncoders:
+    """Autoencoder and text encoders of a base model, used through the pipeline's own code.
+
+    Only the kind in use is on the device: both together may not fit.
+
+    Args:
+        name: The pipeline's class.
+        base: Folder of the base model.
+        device: Device to encode on.
+        dtype: Type that text encoders compute in; the autoencoder, which is small, in float32.
+        trained_part: The part that stays on disk.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        base: Path,
+        device: str,
+        dtype: torch.dtype,
+        trained_part: str = "transformer",
+        **arguments: Any,
+    ) -> None:
+        types = {"default": dtype, "vae": torch.float32}
+        self.pipeline = load_pipeline(name, base, types, **{trained_part: None}, **arguments)
+        self.tokenizers = set_prompt_tokenizers(self.pipeline)
+        self._device = device
+
+    @property
+    def vae(self) -> Any:
+        """The autoencoder, on the device."""
+        self._put_to_work(lambda name: name == "vae")
+        return self.pipeline.vae
+
+    @property
+    def prompt_pipeline(self) -> Any:
+        """The pipeline, with its text encoders on the device."""
+        self._put_to_work(lambda name: name != "vae")
+        return self.pipeline
+
+    def _put_to_work(self, works: Callable[[str], bool]) -> None:
+        # Parts that leave the device are moved first.
+        for name, part in sorted(self.pipeline.components.items(), key=lambda item: works(item[0])):
+            if isinstance(part, torch.nn.Module):
+                part.to(self._device if works(name) else "cpu")
+
+
+@torch.inference_mode()
+def latents_of(vae: Any, pixels: torch.Tensor) -> torch.Tensor:
+    """Encode pixels [B, 3, H, W] in [-1, 1] to the posterior's mode, scaled float32 [B, C, h, w].
+
+    This inverts what a pipeline with an AutoencoderKL does before it decodes.
+    """
+    latents = vae.encode(pixels.to(vae.device)).latent_dist.mode()
+    scaled: torch.Tensor = (latents - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
+    return scaled.float().cpu()
+
+
+def prompt_length(pipeline: Any, tokenizer: Any, asked: int | None, most: int) -> int:
+    """Return the length that a prompt is cut or padded to, in encoding and sampling.
+
+    Args:
+        pipeline: The pipeline, whose default applies if `asked` is None.
+        tokenizer: The tokenizer that the length is for; None if the base has none.
+        asked: cache.max_sequence_length.
+        most: The pipeline's own limit.
+
+    Raises:
+        PipelineError: `asked` is more than tokenizer and pipeline take.
+    """
+    if tokenizer is not None:
+        most = min(most, tokenizer.model_max_length)
+    if asked is not None and asked > most:
+        raise PipelineError(
+            f"cache.max_sequence_length: {asked}, and the base takes at most {most} tokens",
+            hint=f"set it to {most} or less, or remove it",
+        )
+    default = inspect.signature(type(pipeline).__call__).parameters["max_sequence_length"].default
+    return asked or min(default, most)

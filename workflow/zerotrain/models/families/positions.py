@@ -1,0 +1,47 @@
+"""The table of positions of some language models, which limits the length of a row."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from zerotrain.errors import PipelineError
+
+
+def positions(config: Any) -> int:
+    """Return the rows of a model's table (GPT-2, OPT, BART); sys.maxsize for none (Qwen2, T5)."""
+    text = config.get_text_config()
+    if getattr(text, "rope_parameters", None):
+        return sys.maxsize
+    return getattr(text, "max_position_embeddings", None) or sys.maxsize
+
+
+def free_positions(model: Any) -> int:
+    """Return the rows of a model's table without those of its trained prompt, if it has one."""
+    adapter: Any = getattr(model, "active_peft_config", None)
+    prompted = adapter is not None and adapter.is_prompt_learning
+    return positions(model.config) - (adapter.num_virtual_tokens if prompted else 0)
+
+
+def longest_prompt(model: Any) -> int:
+    """Return the most prompt tokens that leave a position for an answer in the same table."""
+    return free_positions(model) - (not model.config.is_encoder_decoder)
+
+
+def check_row_length(base: Path, max_length: int, virtual_tokens: int = 0) -> None:
+    """Check that rows fit into the base model's table, together with a trained prompt.
+
+    Raises:
+        PipelineError: they do not; both lengths are named.
+    """
+    most = positions(transformers.AutoConfig.from_pretrained(base)) - virtual_tokens
+    if max_length > most:
+        taken = f" left by a trained prompt of {virtual_tokens}" if virtual_tokens else ""
+        raise PipelineError(
+            f"train.max_length: {max_length} tokens, and {base} has {most} positions{taken}",
+            hint=f"set train.max_length to {most}, or choose a base that computes positions, such "
+            "as Qwen2.5",
+        )

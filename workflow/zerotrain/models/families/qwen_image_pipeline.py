@@ -1,0 +1,112 @@
+"""Conditioning images in Qwen-Image's transformer: tokens after those of the image.
+
+diffusers' editing pipelines append them, and so does DiffSynth-Studio's in-context control
+(QwenImageUnit_ContextImageEmbedder): one loop samples for all of them. diffusers' own loops take
+images, which they scale to an area of 1024 x 1024 pixels, and one prompt at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers import QwenImagePipeline
+
+from zerotrain.models.families.patches import pack
+
+Grid = tuple[int, int, int]
+"""Frames, rows and columns of an image's patches; the transformer derives positions from them."""
+
+
+def append_conditioning(
+    patches: torch.Tensor, grid: Grid, conditioning: torch.Tensor | None
+) -> tuple[torch.Tensor, list[list[Grid]]]:
+    """Append the patches of conditioning latents to those of noisy ones.
+
+    Args:
+        patches: [B, T, 4C].
+        grid: Grid of these patches.
+        conditioning: Latents [B, n, C, h, w]; None for none.
+
+    Returns:
+        The patches [B, T + n * h/2 * w/2, 4C], and the grids of each sample's images.
+    """
+    if conditioning is None:
+        return patches, [[grid]] * len(patches)
+    count, height, width = conditioning.shape[1], *conditioning.shape[-2:]
+    further = [pack(one).to(patches) for one in conditioning.unbind(1)]
+    grids = [grid, *[(1, height // 2, width // 2)] * count]
+    return torch.cat([patches, *further], dim=1), [grids] * len(patches)
+
+
+@contextmanager
+def conditioned(transformer: Any, conditioning: torch.Tensor | None) -> Iterator[None]:
+    """Make a transformer read conditioning latents, too, and return only the images' patches.
+
+    The latents are [B, n, C, h, w]; each call has the patches of B images.
+    """
+    if conditioning is None:
+        yield
+        return
+    tokens = 0
+
+    def append(_: Any, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        nonlocal tokens
+        patches, [[grid], *_rest] = named["hidden_states"], named["img_shapes"]
+        tokens = patches.shape[1]
+        patches, grids = append_conditioning(patches, grid, conditioning)
+        return values, {**named, "hidden_states": patches, "img_shapes": grids}
+
+    def cut(_: Any, __: Any, answer: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (answer[0][:, :tokens],)
+
+    hooks = [
+        transformer.register_forward_pre_hook(append, with_kwargs=True),
+        transformer.register_forward_hook(cut),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class ConditionedQwenImagePipeline(QwenImagePipeline):  # type: ignore[misc]
+    """QwenImagePipeline that takes `conditioning_latents` [B, n, C, h, w] with embeddings.
+
+    Attributes:
+        encoding: The pipeline that encodes prompts, of the class that the base names.
+    """
+
+    encoding: Any
+
+    @classmethod
+    def around(cls, pipeline: Any) -> ConditionedQwenImagePipeline:
+        """Build a pipeline around the parts of another pipeline of Qwen-Image."""
+        names = ("scheduler", "vae", "text_encoder", "tokenizer", "transformer")
+        made = cls(**{name: getattr(pipeline, name) for name in names})
+        made.set_progress_bar_config(disable=True)
+        made.encoding = pipeline
+        return made
+
+    @functools.wraps(QwenImagePipeline.__call__)
+    def __call__(
+        self, *values: Any, conditioning_latents: torch.Tensor | None = None, **named: Any
+    ) -> Any:
+        with conditioned(self.transformer, conditioning_latents):
+            return super().__call__(*values, **named)
+
+    def encode_prompt(
+        self, prompt_embeds: torch.Tensor, prompt_embeds_mask: torch.Tensor | None, **_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return embeddings unchanged: with images they exceed the limit of QwenImagePipeline."""
+        mask = prompt_embeds_mask
+        return prompt_embeds, None if mask is not None and mask.all() else mask
+
+
+def encoding_pipeline(pipeline: Any) -> Any:
+    """Return the pipeline that encodes the prompts of another; itself by default."""
+    return getattr(pipeline, "encoding", pipeline)

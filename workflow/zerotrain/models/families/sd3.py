@@ -1,0 +1,141 @@
+"""The SD3 family: a transformer over VAE latents, trained by flow matching.
+
+Esser et al., "Scaling Rectified Flow Transformers for High-Resolution Image Synthesis" (2024),
+https://arxiv.org/abs/2403.03206: two CLIP text encoders, and a T5 that a base may lack. Training
+follows diffusers' examples/dreambooth/train_dreambooth_sd3.py, without preconditioning of outputs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from zerotrain.config.families import FAMILIES
+from zerotrain.models.families.flow_matching import FlowMatchingObjective, read_flow_scheduler
+from zerotrain.models.families.patches import JointTransformerFamily, check_patches, check_positions
+from zerotrain.models.families.pipelines import PipelineEncoders, latents_of, prompt_length
+from zerotrain.models.families.token_routing import routing
+
+if TYPE_CHECKING:
+    from zerotrain.models.families import Batch
+
+
+class Sd3Encoders(PipelineEncoders):
+    """VAE and text encoders of a base model."""
+
+    def __init__(
+        self, base: Path, device: str, max_sequence_length: int | None, dtype: torch.dtype
+    ) -> None:
+        super().__init__("StableDiffusion3Pipeline", base, device, dtype)
+        pipeline = self.pipeline
+        self.length = prompt_length(pipeline, pipeline.tokenizer_3, max_sequence_length, 512)
+        self._transformer = json.loads((base / "transformer" / "config.json").read_text())
+        if pipeline.text_encoder_3 is None:
+            # Zeros replace its embeddings; their width comes from the transformer's config.
+            pipeline.transformer = SimpleNamespace(config=SimpleNamespace(**self._transformer))
+
+    def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Encode pixels [B, 3, H, W] in [-1, 1] to the posterior's mode, scaled [B, C, h, w].
+
+        Raises:
+            PipelineError: the transformer has no patches or positions for images of this size.
+        """
+        latents = latents_of(self.vae, pixels)
+        check_patches(latents, pixels, self._transformer["patch_size"])
+        check_positions(latents, self._transformer)
+        return latents
+
+    @torch.inference_mode()
+    def encode_prompts(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Encode B prompts to `prompt_embeds` [B, T, D] and `pooled_prompt_embeds` [B, P].
+
+        T are CLIP's tokens and then T5's, which are zeros if the base has no T5.
+        """
+        embeds, _, pooled, _ = self.prompt_pipeline.encode_prompt(
+            list(prompts),
+            None,
+            None,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.length,
+        )
+        return {
+            "prompt_embeds": embeds.float().cpu(),
+            "pooled_prompt_embeds": pooled.float().cpu(),
+        }
+
+
+class Sd3Objective(FlowMatchingObjective):
+    """Flow matching with SD3's transformer."""
+
+    def __init__(self, base: Path, settings: Mapping[str, Any] | None) -> None:
+        scheme = FAMILIES["sd3"].weighting_scheme
+        super().__init__(read_flow_scheduler(base / "scheduler"), settings, scheme)
+        self._transformer = json.loads((base / "transformer" / "config.json").read_text())
+
+    def predict(
+        self, model: torch.nn.Module, noisy: torch.Tensor, timesteps: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        """Predict the velocity for noisy latents, both [B, C, h, w], at timesteps [B] in (0, T].
+
+        Raises:
+            PipelineError: the base has no positions for latents of this size.
+        """
+        check_positions(noisy, self._transformer)  # another base may have filled the cache
+        dtype = next(model.parameters()).dtype
+        velocity: torch.Tensor = model(
+            hidden_states=noisy.to(dtype),
+            timestep=timesteps,
+            encoder_hidden_states=batch["prompt_embeds"].to(dtype),
+            pooled_projections=batch["pooled_prompt_embeds"].to(dtype),
+            joint_attention_kwargs=routing(batch),
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def image_tokens(self, latents: torch.Tensor) -> int:
+        """Return the number of patches of latents [B, C, h, w]."""
+        height, width = latents.shape[-2:]
+        patch: int = self._transformer["patch_size"]
+        return (height // patch) * (width // patch)
+
+
+class Sd3(JointTransformerFamily):
+    """The family of Stable Diffusion 3."""
+
+    name = "sd3"
+    text_parts = (
+        "text_encoder",
+        "text_encoder_2",
+        "text_encoder_3",
+        "tokenizer",
+        "tokenizer_2",
+        "tokenizer_3",
+    )
+    encoding_code = (
+        "zerotrain.models.families.sd3:Sd3Encoders",
+        "zerotrain.models.families.pipelines",
+    )
+    pipeline = "StableDiffusion3Pipeline"
+    prompt_tokenizer, longest_prompt = "tokenizer_3", 512
+
+    def load_encoders(
+        self,
+        base: Path,
+        device: str,
+        max_sequence_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Sd3Encoders:
+        """Load VAE and text encoders; the transformer stays on disk."""
+        return Sd3Encoders(base, device, max_sequence_length, dtype)
+
+    def objective(self, base: Path, settings: Mapping[str, Any] | None = None) -> Sd3Objective:
+        """Build the flow matching objective with the schedule of the base's scheduler."""
+        return Sd3Objective(base, settings)
+
+
+FAMILY = Sd3()

@@ -1,0 +1,1 @@
+"""Planning and running the stages with Snakemake and DVC, and the commands around a run."""

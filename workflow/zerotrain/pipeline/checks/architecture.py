@@ -1,0 +1,96 @@
+"""Checks of the base's transformer: patch size, positions, and the layers of token routes.
+
+They tell whether the base can divide images of a resolution into patches and embed their positions,
+and whether it has the layers that train.tread_config names. They cover presets, bases with local
+config.json files, and known models of the hub. The stages check again once the model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zerotrain.config.problems import collect_errors
+from zerotrain.config.run import RunConfig
+from zerotrain.config.token_routes import route_layers
+from zerotrain.config.training import TreadConfig
+from zerotrain.errors import PipelineError
+from zerotrain.launch.planner.architecture import find_architecture
+from zerotrain.launch.planner.shape import pixels_per_latent
+
+PACKED = {"flux": 2, "qwen_image": 2}
+"""Latents per patch side, for families whose config.json does not give it."""
+
+
+def check_resolutions(run: RunConfig, base: str) -> list[PipelineError]:
+    """List the phases with a resolution that the base cannot take.
+
+    Args:
+        run: The configuration; its base is not a preset.
+        base: A folder with config.json files, or the hub id of a known model. Nothing is listed for
+            other bases or if the needed values are missing.
+    """
+    try:
+        architecture = find_architecture(run.family, base)
+        pixels = pixels_per_latent(architecture)
+    except (PipelineError, KeyError):
+        return []
+    if run.vae == "identity":
+        pixels = 1
+    config = architecture.trained.config
+    patch = PACKED.get(run.family) or config.get("patch_size")
+    if not isinstance(patch, int):  # a U-Net
+        return []
+    found = {}
+    for phase in run.phases:
+        side = phase.train.resolution
+        if side not in found and (problem := _find_problem(side, pixels, patch, config)):
+            what, hint = problem
+            found[side] = PipelineError(f"phase {phase.name}: resolution {side} {what}", hint=hint)
+    return [*found.values()]
+
+
+def _find_problem(
+    side: int, pixels: int, patch: int, config: Mapping[str, Any]
+) -> tuple[str, str] | None:
+    """Describe what is wrong with images of this side, and give a hint."""
+    latents, unit = side // pixels, pixels * patch
+    if latents % patch:
+        return (
+            f"is no multiple of {unit}, which the base divides images into",
+            f"set train.resolution to {side // unit * unit or unit} or another multiple of {unit}",
+        )
+    most = config.get("pos_embed_max_size")
+    if isinstance(most, int) and latents // patch > most:
+        return (
+            f"is more than the {most * unit} pixels a side for which the base has positions",
+            f"set train.resolution to {most * unit} or less",
+        )
+    return None
+
+
+def check_token_routes(run: RunConfig, base: str) -> list[PipelineError]:
+    """List the phases that route tokens around layers that the base does not have.
+
+    Args:
+        run: The configuration.
+        base: A preset, a folder with config.json files, or the hub id of a known model. Nothing is
+            listed for other bases or if the number of layers is unknown.
+    """
+    asked = {p.name: p.train.tread_config for p in run.phases if p.train.tread_config}
+    if not asked:
+        return []
+    try:
+        config = find_architecture(run.family, base).trained.config
+        layers = config["num_layers"] + config.get("num_single_layers", 0)
+    except (PipelineError, KeyError):
+        return []
+    checks = (lambda n=name, r=routes: _check(n, r, layers) for name, routes in asked.items())
+    return collect_errors(*checks)
+
+
+def _check(phase: str, routes: TreadConfig, layers: int) -> None:
+    try:
+        route_layers(routes.model_dump()["routes"], layers)
+    except PipelineError as error:
+        raise PipelineError(f"phase {phase}: {error.what}", hint=error.hint) from error

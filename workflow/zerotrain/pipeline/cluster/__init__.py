@@ -1,0 +1,1 @@
+"""The cluster that jobs run on, as its scheduler describes it."""

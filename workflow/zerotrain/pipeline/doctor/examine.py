@@ -1,0 +1,185 @@
+"""Examination of machine, installation, presets, disks, and optionally a run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from zerotrain.artifact.layout import CONFIGS, RESULTS
+from zerotrain.errors import PipelineError
+from zerotrain.launch.preset import Preset, read_preset
+from zerotrain.machine.compiled_ops import SWAP_OP
+from zerotrain.machine.detect import Machine, TorchBuild, detect, probe, torch_build
+from zerotrain.machine.verdict import notices, usable_engines, usable_precisions
+from zerotrain.pipeline.doctor import installation
+from zerotrain.pipeline.doctor.report import Report
+from zerotrain.pipeline.doctor.run import look_at_folder, look_at_run
+
+LEAST_FREE = 10**9
+"""Free bytes under results/ below which even a small training's checkpoints do not fit."""
+VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
+"""The only environment variables that are shown."""
+
+
+def examine(run: str | None = None, config: Path | None = None) -> Report:
+    """Examine everything that a training depends on, and optionally a run.
+
+    Args:
+        run: Name of a run, or its configuration file.
+        config: The configuration, if several files define the run.
+
+    Raises:
+        PipelineError: no configuration defines the run.
+    """
+    build, machine, answer = torch_build(), detect(), probe()
+    loads = _loads(build, answer)
+    report = Report()
+    report.problems += [reason for reason in loads.values() if reason]
+    report.problems += _disagreement(machine, answer, loads)
+    ops = installation.ops()
+    report.facts = {
+        "machine": _machine(machine),
+        "host": _host(machine),
+        "versions": installation.versions(build),
+        "compiled_ops": ops,
+        "presets": verdicts(CONFIGS / "launch", machine, ops, loads)
+        or f"none: {CONFIGS / 'launch'} is not here; call it in the folder of the project",
+        "threads": {name: os.environ.get(name, "not set") for name in VARIABLES}
+        | {"torch": answer.get("threads")},
+        "disks": _disks(report),
+    }
+    if run is not None:
+        look_at_run(run, config, machine, report)
+    return report
+
+
+def _loads(build: TorchBuild | None, answer: dict[str, Any]) -> dict[str, str]:
+    """Return why torch and DeepSpeed cannot be imported; empty if they can."""
+    if build is None:
+        missing = "torch is not installed: `make setup`"
+        return {"torch": missing, "deepspeed": ""}
+    if answer["error"]:
+        return {"torch": f"torch {build.version} is broken: {answer['error']}", "deepspeed": ""}
+    why = answer.get("deepspeed")
+    return {"torch": "", "deepspeed": f"DeepSpeed cannot be imported: {why}" if why else ""}
+
+
+def _disagreement(machine: Machine, answer: dict[str, Any], loads: dict[str, str]) -> list[str]:
+    """List detected but unusable accelerators, except those hidden by CUDA_VISIBLE_DEVICES."""
+    if machine.unused and "CUDA_VISIBLE_DEVICES" not in machine.unused:
+        return [machine.unused]
+    found = answer.get("accelerator", machine.accelerator)
+    if not loads["torch"] and found != machine.accelerator:
+        return [
+            f"this machine has {machine.name}, but torch computes on {found}: driver "
+            f"{machine.driver or 'unknown'} and torch's build may not go together"
+        ]
+    return []
+
+
+def _machine(machine: Machine) -> dict[str, Any]:
+    return {
+        "accelerator": machine.name,
+        "driver": machine.driver or None,
+        "devices": [
+            {
+                "name": device.name,
+                "memory_bytes": device.total,
+                "free_bytes": device.free,
+                "compute_capability": ".".join(map(str, device.capability or ())) or "unknown",
+            }
+            for device in machine.devices
+        ],
+        "bf16": usable_precisions(machine, "torch")["bf16"] or True,
+        "fp16_under_deepspeed": usable_precisions(machine, "deepspeed")["fp16"] or True,
+        "notices": notices(machine),
+    }
+
+
+def _host(machine: Machine) -> dict[str, Any]:
+    host = machine.host
+    return {
+        "memory_bytes": host.memory,
+        "available_bytes": host.available,
+        "control_group_limit_bytes": host.limit,
+        "lockable_bytes": "no limit" if host.lockable is None else host.lockable,
+        "cores": host.cores,
+        "control_group_quota_of_cores": host.quota,
+    }
+
+
+def _disks(report: Report) -> dict[str, Any]:
+    """Examine results/ and the temporary folder; add problems that would stop a training."""
+    results = RESULTS if RESULTS.is_dir() else Path()
+    found = {"results": look_at_folder(results), "temporary": look_at_folder(_temporary())}
+    if found["results"]["writable"] is not True:
+        report.problems.append(f"{results} cannot be written: {found['results']['writable']}")
+    elif found["results"]["free_bytes"] < LEAST_FREE:
+        free = found["results"]["free_bytes"] / 1e6
+        report.problems.append(f"{results} has {free:.0f} MB free: checkpoints will not fit")
+    return found
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir())
+
+
+def verdicts(
+    folder: Path, machine: Machine, ops: dict[str, Any], loads: dict[str, str]
+) -> dict[str, str]:
+    """Return for each preset file of a folder whether it can run.
+
+    Args:
+        folder: Folder of the presets.
+        machine: The machine.
+        ops: The result of installation.ops.
+        loads: Why torch and deepspeed cannot be imported, by name; empty if they can.
+    """
+    said = {}
+    for path in sorted(folder.glob("*.yaml")):
+        try:
+            preset = read_preset(path)
+        except PipelineError as error:
+            said[path.stem] = f"no: {error.what}"
+        else:
+            said[path.stem] = _verdict(preset, machine, ops, loads)
+    return said
+
+
+def _verdict(preset: Preset, machine: Machine, ops: dict[str, Any], loads: dict[str, str]) -> str:
+    if preset.engine == "auto":
+        return "yes: the planner chooses one of the others; `zerotrain plan` shows which"
+    if why := _refusal(preset, machine, ops, loads):
+        return f"no: {why}"
+    swaps_weights = preset.offload_param == "nvme"
+    usable = usable_precisions(machine, preset.engine, swaps_weights=swaps_weights)
+    said = f"yes, with mixed_precision {', '.join(name for name in usable if not usable[name])}"
+    wanted = {SWAP_OP} if _swaps(preset) else set()
+    if preset.engine == "deepspeed":
+        wanted |= ops["built"].keys() - {SWAP_OP}
+    waiting = sorted(op for op in wanted if not ops["built"].get(op))
+    return said + (f"; {' and '.join(waiting)} will be built first" if waiting else "")
+
+
+def _refusal(preset: Preset, machine: Machine, ops: dict[str, Any], loads: dict[str, str]) -> str:
+    """Return why a preset cannot run; empty if it can."""
+    if loads["torch"]:
+        return loads["torch"]
+    if preset.engine == "torch":
+        return ""
+    built = ops["built"]
+    if why := usable_engines(machine)["deepspeed"] or loads["deepspeed"]:
+        return why
+    if not ops["compiler"] and not all(built[op] for op in built if op != SWAP_OP):
+        return "its compiled ops are not built, and there is no C++ compiler"
+    if _swaps(preset) and not built.get(SWAP_OP) and not ops["libaio_headers"]:
+        return "libaio's headers are missing (`apt-get install libaio-dev`)"
+    return ""
+
+
+def _swaps(preset: Preset) -> bool:
+    return "nvme" in (preset.offload_optimizer, preset.offload_param)

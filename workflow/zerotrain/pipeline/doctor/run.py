@@ -1,0 +1,195 @@
+"""A run: its configuration, the launch of the last trained phase, and how that phase ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from zerotrain import artifact
+from zerotrain.artifact.layout import RunFolder
+from zerotrain.config.find import find_config
+from zerotrain.config.read import read_config
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.machine import disk
+from zerotrain.machine.detect import Machine
+from zerotrain.pipeline.doctor.report import Report
+from zerotrain.pipeline.lineage.facts import facts_of
+from zerotrain.state.ran_on import RanOn
+from zerotrain.training.checkpointing import progress_folder
+from zerotrain.training.process import machine_check, swap_folder
+from zerotrain.training.process.stop import trainer_of
+
+LOG_LINES = 20
+LONGEST_LINE = 300
+T = TypeVar("T")
+
+
+def look_at_run(run: str, config: Path | None, machine: Machine, report: Report) -> None:
+    """Add a run to a report.
+
+    Raises:
+        PipelineError: no configuration defines the run.
+    """
+    file = find_config(run, config)
+    facts: dict[str, Any] = {"config": str(file), "config_text": _without_comments(file)}
+    report.facts["run"] = facts
+    parsed = _noting(report, lambda: read_config(file))
+    folder = RunFolder(parsed.run if parsed else run).path
+    facts["phases"] = {path.parent.name: _stands(path.parent) for path in _launches(folder)}
+    if launches := _launches(folder):
+        facts["last_phase"] = _last_phase(launches[-1], folder, machine, report)
+    facts["log"] = _last_log(folder)
+
+
+def _launches(folder: Path) -> list[Path]:
+    """List the launch folders of the run's phases, ordered by when they last trained."""
+
+    def trained(launch: Path) -> tuple[float, float]:
+        log = launch.parent / "progress" / progress_folder.LOG
+        started = log.stat().st_mtime if log.is_file() else 0.0
+        return started, -(launch / "run.yaml").stat().st_mtime
+
+    return sorted((path.parent for path in folder.glob("*/launch/run.yaml")), key=trained)
+
+
+def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) -> dict[str, Any]:
+    progress = launch.parent / "progress"
+    facts: dict[str, Any] = {
+        "name": launch.parent.name,
+        "launch_files": [path.name for path in sorted(launch.iterdir())],
+        "not_default": {},
+        "trains_now": trainer_of(progress) is not None,
+        "newest_checkpoint": _newest(progress),
+        "ended": _ending(progress),
+    }
+    phase = _noting(report, lambda: _read_phase(launch))
+    if phase is not None:
+        facts["not_default"] = _not_default(phase)
+    if phase is None:
+        return facts
+    if (
+        progress_folder.end_step(progress, phase.derived.until_step, phase.derived.validation)
+        is not None
+    ):
+        return facts
+    _noting(report, lambda: machine_check.check(phase, machine, phase.processes_per_machine))
+    if not facts["trains_now"]:
+        _noting(report, lambda: machine_check.main_process_port(phase, launch))
+    needed = dict.fromkeys(("cpu", "nvme"), 0)
+    if artifact.is_published(folder / "base"):
+        base = _noting(report, lambda: artifact.read(folder / "base", "base", verify=False))
+        if base is not None:
+            needed = {place: swap_folder.needed_bytes(phase, base, place) for place in needed}
+    facts |= {"keeps_in_host_memory_bytes": needed["cpu"], "keeps_on_disk_bytes": needed["nvme"]}
+    of_one = needed["cpu"] // phase.launch.machines
+    _noting(report, lambda: machine_check.check_host_memory(phase, machine, of_one))
+    if phase.swaps:
+        facts["offload_path"] = look_at_folder(
+            Path(os.path.expandvars(phase.launch.offload_path or ""))
+        )
+        _noting(report, lambda: machine_check.check_locked_memory(phase, machine, launch))
+        _noting(report, lambda: swap_folder.check_disk(phase, needed["nvme"]))
+    return facts
+
+
+def look_at_folder(folder: Path) -> dict[str, Any]:
+    """Return the file system, free space and permission of a folder."""
+    if not folder.is_dir():
+        return {"path": str(folder), "there": False}
+    device, kind = disk.mount(folder)
+    usage = shutil.disk_usage(folder)
+    return {
+        "path": str(folder),
+        "file_system": f"{kind} on {device}",
+        "free_bytes": usage.free,
+        "total_bytes": usage.total,
+        "writable": disk.write_trouble(folder) or True,
+    }
+
+
+def _noting(report: Report, look: Callable[[], T]) -> T | None:
+    """Return the value of a check; report its error as a problem."""
+    try:
+        return look()
+    except PipelineError as error:
+        report.problems.append(f"{error.what}. {error.hint}")
+        return None
+
+
+def _read_phase(launch: Path) -> ResolvedPhase:
+    try:
+        return read_run_yaml(launch / "run.yaml")
+    except (TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        raise PipelineError(
+            f"{launch}: its run.yaml is not what this version writes ({type(error).__name__})",
+            hint="run snakemake, which renders it again",
+        ) from error
+
+
+def _not_default(phase: ResolvedPhase) -> dict[str, str]:
+    """Return the values of a phase that are not defaults, each with its source."""
+    return {
+        name: f"{value} ({source}{f': {reason}' if reason else ''})"
+        for name, value, source, reason in phase.explained()
+        if source != "default"
+    }
+
+
+def _stands(phase: Path) -> str:
+    steps = progress_folder.saved_steps(phase / "progress")
+    if artifact.is_published(phase / "checkpoint"):
+        return f"trained, checkpoint published; rolling checkpoints {_steps(steps)}"
+    return f"unfinished; rolling checkpoints {_steps(steps)}"
+
+
+def _steps(steps: list[int]) -> str:
+    return ", ".join(map(str, steps)) or "none"
+
+
+def _newest(progress: Path) -> dict[str, Any] | None:
+    steps = progress_folder.saved_steps(progress)
+    if not steps:
+        return None
+    folder = progress_folder.step_folder(progress, steps[-1])
+    size = sum(path.lstat().st_size for path in folder.rglob("*"))
+    found = {"step": steps[-1], "folder": str(folder), "size_bytes": size}
+    try:
+        facts = facts_of(artifact.read_manifest(folder, "checkpoint"))
+    except PipelineError:  # training reports the damage
+        return found
+    ran_on = RanOn.of_manifest(facts, steps[-1])
+    more = {"ran_on": dict(ran_on.rows()), "changed": [one.text for one in ran_on.changes]}
+    return found | {key: value for key, value in more.items() if value}
+
+
+def _ending(progress: Path) -> str | None:
+    """Describe exit.json, which a killed process does not write."""
+    try:
+        found = json.loads((progress / progress_folder.EXIT).read_text())
+        return f"code {found['code']}: {found['reason']}"
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _last_log(folder: Path) -> list[str]:
+    logs = sorted((folder / "logs").glob("*.log"), key=lambda path: path.stat().st_mtime)
+    if not logs:
+        return []
+    lines = logs[-1].read_text(errors="replace").splitlines()[-LOG_LINES:]
+    return [f"{logs[-1]}, its last lines:", *(f"| {line[:LONGEST_LINE]}" for line in lines)]
+
+
+def _without_comments(file: Path) -> list[str]:
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError as error:
+        return [f"cannot be read: {error.strerror}"]
+    return [f"| {line}" for line in lines if line.strip() and not line.lstrip().startswith("#")]

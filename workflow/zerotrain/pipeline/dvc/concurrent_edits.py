@@ -1,0 +1,103 @@
+"""Edits of inputs during a run, which make the origin of its outputs unknown.
+
+Snakemake and DVC hash a job's inputs after the job has ended. If the code is edited during a
+training, they would record the outputs as made by the edited code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from zerotrain.pipeline.graph.code import inputs_of
+
+MISSING = object()
+
+
+class ConcurrentEdits:
+    """A run's configuration and the time when it was read.
+
+    Args:
+        config: The run's configuration.
+    """
+
+    def __init__(self, config: Path) -> None:
+        self._config = config
+        self.began = time.time()
+        self._values = _read(config)
+        self.given = digest_of(config)
+
+    def config_edited(self) -> bool:
+        """Return whether a value of the configuration has changed since the run started."""
+        return self.given != digest_of(self._config)
+
+    def edited(self, workflow: Any, job: Any, stage: Mapping[str, Any]) -> dict[str, float]:
+        """Return a job's inputs that were edited after the job, or the run, started.
+
+        Args:
+            workflow: Snakemake's workflow object.
+            job: A job that has run, or that was up to date.
+            stage: Its stage in dvc.yaml.
+
+        Returns:
+            The time of each edit, by file or key of the configuration.
+        """
+        began = began_and_ended(workflow, job)[0] if workflow.dag.finished(job) else self.began
+        edits = {path: changed_at(path) for path in inputs_of(job)}
+        edits = {path: when for path, when in edits.items() if when > began}
+        now, then = _read(self._config), changed_at(str(self._config))
+        for keys in (one.get(str(self._config), ()) for one in stage.get("params") or ()):
+            edits |= {key: then for key in keys if _at(now, key) != _at(self._values, key)}
+        return edits
+
+
+def edited_during(workflow: Any, job: Any, times: Iterable[float] = ()) -> bool:
+    """Return whether one of these times, or a change of the job's inputs, is within its run."""
+    began, ended = began_and_ended(workflow, job)
+    changes = list(times) or [changed_at(path) for path in inputs_of(job)]
+    return any(began < change <= ended for change in changes)
+
+
+def began_and_ended(workflow: Any, job: Any) -> tuple[float, float]:
+    """Return when a finished job started and ended, from Snakemake's records."""
+    records = [workflow.persistence.metadata(path) for path in job.output]
+    return min(one.starttime for one in records), max(one.endtime for one in records)
+
+
+def digest_of(config: Path) -> str:
+    """Hash a configuration's values, as given in the file."""
+    text = json.dumps(_read(config), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def changed_at(path: str) -> float:
+    """Return when a file was last changed on this disk (its ctime); 0.0 if it is missing."""
+    try:
+        return os.stat(path).st_ctime
+    except OSError:
+        return 0.0
+
+
+def _read(config: Path) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe").load(config.read_text())
+    except (OSError, YAMLError):
+        return None  # the file is being edited
+
+
+def _at(given: Any, key: str) -> Any:
+    """Look up a value by its name in dvc.yaml, such as `phases.0` or `train`."""
+    for part in key.split("."):
+        try:
+            given = given[int(part)] if isinstance(given, list) else given[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return MISSING
+    return given

@@ -1,0 +1,88 @@
+"""The jobs of `snakemake train`, as Snakemake sees them.
+
+Snakemake's public API gives the graph only as text. This module reads the private `_workflow`, so
+Snakemake's version is pinned and tests check what this module finds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MAIN_CONFIG = Path("config/config.yaml")
+"""The file that the Snakefile reads by default."""
+
+LOOKING = False
+"""Whether the graph is only read; if so, the Snakefile records nothing."""
+
+
+@contextlib.contextmanager
+def workflow_of(config: Path, *, forceall: bool = False) -> Iterator[Any]:
+    """Yield Snakemake's workflow object with the graph of `train`; run and lock nothing.
+
+    Args:
+        config: The run's configuration.
+        forceall: Make every job one that has to run; otherwise Snakemake decides for each.
+    """
+    from snakemake.api import (
+        ConfigSettings,
+        DAGSettings,
+        ExecutionSettings,
+        OutputSettings,
+        ResourceSettings,
+        SnakemakeApi,
+    )
+    from snakemake.settings.enums import Quietness
+
+    global LOOKING
+    LOOKING = True
+    with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
+        interface = api.workflow(
+            resource_settings=ResourceSettings(cores=1),
+            config_settings=ConfigSettings(configfiles=[config]),
+            snakefile=Path("Snakefile"),
+        )
+        # As in profiles/default: files of any size are compared by content.
+        interface.dag(
+            DAGSettings(targets={"train"}, forceall=forceall, max_checksum_file_size=10**12)
+        )
+        workflow: Any = interface._workflow
+        workflow.execution_settings = ExecutionSettings()
+        workflow._prepare_dag(
+            forceall=forceall, ignore_incomplete=True, lock_warn_only=True, nolock=True
+        )
+        workflow._build_dag()
+        yield workflow
+
+
+def in_order(jobs: Any) -> list[Any]:
+    """Sort the jobs that make files in dependency order."""
+    waiting = sorted(
+        (job for job in jobs if job.output), key=lambda job: (job.rule.name, str(job.wildcards))
+    )
+    ordered: list[Any] = []
+    while waiting:
+        made = {str(path) for job in waiting for path in job.output}
+        ready = [job for job in waiting if not made & set(map(str, job.input))]
+        ordered += ready
+        waiting = [job for job in waiting if job not in ready]
+    return ordered
+
+
+def stage_name(job: Any) -> str:
+    """Return the name of a job's stage in dvc.yaml: the rule, and the phase or size."""
+    own = [job.wildcards[key] for key in ("phase", "size") if key in job.wildcards.keys()]  # noqa: SIM118
+    return "-".join([job.rule.name, *own])
+
+
+def stage_command(job: Any, config: Path) -> str:
+    """Return the command that runs only this job, whatever Snakemake's metadata says.
+
+    DVC calls it when an input file or value has changed; before, DVC removes the job's outputs,
+    except for persistent ones.
+    """
+    chosen = "" if config == MAIN_CONFIG else f" --configfile {config}"
+    outputs = " ".join(map(str, job.output))
+    return f"snakemake --cores all{chosen} --force --allowed-rules {job.rule.name} -- {outputs}"

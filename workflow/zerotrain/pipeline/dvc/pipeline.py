@@ -1,0 +1,270 @@
+"""dvc.yaml, generated from the Snakemake graph: one DVC stage per job, named after its rule."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ruamel.yaml import YAML
+
+from zerotrain.artifact import write_whole
+from zerotrain.artifact.layout import RunFolder
+from zerotrain.artifact.sources import PACKAGE
+from zerotrain.config.read import read_config
+from zerotrain.config.run import RunConfig
+from zerotrain.errors import PipelineError
+from zerotrain.models.composed_base import local_folders
+from zerotrain.pipeline.dvc.jobs import in_order, stage_command, stage_name, workflow_of
+from zerotrain.pipeline.graph.code import inputs_of
+
+PIPELINE = Path("dvc.yaml")
+LOCK = Path("dvc.lock")
+HEADER = """\
+# Generated from the Snakemake graph by `zerotrain dvc generate`; edit the rules, not this file.
+"""
+GUARD = "dvc_yaml"
+"""The stage that fails if dvc.yaml is not current. It depends on all values of the configuration:
+other stages depend on single values, and DVC does not notice when a missing value is added."""
+CONFIG_KEYS = {
+    "data": ("data.*",),
+    "num_cpu_threads_per_process": ("launch.num_cpu_threads_per_process",),
+    "resolution": ("train.resolution", "phases.0.resolution"),
+    "packing": ("train.packing", "phases.0.packing"),
+    "long_captions": ("train.long_captions", "phases.0.long_captions"),
+    "batch": ("train.global_batch_size", "phases.0.global_batch_size"),
+    "phases": ("train", "launch", "phases.*"),
+    "folder": ("resume_from_checkpoint",),
+    "param_groups": ("train.param_groups", "phases.0.param_groups"),
+    "no_decay_norm_bias": ("train.no_decay_norm_bias", "phases.0.no_decay_norm_bias"),
+    "allow": ("phases.0.allow",),
+    "virtual_tokens": ("peft.num_virtual_tokens",),
+    "validation_prompts": tuple(
+        f"{where}validation.{key}"
+        for where in ("", "phases.*.")
+        for key in ("prompts", "conditioning_images")
+    ),
+}
+"""Keys of the configuration behind a rule's parameter, if they differ from its name; a star matches
+every key, and in a list of phases those up to the job's own."""
+WITHOUT_EFFECT = ("data.name", "data.num_workers")
+"""Keys that the stages do not depend on."""
+PERSIST = ("cache", "progress")
+"""Folders that DVC keeps when their stage runs: each stage continues from its contents."""
+
+
+def generate(config: Path, output: Path) -> None:
+    """Write dvc.yaml for a run.
+
+    Args:
+        config: The run's configuration.
+        output: File to write; the old text stays until the new text is complete.
+
+    Raises:
+        DiskError: the disk is full or read-only, or fails.
+    """
+    made = pipeline(config)
+    if output.is_file():
+        made["stages"] |= _others(load_pipeline(output))
+    text = yaml.safe_dump(made, sort_keys=False, width=100, allow_unicode=True)
+    write_whole(output, HEADER + text)
+
+
+def load_pipeline(path: Path = PIPELINE) -> dict[str, Any]:
+    """Read dvc.yaml.
+
+    Raises:
+        PipelineError: it is not valid YAML.
+    """
+    try:
+        return yaml.load(path.read_text(), Loader=yaml.CSafeLoader) or {}
+    except yaml.YAMLError as error:
+        raise PipelineError(
+            f"{path}: {' '.join(str(error).split())}",
+            hint=f"remove {path}, and `zerotrain dvc generate` writes it",
+        ) from error
+
+
+def is_ours(stage: Any) -> bool:
+    """Return whether a stage was generated; users may add stages."""
+    command = str(stage.get("cmd", "")) if isinstance(stage, Mapping) else ""
+    return command.startswith("snakemake --cores all") or " zerotrain dvc check " in command
+
+
+def _others(loaded: Mapping[str, Any]) -> dict[str, Any]:
+    stages = loaded.get("stages") or {}
+    return {name: stage for name, stage in stages.items() if not is_ours(stage)}
+
+
+def pipeline(config: Path) -> dict[str, Any]:
+    """Build the content of dvc.yaml: stages in execution order, plots, and artifacts.
+
+    Raises:
+        PipelineError: the running package belongs to another checkout.
+    """
+    if not PACKAGE.is_relative_to(Path.cwd()):
+        raise PipelineError(
+            f"{PACKAGE}: this zerotrain does not belong to the project here",
+            hint="`make setup` in this folder, or put its own first: `export PYTHONPATH=workflow`",
+        )
+    run = read_config(config)
+    with workflow_of(config, forceall=True) as workflow:
+        stages = _stages(workflow.dag.jobs, config, run)
+    return {"stages": stages, "plots": plots_of(run), "artifacts": artifacts_of(run)}
+
+
+def check(config: Path) -> None:
+    """Refuse a dvc.yaml that does not match the current configuration, rules and code.
+
+    Raises:
+        PipelineError: it does not match; the hint tells how to fix it.
+    """
+    loaded, made = load_pipeline(), pipeline(config)
+    if loaded != {**made, "stages": made["stages"] | _others(loaded)}:
+        raise outdated(config)
+
+
+def outdated(config: Path) -> PipelineError:
+    """Return the error for an outdated dvc.yaml."""
+    return PipelineError(
+        f"{PIPELINE}: it is not of {config}, the rules and the code as they are now",
+        hint=f"`zerotrain dvc generate --config {config}`, and call DVC again",
+    )
+
+
+def is_current(loaded: Mapping[str, Any], jobs: Iterable[Any], config: Path) -> bool:
+    """Return whether dvc.yaml equals what would be generated now for these jobs and the phases.
+
+    Args:
+        loaded: The content of dvc.yaml.
+        jobs: Some jobs of the graph.
+        config: The run's configuration.
+    """
+    jobs, run = list(jobs), read_config(config)
+    wanted = {GUARD, *(stage_name(job) for job in in_order(jobs))}
+    return (
+        wanted == current_stages(loaded, jobs, config)
+        and loaded.get("plots") == plots_of(run)
+        and loaded.get("artifacts") == artifacts_of(run)
+    )
+
+
+def current_stages(loaded: Mapping[str, Any], jobs: Iterable[Any], config: Path) -> set[str]:
+    """List the stages of dvc.yaml that equal what would be generated now; arguments as above."""
+    known = loaded.get("stages") or {}
+    stages = _stages(jobs, config, read_config(config))
+    return {name for name, stage in stages.items() if known.get(name) == stage}
+
+
+def _stages(jobs: Iterable[Any], config: Path, run: RunConfig) -> dict[str, Any]:
+    given = YAML(typ="safe").load(config.read_text())
+    guard = {
+        "desc": "Fails where this file is not of the configuration and the rules as they are.",
+        # With the code here: DVC's queue works in copies of the project.
+        "cmd": f"PYTHONPATH=workflow python -m zerotrain dvc check --config {config}",
+        "deps": ["Snakefile", "rules"],
+        "params": [{str(config): None}],
+    }
+    of_jobs = {stage_name(job): _stage(job, config, run, given) for job in in_order(jobs)}
+    return {GUARD: guard} | of_jobs
+
+
+def _stage(job: Any, config: Path, run: RunConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    outputs = [str(path) for path in job.output]
+    stage: dict[str, Any] = {
+        "desc": (job.rule.docstring or "").split("\n")[0].format(wildcards=job.wildcards),
+        "cmd": stage_command(job, config),
+        "deps": dependencies(job, run),
+    }
+    if params := _params(job, run, given):
+        stage["params"] = [{str(config): params}]
+    stage["outs"] = [
+        {out: {"persist": True}} if set(PERSIST) & set(Path(out).parts) else out
+        for path in outputs
+        if not path.endswith("metrics.json")
+        for out in _outs(path)
+    ]
+    if metrics := [path for path in outputs if path.endswith("metrics.json")]:
+        stage["metrics"] = metrics
+    return stage
+
+
+def _params(job: Any, run: RunConfig, given: Mapping[str, Any]) -> list[str]:
+    """List the keys that the file sets and the job depends on."""
+    names = [one.name for one in run.phases]
+    last = names.index(job.wildcards.phase) if "phase" in job.wildcards.keys() else len(names)  # noqa: SIM118
+    wanted = {key for name in job.params.keys() for key in CONFIG_KEYS.get(name, (name,))}  # noqa: SIM118
+    found = {key for pattern in wanted for key in _keys(given, pattern.split("."), last)}
+    return sorted(found - set(WITHOUT_EFFECT))
+
+
+def _keys(value: Any, parts: Sequence[str], last: int) -> list[str]:
+    """List the keys that a pattern matches; of lists only up to this index."""
+    if not parts or not isinstance(value, dict | list):
+        return [""]
+    inner = {str(i): one for i, one in enumerate(value)} if isinstance(value, list) else value
+    chosen = list(inner)[: last + 1 if isinstance(value, list) else None]
+    chosen = [key for key in chosen if parts[0] in ("*", key)]
+    return [
+        f"{key}.{rest}".rstrip(".") for key in chosen for rest in _keys(inner[key], parts[1:], last)
+    ]
+
+
+def dependencies(job: Any, run: RunConfig) -> list[str]:
+    """List the inputs of a job; a user's folder as a whole, so that DVC notices a new file."""
+    paths = {os.path.relpath(path) for path in inputs_of(job)}
+    named = (run.data.images, run.data.path, *run.data.conditioning_folders)
+    data = [Path(name).expanduser() for name in named if name]
+    for folder in (*data, *local_folders(run.base)):
+        root = os.path.relpath(folder)
+        inside = {path for path in paths if path.startswith(f"{root}/")}
+        if inside:
+            paths = paths - inside | {root}
+    return sorted(paths)
+
+
+def _outs(manifest: str) -> list[str]:
+    """List what DVC stores for a manifest: its folder. For a dataset it is the manifest alone, as
+    its caches are next to it; for a checkpoint also the progress folder, from which training
+    resumes."""
+    folder = Path(manifest).parent
+    if folder.parent.name == "data":
+        return [manifest]
+    beside = [str(folder.with_name("progress"))] if folder.name == "checkpoint" else []
+    return [str(folder), *beside]
+
+
+def plots_of(run: RunConfig) -> list[dict[str, Any]]:
+    """Return the curves over all steps, from the last phase's evaluation, and each phase's grid."""
+    last = RunFolder(run.run).phase(run.phases[-1].name).evaluation
+    curves = {
+        "Training loss": ("loss.csv", "loss", "loss"),
+        "Learning rate": ("loss.csv", "learning_rate", "learning rate"),
+        "Host memory": ("records/memory.csv", "host_bytes", "bytes"),
+        "Device memory": ("records/memory.csv", "device_bytes", "bytes"),
+    }
+    plots: list[dict[str, Any]] = [
+        {title: {"x": "step", "y": {f"{last}/{file}": column}, "y_label": label}}
+        for title, (file, column, label) in curves.items()
+    ]
+    if not run.is_text:
+        plots += [
+            {str(RunFolder(run.run).phase(phase.name).evaluation / "grid.png"): None}
+            for phase in run.phases
+        ]
+    return plots
+
+
+def artifacts_of(run: RunConfig) -> dict[str, Any]:
+    """Return the run's weights, by phase, for DVC's model registry."""
+    return {
+        f"{run.run}-{phase.name}": {
+            "path": str(RunFolder(run.run).phase(phase.name).weights),
+            "type": "model",
+            "desc": f"{run.family} weights of run {run.run} after phase {phase.name}.",
+            "labels": [run.family, "lora" if run.lora else "full"],
+        }
+        for phase in run.phases
+    }

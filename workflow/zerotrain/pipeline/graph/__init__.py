@@ -1,0 +1,1 @@
+"""Functions of the graph: the inputs, parameters and resources of the rules in rules/*.smk."""

@@ -1,0 +1,179 @@
+"""The code that a job's numbers depend on, as a parameter of the job: a code change reruns it.
+
+Snakemake records the parameter, a text with a digest of tokens (zerotrain.artifact.sources), so
+comments and file times rerun nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from zerotrain.artifact import code_tokens, write_whole
+from zerotrain.artifact.sources import (
+    code_digest,
+    declared_file,
+    file_code_sha256,
+    source_files,
+    training_digest,
+    training_files,
+)
+from zerotrain.config.models import Phase
+from zerotrain.config.run import RunConfig
+from zerotrain.machine.disk_errors import DiskError
+from zerotrain.models.encoding_code import encoding_code
+
+FAMILIES = "zerotrain.models.families."
+PLANNER = "zerotrain.launch.planner.planner"
+WITHOUT_FAMILY = ("prepare_dataset", "report")
+"""Rules whose stages load no model."""
+DIGESTS = Path(".snakemake/code_digests.json")
+"""Token digests by byte digest; reading the tokens of all sources takes half a second."""
+EARLIER_LISTINGS = ".snakemake/sources/"
+"""Where earlier versions stored a job's sources as a file, which was an input of the job."""
+RECORDED = re.compile(r"'code (kept|[0-9a-f]{64})\b")
+"""The parameter as Snakemake records it."""
+
+
+class Code(str):
+    """The code parameter of a job: the digest of its code and the modules selected for it."""
+
+    files: tuple[str, ...]
+    """The sources whose changes rerun the job."""
+
+    def __new__(cls, digest: str, chosen: Sequence[str] = (), files: Sequence[str] = ()) -> Code:
+        """Join digest and modules into the text that Snakemake records."""
+        found = super().__new__(cls, " ".join(["code", digest, *chosen]))
+        found.files = tuple(files)
+        return found
+
+    @property
+    def digest(self) -> str:
+        """Return only the digest."""
+        return self.split()[1]
+
+
+KEPT = Code("kept")
+"""The parameter of a job that no code change reruns."""
+
+
+def job_code(rule: str, run: RunConfig, phase: Phase | None = None) -> Code:
+    """Return the code that a job's numbers depend on.
+
+    Args:
+        rule: The job's rule.
+        run: The job's run.
+        phase: The job's phase, if it has one.
+    """
+    if rule == "cache_latents":
+        return _encoding(run.family)
+    if rule in ("train_phase", "export_weights") and phase and phase.train.code_changes == "keep":
+        return KEPT
+    if rule == "train_phase":
+        return _training(run.family)
+    chosen = [] if rule in WITHOUT_FAMILY else [f"{FAMILIES}{run.family}"]
+    if rule == "build_base":
+        chosen += _builder(run)
+    if rule == "render_launch":
+        chosen = [PLANNER] if phase and phase.launch.preset == "auto" else []
+    return _stage(rule, *chosen)
+
+
+@cache
+def _encoding(family: str) -> Code:
+    """Return the code that encodes a family's samples."""
+    modules = encoding_code(family)
+    files = [declared_file(name) for name in modules]
+    return Code(_digest(map(code_digest, modules), files), [family], files)
+
+
+@cache
+def _training(family: str) -> Code:
+    """Return the code that decides the numbers of a family's training."""
+    with known_digests() as known:
+        return Code(training_digest(family, known), [family], training_files(family))
+
+
+@cache
+def _stage(rule: str, *chosen: str) -> Code:
+    """Return the sources of a stage, of the modules selected with it, and its rule."""
+    files = [*source_files(f"zerotrain.stages.{rule}", *chosen), f"rules/{rule}.smk"]
+    with known_digests() as known:
+        digests = [file_code_sha256(Path(file), known) for file in files]
+    return Code(_digest(digests, files), [one.rpartition(".")[2] for one in chosen], files)
+
+
+def _digest(digests: Iterable[str], files: Iterable[str]) -> str:
+    # The format of earlier versions' listings, so that their results stay comparable.
+    lines = (f"{one}  {file}\n" for one, file in zip(digests, files, strict=True))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _builder(run: RunConfig) -> list[str]:
+    """Return the module that builds a preset, if the family has one."""
+    builder = f"{FAMILIES}{run.family}_nano"
+    return [builder] if run.is_preset and importlib.util.find_spec(builder) else []
+
+
+@contextlib.contextmanager
+def known_digests() -> Iterator[MutableMapping[str, str]]:
+    """Yield the stored token digests for `zerotrain.artifact.sources`; store new ones at the end.
+
+    They are discarded if the module that reads tokens has changed.
+    """
+    reader = hashlib.sha256(Path(code_tokens.__file__).read_bytes()).hexdigest()
+    try:
+        found = json.loads(DIGESTS.read_bytes())
+        known = dict(found["digests"]) if found["reader"] == reader else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        known = {}
+    before = len(known)
+    yield known
+    if len(known) != before:
+        with contextlib.suppress(DiskError):
+            write_whole(DIGESTS, json.dumps({"reader": reader, "digests": known}))
+
+
+def inputs_of(job: Any) -> list[str]:
+    """List the files whose changes rerun a job: its inputs and its sources."""
+    code = job.params.get("code")
+    return [*map(str, job.input), *(code.files if isinstance(code, Code) else ())]
+
+
+def is_code(recorded: str) -> bool:
+    """Return whether a recorded parameter, as its `repr`, is a code parameter."""
+    return RECORDED.match(recorded) is not None
+
+
+def is_listing(path: str) -> bool:
+    """Return whether a recorded input is a listing of sources, as written by earlier versions."""
+    return path.startswith(EARLIER_LISTINGS)
+
+
+def recorded_code(persistence: Any, output: Any) -> Code | None:
+    """Read the code that made an output from Snakemake's record; None if there is no record."""
+    for value in filter(is_code, persistence.params(output) or ()):
+        _, digest, *chosen = value.strip("'").split()
+        return Code(digest, chosen)
+    record = persistence.metadata(output)
+    for path, checksum in ((record and record.input_checksums) or {}).items():
+        if is_listing(path):
+            return Code(checksum.rpartition(":")[2], Path(path).stem.split("-")[1:])
+    return None
+
+
+def is_code_changed(persistence: Any, job: Any) -> bool:
+    """Return whether a job's code differs from the recorded code of its outputs."""
+    code = job.params.get("code")
+    if not isinstance(code, Code) or code == KEPT:
+        return False
+    records = [path for path in job.output if persistence.metadata(path)]
+    found = [recorded_code(persistence, path) for path in records]
+    return any(one is None or one.digest != code.digest for one in found)

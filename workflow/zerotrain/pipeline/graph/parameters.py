@@ -1,0 +1,116 @@
+"""The parameters of rules: configuration values that Snakemake records, and that rerun jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zerotrain.config.models import Phase
+from zerotrain.config.section import Role
+from zerotrain.launch.resolved import DEFAULTS, keys_of
+from zerotrain.pipeline.graph.code import KEPT, Code, job_code
+from zerotrain.pipeline.graph.runs import Runs
+
+OfJob = Callable[[Any], Any]
+
+
+class JobParameters:
+    """The configuration values that jobs depend on.
+
+    Args:
+        runs: The runs that are planned.
+        records: Whether this process records results: a job on a node records nothing.
+    """
+
+    def __init__(self, runs: Runs, *, records: bool) -> None:
+        self._runs = runs
+        self._records = records
+
+    def config_file(self, wildcards: Any, input: Any) -> str:
+        """Return the file that stages read. Because it takes `input`, it reruns no job: the values
+        that a stage reads are in its other parameters, and the file may be renamed."""
+        return self._runs.files[self._runs.of(wildcards).run]
+
+    def code(self, rule: str) -> OfJob:
+        """Return a function that gives the code on which a rule's numbers depend."""
+
+        def of_job(wildcards: Any) -> Code:
+            if not self._records:
+                return KEPT
+            phase = self._runs.phase_of(wildcards) if wildcards.get("phase") else None
+            return job_code(rule, self._runs.of(wildcards), phase)
+
+        return of_job
+
+    def value(self, key: str) -> OfJob:
+        """Return a function that gives a value of the run, by its attribute such as
+        `launch.machines`; None for a missing section."""
+
+        def of_job(wildcards: Any) -> Any:
+            return as_json(_attribute(self._runs.of(wildcards), key))
+
+        return of_job
+
+    def first_phase(self, key: str) -> OfJob:
+        """Return a function that gives a value of the run's first phase."""
+
+        def of_job(wildcards: Any) -> Any:
+            return as_json(_attribute(self._runs.of(wildcards).phases[0], key))
+
+        return of_job
+
+    def of_preset(self, value: OfJob) -> OfJob:
+        """Return a function that gives a value which only presets are built from; else None."""
+
+        def of_job(wildcards: Any) -> Any:
+            return value(wildcards) if self._runs.of(wildcards).is_preset else None
+
+        return of_job
+
+    def data(self, wildcards: Any) -> dict[str, Any]:
+        """Return the values that a dataset is made from, without its name and number of workers."""
+        data = self._runs.of(wildcards).data
+        return data.model_dump(mode="json", exclude={"name", "num_workers"})
+
+    def virtual_tokens(self, wildcards: Any) -> int | None:
+        """Return the length of a trained prompt."""
+        return (self._runs.of(wildcards).peft or {}).get("num_virtual_tokens")
+
+    def phases_so_far(self, wildcards: Any) -> list[dict[str, Any]]:
+        """Return the values of the phase and those before it; later phases change nothing."""
+        run, phase = self._runs.of(wildcards), self._runs.phase_of(wildcards)
+        return [trained_values(one) for one in run.phases[: run.phases.index(phase) + 1]]
+
+
+def option(name: str, input_name: str) -> Callable[[Any, Any], str]:
+    """Return a function that gives a command's option for an optional input."""
+
+    def of_job(wildcards: Any, input: Any) -> str:
+        found = getattr(input, input_name)
+        return f"{name} {found}" if found else ""
+
+    return of_job
+
+
+def trained_values(phase: Phase) -> dict[str, Any]:
+    """Return all values of a phase, without later-added keys at their defaults, so that they still
+    equal the values recorded by earlier versions."""
+    found = phase.model_dump(mode="json")
+    for section in (found["train"], found["launch"]):
+        for key in keys_of(Role.HIDDEN_AT_DEFAULT):
+            if key in section and section[key] == DEFAULTS[key]:
+                del section[key]
+    return found
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as Snakemake records it: sections as mappings, lists of sections as lists."""
+    if isinstance(value, list):
+        return [as_json(one) for one in value]
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def _attribute(value: Any, key: str) -> Any:
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value

@@ -1,0 +1,66 @@
+"""Actions around the graph in one call of snakemake: before the plan, before the first job, and
+after the last."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from zerotrain.pipeline import earlier_code, snakemake_runs
+from zerotrain.pipeline.dvc import jobs as graph_jobs
+from zerotrain.pipeline.dvc.agreement import Agreement
+from zerotrain.pipeline.former_results import keep_former_results
+from zerotrain.pipeline.graph.runs import Runs, checked
+from zerotrain.pipeline.kept_jobs import KeptJobs
+from zerotrain.pipeline.rebuild import Rebuilding
+from zerotrain.training.process.lock import refuse_held
+
+
+class Hooks:
+    """The hooks of one call, created when all rules are read.
+
+    Args:
+        workflow: Snakemake's workflow object.
+        runs: The runs that are planned.
+        config: The configuration file.
+    """
+
+    def __init__(self, workflow: Any, runs: Runs, config: Path) -> None:
+        self._workflow = workflow
+        self._main = workflow.is_main_process
+        if self._main and not graph_jobs.LOOKING:
+            snakemake_runs.begin(sys.argv[1:])
+        keep_former_results()
+        self._kept = KeptJobs(workflow)
+        if self._main and not graph_jobs.LOOKING and "DVC_STAGE" not in os.environ:
+            _report_trained_earlier(runs)
+        self._rebuilding = Rebuilding(workflow)
+        self._agreement = Agreement(workflow, config, self._kept)
+
+    @checked
+    def before_jobs(self) -> None:
+        """Check that no planned training runs already, and set aside what jobs will replace."""
+        snakemake_runs.note_executor(local=self._workflow.local_exec)
+        for job in self._workflow.dag.needrun_jobs():
+            # A second job of such a training would queue for its machines, only to fail at the
+            # lock.
+            if job.rule.name == "train_phase" and self._main:
+                refuse_held(Path(job.params.progress))
+        self._rebuilding.set_aside()
+        self._agreement.begin()
+
+    @checked
+    def after_jobs(self) -> None:
+        """Report kept jobs whose inputs changed in this call, and update DVC's records."""
+        self._kept.report()
+        self._agreement.end()
+
+
+@checked
+def _report_trained_earlier(runs: Runs) -> None:
+    """Report once per plan, not in each DVC stage."""
+    found = earlier_code.find_trained_earlier(runs.by_name.values())
+    if line := earlier_code.describe_trained_earlier(found):
+        print(line, file=sys.stderr)

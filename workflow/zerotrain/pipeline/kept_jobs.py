@@ -1,0 +1,252 @@
+"""Trainings, exports and caches that a code change does not rerun.
+
+Snakemake runs every job with an input that another job makes again. An edited source remakes launch
+files, a dataset or a base, mostly with the same bytes, and everything after them would be trained
+again. This module takes such jobs out of the plan, unless a value, a file or a missing result
+requires them. If an input ends up with other bytes, this run reports it and the next plan runs the
+job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from zerotrain.config.models import Phase
+from zerotrain.config.run import RunConfig
+from zerotrain.pipeline.graph.code import KEPT as KEPT_CODE
+from zerotrain.pipeline.graph.code import is_code, is_code_changed, is_listing
+from zerotrain.pipeline.terminal.changes import NOT_SET, Change, find_changes
+
+TRAINING, EXPORT, CACHE = "train_phase", "export_weights", "cache_latents"
+KEPT = (TRAINING, EXPORT, CACHE)
+"""The rules whose jobs are kept; for trainings and exports only with `code_changes: keep`."""
+LISTED = 3
+"""Number of a job's files that are named."""
+
+
+class Trigger(IntEnum):
+    """Why a job runs, apart from the jobs before it."""
+
+    NOTHING = 0
+    CODE = 1
+    EDIT = 2
+
+
+class KeptJobs:
+    """The kept jobs of one call of snakemake.
+
+    Args:
+        workflow: Snakemake's workflow object, while the Snakefile is read.
+    """
+
+    def __init__(self, workflow: Any) -> None:
+        self._workflow = workflow
+        self._kept: list[Any] = []
+        build_dag = workflow._build_dag
+
+        def build_dag_and_keep() -> None:
+            build_dag()
+            if not workflow.touch:
+                workflow.async_run(self._plan())
+
+        if workflow.is_main_process:
+            workflow._build_dag = build_dag_and_keep
+
+    async def _plan(self) -> None:
+        """Remove from the plan the jobs that only a code change reruns."""
+        dag = self._workflow.dag
+        if not dag._needrun:
+            return
+        edited: dict[Any, bool] = {}
+        for level in dag.toposorted():
+            for job in level:
+                if dag.needrun(job) and (found := await self._decide(job, edited)) is not None:
+                    edited[job] = found
+        removed = [job for job in dag._needrun if job not in edited]
+        if not removed:
+            return
+        gone = {str(path) for job in removed for path in job.output}
+        self._kept = [job for job in removed if job.rule.name in KEPT]
+        for job in removed:
+            dag._needrun.discard(job)
+            dag._n_until_ready.pop(job, None)
+            dag.reason(job).clear()
+        for job in dag._needrun:
+            made = dag.reason(job).updated_input_run
+            made -= {path for path in made if str(path) in gone}
+            dag._n_until_ready[job] = sum(1 for one in dag.dependencies[job] if dag.needrun(one))
+        dag._len = len(dag._finished | dag._needrun)
+
+    async def _decide(self, job: Any, edited: dict[Any, bool]) -> bool | None:
+        """Return whether a planned job's output may change for reasons other than its code.
+
+        Args:
+            job: The job.
+            edited: The results for the planned jobs before it that run.
+
+        Returns:
+            None if the job does not run.
+        """
+        before = [edited[one] for one in self._workflow.dag.dependencies[job] if one in edited]
+        if job.rule.norun:
+            return any(before) if before or await self._trigger(job) else None
+        trigger = await self._trigger(job)
+        if trigger == Trigger.EDIT or any(before):
+            return True
+        own_code = job.params.get("code") not in (None, KEPT_CODE)
+        if job.rule.name in (TRAINING, EXPORT) and own_code:  # code_changes: rerun
+            return True if trigger or before else None
+        if job.rule.name == CACHE:
+            return False if is_code_changed(self._workflow.persistence, job) else None
+        if job.rule.name in KEPT or not (trigger or before):
+            return None
+        return False
+
+    async def _trigger(self, job: Any) -> Trigger:
+        """Find the trigger of a job among Snakemake's, except for the jobs before it."""
+        dag, persistence = self._workflow.dag, self._workflow.persistence
+        reason = dag.reason(job)
+        forced = not dag.forcefiles.isdisjoint(job.output) or job.rule in dag.forcerules
+        others = reason.noio or reason.nooutput or reason.unfinished_queue_input
+        if reason.forced or (forced and job not in dag.omitforce) or others:
+            return Trigger.EDIT
+        if reason.missing_output or not all([await path.exists() for path in job.output]):
+            return Trigger.EDIT
+        if job.rule.norun:
+            return Trigger.NOTHING
+        updated = await self._updated(job)
+        if updated and not is_trained(job):
+            return Trigger.EDIT
+        triggers = {str(one) for one in self._workflow.rerun_triggers}
+        values = self._compare_values(job) if "params" in triggers else Trigger.NOTHING
+        if values == Trigger.EDIT or ("input" in triggers and self._has_other_inputs(job)):
+            return Trigger.EDIT
+        code = "code" in triggers and any(persistence.code_changed(job))
+        stack = "software-env" in triggers and any(persistence.software_stack_changed(job))
+        return Trigger.CODE if updated or code or stack else values
+
+    async def _updated(self, job: Any) -> list[Any]:
+        """List the inputs that are newer than the outputs and differ in content from the record."""
+        dag, persistence = self._workflow.dag, self._workflow.persistence
+        oldest = await job.output_mintime
+        if oldest is None:
+            return []
+        found = []
+        for path in job.input:
+            if not await path.exists() or not await path.is_newer(oldest):
+                continue
+            known = persistence.input_checksums(job, path)
+            limit = dag.max_checksum_file_size
+            recorded = next(iter(known)) if len(known) == 1 else None
+            same = (
+                recorded is not None
+                and await path.is_checksum_eligible(limit)
+                and await path.is_same_checksum(recorded, limit)
+            )
+            if not same:
+                found.append(path)
+        return found
+
+    def _has_other_inputs(self, job: Any) -> bool:
+        """Return whether the set of inputs has changed, apart from earlier versions' listings."""
+        persistence = self._workflow.persistence
+        if not any(persistence.input_changed(job)):
+            return False
+        now = {*persistence._input(job)}
+        records = (persistence.input(path) for path in job.output)
+        return any(
+            {one for one in found if not is_listing(one)} != now for found in records if found
+        )
+
+    def _compare_values(self, job: Any) -> Trigger:
+        """Compare a job's values with the recorded ones. Later-added keys at their defaults count
+        as a code change."""
+        persistence = self._workflow.persistence
+        known = persistence._params(job)
+        values = {name: value for name, value in job.params.items() if repr(value) in known}
+        values.pop("code", None)
+        found = Trigger.CODE if is_code_changed(persistence, job) else Trigger.NOTHING
+        for every in filter(None, map(persistence.params, job.output)):
+            recorded = [value for value in every if not is_code(value)]
+            if {*recorded} == {*map(repr, values.values())}:
+                continue
+            changes = find_changes(recorded, values)
+            if not changes or not all(map(is_added_default, changes)):
+                return Trigger.EDIT
+            found = Trigger.CODE
+        return found
+
+    def report(self) -> None:
+        """Report, after the last job, the kept jobs whose inputs have changed."""
+        for job, files in self.outdated().items():
+            print(describe(job, files), file=sys.stderr)
+
+    def outdated(self) -> dict[Any, list[Any]]:
+        """Find the kept jobs whose inputs other jobs of this call made with other content."""
+        if self._workflow.dryrun or not self._kept:
+            return {}
+        self._workflow.iocache.deactivate()
+        return asyncio.run(self._find_outdated())
+
+    async def _find_outdated(self) -> dict[Any, list[Any]]:
+        found = {job: await self._updated(job) for job in self._kept if not is_trained(job)}
+        return {job: changed for job, changed in found.items() if changed}
+
+
+def is_trained(job: Any) -> bool:
+    """Return whether a job trains, and its published checkpoint is current for its inputs."""
+    if job.rule.name != TRAINING:
+        return False
+    from zerotrain.training.checkpointing import published
+
+    launch, base, cache = (Path(job.input[name]).parent for name in ("launch", "base", "cache"))
+    state = [path for path in job.input if str(path).endswith("/state/manifest.json")]
+    start = Path(state[0]).parent if state else None
+    output = Path(job.output["manifest"]).parent
+    progress = Path(job.params["progress"])
+    return published.is_current(launch, base, cache, start, progress, output)
+
+
+def is_added_default(change: Change) -> bool:
+    """Return whether a change is a later-added key at its default."""
+    if change.old is not NOT_SET:
+        return False
+    model: type[BaseModel] = Phase if change.phase else RunConfig
+    *sections, key = change.key.split(".")
+    for name in sections:
+        inner = model.model_fields.get(name)
+        found = section_of(inner.annotation) if inner else None
+        if found is None:
+            return False
+        model = found
+    field = model.model_fields.get(key)
+    if field is None or field.is_required():
+        return False
+    return bool(to_jsonable_python(field.get_default(call_default_factory=True)) == change.new)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the section type of a configuration key; None if it is not a section, or a list."""
+    options = getattr(annotation, "__args__", ()) or (annotation,)
+    models = [one for one in options if isinstance(one, type) and issubclass(one, BaseModel)]
+    return (
+        models[0]
+        if len(models) == 1 and getattr(annotation, "__origin__", None) is not list
+        else None
+    )
+
+
+def describe(job: Any, files: list[Any]) -> str:
+    """Describe a kept job whose inputs have changed."""
+    names = ", ".join(sorted(map(str, files))[:LISTED])
+    return (
+        f"{job.rule.name} {job.output[0]}: kept, but this version made {names} with other content "
+        "than the one before; the next `snakemake` runs it"
+    )

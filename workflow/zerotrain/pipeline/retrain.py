@@ -1,0 +1,94 @@
+"""`zerotrain retrain`: set a phase's training results aside, and train the run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zerotrain.artifact import is_published
+from zerotrain.artifact.layout import RunFolder
+from zerotrain.config.find import find_config
+from zerotrain.config.run import RunConfig
+from zerotrain.config.runs import read_runs
+from zerotrain.errors import PipelineError
+from zerotrain.pipeline import snakemake
+from zerotrain.pipeline.earlier_code import find_trained_earlier
+from zerotrain.training.checkpointing.progress_folder import saved_steps
+from zerotrain.training.checkpointing.set_aside import next_aside, restore_command, stale_folders
+from zerotrain.training.process.lock import LOCK, take
+
+
+def retrain(run: str, phase: str | None, config: Path | None = None) -> list[str]:
+    """Set aside the training results of phases, so that the next `snakemake` trains them again.
+
+    Args:
+        run: A run's name, or its configuration.
+        phase: The phase; default: all phases that an earlier version of the code trained.
+        config: The run's configuration, if several match.
+
+    Returns:
+        Lines with the new place, how to restore it, and the command that trains again.
+
+    Raises:
+        PipelineError: there is nothing to train again, or a training is running.
+    """
+    file = find_config(run, config)
+    found = next(iter(read_runs(file).values()))
+    names = [phase] if phase else [name for _, name in find_trained_earlier([found])]
+    _check_phases(found, phase, names)
+    lines = []
+    for name in names:
+        folder = RunFolder(found.run).phase(name).path
+        aside = set_aside(folder)
+        lines.append(f"{found.run}/{name}: what was trained is kept as {aside}")
+        lines.append(f"  restore it: {restore_command(folder, aside)}")
+    return [*lines, f"train again: {snakemake.train_command(file)}"]
+
+
+def _check_phases(run: RunConfig, phase: str | None, names: list[str]) -> None:
+    known = [one.name for one in run.phases]
+    if phase is not None and phase not in known:
+        raise PipelineError(
+            f"{run.run}: it has no phase {phase}", hint=f"its phases: {', '.join(known)}"
+        )
+    if not names:
+        raise PipelineError(
+            f"{run.run}: no phase was trained by an earlier version of the code",
+            hint=f"name the one to train again: --phase {known[0]}",
+        )
+    if phase is not None and not _is_trained(RunFolder(run.run).phase(phase).path):
+        raise PipelineError(
+            f"{run.run}/{phase}: nothing is trained yet", hint="`snakemake` trains it"
+        )
+
+
+def _is_trained(folder: Path) -> bool:
+    return is_published(folder / "checkpoint") or bool(saved_steps(folder / "progress"))
+
+
+def set_aside(folder: Path) -> Path:
+    """Move a phase's checkpoint and all of its progress into a new folder next to them.
+
+    Args:
+        folder: The phase's folder, results/RUN/PHASE.
+
+    Returns:
+        The new folder, with both under their names.
+
+    Raises:
+        PipelineError: a training of the phase is running; the message names its process.
+    """
+    progress = folder / "progress"
+    lock = take(progress)
+    try:
+        aside = next_aside(folder)
+        (aside / "progress").mkdir(parents=True)
+        if (folder / "checkpoint").exists():
+            (folder / "checkpoint").rename(aside / "checkpoint")
+        for item in list(progress.iterdir()):
+            if not item.name.startswith(LOCK):
+                item.rename(aside / "progress" / item.name)
+        for stale in stale_folders(progress):  # otherwise one could be taken back
+            stale.rename(aside / stale.name)
+    finally:
+        lock.release()
+    return aside

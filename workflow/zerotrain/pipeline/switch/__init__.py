@@ -1,0 +1,1 @@
+"""`zerotrain switch`: the configuration of a phase that continues under another launch."""

@@ -1,0 +1,223 @@
+"""`zerotrain switch`: end the current phase at a checkpoint, and continue with another launch.
+
+Only the configuration is edited; Snakemake does the rest: it renders the cut phase's launch,
+publishes its rolling checkpoint as its end (no step is trained) and exports it.
+
+Only one switch of a run works at a time, from reading the configuration to the end. Edits by others
+in the meantime are preserved: the switch edits the current bytes, and undoes only its edit.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+from zerotrain import artifact
+from zerotrain.artifact.layout import RunFolder
+from zerotrain.config.find import find_config
+from zerotrain.config.models import Phase
+from zerotrain.config.read import read_config
+from zerotrain.config.relaunch import Relaunch, check_relaunch
+from zerotrain.config.replace import check_replaceable
+from zerotrain.config.run import RunConfig
+from zerotrain.errors import PipelineError
+from zerotrain.machine.child_process import handling_signals, unwind
+from zerotrain.machine.disk_errors import writing
+from zerotrain.machine.output import print_message
+from zerotrain.pipeline import snakemake, snakemake_runs
+from zerotrain.pipeline.options import SwitchOptions
+from zerotrain.pipeline.switch.before import (
+    Request,
+    find_done,
+    find_killed,
+    name_switch,
+    take_over_killed,
+)
+from zerotrain.pipeline.switch.checks import check_same_launch, check_switched, read_present
+from zerotrain.pipeline.switch.edit import SwitchEdit, remove_note
+from zerotrain.pipeline.switch.plan import Plan, check_plan, check_preset, describe_new, plan_switch
+from zerotrain.pipeline.switch.point import phase_folder, unfinished_phase
+from zerotrain.training.checkpointing import set_aside
+from zerotrain.training.checkpointing.progress_folder import saved_steps
+from zerotrain.training.process import lock
+from zerotrain.training.process.holder import Holder
+from zerotrain.training.process.stop import stop_training, trainer_of
+
+OWN_FOLDER = ".switch"
+"""The folder in a run's results with the lock and the note of the running switch."""
+
+
+def switch(options: SwitchOptions) -> str:
+    """End a run's unfinished phase at a saved step, export it, and append the rest under a preset.
+
+    Returns:
+        What was done and the next command, or the diff of a dry run.
+
+    Raises:
+        PipelineError: there is nothing to cut, it cannot be cut without loss, or another switch of
+            the run is in progress; the configuration is unchanged, or the message describes it.
+    """
+    if not Path("Snakefile").is_file():
+        raise PipelineError(
+            f"{Path.cwd()}: no Snakefile here", hint="call it in the folder of the project"
+        )
+    relaunch = Relaunch(
+        num_processes=options.num_processes,
+        machines=options.machines,
+        mixed_precision=options.mixed_precision,
+    )
+    if options.to is None and not relaunch.flags():
+        raise PipelineError(
+            "nothing to switch is named",
+            hint="give --to PRESET, --num-processes N, --machines N or --mixed-precision "
+            "no|bf16|fp16",
+        )
+    if options.to is not None:
+        check_preset(options.to)
+    check_relaunch(relaunch)
+    file = find_config(options.run, options.config)
+    request = Request(options.to, relaunch, options.at, options.name, options.offload_path)
+    folder = RunFolder(read_config(file).run).path / OWN_FOLDER
+    refuse = partial(_refuse_other_switch, file)
+    if options.dry_run:
+        refuse(folder)
+        return _dry_run(request, file, folder)
+    with handling_signals(unwind):
+        with writing(folder):
+            held = lock.take(folder, refuse)
+        try:
+            return _switch(request, file, folder, options.wait, options.accept)
+        finally:
+            held.release()
+
+
+def _refuse_other_switch(file: Path, folder: Path) -> Holder | None:
+    holder = lock.holder_of(folder)
+    if holder is None or not lock.lives(folder, holder):
+        return holder
+    raise PipelineError(
+        f"{file}: another switch of it is under way: {lock.describe(folder, holder)}",
+        hint="wait until it has ended, and run this again if it failed"
+        + lock.unlocking(folder, holder),
+    )
+
+
+def _dry_run(request: Request, file: Path, folder: Path) -> str:
+    if killed := find_killed(folder):
+        return (
+            f"{killed.file}: a {name_switch(killed)} was killed before its end: the same command "
+            "without --dry-run completes it, another switch undoes it first"
+        )
+    config, text = _read(file)
+    if done := find_done(config, file, request):
+        return done
+    plan = plan_switch(config, text, file, folder, request)
+    before, after = text.splitlines(), plan.edit.text.splitlines()
+    lines = difflib.unified_diff(before, after, str(file), str(file), lineterm="")
+    planned = ", ".join(plan.jobs) or "nothing to be done"
+    return "\n".join([*lines, f"{snakemake.command(file, plan.targets)}: {planned}"])
+
+
+def _switch(request: Request, file: Path, folder: Path, wait: float, accept: bool) -> str:
+    check_replaceable(file)
+    artifact.recover_interrupted_publish(
+        folder / file.name
+    )  # the copy that a killed switch planned with
+    pending = take_over_killed(request, file, folder)
+    while True:
+        config, text = _read(file)
+        if folder.parent != RunFolder(config.run).path:
+            raise PipelineError(f"{file}: its run is {config.run} now", hint="run this again")
+        if pending is None and (done := find_done(config, file, request)):
+            return done
+        phase = config.phase(pending.split.phase) if pending else unfinished_phase(config, file)[0]
+        progress = phase_folder(config, phase) / "progress"
+        plan = None
+        with _undone_on_failure(pending) if pending else nullcontext():
+            # Stop a training only for a switch that is expected to succeed.
+            if pending:
+                plan = check_plan(config, phase, pending, text, folder)
+            elif saved_steps(progress) or not trainer_of(progress):
+                plan = plan_switch(config, text, file, folder, request)
+            stopped = stop_training(progress, wait)
+        if plan is None or stopped:
+            continue
+        with _undone_on_failure(plan.edit):
+            if not pending and not plan.edit.apply(folder):
+                print_message(f"{file}: was saved by another program meanwhile; it is read again")
+                continue
+            _end_phase(plan, accept)
+        remove_note(folder)
+        split = plan.edit.split
+        return (
+            f"{phase.name}: ends at step {split.step} (was {plan.edit.until}), exported; "
+            f"{split.name} continues to {plan.edit.until} under {describe_new(plan)}. "
+            f"Next: {snakemake.train_command(file)}"
+        )
+
+
+def _read(file: Path) -> tuple[RunConfig, str]:
+    """Read a configuration, and its text at that time."""
+    while True:
+        try:
+            text = file.read_bytes().decode()
+        except (OSError, UnicodeDecodeError):
+            text = ""  # read_config reports the error
+        config = read_config(file)
+        if file.read_bytes() == text.encode():
+            return config, text
+
+
+def _end_phase(plan: Plan, accept: bool) -> None:
+    """Let Snakemake end the phase and export it, and check the result."""
+    file, folder = plan.edit.file, phase_folder(plan.config, plan.phase)
+    snakemake_runs.wait_for_orphans()
+    snakemake.make(file, [f"{folder}/launch/manifest.json"])
+    with _accepted(plan.config, plan.phase) if accept else nullcontext():
+        check_same_launch(plan.config, plan.phase)
+        snakemake.make(file, plan.targets)
+        check_switched(file, plan.edit.split)
+
+
+@contextmanager
+def _undone_on_failure(edit: SwitchEdit) -> Iterator[None]:
+    """Undo an edit of the configuration if the block fails, and report the file's state."""
+    try:
+        yield
+    except BaseException as error:
+        with handling_signals(signal.SIG_IGN):
+            said = edit.undo()
+        if isinstance(error, PipelineError):
+            raise PipelineError(f"{error.what}; {said}", hint=error.hint) from error
+        print_message(said)
+        raise
+
+
+@contextmanager
+def _accepted(config: RunConfig, phase: Phase) -> Iterator[None]:
+    """Accept the phase's progress for its current values, for the block's processes only."""
+    with _held(phase_folder(config, phase) / "progress"):
+        accepted = artifact.digest(read_present(config, phase).trains)
+    former = os.environ.get(set_aside.ENVIRONMENT)
+    os.environ[set_aside.ENVIRONMENT] = accepted
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[set_aside.ENVIRONMENT]
+        else:
+            os.environ[set_aside.ENVIRONMENT] = former
+
+
+@contextmanager
+def _held(progress: Path) -> Iterator[None]:
+    held = lock.take(progress)
+    try:
+        yield
+    finally:
+        held.release()

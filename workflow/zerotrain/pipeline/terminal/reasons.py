@@ -1,0 +1,182 @@
+"""Why Snakemake runs a job, in a few words: changed keys with both values, files by name and count.
+
+Snakemake's `Reason` contains sets of files and the names of its triggers. Its text lists every
+file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from zerotrain.artifact.layout import DATA, RESULTS
+from zerotrain.config.families import FAMILIES
+from zerotrain.pipeline.graph.code import (
+    Code,
+    is_code,
+    is_code_changed,
+    is_listing,
+    recorded_code,
+)
+from zerotrain.pipeline.terminal.changes import describe_changes
+
+NEW = "not made yet"
+FILES_SHOWN = 3
+JOBS_SHOWN = 2
+LAUNCH, TRAINING = "render_launch", "train_phase"
+
+
+def job_name(job: Any) -> str:
+    """Name a job as `train_phase RUN/PHASE`, `cache_latents DATA 512` or `report RUN`."""
+    return " ".join(filter(None, [job.rule.name, _subject(job)]))
+
+
+def describe_reason(job: Any, dag: Any) -> str:
+    """Describe why a job runs, reading only Snakemake's plan."""
+    reason = dag.reason(job)
+    if reason.forced:
+        return "forced"
+    values = _changed_values(job, dag)
+    found = [
+        *values,
+        *_changed_code(job, dag, only_digest=bool(values)),
+        *_changed_inputs(job, dag, only_content=bool(values)),
+        *(["its environment changed"] if reason.software_stack_changed else []),
+        *_missing(job, reason),
+        *(["was interrupted"] if reason._incomplete_output else []),
+    ]
+    if NEW in found:
+        found = _launch_changes(job, dag) or [NEW]
+    return "; ".join(found or _launch_changes(job, dag) or _after(job, dag)) or "its inputs changed"
+
+
+def made_by(job: Any) -> str:
+    """List a job's outputs, with a folder for its manifest."""
+    made = (
+        str(Path(path).parent if Path(path).name == "manifest.json" else path)
+        for path in job.output
+    )
+    return ", ".join(dict.fromkeys(made))
+
+
+def is_stage(rule: Any) -> bool:
+    """Return whether a rule runs a command; a target only names files."""
+    return not rule.norun
+
+
+def name_files(files: Iterable[Any]) -> str:
+    """Name up to three files, and count the others."""
+    names = sorted(map(str, files))
+    more = len(names) - FILES_SHOWN
+    return ", ".join(names[:FILES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _subject(job: Any) -> str:
+    parts = Path(str(job.output[0])).parts if job.output else ()
+    if len(parts) < 3 or parts[:1] != RESULTS.parts:
+        return ""
+    subject = parts[2] if parts[1] == DATA else parts[1]
+    phase, size = job.wildcards.get("phase"), job.wildcards.get("size")
+    return subject + (f"/{phase}" if phase else "") + (f" {size}" if size else "")
+
+
+def _changed_values(job: Any, dag: Any) -> list[str]:
+    # If an input is newer, Snakemake has not compared the values.
+    persistence = dag.workflow.persistence
+    changed = persistence.params_changed(job)
+    if not changed or all(map(is_code, changed.only_old | changed.only_new)):
+        return []
+    values = list(persistence._params(job))
+    current = {}
+    for name, value in job.params.items():
+        if repr(value) in values:  # values that follow from inputs or outputs are not recorded
+            values.remove(repr(value))
+            current[name] = value
+    current.pop("code", None)
+    recorded = [one for one in _recorded(persistence.params, job) or [] if not is_code(one)]
+    return describe_changes(recorded, current, job.wildcards.get("phase")) or [
+        "its parameters changed"
+    ]
+
+
+def _recorded(read: Callable[[str], Any], job: Any) -> Any:
+    """Return Snakemake's record for the first of a job's outputs that has one."""
+    return next((found for path in job.output if (found := read(path))), None)
+
+
+def _changed_code(job: Any, dag: Any, *, only_digest: bool) -> list[str]:
+    """Report a code change; if values explain other modules, only for the same modules."""
+    persistence, reason = dag.workflow.persistence, dag.reason(job)
+    now, before = job.params.get("code"), _recorded(partial(recorded_code, persistence), job)
+    if reason.missing_output or not is_code_changed(persistence, job):
+        return ["its code changed"] if reason.code_changed else []
+    other = before is not None and before.split()[2:] != now.split()[2:]
+    if other and _families(before) != _families(now):
+        found = "the code of its family changed"
+    else:
+        found = "its code changed"
+    return [] if other and only_digest else [found]
+
+
+def _changed_inputs(job: Any, dag: Any, *, only_content: bool) -> list[str]:
+    """List changed files, and if no value explains them, new and removed ones."""
+    reason, persistence = dag.reason(job), dag.workflow.persistence
+    made = reason.updated_input_run
+    updated = {str(path) for path in reason.updated_input if path not in made}
+    if not updated and not reason.input_changed:
+        return []
+    recorded = _recorded(persistence.input, job)
+    now = set(map(str, job.input))
+    before = now if recorded is None else set(recorded)
+    before = {path for path in before if not is_listing(path)}
+    kinds = {"changed": updated & before}
+    if not only_content:
+        kinds |= {"new": now - before, "removed": before - now}
+    return [f"{kind}: {name_files(paths)}" for kind, paths in kinds.items() if paths]
+
+
+def _families(code: Code) -> set[str]:
+    return set(code.split()) & FAMILIES.keys()
+
+
+def _missing(job: Any, reason: Any) -> list[str]:
+    missing = set(map(str, reason.missing_output))
+    if not missing:
+        return []
+    if missing == set(map(str, job.output)):
+        return [NEW]
+    damaged = {path for path in missing if path.endswith(" (damaged)")}
+    found = [f"missing: {name_files(missing - damaged)}"] if missing - damaged else []
+    return found + ([f"damaged: {name_files(one[:-10] for one in damaged)}"] if damaged else [])
+
+
+def _launch_changes(job: Any, dag: Any) -> list[str]:
+    """List the values for which a training's launch files are rendered again."""
+    if job.rule.name != TRAINING:
+        return []
+    launches = (one for one in dag.dependencies[job] if one.rule.name == LAUNCH)
+    return next((found for one in launches if (found := _changed_values(one, dag))), [])
+
+
+def _after(job: Any, dag: Any) -> list[str]:
+    """Return the last of its running predecessors."""
+    updated = dag.reason(job).updated_input_run
+    before = {one for one, files in dag.dependencies[job].items() if files & updated}
+    last = before - {earlier for one in before for earlier in _ancestors(one, dag)}
+    names = sorted(map(job_name, last))
+    more = len(names) - JOBS_SHOWN
+    shown = ", ".join(names[:JOBS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return [f"after {shown}"] if names else []
+
+
+def _ancestors(job: Any, dag: Any) -> set[Any]:
+    found: set[Any] = set()
+    waiting = list(dag.dependencies[job])
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            waiting += dag.dependencies[one]
+    return found

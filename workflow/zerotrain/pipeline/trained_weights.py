@@ -1,0 +1,166 @@
+"""RUN and RUN/PHASE on a command line: the newest weights of a run.
+
+For a phase in training they come from its newest rolling checkpoint, exported to a folder that is
+removed after use.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+from zerotrain import artifact
+from zerotrain.artifact.layout import DATA, RESULTS, RunFolder
+from zerotrain.config.find import find_config
+from zerotrain.config.suggestions import after_question
+from zerotrain.errors import PipelineError
+from zerotrain.export.options import ExportOptions
+from zerotrain.export.trained_values import read_trains
+from zerotrain.machine.child_process import handling_signals, unwind
+from zerotrain.training.checkpointing.conditions import FINGERPRINT
+from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A phase's weights or rolling checkpoint.
+
+    Attributes:
+        run: The run.
+        phase: The phase.
+        step: The global step of the weights.
+        folder: Published weights, or a rolling checkpoint.
+    """
+
+    run: str
+    phase: str
+    step: int
+    folder: Path
+
+    @property
+    def is_published(self) -> bool:
+        """Return whether these are weights that the phase has published."""
+        return self.folder.name == "weights"
+
+    def __str__(self) -> str:
+        kind = "weights" if self.is_published else "rolling checkpoint"
+        return f"{self.run}/{self.phase}: {kind} of step {self.step} ({self.folder})"
+
+
+def find_trained(name: Path) -> Trained | None:
+    """Find the newest weights of a run, or of one of its phases.
+
+    Args:
+        name: RUN, RUN/PHASE, or either below results/; or the path of another file or folder.
+
+    Returns:
+        The newest; published weights before a rolling checkpoint of the same step. None if `name`
+        is a file or folder to open directly.
+
+    Raises:
+        PipelineError: there is no such run or phase, or it has no weights yet.
+    """
+    words = name.parts[1:] if name.parts[:1] == RESULTS.parts else name.parts
+    folder = RESULTS.joinpath(*words)
+    named = 1 <= len(words) <= 2 and not name.is_absolute()
+    if name.exists() and not (named and folder.is_dir() and name.resolve() == folder.resolve()):
+        return None
+    if not named:
+        return None
+    candidates = trained_models(words[0])
+    if len(words) == 2:
+        candidates = [one for one in candidates if one.phase == words[1]]
+    if candidates:
+        return max(candidates, key=lambda one: (one.step, one.is_published))
+    there = _names()
+    runs = dict.fromkeys(one.partition("/")[0] for one in there)
+    what = (
+        "it has neither weights nor a rolling checkpoint yet"
+        if folder.is_dir()
+        else f"no such file or folder, and no run or phase with weights in {RESULTS}"
+    )
+    listed = ", ".join(there) or "none"
+    raise PipelineError(
+        f"{name}: {what}",
+        hint=after_question(Path(*words), [*runs, *there], f"there are weights of: {listed}"),
+    )
+
+
+def trained_models(run: str) -> list[Trained]:
+    """List the weights and the newest rolling checkpoint of each phase of a run."""
+    found = []
+    for phase in sorted(path for path in RunFolder(run).path.glob("*") if path.is_dir()):
+        weights = phase / "weights"
+        if artifact.kind_of(weights) == "weights":
+            step = artifact.read(weights, "weights", verify=False).content.get("step")
+            found.append(Trained(run, phase.name, int(step or 0), weights))
+        if steps := saved_steps(phase / "progress"):
+            rolling = step_folder(phase / "progress", steps[-1])
+            found.append(Trained(run, phase.name, steps[-1], rolling))
+    return found
+
+
+def _names() -> list[str]:
+    runs = sorted(path.name for path in RESULTS.glob("*") if path.is_dir() and path.name != DATA)
+    return list(dict.fromkeys(f"{one.run}/{one.phase}" for r in runs for one in trained_models(r)))
+
+
+@contextmanager
+def usable_weights(name: Path) -> Iterator[Path]:
+    """Yield the folder or file of weights that a name refers to, and print which it is.
+
+    A rolling checkpoint is first exported next to the phase's other folders, with the values that
+    it was trained with, and removed after use.
+
+    Raises:
+        PipelineError: the training values of a rolling checkpoint are not recorded.
+    """
+    found = find_trained(name)
+    if found is None:
+        yield name
+        return
+    if found.is_published:
+        print(f"using {found}", file=sys.stderr, flush=True)
+        yield found.folder
+        return
+    trained = read_trains(found.folder)
+    if trained is None:
+        raise PipelineError(
+            f"{found}: {FINGERPRINT} is missing, which says what it was trained with",
+            hint=f"`zerotrain export {found.folder} --config FILE --output FOLDER` takes it from "
+            "the run's configuration; then name FOLDER",
+        )
+    print(f"using {found}", file=sys.stderr, flush=True)
+    from zerotrain.export.command import export_command
+
+    run = RunFolder(found.run).path
+    with (
+        handling_signals(unwind),
+        artifact.scratch_folder(run / found.phase / "in_use") as scratch,
+    ):
+        with redirect_stdout(StringIO()):  # its output names the folder, which is removed
+            options = ExportOptions(
+                found.folder, scratch / "weights", family=trained["family"], base=run / "base"
+            )
+            export_command(options)
+        yield scratch / "weights"
+
+
+def exportable(name: Path, config: Path | None) -> tuple[Path, Path | None]:
+    """Return the folder to export that a name refers to, and the configuration that it needs.
+
+    Args:
+        name: As for find_trained.
+        config: The given configuration; None: find the run's, if needed.
+    """
+    found = find_trained(name)
+    if found is None:
+        return name, config
+    if config is None and not found.is_published:
+        config = find_config(found.run)
+    print(f"using {found}", file=sys.stderr, flush=True)
+    return found.folder, config

@@ -1,1 +1,0 @@
-"""Planning: what a launch will take of a machine, told before any of it is taken."""

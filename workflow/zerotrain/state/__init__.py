@@ -1,0 +1,1 @@
+"""The training state between phases, and the checkpoints of all engines and programs."""

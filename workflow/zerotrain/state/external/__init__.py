@@ -1,0 +1,85 @@
+"""External checkpoints: read like zerotrain's, and DeepSpeed's universal checkpoint written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from zerotrain.errors import PipelineError
+from zerotrain.state.checkpoint_path import OPTIMIZERS, find_checkpoint
+from zerotrain.state.external.accelerate import OF_STEP, open_accelerate, open_weights_file
+from zerotrain.state.external.checkpoint import ExternalCheckpoint
+from zerotrain.state.external.deepspeed import open_deepspeed
+from zerotrain.state.external.ranks import find_tag_folder, is_tag_folder, is_universal
+from zerotrain.state.external.universal import left_out_of_universal, write_universal
+from zerotrain.state.external.universal_source import open_universal
+from zerotrain.state.external.weight_files import find_weights
+
+__all__ = ["ExternalCheckpoint", "left_out_of_universal", "open_external", "write_universal"]
+
+
+def open_external(
+    folder: Path, *, trust_pickle: bool = False, parameter_names: Sequence[str] | None = None
+) -> ExternalCheckpoint:
+    """Open another program's checkpoint, recognised by its layout.
+
+    It may be DeepSpeed's (a folder with `latest`, or a tag folder; ZeRO 0 to 3, and universal), or
+    one of accelerate or HF's Trainer with or without DeepSpeed: a model, a denoiser as a diffusers
+    folder, or an adapter.
+
+    Args:
+        folder: The checkpoint: a folder, a file in it, or a safetensors file of weights alone.
+        trust_pickle: Whether pickles may name any class and run its code.
+        parameter_names: The trained parameters in the optimizer's order; needed only for torch's
+            numbered optimizers.
+
+    Raises:
+        PipelineError: the layout is unknown, or the checkpoint is damaged or incomplete.
+    """
+    folder = find_checkpoint(folder)
+    if folder.is_file():
+        return open_weights_file(folder, parameter_names=parameter_names)
+    if not folder.is_dir():
+        raise PipelineError(f"{folder}: no such folder", hint="give the folder of the checkpoint")
+    if tag := find_tag_folder(folder):
+        if is_universal(tag):
+            return open_universal(tag, trust_pickle=trust_pickle)
+        return open_deepspeed(tag, trust_pickle=trust_pickle, parameter_names=parameter_names)
+    below, weights = find_checkpoints_below(folder), find_weights(folder)[0]
+    if weights and (not below or weights[0].parent == folder):
+        return open_accelerate(folder, trust_pickle=trust_pickle, parameter_names=parameter_names)
+    found = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
+    hint = (
+        "give a checkpoint of DeepSpeed (latest, global_step*/), a folder of accelerate's "
+        "save_state or HF's Trainer (model.safetensors, optimizer.bin or optimizer.pt), or an "
+        "adapter's"
+    )
+    if below:
+        hint = (
+            f"a checkpoint is one level below: `zerotrain state show {below[-1]}` looks into it, "
+            f"and `resume_from_checkpoint: {below[-1]}` starts from it"
+        )
+    raise PipelineError(
+        f"{folder}: no layout that is known; it holds {', '.join(found[:12]) or 'nothing'}",
+        hint=hint,
+    )
+
+
+def find_checkpoints_below(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder that is not one itself, in the order of their numbers."""
+    if _has_optimizer(folder):
+        return []
+    found = [path for path in folder.iterdir() if path.is_dir() and _is_checkpoint(path)]
+    return sorted(found, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    if is_tag_folder(folder) or any(map(is_tag_folder, folder.iterdir())):
+        return True
+    named = OF_STEP.search(folder.name) is not None
+    return (named or _has_optimizer(folder)) and bool(find_weights(folder)[0])
+
+
+def _has_optimizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in OPTIMIZERS)

@@ -1,0 +1,180 @@
+"""Folders of accelerate's save_state and HF's Trainer without DeepSpeed, and trainers' variants.
+
+accelerate writes model.safetensors (or shards, or pytorch_model.bin) next to optimizer.bin; Trainer
+writes the same next to optimizer.pt. The save hooks of diffusers' example scripts and of
+SimpleTuner write the denoiser as a diffusers folder (unet/ or transformer/) instead; LoRA trainings
+and peft write only an adapter. Source: accelerate/checkpointing.py (save_accelerator_state),
+transformers Trainer._save_checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerotrain.errors import PipelineError
+from zerotrain.state.checkpoint_path import OPTIMIZERS
+from zerotrain.state.external import adapter_files, numbered, pickles
+from zerotrain.state.external.checkpoint import ExternalCheckpoint
+from zerotrain.state.external.consistency import (
+    AGAIN,
+    STEP_FILES,
+    check_counts,
+    check_optimizer,
+    check_schedule,
+    check_tensors,
+    read_json,
+    read_number,
+)
+from zerotrain.state.external.torch_optimizer import TorchOptimizer
+from zerotrain.state.external.weight_files import SafeTensors, check_shards, find_weights
+
+OF_STEP = re.compile(r"(?:^|[-_])(?:step|checkpoint)[-_]?(\d+)$")
+"""The step at the end of a name."""
+
+
+def open_accelerate(
+    folder: Path, *, trust_pickle: bool = False, parameter_names: Sequence[str] | None = None
+) -> ExternalCheckpoint:
+    """Open a folder of weights and a torch optimizer.
+
+    Args:
+        folder: A folder such as diffusers' checkpoint-500/.
+        trust_pickle: Whether pickles may name any class and run its code.
+        parameter_names: The trained parameters, in the order of the optimizer's param groups.
+
+    Raises:
+        PipelineError: a file is truncated, or shapes of weights and moments differ.
+    """
+
+    def load(name: str) -> Any:
+        path = folder / name
+        return pickles.load(path, trust_pickle=trust_pickle) if path.is_file() else None
+
+    def load_values(name: str) -> dict[str, Any]:
+        found = load(name)
+        if isinstance(found, dict) or found is None:
+            return found or {}
+        raise PipelineError(
+            f"{folder / name}: holds {type(found).__name__}, no values by name", hint=AGAIN
+        )
+
+    paths, lost = find_weights(folder)
+    weights: Mapping[str, torch.Tensor]
+    tied: dict[str, str] = {}
+    header: dict[str, str] = {}
+    if paths[0].suffix == ".safetensors":
+        weights = files = SafeTensors(paths)
+        header = files.header
+        check_shards(paths, files.names_in)
+    else:
+        held: dict[str, torch.Tensor] = {}
+        by_file: dict[Path, list[str]] = {}
+        for path in paths:
+            found = pickles.load(path, trust_pickle=trust_pickle)
+            by_file[path] = list(check_tensors(found, path))
+            held.update(found)
+        check_shards(paths, by_file.__getitem__)
+        tied = numbered.find_ties(held)
+        weights = {name: tensor for name, tensor in held.items() if name not in tied}
+    adapter = None
+    if adapter_files.is_adapter(list(weights)):
+        weights, adapter, left = adapter_files.open_adapter(weights, paths[0], header)
+        lost += left
+    file = next((name for name in OPTIMIZERS if (folder / name).is_file()), "")
+    optimizer = TorchOptimizer(check_optimizer(load(file), folder / file) if file else {})
+    if not file:
+        lost.append(f"the optimizer's state: {folder / OPTIMIZERS[0]} is not there")
+    if (folder / "optimizer_1.bin").is_file():
+        lost.append("optimizer_1.bin: a second optimizer; only the first is read")
+    scaler = load_values("scaler.pt")
+    processes = len([*folder.glob("random_states_*.pkl"), *folder.glob("rng_state_*.pth")])
+    by_trainer = (folder / STEP_FILES[0]).is_file()
+    step, counted_by = _step(folder)
+    if file and optimizer.state:
+        schedule = load_values("scheduler.bin") or load_values("scheduler.pt")
+        check_counts(folder / file, optimizer.step, step, counted_by, skips=bool(scaler))
+        if not scaler and (processes or by_trainer):
+            check_schedule(folder / file, optimizer.step, schedule, processes or 1, once=by_trainer)
+    if step is None and not optimizer.state:
+        counted = load_values("random_states_0.pkl").get("step")
+        if counted is not None:
+            step = int(read_number(counted, folder / "random_states_0.pkl", "step"))
+            lost.append(f"step {step} is accelerate's count of micro batches in its epoch")
+    opened = numbered.open_numbered(
+        folder,
+        weights,
+        optimizer,
+        parameter_names,
+        step=step,
+        samples=0,
+        engine={
+            "preset": "",
+            "engine": "torch",
+            "zero_stage": 0,
+            "offload_optimizer": "none",
+            "offload_param": "none",
+            "world_size": processes or 1,
+            "mixed_precision": "fp16" if scaler else "unknown",
+        },
+        loss_scale=_loss_scale(scaler, folder / "scaler.pt") if scaler else None,
+        tied=tied,
+        lost=lost,
+    )
+    return replace(opened, adapter=adapter)
+
+
+def open_weights_file(
+    path: Path, *, parameter_names: Sequence[str] | None = None
+) -> ExternalCheckpoint:
+    """Open a safetensors file of weights alone: a model, or an adapter.
+
+    Its name or its folder's may contain the step (step-2000, cat-step00002000, checkpoint-2000/).
+
+    Raises:
+        PipelineError: the file is truncated, or not a safetensors file.
+    """
+    named = OF_STEP.search(path.stem) or OF_STEP.search(path.resolve().parent.name)
+    engine = {"preset": "", "engine": "unknown", "world_size": 1, "mixed_precision": "unknown"}
+    files = SafeTensors([path])
+    weights: Mapping[str, torch.Tensor] = files
+    adapter: dict[str, Any] | None = None
+    left: list[str] = []
+    if adapter_files.is_adapter(list(files)):
+        weights, adapter, left = adapter_files.open_adapter(files, path, files.header)
+    opened = numbered.open_numbered(
+        path,
+        weights,
+        TorchOptimizer({}),
+        parameter_names,
+        step=int(named[1]) if named else 0,
+        samples=0,
+        engine=engine,
+        loss_scale=None,
+        lost=[
+            f"{path.name} holds weights alone: no moments, and no step but what its name says",
+            *left,
+        ],
+    )
+    return replace(opened, adapter=adapter)
+
+
+def _loss_scale(scaler: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the state of torch's GradScaler under zerotrain's names."""
+    scale, good = (read_number(scaler.get(k), path, k) for k in ("scale", "_growth_tracker"))
+    return {"scale": scale, "good_steps": int(good)}
+
+
+def _step(folder: Path) -> tuple[int | None, str]:
+    """Return the optimizer steps that trainers record, and where: a file, or the folder's name."""
+    for name in STEP_FILES:
+        path = folder / name
+        if path.is_file() and isinstance(step := read_json(path).get("global_step"), int):
+            return step, name
+    named = OF_STEP.search(folder.resolve().name)
+    return (int(named[1]) if named else None), "the folder's name"

@@ -1,0 +1,271 @@
+"""Files of adapters: peft's and diffusers' folders, and kohya's files, under our parameter names.
+
+peft writes `<prefix><layer>.lora_A.weight`; a model in training has
+`<layer>.lora_A.default.weight`. Older diffusers versions write `lora.down` and `lora.up`. kohya
+names layers of the original model, with underscores, and stores alpha next to them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerotrain.config.adapters import stack_of
+from zerotrain.errors import PipelineError
+from zerotrain.state.external.checkpoint import ExternalCheckpoint
+from zerotrain.state.external.consistency import read_number
+from zerotrain.state.external.fitting import find_prefix
+from zerotrain.state.position import MASTER
+
+STEMS = ("adapter_model", "pytorch_lora_weights")
+KOHYA = "lora_unet_"
+FACTORS = {"lora_A": "lora_down", "lora_B": "lora_up"}
+OLDER = {"lora.down": "lora_A", "lora.up": "lora_B", "lora_down": "lora_A", "lora_up": "lora_B"}
+TEXT_ENCODER = re.compile(r"text_encoder\w*\.|lora_te\w*_")
+OF_ADAPTER = re.compile(
+    r"\.(lora|hada|lokr|ia3|oft|boft|vera|shira|hra|gralora)_|\.lora\.|\.alpha$"
+)
+OTHER_LAYERS = "lora.target_modules has to name the layers of the file"
+SETTINGS = ("peft_type", "r", "lora_alpha", "use_rslora", "use_dora")
+"""Settings that change an adapter's effect without changing its tensors."""
+PATTERNS = ("rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication")
+"""Settings for single layers, which no section of ours supports."""
+
+
+class Renamed(Mapping[str, torch.Tensor]):
+    """Tensors under other names, each read or computed on access."""
+
+    def __init__(self, read: Mapping[str, Callable[[], torch.Tensor]]) -> None:
+        self._read = read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._read[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+
+def is_adapter(names: Sequence[str]) -> bool:
+    """Return whether a file holds only an adapter's tensors, without its base."""
+    return bool(names) and all(OF_ADAPTER.search(name) or name.startswith(KOHYA) for name in names)
+
+
+def open_adapter(
+    weights: Mapping[str, torch.Tensor], path: Path, header: Mapping[str, str]
+) -> tuple[Mapping[str, torch.Tensor], dict[str, Any], list[str]]:
+    """Open the tensors of an adapter under the names of a model in training.
+
+    Args:
+        weights: The tensors of its file; kohya's keep their names.
+        path: The file.
+        header: The file's metadata.
+
+    Returns:
+        The tensors, the adapter's settings, and sentences on omitted contents.
+
+    Raises:
+        PipelineError: as read_settings; or an alpha is not a number.
+    """
+    alphas: dict[str, float] = {}
+    read: dict[str, Callable[[], torch.Tensor]] = {}
+    left: set[str] = set()
+    for name in weights:
+        if TEXT_ENCODER.match(name):
+            left.add("an adapter of a text encoder: the denoiser's is read")
+        elif name.endswith(".alpha"):
+            alphas[name] = read_number(weights[name], path, name)
+        else:
+            own = name if name.startswith(KOHYA) else _in_training(name)
+            read[own] = partial(weights.__getitem__, name)
+    settings = read_settings(path, header, alphas)
+    if "lora_alpha" not in settings and settings.get("peft_type", "LORA") == "LORA":
+        left.add(f"the adapter's alpha: {path.name} does not say it, and this run's is taken")
+    return Renamed(read), settings, sorted(left)
+
+
+def _in_training(name: str) -> str:
+    for older, newer in OLDER.items():
+        name = re.sub(rf"\.{re.escape(older)}\.", f".{newer}.", name)
+    if name.endswith(".lora_magnitude_vector"):  # DoRA's, which peft truncates
+        name += ".weight"
+    if ".default" in name:
+        return name
+    return re.sub(r"(\.[a-z]+\d?_\w+?)(\.weight)?$", r"\1.default\2", name)
+
+
+def read_settings(
+    file: Path, header: Mapping[str, str], alphas: Mapping[str, float]
+) -> dict[str, Any]:
+    """Read the settings of an adapter from its folder or file: peft's names and values.
+
+    Args:
+        file: The file of tensors, next to adapter_config.json for peft.
+        header: The metadata of the file of tensors.
+        alphas: The `.alpha` of each layer in a kohya file.
+
+    Raises:
+        PipelineError: adapter_config.json is not JSON, or layers have different alphas.
+    """
+    from zerotrain.models.families.lora import METADATA, PEFT_CONFIG  # slow import: seconds
+
+    path = file.with_name(PEFT_CONFIG)
+    where = path if path.is_file() and file.stem == STEMS[0] else file
+    found: dict[str, Any] = {}
+    try:
+        if where == path:
+            found = json.loads(path.read_bytes())
+        elif METADATA in header:
+            found = json.loads(header[METADATA])
+        if not isinstance(found, dict):
+            raise ValueError("it holds no keys")
+    except (ValueError, RecursionError) as error:
+        raise PipelineError(
+            f"{where}: no configuration of an adapter ({error})",
+            hint="copy the checkpoint again, or use an older one",
+        ) from error
+    # A header has the keys of several models, such as unet.r and text_encoder.r.
+    found = {k.rpartition(".")[2]: v for k, v in found.items() if not TEXT_ENCODER.match(k)}
+    if own := [key for key in PATTERNS if found.get(key)]:
+        raise PipelineError(
+            f"{where}: {own[0]} {found[own[0]]!r} gives single layers values of their own",
+            hint="such an adapter is not read; merge it into its base, and train from that",
+        )
+    if len(set(alphas.values())) > 1:
+        raise PipelineError(
+            f"{file}: its layers have several alphas, {min(alphas.values()):g} to "
+            f"{max(alphas.values()):g}, and lora.alpha is one for all",
+            hint="such an adapter is not read; merge it into its base, and train from that",
+        )
+    if alphas:
+        found["lora_alpha"] = next(iter(alphas.values()))
+    return {key: found[key] for key in SETTINGS if key in found}
+
+
+def check_settings(found: Mapping[str, Any], run: Mapping[str, Any], where: Path) -> None:
+    """Check that an adapter has the same effect under the run's section.
+
+    Args:
+        found: The result of read_settings.
+        run: The run's values, by peft's names.
+        where: For messages.
+
+    Raises:
+        PipelineError: a value differs; the message names the first.
+    """
+    for key, value in found.items():
+        if key in run and run[key] != value:
+            raise PipelineError(
+                f"{where}: its adapter has {key} {value}, this run {run[key]}: the same tensors "
+                "would have another effect",
+                hint="write its value into the section `lora` (r is rank, lora_alpha is alpha), or "
+                "into `peft`",
+            )
+
+
+def run_settings(adapter: Mapping[str, Any] | None, is_peft: bool) -> dict[str, Any]:
+    """Return the values of RunConfig.adapter_values under peft's names."""
+    if is_peft or not adapter:
+        return dict(adapter or {})
+    named = {"r": adapter["rank"], "lora_alpha": adapter["alpha"], "peft_type": "LORA"}
+    return named | {key: bool(adapter.get(key)) for key in ("use_rslora", "use_dora")}
+
+
+def share_first_factors(
+    source: ExternalCheckpoint, trained: Mapping[str, list[int]]
+) -> ExternalCheckpoint:
+    """Fit a LoRA file with a lora_A for each layer to a run with `lora.fused_layers`.
+
+    Args:
+        source: The file's tensors, with the names of a model in training and possibly a prefix.
+        trained: Shapes of our adapter's parameters: one lora_A per stack of layers.
+
+    Raises:
+        PipelineError: layers of a stack have different first factors.
+    """
+    stacks = {stack_of(name.partition(".lora_")[0]): name for name in trained if ".lora_A." in name}
+    firsts = [n.replace(".lora_B.", ".lora_A.") for n in trained if ".lora_B." in n]
+    prefix = find_prefix({*source.shapes}, trained)
+    copies = {n for name in firsts if name not in trained and (n := prefix + name) in source.shapes}
+    for name in copies:
+        layer = name.removeprefix(prefix).partition(".lora_")[0]
+        first = prefix + stacks[stack_of(layer)]
+        if not torch.equal(source.tensor(name, MASTER), source.tensor(first, MASTER)):
+            raise PipelineError(
+                f"{source.folder}: {name} and {first} differ, and lora.fused_layers trains one "
+                "first factor for both layers",
+                hint="remove lora.fused_layers: each layer then keeps the factors of the file",
+            )
+    return replace(source, shapes={n: s for n, s in source.shapes.items() if n not in copies})
+
+
+def is_kohya(names: Sequence[str]) -> bool:
+    """Return whether the names are kohya's."""
+    return any(name.startswith(KOHYA) for name in names)
+
+
+def from_kohya(
+    source: ExternalCheckpoint,
+    trained: Mapping[str, list[int]],
+    places: Mapping[str, tuple[str, ...]],
+) -> ExternalCheckpoint:
+    """Rename the tensors of a kohya file to our parameter names.
+
+    Args:
+        source: The file's tensors, under kohya's names.
+        trained: Shapes of our adapter's parameters.
+        places: Our layers by the original layer's name, from layers_by_place. If one original layer
+            is several of ours, its lora_up has the rows of all.
+
+    Raises:
+        PipelineError: one of our layers is missing, or the file has a layer that we do not train.
+    """
+    rows: dict[str, tuple[str, slice]] = {}
+    for place, layers in places.items():
+        start = 0
+        for layer in layers:
+            height = trained.get(f"{layer}.lora_B.default.weight", [0])[0]
+            rows[layer] = place, slice(start, start + height) if len(layers) > 1 else slice(None)
+            start += height
+    file_of: dict[str, tuple[str, slice]] = {}
+    for name in trained:
+        layer, _, rest = name.partition(".lora_")
+        place, part = rows.get(layer, (layer, slice(None)))
+        end = FACTORS.get(f"lora_{rest.partition('.')[0]}", rest)
+        files = [f"{KOHYA}{one.replace('.', '_')}.{end}.weight" for one in (place, layer)]
+        file = next((file for file in files if file in source.shapes), None)
+        if file is None:
+            raise PipelineError(
+                f"{source.folder}: has no {files[0]}, which this run trains", hint=OTHER_LAYERS
+            )
+        file_of[name] = file, part if end == FACTORS["lora_B"] else slice(None)
+    used = {file for file, _ in file_of.values()}
+    if surplus := [name for name in source.shapes if name not in used]:
+        raise PipelineError(
+            f"{source.folder}: {surplus[0]} and {len(surplus) - 1} more tensors are of layers that "
+            "this run does not train",
+            hint=OTHER_LAYERS,
+        )
+
+    def pieces(name: str, slot: str) -> Iterable[torch.Tensor]:
+        file, part = file_of[name]
+        whole = source.tensor(file, slot)
+        return (whole[part] if whole.dim() else whole,)
+
+    def shape(name: str) -> list[int]:
+        found = list(next(iter(pieces(name, MASTER))).shape)
+        same = math.prod(found) == math.prod(trained[name]) and found[:1] == trained[name][:1]
+        return trained[name] if same else found  # a 1 x 1 convolution may be stored as a matrix
+
+    shapes = {name: shape(name) for name in trained}
+    return replace(source, shapes=shapes, pieces=pieces, numbered=None)

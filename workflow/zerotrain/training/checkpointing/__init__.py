@@ -1,0 +1,1 @@
+"""Rolling checkpoints: how they are written, which stay, and from which training resumes."""

@@ -1,0 +1,267 @@
+"""What a phase trains, and what it runs on: the two kinds of facts that a checkpoint records.
+
+*What it trains* is set by the user: the configuration's values, their defaults and what follows
+from them, the data, the base and the starting state. It is in the manifest of each checkpoint, as
+content["trains"]. *What it runs on* is the rest that a number's last bits may depend on: code,
+versions, device, threads, and the values that only affect rounding. It is in checkpoint.json and
+state.json, as "ran_on".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zerotrain import artifact
+from zerotrain.artifact import Artifact
+from zerotrain.artifact.sources import training_digest
+from zerotrain.config.section import Role
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import DEFAULTS, ResolvedPhase, keys_of
+from zerotrain.state.position import read_document
+
+TRAINS = "trains"
+TRAINS_SHA256 = "trains_sha256"
+"""Key in a rolling checkpoint's manifest, which nothing else protects."""
+FINGERPRINT = "fingerprint.json"
+"""File with both kinds of facts that earlier versions wrote next to the steps."""
+THREADS = "threads"
+ROUNDING_KEYS = sorted(keys_of(Role.ROUNDING))
+MOVED = {**{key: key for key in ROUNDING_KEYS}, "num_cpu_threads_per_process": THREADS} | {
+    "code": "code", "cache": "cache",
+}  # fmt: skip
+"""Keys of a fingerprint that belong to `ran_on`, with their present names."""
+SETTINGS = {*ROUNDING_KEYS, "cache"}
+"""Keys of ran_on that the configuration sets, as it sets DeepSpeed's: a phase may have other values
+than the one before it."""
+TEXT_LENGTH = 12
+MOST_SHOWN = 4
+
+Changes = dict[str, tuple[Any, Any]]
+"""Old and new value of each key that differs; None if it is missing."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a checkpoint records of its making."""
+
+    trains: dict[str, Any]
+    ran_on: dict[str, Any]
+
+
+def trains(phase: ResolvedPhase, parents: Mapping[str, Artifact]) -> dict[str, Any]:
+    """Describe what a phase trains, regardless of its name and its end.
+
+    Args:
+        phase: The resolved phase.
+        parents: The published folders `base`, `cache` and, if there is one, `start`.
+
+    Returns:
+        JSON values by key: those of ResolvedPhase.numbers, and digests of base, data and start; of
+        the code, too, if `code_changes` is `rerun`.
+    """
+    found = {
+        **phase.numbers(),
+        "base": artifact.digest(parents["base"].content["parts"]),
+        "data": data_digest(parents["cache"]),
+        "start": parents["start"].identity if "start" in parents else None,
+    }
+    if phase.train.code_changes == "rerun":
+        found["code"] = training_digest(phase.family)
+    as_read: dict[str, Any] = json.loads(json.dumps(found))
+    return as_read
+
+
+def data_digest(cache: Artifact) -> str:
+    """Return a digest of what is drawn from a cache, regardless of the code that encoded it.
+
+    For images it covers the pixels, captions, crops and sizes of the train split, and the user's
+    settings of their encoding; for text the dataset.
+    """
+    from zerotrain.cache.layout import INDEX  # its package imports torch, which checks do without
+
+    made_by = {"max_sequence_length": cache.made_by.get("max_sequence_length")}
+    index = json.loads(cache.path(INDEX).read_text()) if INDEX in cache.files else {}
+    if "entries" not in index:
+        dataset = cache.parents.get("dataset", {}).get("identity", cache.identity)
+        return artifact.digest({"dataset": dataset, **made_by})
+    samples = [
+        [
+            *(entry[key] for key in ("image_sha256", "caption_sha256", "original_size")),
+            *(entry[key] for key in ("crop_top_left", "target_size")),
+            "flipped" in entry,
+            entry.get("conditioning_sha256"),
+        ]
+        for entry in index["entries"]
+        if entry["split"] == "train"
+    ]
+    dtype = cache.content.get("dtype")
+    return artifact.digest({"samples": samples, "dtype": dtype, **made_by})
+
+
+def protected(trains: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a rolling checkpoint's manifest: what it trains, with its digest."""
+    return {TRAINS: trains, TRAINS_SHA256: artifact.digest(trains)}
+
+
+def check_content(manifest: Artifact) -> None:
+    """Check what a checkpoint's manifest says that it trains, if it says so.
+
+    Raises:
+        PipelineError: it is damaged.
+    """
+    found = manifest.content.get(TRAINS)
+    if TRAINS in manifest.content and not isinstance(found, dict):
+        trouble = f"{TRAINS} is no object"
+    elif manifest.content.get(TRAINS_SHA256, digest := artifact.digest(found)) != digest:
+        trouble = f"{TRAINS} does not have the sha256 that {TRAINS_SHA256} says"
+    else:
+        return
+    raise PipelineError(
+        f"{manifest.folder}: manifest.json: {trouble}", hint="restore the file from a copy"
+    )
+
+
+def read_recorded(checkpoint: Path) -> Recorded | None:
+    """Read what a rolling or published checkpoint was trained with.
+
+    Returns:
+        None if nothing says it: an earlier version wrote it, and its fingerprint.json is missing or
+        damaged.
+
+    Raises:
+        PipelineError: its manifest or its checkpoint.json is damaged.
+    """
+    manifest = artifact.read_manifest(checkpoint, "checkpoint")
+    check_content(manifest)
+    if TRAINS in manifest.content:
+        ran_on = read_document(manifest, "checkpoint.json", {}).get("ran_on")
+        return Recorded(manifest.content[TRAINS], ran_on if isinstance(ran_on, dict) else {})
+    found = read_fingerprint(checkpoint.absolute().parent)
+    return None if found is None else from_fingerprint(found)
+
+
+def read_fingerprint(progress: Path) -> dict[str, Any] | None:
+    """Read an earlier version's fingerprint.json; return None if it does not name the values."""
+    try:
+        found = json.loads((progress / FINGERPRINT).read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and not found.get("accepted") else None
+
+
+def from_fingerprint(found: Mapping[str, Any]) -> Recorded:
+    """Split a fingerprint into both kinds of facts."""
+    return Recorded(
+        {key: value for key, value in found.items() if key not in MOVED},
+        {MOVED[key]: value for key, value in found.items() if key in MOVED},
+    )
+
+
+def completed(found: Recorded, present: Mapping[str, Any], cache: str) -> dict[str, Any]:
+    """Return what a checkpoint was trained with, complete enough to be recorded alone.
+
+    Args:
+        found: What the checkpoint records; an earlier version named the cache instead of the data.
+        present: What `trains` returns now.
+        cache: Identity of the cache now.
+    """
+    trains = dict(found.trains)
+    if "data" not in trains:
+        old = found.ran_on.get("cache") or cache
+        trains["data"] = present.get("data") if old == cache else old
+        if "code" in present and found.ran_on.get("code"):
+            trains["code"] = found.ran_on["code"]
+    return trains
+
+
+def changes(found: Recorded, present: Mapping[str, Any], cache: str) -> Changes:
+    """List the differences between what a checkpoint and a phase train, by dotted key.
+
+    A key that one side lacks has its default there, if it has one.
+
+    Args:
+        found: What the checkpoint records.
+        present: What `trains` returns now.
+        cache: Identity of the cache now.
+    """
+    old, new = dict(found.trains), dict(present)
+    cached = found.ran_on.get("cache")
+    if cached == cache or ("data" not in old and cached is None):
+        old.pop("data", None)
+        new.pop("data", None)
+    elif "data" not in old:
+        # An earlier version recorded only the cache, which keeps its identity across an upgrade.
+        old["data"] = cached
+    if "code" in new:
+        old.setdefault("code", found.ran_on.get("code"))
+    else:
+        old.pop("code", None)
+    for key in old.keys() ^ new.keys():
+        if key in LEFT_OUT:
+            old.setdefault(key, LEFT_OUT[key])
+            new.setdefault(key, LEFT_OUT[key])
+    return dict(_differences("", old, new))
+
+
+def environment_changes(
+    found: Mapping[str, Any], present: Mapping[str, Any], *, same_phase: bool = True
+) -> Changes:
+    """List the differences between what earlier steps ran on and present ones would, by key.
+
+    Args:
+        found: ran_on of a checkpoint or a state. If an earlier version wrote it, only the keys that
+            it recorded are compared.
+        present: ran_on now.
+        same_phase: Whether both are of one phase; else the phase's settings are not compared.
+    """
+    complete = any(key.startswith("versions.") for key in found)
+    keys = found.keys() | present.keys() if complete else found.keys() & present.keys()
+    if not same_phase:
+        keys = {key for key in keys if key not in SETTINGS and not key.startswith("deepspeed.")}
+    return {
+        key: (found.get(key), present.get(key))
+        for key in sorted(keys)
+        if found.get(key) != present.get(key)
+    }
+
+
+def entries(step: int, found: Changes) -> list[dict[str, Any]]:
+    """Return the entries of a position's history for what changed after a step."""
+    return [{"step": step, "key": key, "old": a, "new": b} for key, (a, b) in found.items()]
+
+
+def format_changes(found: Changes, most: int = MOST_SHOWN) -> list[str]:
+    """Format at most `most` changes as `key old -> new`, and a count of the rest."""
+    lines = [f"{key} {_format(old)} -> {_format(new)}" for key, (old, new) in found.items()]
+    return lines if len(lines) <= most else [*lines[:most], f"{len(lines) - most} more"]
+
+
+LEFT_OUT: dict[str, Any] = {
+    **{key: value for key, value in DEFAULTS.items() if key != "lr_warmup_steps"},
+    **dict.fromkeys(keys_of(Role.IMAGES) | keys_of(Role.TEXT)),
+    "overrides": {},
+    "code": None,
+}
+"""Values of keys that `trains` omits, or that an earlier version did not have. A warm-up is omitted
+if it is a share of the schedule."""
+
+
+def _differences(key: str, old: Any, new: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in sorted(old.keys() | new.keys()):
+            path = f"{key}.{name}" if key else name
+            yield from _differences(path, old.get(name), new.get(name))
+    elif old != new:
+        yield key, (old, new)
+
+
+def _format(value: Any) -> str:
+    if value is None:
+        return "none"
+    text = json.dumps(value) if isinstance(value, bool | list | dict) else str(value)
+    digest = len(text) == 64 and all(letter in "0123456789abcdef" for letter in text)
+    return text[:TEXT_LENGTH] if digest else text[:60]

@@ -1,0 +1,164 @@
+"""The effect of an edit to a partly trained phase: train.on_change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.training.checkpointing import conditions, preflight, set_aside
+from zerotrain.training.checkpointing.conditions import FINGERPRINT, Changes
+from zerotrain.training.checkpointing.progress_folder import saved_steps
+
+MOST_LINES = 20
+
+
+def settle(
+    progress: Path, present: Mapping[str, Any], phase: ResolvedPhase, cache: str
+) -> list[str]:
+    """Prepare a progress folder, whose lock is held, so that a phase may resume from it.
+
+    What was trained with other values is set aside, kept or refused, as train.on_change says. What
+    was set aside with exactly the present values is taken back.
+
+    Args:
+        progress: Folder of the phase's progress.
+        present: What the phase trains now.
+        phase: The resolved phase.
+        cache: Identity of its cache.
+
+    Returns:
+        Lines for the user.
+
+    Raises:
+        PipelineError: the edit is refused, or needs a switch.
+    """
+    found = set_aside.recorded(progress, phase.derived.until_step)
+    if found is None:
+        if saved_steps(progress):
+            return []  # none can be read; the choice of a checkpoint reports it
+        return _take_back(progress, present, phase, cache)
+    step, made = found
+    if made is None:
+        return _unknown(progress, step, phase)
+    changed = conditions.changes(made, present, cache)
+    accepted = set_aside.is_accepted(progress, present)
+    if step > phase.derived.until_step and (
+        not changed or accepted or phase.train.on_change == "continue"
+    ):
+        return _after_the_end(progress, phase)
+    if not changed:
+        return []
+    if accepted:
+        return [_continues(phase, step, changed, "accepted")]
+    preflight.check_progress(progress, changed, phase)
+    if phase.train.on_change == "continue":
+        return [_continues(phase, step, changed, "train.on_change: continue")]
+    if "data" in changed and "data" not in made.trains:
+        _refuse_other_cache(progress, phase, step, changed["data"][0], cache)
+    if phase.train.on_change == "stop":
+        raise PipelineError(
+            f"{_what(progress, phase, step, changed)}; train.on_change: stop",
+            hint="write the former values back; or set train.on_change: continue, which resumes "
+            "with the new ones, or restart, which sets the steps aside and trains from the start",
+        )
+    stale = set_aside.set_aside(progress, present)
+    lines = _take_back(progress, present, phase, cache)
+    if lines:
+        return [f"{phase.phase}: steps of other values are kept as {stale}", *lines]
+    return [
+        f"{_what(progress, phase, step, changed)}: they are set aside as {stale}, and training "
+        "restarts from the start of the phase. To restore them, write the former values back and "
+        f"start again. To continue from step {step} with the new values: "
+        f"`zerotrain progress accept {_short(progress.parent)}`"
+    ]
+
+
+def _take_back(
+    progress: Path, present: Mapping[str, Any], phase: ResolvedPhase, cache: str
+) -> list[str]:
+    """Take back what was set aside with the present values."""
+    stale = set_aside.find_matching(progress, phase.derived.until_step, present, cache)
+    if stale is None:
+        return []
+    set_aside.take_back(progress, stale)
+    step = saved_steps(progress)[-1]
+    return [
+        f"{phase.phase}: {stale.name} was trained with the present values and is taken back, with "
+        f"its {step} steps"
+    ]
+
+
+def _unknown(progress: Path, step: int, phase: ResolvedPhase) -> list[str]:
+    """Handle checkpoints of an earlier version without a readable fingerprint."""
+    if phase.train.on_change == "continue" or _accepted_before(progress):
+        return [
+            f"{phase.phase}: nothing says with which values step {step} was trained; it resumes"
+        ]
+    raise PipelineError(
+        f"{progress}: {FINGERPRINT} is missing or damaged, which says with which values step "
+        f"{step} was trained",
+        hint="if they are what they were, set train.on_change: continue; to train the phase from "
+        f"its start instead, move {progress} away",
+    )
+
+
+def _after_the_end(progress: Path, phase: ResolvedPhase) -> list[str]:
+    """Handle checkpoints that are all of steps after the phase's `until`."""
+    steps = ", ".join(f"{step:,}" for step in saved_steps(progress))
+    until = phase.derived.until_step
+    what = f"{progress}: its checkpoints (steps {steps}) are all after `until` {until:,}"
+    first = saved_steps(progress)[0]
+    if phase.train.on_change != "restart":
+        raise PipelineError(
+            f"{what}; train.on_change: {phase.train.on_change}",
+            hint=f"set the phase's `until` to {first} or later; or set train.on_change: restart, "
+            "which trains from the start of the phase and keeps them",
+        )
+    return [
+        f"{what}: training restarts from the start of the phase. They are kept; with an `until` of "
+        f"{first} or later, training resumes from them"
+    ]
+
+
+def _refuse_other_cache(
+    progress: Path, phase: ResolvedPhase, step: int, old: str, cache: str
+) -> NoReturn:
+    """Raise, since an earlier version recorded only the cache: what differs in it is unknown."""
+    raise PipelineError(
+        f"{progress}: its {step:,} steps, of an earlier version, were trained on another cache "
+        f"than phase {phase.phase} has now "
+        f"({'; '.join(conditions.format_changes({'cache': (old, cache)}))}): other images or "
+        "captions, or another encoding of them",
+        hint="write the former values back; or set train.on_change: continue, which resumes and "
+        f"records it; to train the phase from its start instead, move {progress} away",
+    )
+
+
+def _accepted_before(progress: Path) -> bool:
+    """Return whether an earlier version accepted any values."""
+    try:
+        found: object = json.loads((progress / FINGERPRINT).read_text())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return found == {"accepted": True}
+
+
+def _what(progress: Path, phase: ResolvedPhase, step: int, changed: Changes) -> str:
+    values = "; ".join(conditions.format_changes(changed, MOST_LINES))
+    return f"{progress}: its {step:,} steps were trained with other values than phase " + (
+        f"{phase.phase} has now ({values})"
+    )
+
+
+def _continues(phase: ResolvedPhase, step: int, changed: Changes, why: str) -> str:
+    values = "; ".join(conditions.format_changes(changed, MOST_LINES))
+    return f"{phase.phase}: continues from step {step} with other values ({values}): {why}"
+
+
+def _short(phase: Path) -> str:
+    """Return a phase's name as `zerotrain progress accept` takes it."""
+    return "/".join(phase.parts[-2:])

@@ -1,0 +1,137 @@
+"""What a training process records in its checkpoints about how they were made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerotrain import artifact
+from zerotrain.artifact import Artifact, write_json
+from zerotrain.artifact.source_commit import source_commit
+from zerotrain.artifact.sources import training_digest
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.software import device_software, software
+from zerotrain.state.position import TrainerState, read_position
+from zerotrain.training.checkpointing import conditions
+from zerotrain.training.checkpointing.conditions import Changes, Recorded
+
+MADE_BY = "made_by.json"
+"""File among the records of a checkpoint: {"commit", "code"}."""
+RECORDED = "recorded"
+"""Key of the history entry for the step from which on `ran_on` is known."""
+
+
+@dataclass(frozen=True)
+class Making:
+    """What the steps of this process train, and what they run on."""
+
+    trains: dict[str, Any] = field(default_factory=dict)
+    ran_on: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    changed: Changes = field(default_factory=dict)
+    """What differs from the steps before."""
+
+    @cached_property
+    def _commit(self) -> str | None:
+        return source_commit()
+
+    def write_records(self, records: Path) -> None:
+        """Write which source made a checkpoint; it is not part of the checkpoint's identity."""
+        records.mkdir(exist_ok=True)
+        found = {"commit": self._commit, "code": self.ran_on.get("code")}
+        write_json(records / MADE_BY, found)
+
+
+def ran_on(
+    phase: ResolvedPhase, cache: Artifact, model: torch.nn.Module, device: torch.device
+) -> dict[str, Any]:
+    """Describe what the last bits of a step's numbers depend on.
+
+    Args:
+        phase: The resolved phase.
+        cache: The cache that is drawn from.
+        model: The model in training.
+        device: The device it is trained on.
+
+    Returns:
+        JSON scalars by key: code, cache, threads, device, driver, versions.*, env.*, the values of
+        ResolvedPhase.rounding, and attention if the model names its implementation.
+    """
+    config = getattr(model, "config", None)
+    attention = getattr(config, "_attn_implementation", None)
+    return {
+        "code": training_digest(phase.family),
+        "cache": cache.identity,
+        conditions.THREADS: torch.get_num_threads(),
+        **software(),
+        **device_software(device),
+        **phase.rounding(),
+        **({"attention": attention} if attention else {}),
+    }
+
+
+def describe_making(
+    phase: ResolvedPhase,
+    model: torch.nn.Module,
+    device: torch.device,
+    *,
+    base: Path,
+    cache: Path,
+    start: Path | None,
+    resume: Path | None,
+) -> Making:
+    """Describe what this process trains and runs on, and what differs from the steps before.
+
+    Args:
+        phase: The resolved phase.
+        model: The model in training.
+        device: The device it is trained on.
+        base: Folder of the base model.
+        cache: Folder of the cache.
+        start: Folder of the state that the phase starts from, if any.
+        resume: Checkpoint of this phase to resume, if any.
+    """
+    parents = {
+        "base": artifact.read_manifest(base, "base"),
+        "cache": artifact.read_manifest(cache, "cache"),
+    }
+    if start is not None:
+        parents["start"] = artifact.read_manifest(start, "state")
+    trains = conditions.trains(phase, parents)
+    now = ran_on(phase, parents["cache"], model, device)
+    if resume is not None:
+        return _resumed(trains, now, resume)
+    if start is not None:
+        position = read_position(parents["start"], "state.json")
+        changed = conditions.environment_changes(position.ran_on, now, same_phase=False)
+        return Making(trains, now, continued_history(position, changed), changed)
+    return Making(trains, now)
+
+
+def _resumed(trains: dict[str, Any], now: dict[str, Any], resume: Path) -> Making:
+    manifest = artifact.read_manifest(resume, "checkpoint")
+    position = read_position(manifest, "checkpoint.json")
+    found = conditions.read_recorded(resume) or Recorded({}, {})
+    edited = conditions.changes(found, trains, now["cache"]) if found.trains else {}
+    changed = edited | conditions.environment_changes(found.ran_on, now)
+    return Making(trains, now, continued_history(position, changed), changed)
+
+
+def continued_history(position: TrainerState, changed: Changes) -> list[dict[str, Any]]:
+    """Return the history of steps that follow a position.
+
+    Args:
+        position: The position they start from.
+        changed: How what they train or run on differs from the steps before.
+
+    Returns:
+        The entries so far, those for what changed, and one if nothing was recorded of the steps
+        before: an earlier version or another program made them.
+    """
+    unknown = position.step and not any(key.startswith("versions.") for key in position.ran_on)
+    begin = conditions.entries(position.step, {RECORDED: (None, "from here")}) if unknown else []
+    return position.history + begin + conditions.entries(position.step, changed)

@@ -1,0 +1,126 @@
+"""Differences, and losses of a switch, reported before a process is started for them.
+
+An engine would raise an empty AssertionError, or report nothing. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from zerotrain.artifact import Artifact
+from zerotrain.config.optimizers import continues
+from zerotrain.config.optimizers import slots as slots_of
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.switch_line import switch_command
+from zerotrain.state.position import EMA, MASTER, TrainerState, read_position
+from zerotrain.training.checkpointing.conditions import Changes
+from zerotrain.training.checkpointing.progress_folder import end_step, newest_step
+
+LAUNCH_KEYS = {
+    "engine": "engine",
+    "zero_stage": "ZeRO stage",
+    "offload_optimizer": "optimizer offload",
+    "offload_param": "parameter offload",
+    "num_processes": "processes",
+    "mixed_precision": "precision",
+    "global_batch_size": "global batch",
+}
+"""What only a switch may change, with its name in messages."""
+
+
+def check_progress(progress: Path, changed: Changes, phase: ResolvedPhase) -> None:
+    """Refuse to resume, or set aside, checkpoints that another launch made.
+
+    Args:
+        progress: Folder of the phase's progress.
+        changed: What differs from the values that they were trained with.
+        phase: The phase.
+
+    Raises:
+        PipelineError: another launch made them; the message names the differences, and the command
+            that exports and continues.
+    """
+    step = newest_step(progress, phase.derived.until_step)
+    differing = [
+        f"{word} {changed[key][0]}, now {changed[key][1]}"
+        for key, word in LAUNCH_KEYS.items()
+        if key in changed
+    ]
+    if step is None or not differing:
+        return
+    way = (
+        f"`{switch_command(phase, changed)}` ends the phase at step {step}, "
+        "exports it and continues from there in a new phase, with nothing lost"
+    )
+    if end_step(progress, phase.derived.until_step, phase.derived.validation) is not None:
+        way = (
+            "the phase is trained to its end: write its former launch back, and append a phase "
+            "with a later end under the new one"
+        )
+    raise PipelineError(
+        f"{progress}: its {step} steps were trained under another launch than phase {phase.phase} "
+        f"has now: {'; '.join(differing)}",
+        hint=f"{way}; to train this phase from its start instead, move {progress} away",
+    )
+
+
+def check_start(state: Artifact, phase: ResolvedPhase) -> list[str]:
+    """Report what the phase cannot take over from the state that it starts from.
+
+    Returns:
+        A message for each loss that the phase's `allow` names.
+
+    Raises:
+        PipelineError: there is a loss that `allow` does not name.
+    """
+    slots = list(json.loads(state.path("state.json").read_text())["slots"])
+    losses = find_losses(read_position(state, "state.json"), slots, phase)
+    refused = {name: text for name, text in losses.items() if name not in phase.allow}
+    if refused:
+        raise PipelineError(
+            f"phase {phase.phase}: {'; '.join(refused.values())} (state {state.folder})",
+            hint=f"to continue without, write `allow: [{', '.join(losses)}]` into the phase "
+            f"{phase.phase}; to keep it, change the phase so that it fits the state",
+        )
+    return [f"phase {phase.phase}: {text}; allowed" for text in losses.values()]
+
+
+def find_losses(
+    position: TrainerState, slots: Collection[str], phase: ResolvedPhase
+) -> dict[str, str]:
+    """Describe what a phase cannot take over from a state, by its name in `allow`."""
+    losses: dict[str, str] = {}
+    if lacks_moments(position, slots, phase):
+        own, found = _own_slots(phase), sorted(set(slots) - {MASTER, EMA})
+        losses["moments"] = (
+            f"{phase.train.optimizer} continues {' and '.join(own) or 'nothing'}, but the state of "
+            f"{position.optimizer or 'an unknown optimizer'} has "
+            f"{' and '.join(found) or 'weights alone'}: the optimizer state would be reset"
+        )
+    if position.loss_scale is not None and phase.launch.mixed_precision != "fp16":
+        losses["loss_scale"] = (
+            f"the state's fp16 loss scale {position.loss_scale['scale']:g} is of no use to "
+            f"precision {phase.launch.mixed_precision}: a return to fp16 would search for it again"
+        )
+    if EMA in slots and not phase.train.use_ema:
+        losses["ema"] = "the state has averaged weights (ema), which this phase does not carry on"
+    return losses
+
+
+def lacks_moments(position: TrainerState, slots: Collection[str], phase: ResolvedPhase) -> bool:
+    """Return whether the phase's optimizer has to start again, and something is lost by it.
+
+    Each optimizer continues from its own slots, Adam and AdamW from each other's. Nothing is lost
+    if neither optimizer has slots, or if the same one had made no update.
+    """
+    found = set(slots) - {MASTER, EMA}
+    if continues(position.optimizer, phase.train.optimizer):
+        return bool(position.optimizer_step) and found != set(_own_slots(phase))
+    return bool(found or _own_slots(phase))
+
+
+def _own_slots(phase: ResolvedPhase) -> list[str]:
+    return slots_of(phase.train.optimizer, phase.train.optimizer_args)

@@ -1,0 +1,255 @@
+"""A phase's published checkpoint: made from a rolling one, and kept as long as it fits the phase.
+
+Its manifest says what the phase trains, as content["trains"], and after an early end the phase's
+`until`, as content["until"]. Commit and code are among the records, which are not part of its
+identity, so that nothing is exported again for them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from zerotrain import artifact
+from zerotrain.artifact import MANIFEST, RECORDS, Artifact
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.machine.output import print_message
+from zerotrain.state.position import TrainerState, read_position
+from zerotrain.training.checkpointing import conditions, set_aside
+from zerotrain.training.checkpointing.conditions import Changes
+from zerotrain.training.checkpointing.earlier_values import read_earlier
+from zerotrain.training.checkpointing.inputs import Inputs
+from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
+
+KIND = "checkpoint"
+PARENTS = ("base", "cache", "start")
+
+
+def keep(output: Path, progress: Path, inputs: Inputs) -> bool:
+    """Keep a published checkpoint without progress, if it is what the phase trains.
+
+    Otherwise, by the values it was trained with, it is put back into the progress folder, where
+    train.on_change decides, or train.on_change is applied to the folder itself.
+
+    Args:
+        output: Folder of the published checkpoint.
+        progress: Folder of the phase's progress, whose lock is held.
+        inputs: What the phase is trained from.
+
+    Returns:
+        Whether it is all that the phase trains; otherwise steps are left to train.
+
+    Raises:
+        PipelineError: it is damaged, or train.on_change refuses what differs.
+    """
+    phase = inputs.phase
+    if saved_steps(progress) or set_aside.is_moving(progress) or not _is_there(output):
+        return False
+    try:
+        found = artifact.read(output, KIND)
+        position = read_position(found, "checkpoint.json")
+        recorded = conditions.read_recorded(output)
+    except PipelineError as error:
+        raise PipelineError(
+            f"{output}: the phase's published checkpoint is damaged, and {progress} holds no other "
+            f"({error.what})",
+            hint="restore it from a copy; to train the phase from its start instead, move "
+            f"{output} away",
+        ) from error
+    made = recorded or _earlier(found, position, progress, inputs)
+    changed = conditions.changes(made, inputs.trains, inputs.parents["cache"].identity)
+    if set_aside.is_accepted(progress, inputs.trains):
+        changed = {}
+    settled = bool(changed) and recorded is not None  # `prepare` does, once it is put back
+    if not changed and _has_ended(found, position.step, phase):
+        if recorded is None:  # the values of the first check count
+            progress.mkdir(parents=True, exist_ok=True)
+            set_aside.write_accepted(progress, inputs.trains)
+        print_message(f"{phase.phase}: {output} is what the phase trains, up to step "
+             f"{phase.derived.until_step}: it is kept")  # fmt: skip
+        os.utime(output / MANIFEST)
+        return True
+    ended = found.content.get("until", position.step)
+    extended = not changed and position.step == ended < phase.derived.until_step
+    if not changed and not extended:
+        changed = _end_changes(found, position.step, phase)
+    resumes = position.step <= phase.derived.until_step
+    if resumes and (extended or settled or phase.train.on_change == "continue"):
+        progress.mkdir(parents=True, exist_ok=True)
+        with artifact.publish(step_folder(progress, position.step), KIND) as draft:
+            _link(found, draft)
+            draft.content = conditions.protected(made.trains)
+        print_message(
+            f"{phase.phase}: {progress} has no checkpoint: {output}, of step {position.step}, is "
+            "put back into it"
+        )
+        return False
+    _replace(output, position.step, changed, phase, resumes=resumes)
+    return False
+
+
+def _is_there(output: Path) -> bool:
+    """Return whether a folder is published, after completing an interrupted replacement."""
+    artifact.recover_interrupted_publish(output)
+    return artifact.is_published(output)
+
+
+def _earlier(
+    found: Artifact, position: TrainerState, progress: Path, inputs: Inputs
+) -> conditions.Recorded:
+    accepted = set_aside.read_accepted(progress)
+    said = read_earlier(found, position, inputs) if accepted is None else accepted
+    return conditions.Recorded(said, {})
+
+
+def _end_changes(found: Artifact, step: int, phase: ResolvedPhase) -> Changes:
+    """Return how the phase's end differs from the end of a published checkpoint."""
+    ends = {
+        "until": (found.content.get("until", step), phase.derived.until_step),
+        "validation": (found.content.get("validation"), phase.derived.validation),
+    }
+    if ends["validation"][0] is None:
+        del ends["validation"]
+    return {key: (old, new) for key, (old, new) in ends.items() if old != new}
+
+
+def _replace(
+    output: Path, step: int, changed: Changes, phase: ResolvedPhase, *, resumes: bool
+) -> None:
+    """Move aside a published checkpoint that the phase does not continue from, or refuse to."""
+    values = "; ".join(conditions.format_changes(changed))
+    what = (
+        f"{output}: its {step:,} steps are those of other values than phase {phase.phase} has now "
+        f"({values})"
+    )
+    if phase.train.on_change == "continue":
+        raise PipelineError(
+            f"{what}; train.on_change: continue, but they end after step "
+            f"{phase.derived.until_step}",
+            hint=f"set the phase's `until` to {step} or later; or set train.on_change: restart, "
+            "which moves them aside and trains from the start",
+        )
+    if phase.train.on_change == "stop":
+        more = "continue, which resumes with the new ones, or " if resumes else ""
+        raise PipelineError(
+            f"{what}; train.on_change: stop",
+            hint=f"write the former values back; or set train.on_change: {more}restart, which "
+            "moves them aside and trains from the start",
+        )
+    aside = set_aside.next_aside(output.parent)
+    aside.mkdir()
+    output.rename(aside / output.name)
+    back = set_aside.restore_command(output.parent, aside)
+    print_message(
+        f"{what}: they are moved to {aside}, and training restarts from the start of the phase. "
+        f"To restore them, write the former values back and run `{back}`"
+    )
+
+
+def is_current(
+    launch: Path, base: Path, cache: Path, start: Path | None, progress: Path, output: Path
+) -> bool:
+    """Return whether a published checkpoint is what its phase trains, according to manifests.
+
+    Nothing is verified or written: this is for planning, and the stage checks again. If neither the
+    checkpoint nor its progress records the values it was trained with, the answer is no.
+    """
+    try:
+        parents = {
+            "base": artifact.read(base, "base", verify=False),
+            "cache": artifact.read(cache, "cache", verify=False),
+        }
+        if start is not None:
+            parents["start"] = artifact.read(start, "state", verify=False)
+        launched = artifact.read(launch, "launch", verify=False)
+        inputs = Inputs(read_run_yaml(launched.path("run.yaml")), parents)
+        found = artifact.read(output, KIND, verify=False)
+        position = read_position(found, "checkpoint.json")
+        recorded = conditions.read_recorded(output)
+        rolling = step_folder(progress, position.step)
+        if recorded is None and artifact.is_published(rolling):
+            same = _hashes(artifact.read(rolling, KIND, verify=False)) == _hashes(found)
+            recorded = conditions.read_recorded(rolling) if same else None
+    except (PipelineError, OSError):
+        return False
+    if recorded is None:
+        return False
+    cached = parents["cache"].identity
+    differing = conditions.changes(recorded, inputs.trains, cached)
+    accepted = set_aside.read_accepted(progress) == inputs.trains
+    return _has_ended(found, position.step, inputs.phase) and (accepted or not differing)
+
+
+def publish(
+    rolling: Artifact, output: Path, inputs: Inputs, progress: Path, *, early: bool
+) -> None:
+    """Publish a rolling checkpoint as the phase's; an equal published one stays as it is.
+
+    Args:
+        rolling: The rolling checkpoint.
+        output: Folder to publish.
+        inputs: What the phase is trained from.
+        progress: Folder of the phase's progress.
+        early: Whether the rolling checkpoint's step is before the phase's `until`.
+
+    Raises:
+        PipelineError: it cannot be written.
+    """
+    # A phase that is already at its end trains nothing with values that changed since.
+    present, cache = inputs.trains, inputs.parents["cache"].identity
+    recorded = conditions.read_recorded(rolling.folder)
+    changed = conditions.changes(recorded, present, cache) if recorded else {}
+    trained = conditions.completed(recorded, present, cache) if recorded else present
+    content: dict[str, Any] = {conditions.TRAINS: trained}
+    if early:  # it completes what these settings request
+        content |= {
+            "until": inputs.phase.derived.until_step,
+            "validation": inputs.phase.derived.validation,
+        }
+    if changed:
+        set_aside.write_accepted(progress, present)
+        values = "; ".join(conditions.format_changes(changed))
+        said = (
+            f"what is published was trained with other values ({values})"
+            if early
+            else f"finished with its former values ({values}); nothing is trained"
+        )
+        print_message(f"{inputs.phase.phase}: {said}")
+    if _same(output, rolling, content):
+        os.utime(output / MANIFEST)
+        return
+    parents = {name: one for name, one in inputs.parents.items() if name in PARENTS}
+    with artifact.publish(output, KIND, parents=parents) as draft:
+        _link(rolling, draft)
+        draft.content = content
+
+
+def _has_ended(found: Artifact, step: int, phase: ResolvedPhase) -> bool:
+    """Return whether a published checkpoint of a step is of the phase's end."""
+    ended = found.content.get("until", step) == phase.derived.until_step
+    return ended and found.content.get("validation") in (None, phase.derived.validation)
+
+
+def _same(output: Path, rolling: Artifact, content: dict[str, Any]) -> bool:
+    """Return whether a checkpoint is already published; earlier versions did not write `trains`."""
+    try:
+        found = artifact.read(output, KIND, verify=False)
+    except (PipelineError, OSError):
+        return False
+    there = {conditions.TRAINS: content[conditions.TRAINS], **found.content}
+    if there != content and there != {k: v for k, v in content.items() if k != "validation"}:
+        return False
+    return _hashes(found) == _hashes(rolling)
+
+
+def _hashes(found: Artifact) -> dict[str, str]:
+    return {n: one["sha256"] for n, one in found.files.items() if not n.startswith(RECORDS)}
+
+
+def _link(found: Artifact, draft: artifact.UnpublishedFolder) -> None:
+    for name, entry in found.files.items():
+        artifact.link_or_copy(found.path(name), draft.folder / name)
+        draft.known[name] = entry["sha256"]

@@ -1,0 +1,1 @@
+"""The engines: plain PyTorch and DeepSpeed ZeRO behind one protocol."""

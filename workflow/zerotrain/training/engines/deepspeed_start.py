@@ -1,0 +1,58 @@
+"""Removal of needless work at every start of DeepSpeed: it takes seconds before the first step."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import cpuinfo
+import torch
+
+from zerotrain.machine.compiled_ops import ops_folder
+
+MUON = "deepspeed.runtime.zero.muon.muon_optimizer"
+PROCESSOR = "processor.json"
+"""File in the folder of the compiled ops, which is specific to this processor."""
+
+
+def import_muon() -> None:
+    """Import DeepSpeed's Muon as deepspeed.initialize would, but leave its functions uncompiled.
+
+    Decorating them imports all of torch's compiler, and nothing here uses them.
+    """
+    compiler, torch.compile = torch.compile, _left_alone  # type: ignore[assignment]
+    try:
+        importlib.import_module(MUON)
+    finally:
+        torch.compile = compiler
+
+
+def _left_alone(function: Callable[..., Any] | None = None, **_: Any) -> Any:
+    return _left_alone if function is None else function
+
+
+def remember_processor() -> None:
+    """Make cpuinfo inspect the processor only once.
+
+    An inspection runs programs for a second or two, and each op that DeepSpeed loads makes one.
+    """
+    if getattr(cpuinfo.get_cpu_info, "__module__", "").startswith(cpuinfo.__name__):
+        cpuinfo.get_cpu_info = functools.cache(functools.partial(_known, cpuinfo.get_cpu_info))
+
+
+def _known(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    path = ops_folder() / PROCESSOR
+    with contextlib.suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+    found = look()
+    draft = path.with_name(f"{PROCESSOR}.new-{os.getpid()}")
+    with contextlib.suppress(OSError):  # the folder may be read-only
+        draft.write_text(json.dumps(found))
+        draft.replace(path)
+    return found

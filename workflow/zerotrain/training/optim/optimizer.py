@@ -1,0 +1,269 @@
+"""A phase's optimizer as a torch class: how it is built, scheduled, and recorded in a state.
+
+The engines differ in what they step: flat tensors of many parameters, parts of such, or whole
+parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from zerotrain.config import optimizers
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.training.optim.lion import Lion
+from zerotrain.training.optim.param_groups import ParamGroup
+from zerotrain.training.optim.prodigy import Prodigy
+
+Parameters = Sequence[torch.Tensor]
+ONE_BY_ONE = {"foreach": False}
+"""torch's plain loop over tensors: an engine has a few large ones, which foreach would copy."""
+
+
+def group_values(phase: ResolvedPhase, group: ParamGroup) -> dict[str, Any]:
+    """Return a group as the optimizer takes it, except for `params`.
+
+    Every value is explicit: DeepSpeed's and torch's defaults differ.
+    """
+    arguments = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in phase.train.optimizer_args.items()
+    }
+    return {**_shared_values(phase, group), **arguments}
+
+
+def _shared_values(phase: ResolvedPhase, group: ParamGroup) -> dict[str, Any]:
+    table, _ = optimizers.find(phase.train.optimizer)
+    values: dict[str, Any] = {"lr": group.learning_rate}
+    if table.adam_keys:
+        values |= {
+            "betas": (phase.train.adam_beta1, phase.train.adam_beta2),
+            "eps": phase.train.adam_epsilon,
+        }
+    if table.weight_decay is not None:
+        values["weight_decay"] = group.weight_decay
+    return values
+
+
+def open_optimizers(
+    phase: ResolvedPhase, groups: Sequence[ParamGroup], parameters: Sequence[Parameters]
+) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that together step a phase's parameters: one, or two for Muon.
+
+    Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) steps the matrices, and
+    AdamW the rest, at the same rate and weight decay.
+
+    Args:
+        phase: The resolved phase.
+        groups: Its groups of parameters.
+        parameters: The tensors to step of each group; every optimizer here has as many groups.
+
+    Raises:
+        PipelineError: torch's class refuses a value.
+    """
+    if phase.train.optimizer == "muon":
+        adam = [_shared_values(phase, group) for group in groups]
+        muon = [group_values(phase, group) for group in groups]
+        for values in muon:
+            del values["betas"]
+            values |= {"eps": phase.train.optimizer_args.get("eps", _default(phase, "eps"))}
+        return [
+            _open(phase, torch.optim.Muon, muon, [_of(p, matrix=True) for p in parameters]),
+            _open(
+                phase, torch.optim.AdamW, adam, [_of(p, matrix=False) for p in parameters],
+                fused=True,
+            ),
+        ]  # fmt: skip
+    table, _ = optimizers.find(phase.train.optimizer)
+    own = [group_values(phase, group) for group in groups]
+    if phase.train.optimizer == "lion":
+        return [_open(phase, Lion, own, parameters)]
+    if phase.train.optimizer == "prodigy":
+        return [_open(phase, Prodigy, own, parameters)]
+    if phase.train.optimizer == "adamw8bit":
+        return [_open(phase, _adamw_8bit(phase), own, parameters)]
+    how = {"fused": True} if phase.train.optimizer in ("adamw", "adam") else ONE_BY_ONE
+    return [_open(phase, getattr(torch.optim, table.title), own, parameters, **how)]
+
+
+def _adamw_8bit(phase: ResolvedPhase) -> Callable[..., torch.optim.Optimizer]:
+    """Return the class, if its package is installed.
+
+    Raises:
+        PipelineError: the package cannot be imported.
+    """
+    try:
+        from zerotrain.training.optim.adamw_8bit import AdamW8bit
+    except ImportError as error:
+        raise PipelineError(
+            f"phase {phase.phase}: optimizer adamw8bit needs bitsandbytes, which cannot be "
+            f"imported here ({error})",
+            hint="install it (`pip install bitsandbytes`); or optimizer: adamw, with launch: "
+            "zero2_offload where its moments do not fit the GPU",
+        ) from error
+    found: Callable[..., torch.optim.Optimizer] = AdamW8bit
+    return found
+
+
+def read_slot(optimizer: torch.optim.Optimizer, stepped: torch.Tensor, slot: str) -> torch.Tensor:
+    """Return a stepped tensor's slot by torch's name, as float32."""
+    if isinstance(optimizer, Packed):
+        return optimizer.read_slot(stepped, slot)
+    found: torch.Tensor = optimizer.state[stepped][slot]
+    return found
+
+
+@runtime_checkable
+class Packed(Protocol):
+    """An optimizer with a state in another format than a checkpoint's."""
+
+    def read_slot(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
+        """Return a slot as float32 in the parameter's shape."""
+
+    def fill(
+        self, parameter: torch.Tensor, updates: int, slots: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Load slots and the count of updates."""
+
+
+def _default(phase: ResolvedPhase, key: str) -> Any:
+    return optimizers.find(phase.train.optimizer)[0].arguments[key]
+
+
+def _of(parameters: Parameters, *, matrix: bool) -> Parameters:
+    return [parameter for parameter in parameters if (parameter.ndim == 2) == matrix]
+
+
+def _open(
+    phase: ResolvedPhase,
+    make: Callable[..., torch.optim.Optimizer],
+    values: Sequence[dict[str, Any]],
+    parameters: Sequence[Parameters],
+    **how: Any,
+) -> torch.optim.Optimizer:
+    groups = [{**own, "params": list(part)} for own, part in zip(values, parameters, strict=True)]
+    try:
+        # A class validates its arguments, but not the same values in a group.
+        return make(groups, **values[0], **how)
+    except (TypeError, ValueError) as error:
+        raise PipelineError(
+            f"phase {phase.phase}: optimizer {phase.train.optimizer} refuses its values: {error}",
+            hint="change optimizer_args; docs/optimizers.md lists what it takes",
+        ) from error
+
+
+def drive(
+    driven: Iterable[dict[str, Any]],
+    groups: Sequence[ParamGroup],
+    phase: ResolvedPhase,
+    learning_rate: float,
+    beta1: float | None,
+) -> None:
+    """Set the schedule's values for the coming step in an optimizer's groups.
+
+    Args:
+        driven: The optimizer's groups, in the order of `groups`.
+        groups: The phase's groups.
+        phase: The resolved phase.
+        learning_rate: The phase's rate at this step.
+        beta1: Replaces the first beta, or the momentum; None keeps it.
+
+    Raises:
+        PipelineError: the optimizer has neither.
+    """
+    for values, group in zip(driven, groups, strict=True):
+        values["lr"] = group.rate(learning_rate, phase.train)
+        if beta1 is None:
+            continue
+        if "betas" in values:
+            values["betas"] = (beta1, values["betas"][1])
+        elif values.get("momentum"):
+            values["momentum"] = beta1
+        else:
+            raise PipelineError(
+                f"phase {phase.phase}: the schedule changes the momentum, and optimizer "
+                f"{phase.train.optimizer} has none",
+                hint="turn cycle_momentum off, or give optimizer_args: {momentum: 0.9}",
+            )
+
+
+def describe_group(
+    phase: ResolvedPhase,
+    group: ParamGroup,
+    learning_rate: float,
+    beta1: float | None,
+    scalars: Mapping[str, float],
+) -> dict[str, Any]:
+    """Return a group as a position records it, at a step with this phase's rate and first beta."""
+    found: dict[str, Any] = {"parameters": group.names, **_shared_values(phase, group)}
+    found["lr"] = group.rate(learning_rate, phase.train)
+    if "betas" in found:
+        found["betas"] = [
+            phase.train.adam_beta1 if beta1 is None else beta1,
+            phase.train.adam_beta2,
+        ]
+    if phase.train.optimizer_args:
+        found["optimizer_args"] = phase.train.optimizer_args
+    return {**found, "scalars": dict(scalars)} if scalars else found
+
+
+def scalars_of(phase: ResolvedPhase, state: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scalars of one tensor's state except for the step count: those of its group."""
+    table, _ = optimizers.find(phase.train.optimizer)
+    return {key: float(state[key]) for key in table.scalars if key in state}
+
+
+def group_scalars(
+    phase: ResolvedPhase, groups: Sequence[ParamGroup], saved: Sequence[Mapping[str, Any]]
+) -> list[dict[str, float]]:
+    """Return the scalars that each group continues with, from the param_groups of a position.
+
+    Raises:
+        PipelineError: parameters with different scalars are one group now.
+    """
+    found: list[dict[str, float]] = []
+    for group in groups:
+        inside = set(group.names)
+        numbers = [
+            dict(entry.get("scalars", {}))
+            for entry in saved
+            if inside.intersection(entry["parameters"])
+        ]
+        if any(one != numbers[0] for one in numbers):
+            raise PipelineError(
+                f"phase {phase.phase}: {phase.train.optimizer} has other values of "
+                f"{', '.join(numbers[0])} for parameters that are one group now",
+                hint="keep the param_groups of the phase before",
+            )
+        found.append(numbers[0] if numbers else {})
+    return found
+
+
+def counters(
+    optimizer: Callable[[torch.nn.Parameter], torch.optim.Optimizer],
+    slots: Iterable[str],
+    device: torch.device,
+    shape: tuple[int, ...] = (2,),
+) -> dict[str, Any]:
+    """Return what the optimizer keeps of a tensor in addition to its slots.
+
+    The values come from one step of a small tensor, so type and device are the optimizer's choice.
+    """
+    small = torch.nn.Parameter(torch.zeros(shape, device=device))
+    small.grad = torch.zeros_like(small)
+    made = optimizer(small)
+    made.step()
+    return {key: value for key, value in made.state[small].items() if key not in set(slots)}
+
+
+def filled(
+    template: Mapping[str, Any], optimizer_step: int, scalars: Mapping[str, float]
+) -> dict[str, Any]:
+    """Return a result of `counters` with these values, in new tensors: torch counts in place."""
+    values = {"step": optimizer_step, **scalars}
+    return {
+        key: torch.full_like(old, values[key]) if isinstance(old, torch.Tensor) else values[key]
+        for key, old in template.items()
+    }

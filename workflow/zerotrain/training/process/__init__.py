@@ -1,0 +1,1 @@
+"""The processes of a training: start, lock, heartbeat, stop and end."""

@@ -1,0 +1,198 @@
+"""Training launched by torchrun, srun or no launcher: its processes also do the stage's part.
+
+torchrun --nproc_per_node 2 -m zerotrain.training.rank --launch ... --base ... --cache ...
+    --progress ...
+srun -n 2 python -m zerotrain.training.rank ...
+
+The first process holds the lock, checks the progress and chooses the checkpoint; each process
+returns the exit code itself. `train_phase` publishes the result afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
+from zerotrain.launch import pinned_memory
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.machine import compiled_ops
+from zerotrain.training import ranks
+from zerotrain.training.checkpointing import checkpoint_room
+from zerotrain.training.checkpointing.inputs import read_inputs
+from zerotrain.training.checkpointing.progress_folder import end_step, newest_whole
+from zerotrain.training.process import ending, failures, lock, machines
+from zerotrain.training.process.meeting import adopt_single, adopt_slurm, meet
+from zerotrain.training.process.start import check_room, prepare
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """Result of the first process's preparation, broadcast to the others."""
+
+    finished: bool = False
+    resume: Path | None = None
+    what: str = ""
+    """Message of a user error or a failure; empty without an error."""
+    hint: str = ""
+    code: int = EXIT_USER_ERROR
+
+
+def by_hand(arguments: argparse.Namespace, train: Callable[[argparse.Namespace], int]) -> int:
+    """Prepare a phase, train it, and print how it ended.
+
+    Args:
+        arguments: Arguments of a training process; --resume is chosen here if it is not given.
+        train: Trains with such arguments, and returns the exit code.
+
+    Returns:
+        The process's exit code: 0, 85 if the phase is unfinished, 2 or 1 if it failed.
+    """
+    adopt_slurm(os.environ, str(arguments.launch))
+    adopt_single(os.environ)
+    first = os.environ["RANK"] == "0"
+    with ExitStack() as held:
+        try:
+            phase = read_run_yaml(arguments.launch / "run.yaml")
+            _take_over(phase)
+        except PipelineError as error:
+            if first:
+                print(error, file=sys.stderr, flush=True)
+            return EXIT_USER_ERROR
+        try:
+            meet(phase)
+            found = ranks.broadcast(_begin(arguments, phase, held) if first else None)
+        except Exception as error:
+            begun = _refused(error, phase)
+            if first or not isinstance(error, PipelineError):  # all processes find a user error
+                print(PipelineError(begun.what, hint=begun.hint), file=sys.stderr, flush=True)
+            return begun.code
+        assert found is not None
+        if found.what:
+            if first:
+                print(PipelineError(found.what, hint=found.hint), file=sys.stderr, flush=True)
+            return found.code
+        if found.finished:
+            code = 0
+        else:
+            arguments.resume = found.resume
+            code = train(arguments)
+        if first:
+            _tell(code, phase, arguments.progress)
+    return _leave_together(code) if code in (0, EXIT_UNFINISHED) else code
+
+
+def _leave_together(code: int) -> int:
+    """Wait until the first process has reported the ending and released its lock.
+
+    torchrun and srun end all processes as soon as one has ended with a code.
+    """
+    try:
+        ranks.broadcast(None)
+    except Exception:  # the first process has ended, and has printed why
+        return code and failures.EXIT_FAULT
+    return code
+
+
+def _take_over(phase: ResolvedPhase) -> None:
+    """Set up the environment that the stage gives to the processes it launches.
+
+    Raises:
+        PipelineError: the phase swaps to a disk; only the stage makes and clears the swap folder.
+    """
+    if phase.swaps:
+        raise PipelineError(
+            f"phase {phase.phase}: preset {phase.launch.preset} swaps to a disk, and its "
+            "processes were not started by train_phase, which makes the folder",
+            hint="start it by `zerotrain train_phase` or Snakemake",
+        )
+    os.environ.update(compiled_ops.environment())
+    os.environ.update(pinned_memory.allocator_settings(phase, os.environ))
+    threads = machines.thread_count(
+        phase, int(os.environ.get("LOCAL_WORLD_SIZE") or phase.processes_per_machine)
+    )
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)))
+    torch.set_num_threads(threads)  # torch is imported already, with its own number
+
+
+def _begin(arguments: argparse.Namespace, phase: ResolvedPhase, held: ExitStack) -> _Begun:
+    """Prepare the training in the first process; return the result or error for the others."""
+    progress: Path = arguments.progress
+    try:
+        checkpoint_room.check_writable(progress)
+        held.callback(lock.take(progress, seconds=phase.launch.lock_lease).release)
+        held.callback(lock.end_with_holder(progress, lambda: _end_taken_over(progress)))
+        inputs = read_inputs(arguments.launch, arguments.base, arguments.cache, arguments.start)
+        prepare(inputs, progress)
+        if phase.launch.scratch:
+            print(
+                f"{phase.phase}: launch.scratch is for train_phase, which starts a launcher on "
+                f"each machine: the cache is read from {arguments.cache}",
+                file=sys.stderr,
+                flush=True,
+            )
+        resume = arguments.resume or newest_whole(progress, phase.derived.until_step)
+        end = end_step(progress, phase.derived.until_step, phase.derived.validation)
+        if end is None:
+            check_room(phase, inputs.parents["base"], progress)
+            if phase.derived.engine == "deepspeed":
+                compiled_ops.build()  # before all processes of a machine build them at once
+        return _Begun(finished=end is not None, resume=resume)
+    except Exception as error:
+        return _refused(error, phase)
+
+
+def _end_taken_over(progress: Path) -> None:
+    """End this process, which has lost its lock to another process or to a user who removed it.
+
+    The other processes, which wait for it at each step, are ended by their launcher.
+    """
+    try:
+        lock.refuse_taken_over(progress)
+        raise PipelineError(
+            f"{progress}: the lock of this training was removed; it was ended",
+            hint="start it again: it resumes from the newest checkpoint",
+        )
+    except PipelineError as error:
+        print(error, file=sys.stderr, flush=True)
+    finally:
+        os._exit(EXIT_USER_ERROR)
+
+
+def _refused(error: Exception, phase: ResolvedPhase) -> _Begun:
+    """Return an exception from before the training as a message that can be broadcast."""
+    if isinstance(error, PipelineError):
+        return _Begun(what=error.what, hint=error.hint)
+    if known := failures.recognise(error):
+        said = failures.sentence(known, phase.phase, str(error))
+        return _Begun(what=said.what, hint=said.hint, code=known.code)
+    traceback.print_exception(error)
+    return _Begun(
+        what=f"phase {phase.phase}: could not be started: {type(error).__name__}: {error}",
+        hint="the traceback above tells where: report it with the log",
+        code=failures.EXIT_FAULT,
+    )
+
+
+def _tell(code: int, phase: ResolvedPhase, progress: Path) -> None:
+    left = ending.read_left(progress)
+    if code == EXIT_UNFINISHED and left:
+        said = ending.unfinished(phase.phase, progress, phase.derived.until_step, left.reason)
+    elif code == 0:
+        end = end_step(progress, phase.derived.until_step, phase.derived.validation)
+        said = (
+            f"{phase.phase}: trained to step {end}; the rule train_phase publishes it without "
+            "training anything"
+        )
+    else:
+        return
+    print(said, file=sys.stderr, flush=True)

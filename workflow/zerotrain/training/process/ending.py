@@ -1,0 +1,200 @@
+"""How a training ended: what its processes leave, and how the stage that started them reports it.
+
+A launcher loses exit codes and the reason, so both go through the progress folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zerotrain.errors import PipelineError
+from zerotrain.machine.disk_errors import DiskError
+from zerotrain.machine.host import oom_kills
+from zerotrain.training.checkpointing.progress_folder import ENDED, EXIT, newest_step
+from zerotrain.training.process import failures
+from zerotrain.training.process.lock_file import give_name
+from zerotrain.training.reporting import pulse
+
+DRAFT = f"{EXIT}.new-"
+CONTINUES = "training continues"
+"""Part of the messages about failures that do not end the training, such as a tracker's."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """Content of exit.json: the ending as the process or the stage's watch recorded it."""
+
+    code: int
+    reason: str
+    hint: str = ""
+    """Empty if the process has printed the reason and the hint itself."""
+    kind: str = ""
+    """A kind of training.process.failures, if the answer needs more than the process knows."""
+    measured: dict[str, int] = field(default_factory=dict)
+    """Bytes of the device at an out-of-memory error: total, allocated, reserved."""
+
+
+def leave(
+    progress: Path,
+    code: int,
+    reason: str,
+    hint: str = "",
+    kind: str = "",
+    measured: Mapping[str, int] | None = None,
+) -> bool:
+    """Leave the exit code for the stage: a launcher would lose it and print a traceback.
+
+    Returns:
+        Whether this process is the first to record how the training ended.
+    """
+    more = {"hint": hint, "kind": kind, "measured": dict(measured or {})}
+    found = {"code": code, "reason": reason, **{key: value for key, value in more.items() if value}}
+    draft = progress / f"{DRAFT}{socket.gethostname()}-{os.getpid()}"
+    try:
+        # Write it as a whole: a process that finds the file kills this one.
+        draft.write_text(json.dumps(found))
+        give_name(draft, progress / EXIT)
+    except FileExistsError:
+        return False
+    except (OSError, DiskError):  # full or read-only: the message goes only to the log
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+    return True
+
+
+def read_left(progress: Path) -> Left | None:
+    """Return what a process or the watch left, if anything."""
+    try:
+        return Left(**json.loads((progress / EXIT).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def unfinished(phase: str, progress: Path, until: int, reason: str) -> str:
+    """Return the message about a training that continues when it is started again."""
+    return (
+        f"{phase}: unfinished: {reason} at step {newest_step(progress, until)} of {until}; run the "
+        "same command to continue"
+    )
+
+
+def clear(progress: Path) -> None:
+    """Remove the records of how an earlier start ended."""
+    for path in (progress / EXIT, *progress.glob(f"{DRAFT}*"), *progress.glob(ENDED)):
+        path.unlink(missing_ok=True)
+    pulse.clear(progress)
+
+
+class Casualties:
+    """Cause of death of a launch that left no exit.json; create it before the launch."""
+
+    def __init__(self) -> None:
+        self._killed_before = oom_kills()
+
+    def explain(
+        self, phase: str, progress: Path, until: int, code: int, last_lines: Iterable[str]
+    ) -> PipelineError:
+        """Explain how the launch ended.
+
+        Args:
+            phase: The phase's name.
+            progress: The progress folder.
+            until: Step of the phase's end.
+            code: The launcher's exit code.
+            last_lines: The last lines of the processes' output.
+        """
+        step = newest_step(progress, until)
+        newest = f"newest checkpoint: step {step}" if step else "no checkpoint was saved yet"
+        ended = ended_ranks(progress)
+        killed = {rank: -code for rank, code in ended.items() if code < 0}
+        # torchrun ends the others by SIGTERM, and those that do not respond by SIGKILL.
+        first = next(
+            (r for r, n in killed.items() if n != signal.SIGTERM), next(iter(killed), None)
+        )
+        of_memory = first is not None and killed[first] == signal.SIGKILL and any(self._kills())
+        known = failures.recognise_log(line for line in last_lines if CONTINUES not in line)
+        # A lost connection adds nothing if it is known which rank died, or that memory ran out.
+        if known and not of_memory and (known[0].kind != failures.LOST or first is None):
+            failure, line = known
+            who = pulse.who_hung(progress) if failure.kind == failures.TIMEOUT else ""
+            found = failures.sentence(failure, phase, line)
+            return PipelineError(
+                f"{found.what}{f'; {who}' if who else ''}; {newest}", hint=found.hint
+            )
+        if not ended and code - 128 in list(signal.Signals):
+            why, hint = self._why(code - 128)
+            return PipelineError(
+                f"phase {phase}: the launcher of its processes was killed by "
+                f"{signal.Signals(code - 128).name}{why}; {newest}",
+                hint=hint,
+            )
+        if first is None:
+            return PipelineError(
+                f"phase {phase}: its training process ended without a word to us (exit code "
+                f"{_of_ranks(ended) or code}); {newest}",
+                hint="a traceback above tells where: report it with the log; " + failures.CONTINUES,
+            )
+        name = signal.Signals(killed[first]).name
+        why, hint = self._why(killed[first])
+        return PipelineError(
+            f"phase {phase}: rank {first} was killed by {name}{why}; {newest}", hint=hint
+        )
+
+    def _kills(self) -> tuple[int, int]:
+        """Return the out-of-memory kills since the launch: in our cgroup, and on the machine."""
+        (group, system), (group_before, system_before) = oom_kills(), self._killed_before
+        return group - group_before, system - system_before
+
+    def _why(self, number: int) -> tuple[str, str]:
+        """Return the cause of a signal, if the kernel reports it, and a hint."""
+        again = f"; {failures.CONTINUES}"
+        less = (
+            "lower global_batch_size or raise gradient_accumulation_steps, offload less to the "
+            "CPU, or take a machine or a job with more memory"
+        )
+        group, system = self._kills()
+        if number == signal.SIGKILL and group > 0:
+            return ": the memory of its control group (a container's or a job's) is used up", (
+                less + again
+            )
+        if number == signal.SIGKILL and system > 0:
+            return ": the machine's memory is used up", less + again
+        if number == signal.SIGKILL:
+            return "", (
+                "somebody has ended it, or the system for memory, which `dmesg` then says: "
+                + less
+                + again
+            )
+        if number == signal.SIGBUS:
+            return ": what it had mapped is gone", (
+                "a file was cut short, or shared memory (/dev/shm) or a disk is full: `df -h`"
+                + again
+            )
+        if number in (signal.SIGILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE):
+            return ": a compiled library has failed", (
+                "`zerotrain build_ops --help` builds DeepSpeed's ops for this processor; else "
+                "report it with the log" + again
+            )
+        return "", "somebody has ended it" + again
+
+
+def ended_ranks(progress: Path) -> dict[int, int]:
+    """Return the exit codes by rank of the processes on all machines that did not end with 0."""
+    found: dict[str, int] = {}
+    for path in sorted(progress.glob(ENDED)):
+        with contextlib.suppress(OSError, ValueError):
+            found |= json.loads(path.read_text())
+    return {int(rank): int(code) for rank, code in found.items()}
+
+
+def _of_ranks(ended: Mapping[int, int]) -> str:
+    return ", ".join(f"{code} of rank {rank}" for rank, code in ended.items())

@@ -1,0 +1,339 @@
+"""Lock file of a progress folder: it names its holder and allows one writer at a time.
+
+There are two locks. The first is a file that names its holder, the small process that starts a
+training; the lock of a dead holder is taken over. If the holder is in another container or on
+another machine, its lease decides whether it is alive (zerotrain.training.process.lease). The
+second is a kernel lock (flock) held by the process that writes checkpoints, and it ends with that
+process: it covers the moment in which the training of a killed holder is still ending.
+
+Launchers also watch the lock: they end once the process that started them no longer holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from zerotrain.errors import PipelineError
+from zerotrain.machine.disk_errors import writing
+from zerotrain.machine.liveness import pid_space
+from zerotrain.machine.output import print_message
+from zerotrain.training.process import lease
+from zerotrain.training.process.holder import Holder, this_process
+from zerotrain.training.process.lock_file import give_name
+
+LOCK = "lock"
+TAKING = "lock.taking"
+WRITER = "lock.writer"
+LOOK_SECONDS = 1.0
+"""Interval at which a launcher checks whether its starter still holds the lock."""
+GRACE_SECONDS = 15.0
+"""Time that the training of a dead holder gets to notice that it is alone and to end."""
+TORN_SECONDS = 5.0
+"""Age up to which an empty lock may still be being written, on a disk without hard links."""
+
+
+class Lock:
+    """Held lock that gives signs of life. Use `take`, then `release`."""
+
+    def __init__(self, folder: Path, holder: Holder) -> None:
+        self._path = folder / LOCK
+        self.holder = holder
+        self._signs = lease.Signs(self._path, holder.lease)
+        _HELD.append(self)
+
+    def release(self) -> None:
+        """Release the lock, unless it was removed and another process has taken it since."""
+        self._signs.close()
+        if holder_of(self._path.parent) == self.holder:
+            self._path.unlink(missing_ok=True)
+        if self in _HELD:
+            _HELD.remove(self)
+
+
+_HELD: list[Lock] = []
+
+
+def release_all() -> None:
+    """Release all locks of this process, if it ends without unwinding its stack."""
+    for lock in list(_HELD):
+        with contextlib.suppress(OSError):
+            lock.release()
+
+
+def refuse_taken_over(folder: Path) -> None:
+    """Raise an error if another training has taken the lock over from this process.
+
+    Raises:
+        PipelineError: another process holds the lock; the message names its process and job.
+    """
+    holder = holder_of(folder)
+    if holder is not None and all(holder != held.holder for held in _HELD):
+        raise PipelineError(
+            f"{folder}: another training has taken over: pid {holder.pid} on {holder.host}"
+            f"{holder.details}; this one was ended",
+            hint="wait for the other, which continues from the newest checkpoint",
+        )
+
+
+def take(
+    folder: Path,
+    refuse: Callable[[Path], Holder | None] | None = None,
+    seconds: float = lease.LEASE_SECONDS,
+) -> Lock:
+    """Take the lock of a folder.
+
+    If only a lease shows whether the current holder is alive, wait for its next sign of life or for
+    the end of the lease.
+
+    Args:
+        folder: A progress folder, or another folder in which one process may work at a time.
+        refuse: Raises if a live process holds the lock, else returns its holder; default:
+            `refuse_held`.
+        seconds: The lease: how long this process may go without a sign of life.
+
+    Raises:
+        PipelineError: another process holds the lock; the message names host, pid and start time.
+        DiskError: the lock cannot be written.
+    """
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    me = this_process(seconds)
+    wait_for_sign(folder)
+    # A new file each time: an old file of this name may be the current lock under its first name.
+    draft = folder / f"{LOCK}.new-{pid_space()}-{me.pid}"
+    try:
+        with writing(folder):
+            draft.unlink(missing_ok=True)
+            draft.write_text(json.dumps(asdict(me)))
+        with _turn(folder):
+            while True:
+                _clear_if_dead(folder, draft.with_suffix(".dead"), refuse or refuse_held)
+                try:
+                    give_name(draft, folder / LOCK)
+                except FileExistsError:
+                    continue
+                return Lock(folder, me)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def lives(folder: Path, holder: Holder) -> bool:
+    """Return whether the holder of a folder's lock runs, as far as is known without waiting.
+
+    If neither its pid nor Slurm shows it, its lease decides; without a lease it counts as alive.
+    """
+    found = holder.runs()
+    return not _expired(folder, holder) if found is None else found
+
+
+def _expired(folder: Path, holder: Holder) -> bool:
+    """Return whether a holder of unknown state has been silent for longer than its lease."""
+    silent = _silent(folder / LOCK)
+    return holder.before_restart(silent) or 0 < holder.lease < silent
+
+
+def wait_for_sign(folder: Path, end: float | None = None) -> bool:
+    """Wait for a sign of life of the holder, if nothing else shows whether it is alive.
+
+    An expired lease is not enough: a disk that did not respond for a while may have delayed the
+    signs.
+
+    Args:
+        folder: The folder of the lock.
+        end: Seconds after which the wait ends in any case; default: the end of the lease.
+
+    Returns:
+        Whether it gave a sign.
+    """
+    holder, path = holder_of(folder), folder / LOCK
+    if holder is None or not holder.lease or (end is None and holder.runs() is not None):
+        return False
+    first, begun = lease.last_sign(path), time.monotonic()
+    every, told = lease.sign_seconds(holder.lease), False
+    least = 2 * every if end is None else end
+    while holder_of(folder) == holder and not holder.before_restart(_silent(path)):
+        if lease.last_sign(path) not in (first, None):
+            return True
+        waited = time.monotonic() - begun
+        if waited > least and (end is not None or _expired(folder, holder)):
+            return False
+        if not told and waited > every / 2:
+            told = True
+            print_message(f"{folder}: waiting for a sign of life of {describe(folder, holder)}")
+        time.sleep(min(LOOK_SECONDS, every / 2))
+    return False
+
+
+def describe(folder: Path, holder: Holder) -> str:
+    """Describe the holder of a folder's lock: process, host, job, start time, last sign of life."""
+    sign = ""
+    if holder.lease and holder.runs_here() is None:
+        sign = f", last sign of life {_silent(folder / LOCK):.0f} s ago"
+    return f"pid {holder.pid} on {holder.host}{holder.details}{sign}"
+
+
+def _silent(path: Path) -> float:
+    with contextlib.suppress(OSError):  # not writable, so no process can take the lock over
+        return lease.silent_seconds(path)
+    return 0.0
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """Return the holder of a folder's lock, alive or not; None without a readable lock."""
+    return _read(folder / LOCK)
+
+
+def _read(lock: Path) -> Holder | None:
+    try:
+        return Holder.read(json.loads(lock.read_text()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, AttributeError):
+        return None  # after a power cut, or still being written: TORN_SECONDS
+
+
+def _clear_if_dead(folder: Path, aside: Path, refuse: Callable[[Path], Holder | None]) -> None:
+    """Remove a dead holder's lock."""
+    while (dead := refuse(folder)) is None and (folder / LOCK).exists():
+        if _silent(folder / LOCK) > TORN_SECONDS:
+            break
+        time.sleep(0.1)
+    _remove(folder, aside, dead)
+
+
+def remove(folder: Path, holder: Holder) -> None:
+    """Remove the lock if it belongs to this holder."""
+    with writing(folder), _turn(folder):
+        _remove(folder, folder / f"{LOCK}.removed-{pid_space()}-{os.getpid()}", holder)
+
+
+def _remove(folder: Path, aside: Path, holder: Holder | None) -> None:
+    """Remove the lock if it is this holder's: without flock another process may have taken it."""
+    try:
+        (folder / LOCK).rename(aside)
+    except FileNotFoundError:
+        return
+    if _read(aside) != holder:
+        with contextlib.suppress(FileExistsError):
+            give_name(aside, folder / LOCK)
+    aside.unlink()
+
+
+@contextlib.contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Let one process take the lock at a time; a second could remove a lock just taken over."""
+    with (folder / TAKING).open("w") as turn:
+        with contextlib.suppress(OSError):  # a file system without flock
+            fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
+
+
+def refuse_held(folder: Path) -> Holder | None:
+    """Raise an error if a training runs in a progress folder.
+
+    Returns:
+        The holder of the lock, which no longer runs; None if there is no lock.
+
+    Raises:
+        PipelineError: a training runs; the message names its process and job, and how to stop it.
+    """
+    holder = holder_of(folder)
+    if holder is None or not lives(folder, holder):
+        return holder
+    end_it = f" or `scancel {holder.job}`" if holder.job else ""
+    raise PipelineError(
+        f"{folder}: a training is running here already: {describe(folder, holder)}",
+        hint=f"wait for it, or stop it with `touch {folder}/stop`{end_it}"
+        + unlocking(folder, holder),
+    )
+
+
+def unlocking(folder: Path, holder: Holder) -> str:
+    """Return the end of a hint: how to remove a lock whose holder is not visible from here."""
+    if holder.runs_here() is not None:
+        return ""
+    expires = ""
+    if holder.lease:
+        expires = f"; its lock expires {holder.lease:g} s after its last sign of life"
+    known = re.fullmatch(r"results/([^/]+/[^/]+)/progress", folder.as_posix())
+    name = known[1] if known else folder
+    return f"{expires}; if it is gone for good: `zerotrain progress unlock {name}`"
+
+
+def end_group() -> None:
+    """End this process and its process group."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def end_with_holder(folder: Path, end: Callable[[], None] = end_group) -> Callable[[], None]:
+    """End this process group once the lock changes hands, or its holder on this host ends.
+
+    For launchers. If there are several machines, the starter is on one of them, and SIGKILL ends
+    only the starter. A machine that its cluster has given up as lost may still run, while a
+    training started on another machine holds the lock.
+
+    Args:
+        folder: The folder of the lock.
+        end: Ends the training; default: kills the process group.
+
+    Returns:
+        A function that stops watching, for a process that releases the lock itself.
+    """
+    first, stopped = holder_of(folder), threading.Event()
+
+    def gone() -> bool:
+        nonlocal first
+        try:
+            now = holder_of(folder)
+        except OSError:  # a shared folder that does not respond now
+            return False
+        first = first or now  # a network file system may show a new file late
+        return now != first or (now is not None and now.runs_here() is False)
+
+    def watch() -> None:
+        times = 0
+        while times < 2:  # a network file system may miss a file for a moment
+            if stopped.wait(LOOK_SECONDS):
+                return
+            times = times + 1 if gone() else 0
+        if not stopped.is_set():
+            end()
+
+    threading.Thread(target=watch, name="lock", daemon=True).start()
+    return stopped.set
+
+
+def hold_writer(folder: Path) -> IO[str]:
+    """Take the kernel lock of the writing process; it lasts while the returned file is open.
+
+    Raises:
+        PipelineError: the writer of an earlier start does not end.
+    """
+    stream = (folder / WRITER).open("w")
+    deadline = time.monotonic() + GRACE_SECONDS
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return stream
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                stream.close()
+                raise PipelineError(
+                    f"{folder}: a training process of an earlier start still runs",
+                    hint=f"find it with `fuser {folder / WRITER}`, end it, and start again",
+                ) from error
+            time.sleep(0.1)
+        except OSError:
+            return stream  # a file system without flock: the lock file has to suffice

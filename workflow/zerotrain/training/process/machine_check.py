@@ -1,0 +1,148 @@
+"""Checks of a phase against the machine that it will train on, before any process starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from zerotrain.config import optimizers
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.detect import Machine
+from zerotrain.machine.host import gib
+from zerotrain.machine.ports import check_port, free_port
+from zerotrain.machine.verdict import notices, usable_engines, usable_precisions
+
+INSTEAD = {"no": "bf16, or zero3_offload", "bf16": "fp16, or no", "fp16": "bf16, or no"}
+ELEMENT_BYTES = {"no": 4, "bf16": 2, "fp16": 2}
+
+
+def check(phase: ResolvedPhase, machine: Machine, processes: int | None = None) -> list[str]:
+    """Refuse a phase that the machine cannot run.
+
+    Args:
+        phase: The phase.
+        machine: The machine.
+        processes: Number of its processes on this machine; default: all.
+
+    Returns:
+        Messages for the user: an unused accelerator, or an untested one.
+
+    Raises:
+        PipelineError: the machine lacks the engine, the precision or the devices.
+    """
+    if reason := usable_engines(machine)[phase.derived.engine]:
+        raise PipelineError(
+            f"phase {phase.phase}: preset {phase.launch.preset} cannot run here: {reason}",
+            hint=f"write `launch: torch` into the phase {phase.phase}; `launch: auto` would choose "
+            "the same",
+        )
+    usable = usable_precisions(
+        machine, phase.derived.engine, swaps_weights=phase.derived.offload_param == "nvme"
+    )
+    if reason := usable[phase.launch.mixed_precision]:
+        more = "; plain PyTorch (launch: torch) trains fp16 here, slowly"
+        raise PipelineError(
+            f"phase {phase.phase}: mixed_precision {phase.launch.mixed_precision}, but {reason}",
+            hint=f"use mixed_precision: {INSTEAD[phase.launch.mixed_precision]}"
+            + (more if phase.launch.mixed_precision == "fp16" else ""),
+        )
+    devices, here = len(machine.devices), processes or phase.launch.num_processes
+    if machine.accelerator != "cpu" and here > devices:
+        key = "num_processes" if here == phase.launch.num_processes else "processes_per_machine"
+        raise PipelineError(
+            f"phase {phase.phase}: {here} of its processes are to run here, but this machine "
+            f"has {devices} {machine.name} device{'s' if devices != 1 else ''} to use",
+            hint=f"a process has a device of its own: give launch.{key} at most that "
+            "number; CUDA_VISIBLE_DEVICES, or what the job asks for, may hide some",
+        )
+    return [f"{phase.phase}: {line}" for line in notices(machine)]
+
+
+def check_host_memory(phase: ResolvedPhase, machine: Machine, needed: int) -> list[str]:
+    """Refuse a phase that does not fit into host memory.
+
+    Args:
+        phase: The phase.
+        machine: The machine.
+        needed: Bytes that its processes keep in host memory in total, pinned if there is a GPU.
+
+    Returns:
+        A message if it fits, but not in the memory that is available now.
+
+    Raises:
+        PipelineError: it exceeds the memory or a control group's limit.
+    """
+    host = machine.host
+    if needed > host.memory:
+        limit = ", a limit of its control group" if host.limit else ""
+        raise PipelineError(
+            f"phase {phase.phase}: preset {phase.launch.preset} keeps {gib(needed)} in host "
+            f"memory, and this machine has {gib(host.memory)}{limit}",
+            hint=_smaller_states(phase)
+            + "use zero3_nvme with an offload_path on a fast disk, train an adapter (lora), or "
+            "take a machine or a job with more memory",
+        )
+    if needed > host.available:
+        return [
+            f"{phase.phase}: {gib(needed)} will be kept in host memory, and {gib(host.available)}"
+            " are available now: end what else runs here, or the system may kill the training"
+        ]
+    return []
+
+
+def _smaller_states(phase: ResolvedPhase) -> str:
+    """Return the hint to use bf16 states, if an offloaded Adam does not use them yet."""
+    adam = optimizers.is_plain_adam(phase.train.optimizer, phase.train.optimizer_args)
+    if phase.launch.bf16_optimizer_states or phase.derived.offload_optimizer != "cpu" or not adam:
+        return ""
+    return "set launch.bf16_optimizer_states: true (4 bytes a trained parameter less), "
+
+
+def check_locked_memory(phase: ResolvedPhase, machine: Machine, launch: Path) -> None:
+    """Refuse buffers that cannot be locked into memory: DeepSpeed would crash at a null pointer.
+
+    Raises:
+        PipelineError: the buffers of NVMe offload exceed `ulimit -l`.
+    """
+    lockable = machine.host.lockable
+    section = json.loads((launch / "deepspeed.json").read_text())["zero_optimization"]
+    buffers = _buffer_bytes(phase, section)
+    if lockable is not None and buffers > lockable:
+        raise PipelineError(
+            f"phase {phase.phase}: NVMe offload locks buffers of {gib(buffers)} into memory, and "
+            f"this user may lock {gib(lockable)} (ulimit -l)",
+            hint="raise it: `ulimit -l unlimited` as root, `memlock` in /etc/security/limits.conf, "
+            "or `docker run --ulimit memlock=-1`; or use zero3_offload",
+        )
+
+
+def main_process_port(phase: ResolvedPhase, launch: Path) -> int:
+    """Return the port for the rendezvous: the one in accelerate.yaml, or any free one.
+
+    Raises:
+        PipelineError: the configured port is taken.
+    """
+    named = named_port(launch)
+    if named is None:
+        return free_port()
+    check_port(named, phase.phase)
+    return named
+
+
+def named_port(launch: Path) -> int | None:
+    """Return the port in accelerate.yaml, if any."""
+    named = yaml.safe_load((launch / "accelerate.yaml").read_text()).get("main_process_port")
+    return int(named) if named else None
+
+
+def _buffer_bytes(phase: ResolvedPhase, section: dict[str, Any]) -> int:
+    """Return the bytes of one process's swap buffers for parameters, without the optimizer's."""
+    parameters = section.get("offload_param", {})
+    if parameters.get("device") != "nvme":
+        return 0
+    elements = int(parameters["buffer_size"]) * int(parameters["buffer_count"])
+    return elements * ELEMENT_BYTES[phase.launch.mixed_precision]

@@ -1,0 +1,193 @@
+"""Check of NVMe offload on this machine: a small training shows whether it is correct.
+
+Swapping depends on DeepSpeed's version, the disk's block size and the kernel, and it can fail
+without an error: DeepSpeed does not check the results of its reads. So before a phase that swaps, a
+small model is trained with CPU offload and with NVMe offload
+(zerotrain.training.process.nvme_trial), and their losses, master weights and moments must agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from zerotrain import artifact
+from zerotrain.artifact.sources import source_digest
+from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine import compiled_ops, disk
+from zerotrain.machine.child_process import SUPERVISOR
+from zerotrain.machine.detect import detect
+from zerotrain.machine.ports import free_port
+from zerotrain.training.process.machines import thread_count
+
+TRIAL = "trial.json"
+MODULE = "zerotrain.training.process.nvme_trial"
+BOUND = 1e-6
+"""Largest relative difference; correct swapping gives 0, since both run the same AdamW."""
+TIMEOUT_SECONDS = 300.0
+
+Trial = dict[str, Any]
+"""Output of nvme_trial: {"cpu": [loss, ...], "nvme": [...], "state_deviation": ...}."""
+
+
+def check(
+    phase: ResolvedPhase,
+    launch: Path,
+    swap: Path,
+    *,
+    run: Callable[[ResolvedPhase, Path, Path], Trial] | None = None,
+) -> str | None:
+    """Check that NVMe offload computes the same numbers as CPU offload, on this machine and disk.
+
+    A pass is stored in the folder of the compiled ops, for this machine, its devices, disk,
+    precision, launch settings and code; a failure is checked again at each start.
+
+    Args:
+        phase: The resolved phase.
+        launch: Folder of its launch files.
+        swap: A writable folder on the disk, which its owner clears.
+        run: Runs the trial; default: in a child process.
+
+    Returns:
+        A message with the differences, or None if the check has passed before.
+
+    Raises:
+        PipelineError: the numbers differ, or the trial did not end well.
+    """
+    key = _key(phase, launch, swap)
+    remembered = compiled_ops.ops_folder() / f"nvme-check-{artifact.digest(key)[:16]}.json"
+    if remembered.is_file():
+        return None
+    trial = (run or run_trial)(phase, launch, swap)
+    sentence = judge(phase, trial)
+    with contextlib.suppress(OSError):  # not our environment: the check then runs each time
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        draft = remembered.with_suffix(f".{os.getpid()}")
+        artifact.write_json(draft, {"key": key, "trial": trial})
+        draft.replace(remembered)
+    return sentence
+
+
+def judge(phase: ResolvedPhase, trial: Trial) -> str:
+    """Return the message for a trial whose numbers agree.
+
+    Raises:
+        PipelineError: they differ; the message has both losses of each step that differs.
+    """
+    pairs = list(zip(trial["cpu"], trial["nvme"], strict=True))
+    differing = [
+        f"step {step}: {nvme:.7g} instead of {cpu:.7g}"
+        for step, (cpu, nvme) in enumerate(pairs, 1)
+        if not _equal(nvme, cpu)
+    ]
+    deviation = trial["state_deviation"]
+    if differing or not deviation <= BOUND:
+        losses = f"losses differ ({'; '.join(differing)})" if differing else "losses agree"
+        raise PipelineError(
+            f"phase {phase.phase}: NVMe offload computes wrong updates on this machine: of a small "
+            f"model trained {len(pairs)} steps with CPU and with NVMe offload (precision "
+            f"{phase.launch.mixed_precision}, same seed and data) {losses}, and master weights and "
+            f"moments deviate by {deviation:.2g} of their largest (bound {BOUND:g})",
+            hint="use zero3_offload, which keeps in memory what this would swap; or another disk "
+            "for launch.offload_path: the check runs again at each start",
+        )
+    largest = max(abs(nvme - cpu) / abs(cpu) for cpu, nvme in pairs)
+    return (
+        f"{phase.phase}: NVMe offload was checked on {phase.launch.offload_path}: {len(pairs)} "
+        "steps of a "
+        f"small model give the numbers of CPU offload (largest relative difference of a loss "
+        f"{largest:.2g}, of weights and moments {deviation:.2g})"
+    )
+
+
+def run_trial(
+    phase: ResolvedPhase, launch: Path, swap: Path, timeout_s: float = TIMEOUT_SECONDS
+) -> Trial:
+    """Run nvme_trial in a child process.
+
+    Raises:
+        PipelineError: it crashed or did not end in time; the message has its last line.
+    """
+    folder = swap / "check"
+    folder.mkdir()
+    log = folder / "log.txt"
+    threads = str(thread_count(phase, phase.processes_per_machine))
+    with log.open("wb") as stream:
+        child = subprocess.Popen(
+            [sys.executable, "-m", MODULE, "--launch", str(launch), "--folder", str(folder)],
+            env={
+                **os.environ,
+                **compiled_ops.environment(),
+                **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
+                **{"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"},
+                SUPERVISOR: str(os.getpid()),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        code: int | None = child.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    left = folder / TRIAL
+    if code == 0 and left.is_file():
+        trial: Trial = json.loads(left.read_text())
+        shutil.rmtree(folder)
+        return trial
+    kept = compiled_ops.ops_folder() / "nvme-check.log"
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, kept)
+    ending = "did not end within" if code is None else f"ended with code {code} before"
+    raise PipelineError(
+        f"phase {phase.phase}: NVMe offload could not be checked on {phase.launch.offload_path}: "
+        f"a small training {ending} {timeout_s:g} s: {_last_line(log)}",
+        hint=f"read {kept}; NVMe offload needs libaio (`apt-get install libaio-dev`, `dnf install "
+        f"libaio-devel`), its op (`{compiled_ops.BUILD_SWAP_OP}`) and a disk with direct I/O; "
+        "zero3_offload needs none of them",
+    )
+
+
+def _equal(found: float, expected: float) -> bool:
+    return math.isfinite(found) and abs(found - expected) <= BOUND * abs(expected)
+
+
+def _key(phase: ResolvedPhase, launch: Path, swap: Path) -> dict[str, Any]:
+    """Return what the outcome depends on, next to what the ops folder's name contains."""
+    machine = detect()
+    zero = json.loads((launch / "deepspeed.json").read_text())["zero_optimization"]
+    sections = {k: v for k, v in zero.items() if k.startswith("offload")}
+    return {
+        "host": socket.gethostname(),
+        "devices": [machine.accelerator, *(device.name for device in machine.devices)],
+        "disk": disk.mount(swap),
+        "ops": str(compiled_ops.ops_folder()),
+        "precision": phase.launch.mixed_precision,
+        "threads": thread_count(phase, phase.processes_per_machine),
+        "offload": {k: {n: v[n] for n in v if n != "nvme_path"} for k, v in sections.items()},
+        "code": source_digest(MODULE),
+    }
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line]
+    return (errors or lines or ["it printed nothing"])[-1][:300]

@@ -1,0 +1,106 @@
+"""Stopping a running training from outside, and waiting for its end."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from zerotrain.errors import PipelineError
+from zerotrain.machine.output import print_message
+from zerotrain.training.checkpointing.progress_folder import STOP, saved_steps
+from zerotrain.training.process.holder import Holder
+from zerotrain.training.process.lock import hold_writer, holder_of, lives, unlocking
+
+TELL_SECONDS = 10.0
+"""Interval of the messages to a user who waits."""
+LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
+"""Polling intervals on this host, and on another through Slurm, which all users share."""
+
+
+def trainer_of(progress: Path) -> Holder | None:
+    """Return the process that trains in a progress folder, if any."""
+    holder = holder_of(progress)
+    return holder if holder and lives(progress, holder) else None
+
+
+def stop_training(progress: Path, wait: float) -> bool:
+    """Ask a running training to stop, and wait for it and its parent Snakemake to end.
+
+    Returns:
+        Whether a training ran.
+
+    Raises:
+        PipelineError: it still runs after `wait` seconds.
+    """
+    trainer = trainer_of(progress)
+    if trainer is None:
+        if progress.is_dir():
+            hold_writer(progress).close()  # the last process of a killed start may still be ending
+        return False
+    print_message(
+        f"{progress}: pid {trainer.pid} on {trainer.host} trains here; it is asked to stop after "
+        "its step, with a checkpoint"
+    )
+    callers = _snakemakes_above(trainer)
+    begun = told = time.monotonic()
+    (progress / STOP).touch()
+    while trainer_of(progress) == trainer or any(_runs(caller) for caller in callers):
+        now = time.monotonic()
+        if now - begun > wait:
+            newest = _newest(progress)
+            raise PipelineError(
+                f"{progress}: pid {trainer.pid} on {trainer.host} still runs after {wait:g} s; "
+                f"newest checkpoint: {newest}; the configuration is as it was",
+                hint="it stops after its present step: call this again then, or with a longer "
+                f"--wait{unlocking(progress, trainer)}",
+            )
+        if now - told >= TELL_SECONDS:
+            told = now
+            print_message(f"waiting for pid {trainer.pid}; newest checkpoint: {_newest(progress)}")
+            # A training that had just started has removed the first request.
+            if trainer_of(progress) == trainer:
+                (progress / STOP).touch()
+        time.sleep(LOOK_SECONDS if trainer.host == socket.gethostname() else AWAY_SECONDS)
+    return True
+
+
+def _snakemakes_above(trainer: Holder) -> list[psutil.Process]:
+    """Return this host's Snakemake processes above a training; they lock the working directory."""
+    try:
+        above = (
+            psutil.Process(trainer.pid).parents() if trainer.host == socket.gethostname() else []
+        )
+        return [process for process in above if _is_snakemake(process.cmdline())]
+    except psutil.Error:
+        return []
+
+
+def _is_snakemake(words: Sequence[str]) -> bool:
+    """Return whether a command line is Snakemake's, called as a program, a script or a module."""
+    if not words or not re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        return bool(words) and Path(words[0]).name == "snakemake"
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-W", "-X"):
+            next(rest, None)
+        elif word == "-m":
+            return next(rest, None) == "snakemake"
+        elif word == "-c" or not word.startswith("-"):
+            return Path(word).name == "snakemake"
+    return False
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _newest(progress: Path) -> str:
+    return f"step {steps[-1]}" if (steps := saved_steps(progress)) else "none"

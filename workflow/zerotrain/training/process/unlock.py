@@ -1,0 +1,74 @@
+"""`zerotrain progress unlock`: remove the lock of a holder that is gone and not visible here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from zerotrain.errors import PipelineError
+from zerotrain.training.process import lease, lock
+from zerotrain.training.process.holder import Holder
+
+RECENT_SIGNS = 3
+"""Missed signs after which the holder is no longer waited for."""
+
+
+def unlock(folder: Path, *, yes: bool) -> str:
+    """Remove a lock, unless its holder is visibly alive.
+
+    Args:
+        folder: The folder of the lock: a phase's progress folder, or that of a run's switch.
+        yes: Whether to remove it without asking.
+
+    Returns:
+        A message about what was done.
+
+    Raises:
+        PipelineError: the holder is alive, there is no terminal to ask, the answer was no, or
+            another process has taken the lock since.
+    """
+    holder = lock.holder_of(folder)
+    if holder is None:
+        return f"{folder}: no lock to remove"
+    who = lock.describe(folder, holder)
+    if holder.runs() is False:
+        return f"{folder}: nothing to do, the next start takes the lock over: {who}, has ended"
+    _refuse_living(folder, holder)
+    who = lock.describe(folder, holder)
+    if not yes:
+        _ask(folder, who)
+    lock.remove(folder, holder)
+    if later := lock.holder_of(folder):
+        raise PipelineError(
+            f"{folder}: another process has taken the lock since: {lock.describe(folder, later)}",
+            hint="wait for it; it continues from the newest checkpoint",
+        )
+    return f"{folder}: unlocked; it was held by {who}"
+
+
+def _refuse_living(folder: Path, holder: Holder) -> None:
+    every = lease.sign_seconds(holder.lease)
+    recent = holder.lease and lease.silent_seconds(folder / lock.LOCK) < RECENT_SIGNS * every
+    gave = recent and lock.wait_for_sign(folder, RECENT_SIGNS * every)
+    if holder.runs_here() or gave:
+        raise PipelineError(
+            f"{folder}: its holder lives: {lock.describe(folder, holder)}",
+            hint=f"stop it with `touch {folder}/stop`, or end that process",
+        )
+
+
+def _ask(folder: Path, who: str) -> None:
+    if not sys.stdin.isatty():
+        raise PipelineError(
+            f"{folder}: held by {who}; it is not removed without confirmation, and no one can "
+            "answer",
+            hint="look whether that process runs; if it does not, call this again with --yes",
+        )
+    print(
+        f"{folder}: held by {who}.\n"
+        "If it still trains, two trainings would write here until one of them notices.",
+        file=sys.stderr,
+    )
+    print("Remove its lock? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise PipelineError(f"{folder}: the lock was left", hint="answer y to remove it")

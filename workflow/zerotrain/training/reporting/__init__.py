@@ -1,0 +1,1 @@
+"""Logs, measurements and samples of a running training."""

@@ -1,0 +1,142 @@
+"""Decodes the latents that a training sampled.
+
+python -m zerotrain.training.reporting.decode_samples FOLDER
+
+The training starts it as a separate process, on the CPU and at the lowest priority. Next to each
+step-<step>.safetensors it writes
+    step-00000100.png     a row of images for each prompt, like the grid of an evaluation
+    step-00000100/        the single images
+    steps.png             the first image of each prompt, a column per step
+and adds each grid to TensorBoard's folder as a separate run, `samples`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from safetensors import safe_open
+
+from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.machine.child_process import end_with_parent
+from zerotrain.machine.disk_errors import writing
+from zerotrain.training.reporting.grid import (
+    BACKGROUND,
+    FONT_SIZE,
+    GAP,
+    INK,
+    LABEL_WIDTH,
+    cell_side,
+    draw_grid,
+)
+
+if TYPE_CHECKING:
+    from zerotrain.models.families.diffusion import DiffusionFamily
+
+FOLDER = "samples"
+MOST_STEPS = 8
+"""Columns of steps.png: the first step and the newest ones."""
+
+
+PROGRAM = "zerotrain.training.reporting.decode_samples"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Decode a folder's latents that have no images yet."""
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
+    parser.add_argument("folder", type=Path, help="folder of the sampled latents")
+    parser.add_argument("--family", required=True, help="the model's family")
+    parser.add_argument("--base", type=Path, required=True, help="folder of the base model")
+    arguments = parser.parse_args(argv)
+    end_with_parent()  # else it would decode at the same time as the next start's process
+    os.nice(19)
+    from zerotrain.models.families import load_family
+
+    family = load_family(arguments.family)
+    assert family.modality == "image"
+    try:
+        with writing(arguments.folder):
+            decode(arguments.folder, family, arguments.base, "cpu")
+    except PipelineError as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+
+
+def undecoded(folder: Path) -> list[Path]:
+    """Return latents without a grid, or with a grid of earlier latents, by step."""
+    return [path for path in sorted(folder.glob("step-*.safetensors")) if not _has_grid(path)]
+
+
+def decode(folder: Path, family: DiffusionFamily, base: Path, device: str) -> None:
+    """Decode all latents without images, on a device."""
+    while waiting := undecoded(folder):
+        path = waiting[0]
+        with safe_open(path, framework="pt") as opened:
+            latents, about = opened.get_tensor("latents"), opened.metadata()
+        images = family.decode_latents(base, latents, device)
+        columns, prompts = int(about["columns"]), json.loads(about["prompts"])
+        rows = [images[start : start + columns] for start in range(0, len(images), columns)]
+        path.with_suffix("").mkdir(exist_ok=True)
+        for number, row in enumerate(rows):
+            for column, image in enumerate(row):
+                image.save(path.with_suffix("") / f"{number:02d}-{column:02d}.png")
+        grid = draw_grid(prompts, rows)
+        _show(grid, folder.parent / "tensorboard" / FOLDER, int(about["step"]))
+        _save(grid, path.with_suffix(".png"))
+        _save(_over_steps(folder, prompts), folder / "steps.png")
+
+
+def _has_grid(path: Path) -> bool:
+    grid = path.with_suffix(".png")
+    return grid.is_file() and grid.stat().st_mtime_ns >= path.stat().st_mtime_ns
+
+
+def _show(grid: Image.Image, board: Path, step: int) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    # A second event file in the training's own folder would end TensorBoard's reading of it.
+    with SummaryWriter(str(board)) as writer:
+        writer.add_image("samples", np.asarray(grid), step, dataformats="HWC")
+
+
+def _over_steps(folder: Path, prompts: list[str]) -> Image.Image:
+    """Draw the first image of each prompt, a column for each step that had the same prompts."""
+    steps = []
+    for path in sorted(folder.glob("step-*.safetensors")):
+        with safe_open(path, framework="pt") as opened:
+            same = json.loads(opened.metadata()["prompts"]) == prompts
+        if same and path.with_suffix(".png").is_file():
+            steps.append(path)
+    steps = [*steps[:1], *steps[1:][1 - MOST_STEPS :]]
+    rows = [
+        [
+            Image.open(path.with_suffix("") / f"{number:02d}-00.png", formats=["PNG"])
+            for path in steps
+        ]
+        for number in range(len(prompts))
+    ]
+    grid = draw_grid(prompts, rows)
+    head = FONT_SIZE + 2 * GAP
+    whole = Image.new("RGB", (grid.width, grid.height + head), BACKGROUND)
+    whole.paste(grid, (0, head))
+    draw, font = ImageDraw.Draw(whole), ImageFont.load_default(FONT_SIZE)
+    for column, path in enumerate(steps):
+        left = LABEL_WIDTH + GAP + column * (cell_side(rows[0][0].width) + GAP)
+        draw.text((left, GAP), f"step {int(path.stem[5:])}", fill=INK, font=font)
+    return whole
+
+
+def _save(image: Image.Image, path: Path) -> None:
+    new = path.with_name(f".{path.name}.new")
+    image.save(new, format="PNG")
+    new.replace(path)
+
+
+if __name__ == "__main__":
+    main()

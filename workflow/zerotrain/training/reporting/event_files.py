@@ -1,0 +1,66 @@
+"""TensorBoard event files: one for each start, in the order of their names.
+
+A file begins with the step from which it counts: it replaces the points of earlier files from that
+step on. torch's writer names files only by the clock, so a file of the same second, or of a machine
+with a slow clock, would be read before the file that it continues.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard.summary import text
+
+NAME = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
+
+
+class EventFile:
+    """New event file that sorts after those in its folder."""
+
+    def __init__(self, folder: Path, purge_step: int) -> None:
+        """Open the file.
+
+        Args:
+            folder: The folder of one TensorBoard run; made if it is missing.
+            purge_step: The step from which earlier files no longer count.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        named = (NAME.fullmatch(path.name) for path in folder.iterdir())
+        newest = max((int(found[1]) for found in named if found), default=0)
+        second = max(int(time.time()), newest + 1)
+        name = f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}.0"
+        self._stream = (folder / name).open("xb")
+        self._records = RecordWriter(self._stream)
+        self._add(Event(file_version="brain.Event:2"))
+        self._add(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
+        self.flush()
+
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Add a point to each curve."""
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(Event(step=step, summary=Summary(value=points)))
+
+    def add_text(self, name: str, markdown: str, step: int) -> None:
+        """Add a text."""
+        summary = text(name, markdown)  # type: ignore[no-untyped-call]
+        self._add(Event(step=step, summary=summary))
+
+    def flush(self) -> None:
+        """Hand the added events to the operating system, so that they survive this process."""
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._stream.close()
+
+    def _add(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())

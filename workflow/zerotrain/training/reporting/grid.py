@@ -1,0 +1,79 @@
+"""Image grid of samples: one row per prompt, with the prompt next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from PIL import Image, ImageDraw, ImageFont
+from PIL.Image import Resampling
+
+SMALLEST_CELL, LARGEST_CELL = 64, 256
+GAP, CONDITIONING_GAP = 4, 12
+LABEL_WIDTH = 200
+LETTERS_IN_LINE = 28
+FONT_SIZE = 13
+BACKGROUND, INK = "white", "black"
+
+
+def draw_grid(
+    prompts: Sequence[str],
+    rows: Sequence[Sequence[Image.Image]],
+    conditioning: Sequence[Sequence[Image.Image]] | None = None,
+) -> Image.Image:
+    """Draw rows of square images next to their prompts.
+
+    Images below 64 px are enlarged by a whole factor to at least 64 px, those above 256 px are
+    reduced to it.
+
+    Args:
+        prompts: The text of each row.
+        rows: The images of each prompt, all of one size.
+        conditioning: Square conditioning images of each prompt, on the left of the row with a wider
+            gap after them.
+    """
+    font = ImageFont.load_default(FONT_SIZE)
+    cell = cell_side(rows[0][0].width)
+    columns = max(len(row) for row in rows)
+    step = cell + GAP
+    given = conditioning or [()] * len(rows)
+    first = max(len(images) for images in given)
+    start = LABEL_WIDTH + GAP + (first * step + CONDITIONING_GAP if first else 0)
+    grid = Image.new("RGB", (start + columns * step, len(rows) * step + GAP), BACKGROUND)
+    draw = ImageDraw.Draw(grid)
+    for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+        top = GAP + number * step
+        lines = _lines(prompt, most=max(1, cell // (FONT_SIZE + 4)))
+        draw.text((2 * GAP, top + cell // 2), lines, fill=INK, font=font, anchor="lm")
+        for left, images in ((LABEL_WIDTH + GAP, given[number]), (start, row)):
+            for column, image in enumerate(images):
+                resample = Resampling.NEAREST if cell > image.width else Resampling.LANCZOS
+                scaled = image.convert("RGB").resize((cell, cell), resample)
+                grid.paste(scaled, (left + column * step, top))
+    return grid
+
+
+def cut_rows(grid: Image.Image, count: int) -> list[Image.Image]:
+    """Return the rows of `count` prompts from a drawn grid, each as one image without the prompt.
+
+    Conditioning images are part of the row.
+    """
+    step = (grid.height - GAP) // count
+    return [
+        grid.crop((LABEL_WIDTH + GAP, top, grid.width - GAP, top + step - GAP))
+        for top in range(GAP, GAP + count * step, step)
+    ]
+
+
+def cell_side(width: int) -> int:
+    """Return the side of a cell for images of this width; the enlargement factor is whole."""
+    if width < SMALLEST_CELL:
+        return width * -(-SMALLEST_CELL // width)
+    return min(width, LARGEST_CELL)
+
+
+def _lines(prompt: str, most: int) -> str:
+    lines = wrap(prompt, LETTERS_IN_LINE) or ["(empty prompt)"]
+    if len(lines) > most:
+        lines = [*lines[: most - 1], lines[most - 1][: LETTERS_IN_LINE - 1] + "…"]
+    return "\n".join(lines)

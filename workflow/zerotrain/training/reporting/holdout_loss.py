@@ -1,0 +1,143 @@
+"""Loss on held-out samples: the same computation for evaluations and trainings.
+
+Images are measured at fixed timesteps with fixed noise, text over every learned token. Every phase
+uses the same numbers, so the values of two phases are comparable, and so are those measured during
+a training, if weight type and flux_guidance_value are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from zerotrain.cache import Cache, TokenCache, stacked
+from zerotrain.config.families import CONDITIONS
+from zerotrain.data.draws import HOLDOUT_NOISE, generator
+from zerotrain.models.families import Objective
+from zerotrain.models.families.tokens import IGNORED
+
+TIMESTEPS = 8
+MOST_SAMPLES = 64
+"""Largest number of held-out images."""
+
+
+class HeldOut(Protocol):
+    """Samples to measure, without a batch dimension; see zerotrain.models.families.Batch."""
+
+    def __len__(self) -> int:
+        """Return the number of forward passes of one sample."""
+
+    def __getitem__(self, place: int, /) -> dict[str, torch.Tensor]:
+        """Return the sample of one forward pass."""
+
+
+class HeldOutImages:
+    """Held-out samples of a cache, each at TIMESTEPS noise levels.
+
+    At most `most` samples are used, those with the lowest image digests: a random but stable
+    choice.
+    """
+
+    def __init__(self, cache: Cache, seed: int, most: int = MOST_SAMPLES) -> None:
+        entries = cache.entries
+        held_out = [i for i, entry in enumerate(entries) if entry.split == "holdout"]
+        taken = sorted(held_out, key=lambda i: (entries[i].image_sha256, i))[:most]
+        self._cache, self._seed = cache, seed
+        self._pairs = [(i, level) for level in range(TIMESTEPS) for i in taken]
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
+        i, level = self._pairs[place]
+        found = self._cache.sample(i)
+        shape = tuple(found["latents"].shape)
+        draw = generator(self._seed, HOLDOUT_NOISE, i, level)
+        uniform = torch.tensor((level + 0.5) / TIMESTEPS, dtype=torch.float64)
+        noise = torch.from_numpy(draw.standard_normal(shape, dtype="float32"))
+        return {**found, "noise": noise, "uniform": uniform}
+
+
+class HeldOutText:
+    """Held-out examples of a text cache; at most `most`, chosen in the same way."""
+
+    def __init__(self, cache: TokenCache, most: int) -> None:
+        rows = cache.entries
+        held_out = [i for i, row in enumerate(rows) if row.split == "holdout"]
+        self._taken = sorted(held_out, key=lambda i: (rows[i].sha256, i))[:most]
+        self._cache = cache
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
+        found = self._cache.sample(self._taken[place])
+        return whole_example(found["input_ids"], found["labels"])
+
+
+def whole_example(input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a text example, int64 [T] each, that has a row to itself."""
+    return {
+        "input_ids": input_ids,
+        "labels": labels,
+        "attention_mask": torch.ones_like(input_ids),
+    }
+
+
+def conditions(objective: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the objective's keys that are conditions of the model; no others are used here."""
+    return {key: objective[key] for key in objective if key in CONDITIONS} or None
+
+
+def holdout_loss(
+    model: torch.nn.Module,
+    objective: Objective,
+    held_out: HeldOut,
+    device: torch.device,
+    batch_size: int,
+) -> float:
+    """Return the mean loss over at least one sample; text is averaged over its learned tokens."""
+    batches = count_batches(held_out, batch_size)
+    measured = [
+        batch_losses(model, objective, held_out, device, batch_size, number)
+        for number in range(batches)
+    ]
+    return mean_loss(measured)
+
+
+def count_batches(held_out: HeldOut, batch_size: int) -> int:
+    """Return the number of batches of the samples."""
+    return -(-len(held_out) // batch_size)
+
+
+@torch.no_grad()
+def batch_losses(
+    model: torch.nn.Module,
+    objective: Objective,
+    held_out: HeldOut,
+    device: torch.device,
+    batch_size: int,
+    number: int,
+) -> torch.Tensor:
+    """Return the loss and the weight of each sample of one batch: float64 [2, B] on the CPU."""
+    first = number * batch_size
+    places = range(first, min(first + batch_size, len(held_out)))
+    batch = stacked([held_out[place] for place in places], device)
+    losses = objective.loss(model, batch).double()
+    learned = (batch["labels"] != IGNORED).sum(dim=1) if "labels" in batch else len(losses) * [1]
+    counts = torch.as_tensor(learned, dtype=torch.float64, device=losses.device)
+    return torch.stack([losses, counts]).cpu()
+
+
+def mean_loss(measured: Sequence[torch.Tensor]) -> float:
+    """Return the mean over the results of batch_losses for all batches, in order."""
+    losses, counts = torch.cat(list(measured), dim=1)
+    return float((losses * counts).sum() / counts.sum())
+
+
+def perplexity(loss: float) -> float:
+    """Return the perplexity of a mean cross entropy per token; infinite if too large."""
+    return math.exp(loss) if loss < math.log(1.7e308) else math.inf

@@ -1,0 +1,277 @@
+"""Reports of a training: progress on the screen, metrics.jsonl, trackers, resource use."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.memory_watch import (
+    MemoryUse,
+    memory_lines,
+    memory_metrics,
+    memory_now,
+    over_processes,
+)
+from zerotrain.machine.output import print_detail
+from zerotrain.training.means import Means
+from zerotrain.training.reporting.display import Display, clock
+from zerotrain.training.reporting.files import LOG, PENDING, RESOURCES
+from zerotrain.training.reporting.trackers import open_trackers, points_of
+from zerotrain.training.step_time import PARTS, StepTime
+
+LEAST_SHARE = 0.005
+"""Smallest share of a step's part in the summary."""
+LARGEST_EXPONENT = 700.0
+"""Exponents below this have an exp that fits into a float64."""
+
+
+class Log:
+    """Null log: of several processes only the first one logs, the others discard their reports."""
+
+    def lap(self, part: str) -> None:
+        """Attribute the time since the last call to a part of a step: one of step_time.PARTS."""
+
+    def step(
+        self,
+        step: int,
+        samples: int,
+        loss: float,
+        grad_norm: float,
+        lr: float,
+        beta1: float | None = None,
+    ) -> None:
+        """Record a finished step; grad_norm is infinite if the update was skipped, and beta1 is
+        None unless the schedule changes it."""
+
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the results of a validation by flat names such as val_loss."""
+
+    def memory(self, uses: Sequence[Mapping[str, MemoryUse]], peaks: tuple[int, int]) -> None:
+        """Record the memory that each process has used so far in this start, before a save.
+
+        `peaks` are those of this process since its start: resident host memory, reserved device
+        memory.
+        """
+
+    def write_records(self, folder: Path) -> None:
+        """Copy the log and the resources used so far into a draft's records."""
+
+    def say(self, text: str) -> None:
+        """Show a line to the user."""
+
+    def detail(self, text: str) -> None:
+        """Write a line to the stage's log; to the terminal without one."""
+
+    def close(self) -> None:
+        """Log the resources used; close the progress bar, the files and the trackers."""
+
+
+class TrainingLog(Log):
+    """Log of one phase, which continues the log of the run so far.
+
+    A line of metrics.jsonl is {"phase", "step", "samples", "epoch", "loss", "grad_norm",
+    "learning_rate", "seconds", "samples_per_second", "seconds_data", ..., "host_bytes",
+    "device_bytes"}: loss and grad_norm are means over the steps since the previous line, seconds is
+    the phase's training time so far, seconds_data and similar keys are the mean time of these steps
+    per part, bytes the memory in use. "skipped" is the number of these steps without an update,
+    because an fp16 gradient overflowed or a number was not finite (nan_action); means exclude
+    numbers that are not finite. A schedule that changes Adam's first beta adds "beta1".
+
+    At the end of an epoch a text family adds a line {"phase", "step", "epoch", "train_epoch_loss",
+    "train_perplexity"}; a validation adds a line with its own names.
+    """
+
+    def __init__(
+        self,
+        progress: Path,
+        phase: ResolvedPhase,
+        records: Path | None,
+        step: int,
+        samples: int,
+        device: torch.device,
+        *,
+        same_phase: bool,
+    ) -> None:
+        """Start from `records`, the folder of a checkpoint's or a state's records, if any.
+
+        The log always continues; time and memory only continue within a phase.
+        """
+        self._phase = phase
+        self._progress = progress
+        before = (records / LOG).read_bytes() if records and (records / LOG).is_file() else b""
+        (progress / LOG).write_bytes(before)
+        self._stream = (progress / LOG).open("a")
+        self._used: dict[str, Any] = {
+            "train_seconds": 0.0,
+            "peak_host_bytes": 0,
+            "peak_device_bytes": 0,
+        }
+        if records and same_phase and (records / RESOURCES).is_file():
+            self._used = json.loads((records / RESOURCES).read_text())
+        self._seconds_before = self._used["train_seconds"]
+        self._means = Means(samples, phase.derived.epoch_size)
+        if records and (records / PENDING).is_file():
+            pending = json.loads((records / PENDING).read_text())
+            self._means.load(pending, same_phase=same_phase)
+        self._display = Display(phase.phase, step, phase.derived.until_step)
+        self._trackers = open_trackers(phase, progress, step, self.say)
+        self._uses: Mapping[str, MemoryUse] = {}
+        self._began = self._line_began = time.monotonic()
+        self._first_step = self._line_step = self._last_step = step
+        self._time = StepTime(device)
+        self._spent, self._line_spent = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
+
+    def lap(self, part: str) -> None:
+        """Attribute the time since the last call to a part of a step."""
+        self._time.lap(part)
+
+    @property
+    def seconds(self) -> float:
+        """Training time of the phase so far, without the time between starts."""
+        return float(self._seconds_before + time.monotonic() - self._began)
+
+    def step(
+        self,
+        step: int,
+        samples: int,
+        loss: float,
+        grad_norm: float,
+        lr: float,
+        beta1: float | None = None,
+    ) -> None:
+        """Record a finished step."""
+        self._last_step = step
+        self._means.add(loss, grad_norm)
+        if step % self._phase.train.log_every == 0 or step == self._phase.derived.until_step:
+            self._write_line(step, samples, lr, beta1)
+        ended = self._means.epoch_loss(samples, self._phase.train.global_batch_size)
+        if ended is not None and self._phase.train.max_length is not None:
+            self._write_epoch(step, *ended)
+        self._display.step(step, loss, lr)
+
+    def _write_line(self, step: int, samples: int, lr: float, beta1: float | None) -> None:
+        self._take_times()
+        now, steps = time.monotonic(), step - self._line_step
+        values = {
+            **self._means.take(),
+            "learning_rate": lr,
+            **({} if beta1 is None else {"beta1": beta1}),
+        }
+        pace = {
+            "samples_per_second": round(
+                steps * self._phase.train.global_batch_size / max(now - self._line_began, 1e-9), 3
+            ),
+            **{
+                f"seconds_{part}": round(spent / steps, 6)
+                for part, spent in self._line_spent.items()
+                if spent
+            },
+            **{f"{kind}_bytes": count for kind, count in memory_now().items()},
+        }
+        self._line_began, self._line_step = now, step
+        self._line_spent = dict.fromkeys(PARTS, 0.0)
+        epoch = round(samples / self._phase.derived.epoch_size, 4)
+        seconds = round(self.seconds, 3)
+        places = {"samples": samples, "epoch": epoch}
+        self._write(step, {**places, **values, "seconds": seconds, **pace})
+
+    def _write_epoch(self, step: int, epoch: int, loss: float) -> None:
+        perplexity = math.exp(loss) if loss < LARGEST_EXPONENT else None
+        self._write(
+            step, {"epoch": epoch, "train_epoch_loss": loss, "train_perplexity": perplexity}
+        )
+        if perplexity is not None:
+            self.say(
+                f"{self._phase.phase}: epoch {epoch}: train_epoch_loss {loss:.4f}, "
+                f"train_perplexity {perplexity:.4f}"
+            )
+
+    def measured(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the results of a validation."""
+        self._write(step, values)
+
+    def _write(self, step: int, values: Mapping[str, Any]) -> None:
+        line = {"phase": self._phase.phase, "step": step, **_finite(values)}
+        self._stream.write(json.dumps(line) + "\n")
+        self._stream.flush()
+        for tracker in self._trackers:
+            tracker.log(points_of(line), step)
+
+    def _take_times(self) -> None:
+        for part, seconds in self._time.take().items():
+            self._spent[part] += seconds
+            self._line_spent[part] += seconds
+
+    def memory(self, uses: Sequence[Mapping[str, MemoryUse]], peaks: tuple[int, int]) -> None:
+        """Record the memory used so far."""
+        self._uses = over_processes(uses)
+        for key, peak in zip(("peak_host_bytes", "peak_device_bytes"), peaks, strict=True):
+            self._used[key] = max(self._used[key], peak)
+
+    def say(self, text: str) -> None:
+        """Show a line to the user."""
+        self._display.say(text)
+
+    def detail(self, text: str) -> None:
+        """Write a line to the stage's log; to the terminal without one."""
+        print_detail(text)
+
+    def write_records(self, folder: Path) -> None:
+        """Copy the log and the resources used so far into a draft's records."""
+        self._take_times()
+        for tracker in self._trackers:
+            tracker.flush()
+        folder.mkdir()
+        (folder / LOG).write_bytes((self._progress / LOG).read_bytes())
+        resources = {
+            **self._used,
+            "train_seconds": round(self.seconds, 3),
+            **{
+                f"{part}_seconds": round(self._used.get(f"{part}_seconds", 0.0) + spent, 3)
+                for part, spent in self._spent.items()
+            },
+            **(memory_metrics(self._uses, "train") if self._uses else {}),
+        }
+        (folder / RESOURCES).write_text(json.dumps(resources) + "\n")
+        (folder / PENDING).write_text(json.dumps(self._means.state()) + "\n")
+
+    def close(self) -> None:
+        """Log the resources used; close the progress bar, the files and the trackers."""
+        with ExitStack() as rest:
+            for tracker in reversed(self._trackers):
+                rest.callback(tracker.close)
+            rest.callback(self._stream.close)
+            rest.callback(self._log_summary)
+            rest.callback(self._display.close)
+            with suppress(RuntimeError):  # a failed device fails again
+                self._take_times()
+
+    def _log_summary(self) -> None:
+        for line in self._summary():
+            self.detail(f"{self._phase.phase}: {line}")
+
+    def _summary(self) -> list[str]:
+        steps, whole = self._last_step - self._first_step, sum(self._spent.values())
+        if not steps or not whole:
+            return []
+        shares = sorted(self._spent.items(), key=lambda item: -item[1])
+        told = [(part, share / whole) for part, share in shares if share / whole >= LEAST_SHARE]
+        split = ", ".join(f"{part} {share:.0%}" for part, share in told)
+        took = f"{steps} steps in {clock(time.monotonic() - self._began)}: {split}"
+        return [took, *(memory_lines(self._uses, "training") if self._uses else [])]
+
+
+def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values, with None for floats that JSON cannot represent."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }

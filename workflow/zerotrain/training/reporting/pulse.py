@@ -1,0 +1,247 @@
+"""Heartbeat file of each training process, written every second: it shows who hangs, and where."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import ClassVar, Protocol
+
+import psutil
+
+RANKS = "ranks"
+BEAT_SECONDS = 1.0
+SILENT_SECONDS = 5.0
+"""Age from which a last beat counts as silence; a busy machine delays beats by 1 or 2 s."""
+LATE_SECONDS = 15.0
+"""Least lag of a hung process's last beat; processes that waited for it end within seconds."""
+WORKERS = ("checkpoint",)
+"""Threads that the main thread waits for: if one of them moves, the process moves."""
+PACKAGE = f"{os.sep}zerotrain{os.sep}"
+COLLECTIVES = (
+    f"torch{os.sep}distributed{os.sep}",
+    f"deepspeed{os.sep}comm{os.sep}",
+    f"torch{os.sep}autograd{os.sep}graph.py",
+)
+"""Code in which a process waits for others; DDP exchanges gradients within backward."""
+
+
+HELD = {
+    psutil.STATUS_STOPPED: "was stopped by a signal",
+    psutil.STATUS_TRACING_STOP: "is held by a debugger",
+    psutil.STATUS_DISK_SLEEP: "waits for a disk or a network file system",
+}
+
+
+class Stepping(Protocol):
+    """Step counter: the loop's clock."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Last report of one process."""
+
+    rank: int
+    host: str
+    pid: int
+    started: float
+    """Start of the process, seconds since the epoch: distinguishes processes with one pid."""
+    step: int | None
+    """The step that it computes, from 1; None before the first."""
+    at: str
+    """The innermost place in our code: file, line and function."""
+    waits: bool
+    """Whether it is in a collective with the others."""
+    still: float
+    """Seconds since its main thread, or a thread that this one waits for, last moved."""
+    time: float
+    """Time of this report, seconds since the epoch."""
+
+    def silent(self, now: float) -> float:
+        """Return the seconds since this beat."""
+        return now - self.time
+
+    def runs(self) -> bool:
+        """Return whether the process exists, stopped or not; True for one on another host."""
+        if self.host != socket.gethostname():
+            return True
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < 2
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def last_seen(self, newest: float) -> str:
+        """Describe the process and its last activity after the end; newest: the last beat."""
+        who, where = self._who_and_where()
+        if self.silent(newest) >= LATE_SECONDS:
+            return f"{who} was last seen {self.silent(newest):.0f} s before the others {where}"
+        return f"{who} {'waited for the others' if self.waits else 'did not move'} {where}"
+
+    def describe(self, now: float) -> str:
+        """Describe the process and its activity."""
+        who, where = self._who_and_where()
+        if not self.runs():
+            return f"{who} has ended; it was {where}"
+        state = self._state()
+        if state not in HELD and self.silent(now) < SILENT_SECONDS:
+            doing = "waits for the others" if self.waits else "does not move"
+            return f"{who} {doing} {where}, for {self.still + self.silent(now):.0f} s"
+        doing = HELD.get(state, "does not answer")
+        return f"{who} {doing}, last seen {self.silent(now):.0f} s ago {where}"
+
+    def _who_and_where(self) -> tuple[str, str]:
+        step = f" of step {self.step}" if self.step else " before the first step"
+        return f"rank {self.rank} (pid {self.pid} on {self.host})", f"in {self.at}{step}"
+
+    def _state(self) -> str:
+        if self.host == socket.gethostname():
+            with contextlib.suppress(psutil.Error):
+                return psutil.Process(self.pid).status()
+        return ""
+
+
+class Pulse:
+    """Heartbeat thread of this process, until it is closed."""
+
+    moves: ClassVar[int] = 0
+    """Counter of external progress: code that waits in one place increments it."""
+
+    def __init__(self, progress: Path, rank: int) -> None:
+        self.clock: Stepping | None = None
+        self._path = progress / RANKS / f"{rank:05d}.json"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._rank = rank
+        self._started = psutil.Process().create_time()
+        self._main = threading.main_thread().ident
+        self._place: tuple[object, ...] = ()
+        self._still = 0.0
+        self._seen = time.monotonic()
+        self._closed = threading.Event()
+        self._beat()
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def close(self) -> None:
+        """End the heartbeat: this process waits for no other one."""
+        self._closed.set()
+        self._path.unlink(missing_ok=True)
+
+    def _run(self) -> None:
+        while not self._closed.wait(BEAT_SECONDS):
+            with contextlib.suppress(OSError):  # the checkpoint reports a full disk
+                self._beat()
+
+    def _beat(self) -> None:
+        current = sys._current_frames()
+        stack = list(_stack(current.get(self._main or 0)))
+        workers = [one.ident for one in threading.enumerate() if one.name in WORKERS]
+        moving = [*stack, *(frame for one in workers for frame in _stack(current.get(one or 0)))]
+        step = self.clock.step + 1 if self.clock else None
+        place = (step, self.moves, *((id(frame.f_code), frame.f_lasti) for frame in moving))
+        now = time.monotonic()
+        # The hours in which a job was suspended do not count.
+        self._still += min(now - self._seen, 2 * BEAT_SECONDS)
+        self._seen = now
+        if place != self._place:
+            self._place, self._still = place, 0.0
+        files = [frame.f_code.co_filename for frame in stack]
+        beat = Beat(
+            self._rank,
+            socket.gethostname(),
+            os.getpid(),
+            self._started,
+            step,
+            next((_place(frame) for frame in stack if _ours(frame)), "its start"),
+            any(part in file for file in files for part in COLLECTIVES),
+            self._still,
+            time.time(),
+        )
+        draft = self._path.with_suffix(".new")
+        draft.write_text(json.dumps(asdict(beat)))
+        if not self._closed.is_set():
+            draft.replace(self._path)
+
+
+def beats(progress: Path) -> list[Beat]:
+    """Return the last beats of a training's processes, by rank."""
+    found = []
+    for path in sorted((progress / RANKS).glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found.append(Beat(**json.loads(path.read_text())))
+    return found
+
+
+def behind(found: Sequence[Beat], now: float) -> list[Beat]:
+    """Return the processes that others wait for: gone or silent, or behind, or not waiting."""
+    if silent := [one for one in found if not one.runs() or one.silent(now) >= SILENT_SECONDS]:
+        return silent
+    return _behind_in_place(found)
+
+
+def _behind_in_place(found: Sequence[Beat]) -> list[Beat]:
+    least = min((one.step or 0 for one in found), default=0)
+    if any((one.step or 0) > least for one in found):
+        return [one for one in found if (one.step or 0) == least]
+    return [one for one in found if not one.waits] or list(found)
+
+
+def who_hangs(progress: Path, now: float, but: int = 0) -> str:
+    """Describe the processes that the others wait for, without the calling one.
+
+    Empty if there are no beats.
+    """
+    found = [one for one in beats(progress) if one.pid != but]
+    return "; ".join(one.describe(now) for one in behind(found, now))
+
+
+def who_hung(progress: Path) -> str:
+    """Describe the processes that the others waited for, after all have ended.
+
+    Empty if there are no beats.
+    """
+    found = beats(progress)
+    newest = max((one.time for one in found), default=0.0)
+    late = [one for one in found if one.silent(newest) >= LATE_SECONDS]
+    return "; ".join(one.last_seen(newest) for one in late or _behind_in_place(found))
+
+
+def clear(progress: Path) -> None:
+    """Remove the beats of an earlier start."""
+    shutil.rmtree(progress / RANKS, ignore_errors=True)
+
+
+def end_all(progress: Path, but: int = 0) -> None:
+    """Kill the processes of this host except for one: a stopped one does not see the end."""
+    for one in beats(progress):
+        if one.host == socket.gethostname() and one.pid != but and one.runs():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(one.pid, signal.SIGKILL)
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a thread's frames, the innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _ours(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return PACKAGE in file and file != __file__
+
+
+def _place(frame: FrameType) -> str:
+    file = frame.f_code.co_filename.rpartition(PACKAGE)[2]
+    return f"{file}:{frame.f_lineno} ({frame.f_code.co_name})"

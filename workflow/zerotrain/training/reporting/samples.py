@@ -1,0 +1,192 @@
+"""Images of prompts during training: latents of the live model, which are decoded later.
+
+The text encoders are never loaded here: embeddings come from the cache. The latents are written to
+files; another process decodes them, or this one if `decode` is `inline`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from zerotrain.cache import Cache
+from zerotrain.cache.prompts import Prompts
+from zerotrain.data.draws import IMAGE_SEEDS, generator
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.machine.child_process import SUPERVISOR
+from zerotrain.training import ranks
+from zerotrain.training.engines.engine import Engine
+from zerotrain.training.reporting.decode_samples import FOLDER, PROGRAM, decode, undecoded
+from zerotrain.training.reporting.log import Log
+from zerotrain.training.reporting.pulse import Pulse
+
+if TYPE_CHECKING:
+    from zerotrain.models.families.diffusion import DiffusionFamily
+
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that a launcher sets for a training process, removed for the decoding process."""
+POLL_SECONDS = 0.2
+
+
+class LatentSampler:
+    """Sampler that samples each prompt separately, with the seeds that evaluate uses."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        family: DiffusionFamily,
+        base: Path,
+        cache: Cache,
+        phase: ResolvedPhase,
+        progress: Path,
+        log: Log,
+    ) -> None:
+        settings = phase.derived.validation
+        assert settings is not None
+        assert phase.train.resolution is not None
+        self._engine, self._family, self._base, self._log = engine, family, base, log
+        self._folder = progress / FOLDER
+        self._decode, self._resolution = settings["decode"], phase.train.resolution
+        self._settings: Any = SimpleNamespace(**settings)
+        self._prompts: list[str] = settings["prompts"]
+        self._columns: int = settings["images_per_prompt"]
+        embedded = Prompts(cache.artifact)
+        images = settings.get("conditioning_images")
+        self._asked = [
+            embedded.tensors(prompt if images is None else (prompt, tuple(images[number])))
+            for number, prompt in enumerate(self._prompts)
+        ]
+        self._seeds = [
+            int(generator(phase.seed, IMAGE_SEEDS, number, column).integers(2**63))
+            for number in range(len(self._prompts))
+            for column in range(self._columns)
+        ]
+        self._shape = tuple(cache.sample(0)["latents"].shape)
+        # Under ZeRO-3 the weights are partitioned, so all processes run each forward pass together.
+        self._together = phase.derived.zero_stage == 3
+        self._pipeline: Any = None
+        self._process: subprocess.Popen[bytes] | None = None
+        if engine.rank == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._start_decoding()  # latents that an earlier start left
+
+    def sample(self, step: int) -> None:
+        """Write step-<step>.safetensors: latents float32 [N, C, h, w], in the grid's row order."""
+        engine, own = self._engine, range(len(self._seeds))
+        if not self._together:
+            own = own[engine.rank :: engine.world_size]
+        found = {number: self._latents(number) for number in own}
+        if not self._together:
+            found = {n: one for part in ranks.gather(found) for n, one in part.items()}
+        if engine.rank == 0:
+            self._write(step, torch.stack([found[number] for number in sorted(found)]))
+            self._start_decoding()
+
+    def close(self, finished: bool) -> None:
+        """Wait for the images in progress, unless the training is to stop."""
+        if self._process is not None and not finished:
+            self._process.terminate()
+        elif self._process is not None:
+            if self._decoded(self._process) == 0 and undecoded(self._folder):
+                self._start_decoding()
+                self._decoded(self._process)
+            if self._process.returncode:
+                self._log.say(
+                    f"{self._folder}: its latents were not decoded (exit code "
+                    f"{self._process.returncode}); the training is not touched by it"
+                )
+
+    def _decoded(self, process: subprocess.Popen[bytes]) -> int:
+        """Wait for a decoding process and return its exit code; its CPU use counts as a move."""
+        used = 0.0
+        while (code := process.poll()) is None:
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(process.pid).cpu_times()
+                if times.user + times.system > used:
+                    used = times.user + times.system
+                    Pulse.moves += 1
+            time.sleep(POLL_SECONDS)
+        return code
+
+    def _latents(self, number: int) -> torch.Tensor:
+        # Built at the first use; a pipeline takes the model without DDP's or DeepSpeed's wrapper.
+        model = getattr(self._engine.model, "module", self._engine.model)
+        asked = self._asked[number // self._columns]
+        if self._pipeline is None:
+            self._pipeline = self._family.live_pipeline(
+                self._base,
+                model,
+                self._resolution,
+                self._shape,
+                self._settings,
+                conditioned=asked.conditioning is not None,
+            )
+        dtype, device = next(model.parameters()).dtype, self._engine.device
+        embeds, empty, conditioning = (
+            {name: tensor[None].to(device, dtype) for name, tensor in (one or {}).items()}
+            for one in (asked.text, asked.empty, asked.conditioning)
+        )
+        return self._family.sample_latents(
+            self._pipeline,
+            embeds,
+            empty,
+            self._seeds[number],
+            self._settings,
+            resolution=self._resolution,
+            shape=self._shape,
+            conditioning=conditioning or None,
+        )
+
+    def _write(self, step: int, latents: torch.Tensor) -> None:
+        path = self._folder / f"step-{step:08d}.safetensors"
+        new = path.with_name(f".{path.name}.new")
+        about = {
+            "prompts": json.dumps(self._prompts),
+            "columns": str(self._columns),
+            "step": str(step),
+        }
+        try:
+            save_file({"latents": latents.contiguous()}, new, metadata=about)
+            new.replace(path)
+        except (OSError, SafetensorError) as error:
+            # An image must not end a training; the next save reports a full disk.
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            self._log.say(f"{path}: not written: {error}; training continues")
+
+    def _start_decoding(self) -> None:
+        if not undecoded(self._folder):
+            return
+        if self._decode == "inline":
+            try:
+                decode(self._folder, self._family, self._base, str(self._engine.device))
+            except OSError as error:
+                self._log.say(f"{self._folder}: images not written: {error}; training continues")
+        elif self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                [
+                    *(
+                        sys.executable,
+                        "-m",
+                        PROGRAM,
+                        str(self._folder),
+                    ),
+                    *("--family", self._family.name, "--base", str(self._base)),
+                ],
+                stdin=subprocess.DEVNULL,
+                env={k: v for k, v in os.environ.items() if k not in LAUNCHERS}
+                | {SUPERVISOR: str(os.getpid())},
+                start_new_session=True,  # it kills its process group, which must not be ours
+            )
