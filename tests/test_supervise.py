@@ -13,12 +13,12 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.builders.processes import wait_until
 
 from zerotrain.machine import child_process as module
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervise
@@ -73,14 +73,6 @@ def runs(pid: int) -> bool:
     except OSError:
         return False
     return text.rpartition(") ")[2][0] not in "ZX"
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait for something that has to come true."""
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture

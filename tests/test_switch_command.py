@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import psutil
 import pytest
 import torch
 from ruamel.yaml import YAML
+from tests.builders.processes import wait_until
 
 from zerotrain import artifact
 from zerotrain.config.find import find_config
@@ -550,11 +550,12 @@ def test_a_killed_training_goes_on_under_deepspeed(
 
     progress = folder / "results/digits/plain/progress"
     with subprocess.Popen([*command, "weights"], cwd=folder, env=environment) as running:
-        deadline = time.monotonic() + 600
-        while not list(progress.glob("step-*/manifest.json")):
+
+        def saved() -> list[Path]:
             assert running.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+            return list(progress.glob("step-*/manifest.json"))
+
+        wait_until(saved, "a checkpoint", seconds=600, pause=0.2)
         holder = holder_of(progress)
         assert holder
         os.kill(holder.pid, signal.SIGKILL)

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 from ruamel.yaml import YAML
+from tests.builders.processes import wait_until
 from tests.conftest import copy_quick_project
 
 from zerotrain.training.process.lock import holder_of
@@ -144,12 +145,11 @@ def steps_of(project: Project, edited: bytes) -> list[Callable[[], object]]:
     ]
 
 
-def wait_until(sign: Callable[[], object], process: subprocess.Popen[str]) -> None:
+def wait_for(sign: Callable[[], object], process: subprocess.Popen[str]) -> None:
     """Wait for a sign, or for the end of the process that gives it."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while process.poll() is None and not sign():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(
+        lambda: process.poll() is not None or sign(), "a sign", DEADLINE_SECONDS, pause=0.002
+    )
 
 
 def kill(process: subprocess.Popen[str], what: str) -> None:
@@ -178,7 +178,7 @@ def running(project: Project) -> Iterator[subprocess.Popen[str]]:
     process = project.start(TRAIN)
     progress = project.plain / "progress"
     first = set(progress.glob("step-*/manifest.json"))
-    wait_until(lambda: set(progress.glob("step-*/manifest.json")) - first, process)
+    wait_for(lambda: set(progress.glob("step-*/manifest.json")) - first, process)
     ranks = [
         one
         for one in psutil.Process(process.pid).children(recursive=True)
@@ -218,7 +218,7 @@ def test_a_killed_switch_is_completed_by_the_same_command(
     signs = steps_of(project, text)
     place, what = seed % len(signs), rng.choice(["command", "snakemake", "jobs", "all"])
     process = project.start(SWITCH)
-    wait_until(signs[place], process)
+    wait_for(signs[place], process)
     time.sleep(rng.uniform(0, 2.0 if place < 2 else 0.3))
     kill(process, what)
     killed = process.communicate()[0]
@@ -244,7 +244,7 @@ def test_a_killed_switch_of_a_running_training_loses_nothing(
     former = set(project.config.parent.rglob("*"))
     with running(project) as training:
         process = project.start(SWITCH)
-        wait_until((project.plain / "progress/stop").exists, process)
+        wait_for((project.plain / "progress/stop").exists, process)
         what = ["command", "ranks", "snakemake", "both"][seed // 5 % 4]
         if what in ("command", "both"):
             process.kill()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.builders import processes
 from tests.cluster.virtual_slurm import VirtualSlurm, missing, virtual_slurm
 
 EAGER = Path(__file__).with_name("eager_snakemake.py")
@@ -119,13 +119,7 @@ class Project:
         return [json.loads(path.read_text())["pid"] for path in paths]
 
 
-def wait_until(what: Callable[[], Any], name: str) -> Any:
-    """Look until something holds; what was seen."""
-    deadline = time.monotonic() + SECONDS
-    while not (seen := what()):
-        assert time.monotonic() < deadline, f"waited {SECONDS} s for {name}"
-        time.sleep(0.1)
-    return seen
+wait_until = partial(processes.wait_until, seconds=SECONDS, pause=0.1)
 
 
 def weights(phase: Path) -> torch.Tensor:

@@ -9,20 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from zerotrain.machine.ports import free_port
-
-Job = Callable[..., None]
+from tests.builders.processes import Job, run_ranks
 
 
-def _rank(job: Job, rank: int, world: int, port: int, output: Path, arguments: Any) -> None:
-    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )  # fmt: skip
+def _leave(job: Job, *arguments: Any) -> None:
     torch.set_num_threads(1)
     job(*arguments)
     os._exit(0)  # gloo's threads may wait for ranks that have ended
@@ -34,19 +24,7 @@ def ranks(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 
     def run(job: Job, *arguments: Any, world: int = 1) -> None:
         output = tmp_path_factory.mktemp("ranks") / "output.txt"
-        port = free_port()
-        processes = [
-            server.Process(target=_rank, args=(job, rank, world, port, output, arguments))
-            for rank in range(world)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(90)
-            if process.exitcode != 0:
-                for other in processes:
-                    other.kill()
-                pytest.fail(f"exit code {process.exitcode}: {output.read_text()[-4000:]}")
+        run_ranks(server.Process, _leave, world, job, *arguments, output=output, seconds=70)
 
     return run
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.processes import run_ranks
 
-from zerotrain.machine.ports import free_port
 from zerotrain.stages.train_phase import ALLOCATOR
 
 sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not find the benchmarks
@@ -40,13 +40,11 @@ SOAK = [
 ]  # fmt: skip
 
 
-def _train(number: int, world: int, port: int, inputs: Path, modules: Path, folder: Path) -> None:
+def _train(inputs: Path, modules: Path, folder: Path) -> None:
     # As MALLOC_MMAP_THRESHOLD_ does at a process's start.
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, int(ALLOCATOR["MALLOC_MMAP_THRESHOLD_"]))
-    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     found = watch_training(inputs, folder / "launch", folder / "progress", modules)
-    (folder / f"found-{number}.json").write_text(json.dumps(found))
+    (folder / f"found-{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
 def _measure(server: Any, case: str, inputs: Path, modules: Path, folder: Path) -> dict[str, int]:
@@ -54,15 +52,7 @@ def _measure(server: Any, case: str, inputs: Path, modules: Path, folder: Path) 
     write_launch(folder / "launch", case, inputs / "base")
     (folder / "progress").mkdir()
     world = int([*case.split(":"), "1"][2])
-    port = free_port()
-    started = [
-        server.Process(target=_train, args=(number, world, port, inputs, modules, folder))
-        for number in range(world)
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(180)
+    run_ranks(server.Process, _train, world, inputs, modules, folder)
     found = [json.loads((folder / f"found-{number}.json").read_text()) for number in range(world)]
     return max(found, key=increase)
 

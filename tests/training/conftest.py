@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
+from tests.builders.processes import join_ranks, start_ranks, wait_until
 from tests.training.inputs import write_image_inputs
 from tests.training.kill_point import KillPoint
 
@@ -27,7 +26,6 @@ from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-from zerotrain.machine.ports import free_port
 from zerotrain.models.families import load_family
 from zerotrain.models.sizes import read_sizes
 from zerotrain.models.trainable import choose_trained, trained_parameters
@@ -42,21 +40,7 @@ SEED = 7
 PRESETS = Path("config/launch")
 
 
-def _rank(
-    number: int,
-    world_size: int,
-    arguments: list[str],
-    port: int,
-    output: Path,
-    kill: KillPoint | None,
-) -> None:
-    # The fork server was started under another test's captured output.
-    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
-    faulthandler.dump_traceback_later(300, exit=True)
-    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world_size))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def _train(arguments: list[str], kill: KillPoint | None) -> None:
     if kill:
         kill.arm()
     rank.main(arguments)
@@ -128,32 +112,30 @@ class Training:
         if state:
             arguments["start"] = state
         words = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
-        port = free_port()
-        started = [
-            self._server.Process(
-                target=_rank, args=(number, processes, words, port, self.output, kill)
-            )
-            for number in range(processes)
-        ]
-        for process in started:
-            process.start()
-        return started
+        return start_ranks(self._server.Process, _train, processes, words, kill, output=self.output)
+
+    def wait_for_step(self, name: str, step: int, *processes: Any) -> None:
+        """Wait until a phase has logged a step; its processes may not end before."""
+        log = self.progress(name) / progress_folder.LOG
+
+        def reached() -> bool:
+            if log.is_file() and log.read_text().count("\n") >= step:
+                return True
+            assert all(one.exitcode is None for one in processes), self.output.read_text()
+            return False
+
+        wait_until(reached, f"step {step}", pause=0.005)
 
     def train(self, name: str, *, state: Path | None = None) -> list[float]:
         """Train a phase to its end; the losses of the run so far."""
         processes = read_run_yaml(self.folder / name / "launch" / "run.yaml").launch.num_processes
-        started = self.start_ranks(name, processes, state=state)
-        for process in started:
-            process.join(320)
-        assert [p.exitcode for p in started] == [0] * processes, self.output.read_text()
+        join_ranks(self.start_ranks(name, processes, state=state), self.output)
         assert (self.progress(name) / "metrics.jsonl").exists(), self.output.read_text()
         return self.losses(name)
 
     def train_unfinished(self, name: str) -> None:
         """Train a phase of one process whose training ends by itself before its end."""
-        process = self.start(name)
-        process.join(320)
-        assert process.exitcode == 0, self.output.read_text()
+        join_ranks([self.start(name)], self.output)
 
     def run(self, name: str, preset: str, until: int, **changes: Any) -> list[float]:
         """Write a phase's launch files and train it."""

@@ -6,7 +6,6 @@ checkpoint is written and read as in a training.
 
 from __future__ import annotations
 
-import faulthandler
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.builders.processes import run_ranks
 from tests.training.conftest import TINY, tiny_phase
 
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.machine.ports import free_port
 from zerotrain.models.sizes import model_sizes
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
@@ -123,30 +122,16 @@ def train(job: Job, folder: Path, rank: int) -> list[float]:
     return losses
 
 
-def _rank(rank: int, world_size: int, port: int, jobs: Sequence[Job], folder: Path) -> None:
-    faulthandler.dump_traceback_later(200, exit=True)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    stream = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
+def _train_all(jobs: Sequence[Job], folder: Path) -> None:
     for job in jobs:
-        train(job, folder, rank)
+        train(job, folder, int(os.environ["RANK"]))
 
 
 def run(jobs: Sequence[Job], folder: Path, server: Any) -> None:
     """Train jobs of one engine, one after the other, in as many processes as it has."""
     processes = jobs[0].phase.launch.num_processes
-    port = free_port()
-    started = [
-        server.Process(target=_rank, args=(number, processes, port, list(jobs), folder))
-        for number in range(processes)
-    ]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(250)
-    assert [p.exitcode for p in started] == [0] * processes, (folder / "output.txt").read_text()
+    output = folder / "output.txt"
+    run_ranks(server.Process, _train_all, processes, list(jobs), folder, output=output)
 
 
 def checkpoint(folder: Path, name: str, step: int = STEPS) -> Checkpoint:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 from pathlib import Path
@@ -10,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tests.builders.processes import run_ranks
 from tests.training.conftest import tiny_phase
 
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.machine.ports import free_port
 from zerotrain.models.sizes import model_sizes
 from zerotrain.training import opening
 from zerotrain.training.checkpointing.progress_folder import step_folder
@@ -78,16 +77,9 @@ def mapped(folder: Path) -> int:
     return total
 
 
-def rank(
-    number: int, ranks: int, port: int, preset: str, width: int, layers: int, folder: Path
-) -> None:
+def _resume(ranks: int, preset: str, width: int, layers: int, folder: Path) -> None:
     """Train one step, save it, and resume; leave the bytes that were read and those of its own."""
-    faulthandler.dump_traceback_later(200, exit=True)
-    os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(ranks))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    stream = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
+    number = os.environ["RANK"]
     torch.set_num_threads(1)
     launch = folder / f"launch{number}"
     phase = write_launch(launch, preset, ranks, model(width, layers))
@@ -145,13 +137,6 @@ def count(
         layers: Their number.
         folder: Where it is done.
     """
-    port = free_port()
-    words = (ranks, port, preset, width, layers, folder)
-    processes = [start(target=rank, args=(number, *words)) for number in range(ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    text = (folder / "output.txt").read_text()
-    assert not any(process.exitcode for process in processes), text[-6000:]
+    words = (ranks, preset, width, layers, folder)
+    run_ranks(start, _resume, ranks, *words, output=folder / "output.txt")
     return [json.loads((folder / COUNTS / f"{n}.json").read_text()) for n in range(ranks)]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.test_hang import wait_for_step
+from tests.builders.processes import wait_until
 from tests.training.test_preflight import phase as any_phase
 
 from zerotrain import artifact
@@ -200,7 +200,7 @@ def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     training.phase("main", "torch", STEPS, num_processes=2)
     progress = training.progress("main")
     running = srun.start("main", target=_wait_for_a_signal)
-    wait_for_step(training, "main", 3, *running)
+    training.wait_for_step("main", 3, *running)
     assert srun.codes(srun.start("main")) == [EXIT_USER_ERROR] * 2
     said = training.output.read_text()
     assert said.count("a training is running here already: pid") == 1
@@ -231,7 +231,7 @@ def test_nobody_ends_before_the_checkpoint_is_there(training: Any, srun: Srun) -
     training.phase("main", "torch", STEPS, num_processes=2)
     progress = training.progress("main")
     first, second = srun.start("main", target=_slow_to_publish)
-    wait_for_step(training, "main", 3, first, second)
+    training.wait_for_step("main", 3, first, second)
     os.kill(second.pid, signal.SIGTERM)
     second.join(60)
     assert progress_folder.saved_steps(progress)
@@ -244,7 +244,7 @@ def test_a_lost_process_leaves_no_lock(training: Any, srun: Srun) -> None:
     on another host must not find its lock."""
     training.phase("main", "torch", 5000, num_processes=2)
     first, second = srun.start("main")
-    wait_for_step(training, "main", 3, first, second)
+    training.wait_for_step("main", 3, first, second)
     second.kill()
     assert srun.codes([first]) == [EXIT_FAULT], training.output.read_text()
     assert lock.holder_of(training.progress("main")) is None
@@ -254,7 +254,7 @@ def test_a_start_that_was_taken_over_ends_its_former_holder(training: Any, srun:
     """As one that was suspended for longer than its lease, while another host took over."""
     training.phase("main", "torch", 5000)
     (first,) = srun.start("main", 1)
-    wait_for_step(training, "main", 3, first)
+    training.wait_for_step("main", 3, first)
     path = training.progress("main") / lock.LOCK
     other = json.loads(path.read_text()) | {"host": "elsewhere", "pid": 7, "boot": "another"}
     draft = path.with_name("other")
@@ -347,14 +347,12 @@ def test_resume_under_torchrun(training: Any, srun: Srun, preset: str) -> None:
     with training.output.open("ab") as output:
         running = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            wait_for_step(training, "main", 3)
+            training.wait_for_step("main", 3)
             running.send_signal(signal.SIGTERM)
             assert running.wait(90) != 0
         finally:
             running.kill()
-        deadline = time.monotonic() + 20
-        while lock.holder_of(training.progress("main")) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: not lock.holder_of(training.progress("main")), "the lock's release")
         (step,) = progress_folder.saved_steps(training.progress("main"))
         assert 3 <= step < STEPS
         assert subprocess.run(command, stdout=output, stderr=output, check=False).returncode == 0

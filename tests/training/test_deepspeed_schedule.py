@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from deepspeed.runtime import lr_schedules
+from tests.builders.processes import run_ranks
 from tests.training.test_schedule import schedule as section_of
 
 from zerotrain.config.read import parse_config
@@ -17,7 +17,6 @@ from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.schedule import learning_rate, momentum
-from zerotrain.machine.ports import free_port
 
 STEPS, PEAK = 60, 3e-4
 CYCLE = {"cycle_min_lr": 1e-5, "cycle_max_lr": PEAK, "cycle_first_step_size": 10}
@@ -109,12 +108,10 @@ def test_every_step_has_the_rate_and_the_momentum_of_deepspeeds_class(
         scheduler.step()
 
 
-def _train(schedules: list[dict[str, Any]], port: int, output: Path) -> None:
+def _train(schedules: list[dict[str, Any]], output: Path) -> None:
     """Updates of DeepSpeed engines that have their schedule from their own file."""
     import deepspeed
 
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
-    os.environ.update(MASTER_PORT=str(port))
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     used: list[list[tuple[float, float]]] = []
     for schedule in schedules:
@@ -145,12 +142,8 @@ def test_every_update_of_a_deepspeed_engine_had_this_rate(server: Any, tmp_path:
     cases = [case for case in CASES if case[0] != "OneCycle" or case[1].get("cycle_momentum", True)]
     cases = list({name: (name, args) for name, args in cases}.values())
     assert len(cases) == 5
-    port = free_port()
     schedules = [{"type": name, "params": args} for name, args in cases]
-    process = server.Process(target=_train, args=(schedules, port, tmp_path / "used.json"))
-    process.start()
-    process.join(120)
-    assert process.exitcode == 0
+    run_ranks(server.Process, _train, 1, schedules, tmp_path / "used.json")
     used = json.loads((tmp_path / "used.json").read_text())
     for (name, args), found in zip(cases, used, strict=True):
         phase = resolve(name, **args)

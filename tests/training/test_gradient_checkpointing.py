@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from deepspeed import checkpointing
+from tests.builders.processes import start_ranks
 from tests.training.matrix import PRESETS
 from tests.training.tiny_models import MODELS
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.machine.ports import free_port
 from zerotrain.training.engines import gradient_checkpointing as subject
 from zerotrain.training.opening import open_engine
 
@@ -142,8 +141,6 @@ def test_less_is_kept(name, way, host_memory):
 def _train_twice(phase: ResolvedPhase, launch: Path, some: Models, answers: Any) -> None:
     """In a process of its own: losses and gradient norms of tiny models under the phase's engine,
     without and with checkpointing."""
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     for name, adapter in some:
         found: list[list[float]] = []
         for checkpointed in (False, True):
@@ -193,10 +190,8 @@ def test_every_preset_trains_as_without(training, server, preset, changes, some)
     rounding through DeepSpeed and where stage 3 gathers anew."""
     phase = training.phase("a", preset, 2, gradient_checkpointing=True, **changes)
     answers = server.Queue()
-    process = server.Process(
-        target=_train_twice, args=(phase, training.folder / "a" / "launch", some, answers)
-    )
-    process.start()
+    words = (phase, training.folder / "a" / "launch", some, answers)
+    (process,) = start_ranks(server.Process, _train_twice, 1, *words)
     apart = {}
     for _ in some:
         which, expected, found = answers.get(timeout=100)

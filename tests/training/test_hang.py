@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from zerotrain.training.checkpointing import progress_folder, rank_writer
+from zerotrain.training.checkpointing import rank_writer
 from zerotrain.training.process import ending, watch
 from zerotrain.training.process.failures import EXIT_FAULT
 from zerotrain.training.process.watch import Watch
@@ -27,16 +27,6 @@ LONG = 5000
 """Steps that no test waits for."""
 
 
-def wait_for_step(training: Any, name: str, step: int, *processes: Any) -> None:
-    """Wait until training has logged a step."""
-    log = training.progress(name) / progress_folder.LOG
-    deadline = time.monotonic() + 90
-    while not (log.is_file() and log.read_text().count("\n") >= step):
-        assert time.monotonic() < deadline
-        assert all(one.exitcode is None for one in processes), training.output.read_text()
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def started(training: Any) -> Iterator[Any]:
     """Starts the processes of a phase, and ends what a failed test leaves."""
@@ -45,7 +35,7 @@ def started(training: Any) -> Iterator[Any]:
     def start(name: str, preset: str = "torch", processes: int = 1, **changes: Any) -> Any:
         training.phase(name, preset, LONG, num_processes=processes, **changes)
         running.extend(training.start_ranks(name, processes))
-        wait_for_step(training, name, 3, *running)
+        training.wait_for_step(name, 3, *running)
         return running
 
     yield start
@@ -100,7 +90,7 @@ def test_a_single_process_that_hangs_is_found_from_outside(training: Any, starte
     (process,) = started("alone")
     progress = training.progress("alone")
     with Watch(progress, "alone", 3.0):
-        wait_for_step(training, "alone", 20, process)  # one that moves is left alone
+        training.wait_for_step("alone", 20, process)  # one that moves is left alone
         os.kill(process.pid, signal.SIGSTOP)
         process.join(30)
     assert process.exitcode == -signal.SIGKILL

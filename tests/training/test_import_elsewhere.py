@@ -6,20 +6,19 @@ save_state made.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.builders.processes import run_ranks
 from tests.training import accelerate_loop
 from tests.training.matrix import deviation
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.machine.ports import free_port
 from zerotrain.stages.import_checkpoint import import_checkpoint
 from zerotrain.state.state import State
 from zerotrain.training.checkpointing.preflight import check_start
@@ -40,15 +39,6 @@ RUN = {
 }  # fmt: skip
 
 
-def _loop(port: int, output: Path, *arguments: Any) -> None:
-    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    accelerate_loop.train(*arguments)
-
-
 @pytest.fixture
 def elsewhere(training, server):
     """Trains half of the steps by another program; the folder that its save_state left."""
@@ -56,15 +46,10 @@ def elsewhere(training, server):
     def train(name: str, zero: dict[str, Any] | None, wrapped: bool = False) -> Path:
         training.phase("there", "torch", SWITCH, **CONSTANT)
         out: Path = training.folder / name
-        port = free_port()
-        launch = training.folder / "there" / "launch"
-        process = server.Process(
-            target=_loop,
-            args=(port, training.output, launch, training.base, training.cache, out, zero, wrapped),
+        words = (training.folder / "there/launch", training.base, training.cache, out)
+        run_ranks(
+            server.Process, accelerate_loop.train, 1, *words, zero, wrapped, output=training.output
         )
-        process.start()
-        process.join(100)
-        assert process.exitcode == 0, training.output.read_text()
         return out
 
     return train

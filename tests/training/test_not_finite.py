@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from tests.training.conftest import SAMPLES, SEED, Training, write_cache
-from tests.training.test_resume import wait_for_step
 
 from zerotrain.data.draws import draw_place
 from zerotrain.state.checkpoint import Checkpoint
@@ -119,7 +118,7 @@ def test_resume_after_a_skip_is_exact(spoilt, preset):
         name = f"every-{every}"
         spoilt.phase(name, preset, UNTIL, nan_action="skip", save_every=every)
         process = spoilt.start(name)
-        wait_for_step(spoilt, name, STEP)
+        spoilt.wait_for_step(name, STEP)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         spoilt.train(name)

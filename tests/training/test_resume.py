@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import time
 from functools import cache
 
 import pytest
@@ -39,17 +38,6 @@ def undisturbed(tmp_path_factory, inputs, server):
     return run
 
 
-def wait_for_step(training, name: str, step: int) -> None:
-    """Wait until a running training has logged a step."""
-    log = training.progress(name) / progress_folder.LOG
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if log.is_file() and len(log.read_text().splitlines()) >= step:
-            return
-        time.sleep(0.005)
-    raise AssertionError(f"step {step} was not reached")
-
-
 def test_resume_same_seed_gives_the_same_bits(training, preset):
     """Two runs from one seed end in identical tensors and losses."""
     first = training.run("a", preset, 8)
@@ -66,7 +54,7 @@ def test_resume_after_kill_ends_in_the_same_weights(training, undisturbed, prese
     places = random.Random(preset).sample(range(4, STEPS - 3), 2)
     for place in sorted(places):
         process = training.start("killed")
-        wait_for_step(training, "killed", place)
+        training.wait_for_step("killed", place)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         saved = progress_folder.saved_steps(training.progress("killed"))
@@ -89,7 +77,7 @@ def test_resume_after_a_request_to_stop(training, undisturbed, how):
     next start ends in the bits of an undisturbed run."""
     training.phase("stopped", "torch", STEPS)
     process = training.start("stopped")
-    wait_for_step(training, "stopped", 5)
+    training.wait_for_step("stopped", 5)
     if how == "stop file":
         (training.progress("stopped") / progress_folder.STOP).touch()
     else:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -47,15 +46,6 @@ def changes(setup: Setup) -> dict[str, Any]:
     }
 
 
-def wait_for_step(training: Any, step: int) -> None:
-    """Wait until the training has logged a step."""
-    log = training.progress("killed") / progress_folder.LOG
-    deadline = time.monotonic() + 90
-    while not log.is_file() or len(log.read_text().splitlines()) < step:
-        assert time.monotonic() < deadline, training.output.read_text()
-        time.sleep(0.002)
-
-
 @pytest.mark.parametrize(
     "setup",
     [pytest.param(setup, marks=marks(setup)) for setup in SETUPS],
@@ -73,7 +63,7 @@ def test_killed_three_times_ends_in_the_same_files(training, setup):
         # The lines of the start before, which may have come further, are no sign of this one.
         (training.progress("killed") / progress_folder.LOG).unlink(missing_ok=True)
         ranks = training.start_ranks("killed", setup.processes)
-        wait_for_step(training, place)
+        training.wait_for_step("killed", place)
         for process in ranks if how == signal.SIGKILL else [draw.choice(ranks)]:
             os.kill(process.pid, how)
         for process in ranks:

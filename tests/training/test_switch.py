@@ -28,7 +28,6 @@ from tests.training.matrix import (
     ring,
     sampled,
 )
-from tests.training.test_resume import wait_for_step
 
 from zerotrain import artifact
 from zerotrain.config.relaunch import share_batch
@@ -194,7 +193,7 @@ def test_switch_of_a_killed_phase_repeats_nothing_that_was_saved(training):
     whole = training.run("whole", "torch", 240, **shape)
     training.phase("cut", "torch", 240, **shape)
     process = training.start("cut")
-    wait_for_step(training, "cut", 90)
+    training.wait_for_step("cut", 90)
     process.kill()
     process.join()
     step = progress_folder.newest_step(training.progress("cut"), 240)

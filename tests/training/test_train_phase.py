@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.builders.processes import wait_until
 
 from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR
@@ -77,12 +78,14 @@ class Command:
 
     def wait_for(self, reached: Any, what: str) -> None:
         """Wait until something has come about."""
-        deadline = time.monotonic() + 90
-        while not reached():
-            assert time.monotonic() < deadline, f"not reached: {what}"
-            going = any(process.poll() is None for process in self._running)
-            assert going, f"ended before: {what}"
-            time.sleep(0.01)
+
+        def holds() -> bool:
+            if reached():
+                return True
+            assert any(process.poll() is None for process in self._running), f"ended before: {what}"
+            return False
+
+        wait_until(holds, what)
 
     def wait_for_save(self) -> None:
         """Wait until a checkpoint is whole."""

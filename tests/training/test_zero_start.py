@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+from tests.builders.processes import run_ranks
 
-from zerotrain.machine.ports import free_port
 from zerotrain.training.engines import zero_engine
 
 SECONDS = 77
 
 
-def _meet(port: int) -> None:
+def _meet() -> None:
     from deepspeed.utils import groups
 
-    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     zero_engine.init_distributed(timedelta(seconds=SECONDS))
     zero_engine.init_distributed()  # as the engine does, later
     for group in (torch.distributed.group.WORLD, groups._clone_world_group()):
@@ -29,10 +26,7 @@ def _meet(port: int) -> None:
 
 def test_the_time_out_is_that_of_zeros_own_group(server: Any) -> None:
     """launch.ddp_timeout reaches the group over which DeepSpeed reduces gradients."""
-    process = server.Process(target=_meet, args=(free_port(),))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
+    run_ranks(server.Process, _meet, 1, seconds=60)
 
 
 def test_a_process_takes_its_device_before_it_meets_others(

@@ -97,14 +97,19 @@ class Project:
             timeout=SECONDS,
         )
 
+    def must(self, *words: str, code: int = 0, **environment: str) -> str:
+        """What a command prints that ends with this code."""
+        done = self.command(*words, **environment)
+        assert done.returncode == code, f"{words}: exit code {done.returncode}\n{done.stdout}"
+        return done.stdout
+
     def snakemake(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `snakemake`, whether or not it ends well."""
         return self.command("snakemake", *words, **environment)
 
     def build(self, *words: str) -> None:
         """Make everything, or what is asked for."""
-        done = self.snakemake("--cores", "2", *words)
-        assert done.returncode == 0, done.stdout
+        self.must("snakemake", "--cores", "2", *words)
 
     def forked(self, *words: str, **environment: str) -> tuple[int, str]:
         """The exit code of `snakemake`, and what it said."""

@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -198,14 +199,7 @@ def test_dvc_repro_builds_everything_once(project):
     itself and for Snakemake; afterwards an edit runs what depends on it."""
     generate(project.folder, project.folder / "dvc.yaml", env=project.environment)
 
-    def dvc(*words: str) -> str:
-        done = project.command("dvc", *words)
-        assert done.returncode == 0, done.stdout
-        return done.stdout
-
-    def git(*words: str) -> str:
-        return project.command("git", *words).stdout
-
+    dvc, git = partial(project.must, "dvc"), partial(project.must, "git")
     git("init", "-q", ".")
     git("add", ".")
     assert {line.split()[0] for line in dvc("stage", "list").splitlines()} == set(EVERY_STAGE)

@@ -32,8 +32,7 @@ def made(tmp_path_factory, planner):
         ("git", "add", "."),
         ("snakemake", "--cores", "2", "train"),
     ):
-        done = project.command(*words)
-        assert done.returncode == 0, done.stdout
+        project.must(*words)
     project.calls()
     return project
 
@@ -191,8 +190,7 @@ def test_a_stage_of_dvc_whose_code_is_edited_meanwhile_fails(agreed):
     assert f"ERROR: {source}: edited while report ran" in done.stdout
     agreed.calls()
     assert agreed.planned("train") == {"report": 1}  # nor does Snakemake take it for right
-    done = agreed.command("dvc", "repro")
-    assert done.returncode == 0, done.stdout
+    agreed.must("dvc", "repro")
     assert agreed.calls() == ["report"]
     assert clean(agreed)
     assert agreed.planned("train") == {}

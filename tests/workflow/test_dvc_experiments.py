@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from dvc.utils.serialize import modify_yaml
+from tests.builders.git import init_repository
 
 from zerotrain.config.read import read_config
 from zerotrain.pipeline.graph.code import DIGESTS
@@ -43,10 +44,7 @@ def test_an_experiment_in_a_copy_is_applied(project):
     """`--temp` changes nothing here; applied, it leaves nothing to do. Its value, which DVC writes
     as YAML 1.1 reads text, is a number to us."""
 
-    def must(*words: str) -> str:
-        done = project.command(*words)
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+    must = project.must
 
     def nothing_to_do() -> None:
         assert "up to date" in must("dvc", "status")
@@ -54,9 +52,7 @@ def test_an_experiment_in_a_copy_is_applied(project):
 
     must("python", "-m", "zerotrain", "dvc", "generate")
     project.append(".gitignore", "/calls.txt\n")
-    must("git", "init", "-q", ".")
-    must("git", "config", "user.name", "a")
-    must("git", "config", "user.email", "a@b")
+    init_repository(must)
     project.build("train")
     must("git", "add", ".")
     must("git", "commit", "-q", "-m", "begin")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.builders.git import init_repository, set_author
 from tests.workflow.conftest import Project
 
 CONFIG = "config/config.yaml"
@@ -48,9 +49,7 @@ class Fuzz:
         self.checked = 0
         self.cache = project.folder.with_name("dvc-cache")
         self.must("python", "-m", "zerotrain", "dvc", "generate")
-        self.must("git", "init", "-q", "-b", "main", ".")
-        self.must("git", "config", "user.name", "a")
-        self.must("git", "config", "user.email", "a@b")
+        init_repository(self.must)
         self.must("dvc", "cache", "dir", "--local", str(self.cache))
         project.append(".gitignore", "/calls.txt\n")
         self.must("git", "add", ".")
@@ -300,8 +299,7 @@ class Fuzz:
         branch = self.must("git", "branch", "--show-current").strip()
         self.project = self.project.at(folder)
         self.branches = [branch]
-        self.must("git", "config", "user.name", "a")
-        self.must("git", "config", "user.email", "a@b")
+        set_author(self.must)
         self.must("dvc", "cache", "dir", "--local", str(self.cache))
         self.project.command("dvc", "checkout")
 

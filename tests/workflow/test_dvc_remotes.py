@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.builders.git import init_repository, set_author
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = (".dvc/config", ".dvc/.gitignore", ".dvcignore")
@@ -86,13 +87,14 @@ class Project:
     def commit(self) -> None:
         """Put under Git all that Git may see."""
         self("git", "add", ".")
-        self("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a run",
-             "--allow-empty")  # fmt: skip
+        self("git", "commit", "-qm", "a run", "--allow-empty")
 
     def clone(self, name: str) -> Project:
         """A fresh clone beside it."""
         self("git", "clone", "-q", ".", str(self.folder.with_name(name)))
-        return Project(self.folder.with_name(name))
+        made = Project(self.folder.with_name(name))
+        set_author(made)
+        return made
 
     def contents(self) -> dict[str, bytes]:
         """The bytes of each result, by its path."""
@@ -135,7 +137,7 @@ def project(tmp_path: Path) -> Project:
     (folder / "make.py").write_text(MAKE)
     (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"make": STAGE}}))
     project = Project(folder)
-    project("git", "init", "-q", ".")
+    init_repository(project)
     project("dvc", "repro", "-q")
     assert len(project.contents()) == SHARDS + 1
     return project

@@ -10,45 +10,36 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.builders.git import init_repository, set_author
 from tests.workflow.conftest import Jobs, Project, create
 
 CONFIG = "config/config.yaml"
 EVERYTHING = ["cache", "progress", "checkpoint", "weights", "state", "evaluation", "report"]
 
 
-def must(project: Project, *words: str) -> str:
-    """What a command prints that has to end well."""
-    done = project.command(*words)
-    assert done.returncode == 0, f"{words}: {done.stdout}"
-    return done.stdout
-
-
 def zerotrain(project: Project, *words: str, code: int = 0, **environment: str) -> str:
     """What the real command prints; `zerotrain` itself is a fake here."""
-    done = project.command("python", "-m", "zerotrain", *words, **environment)
-    assert done.returncode == code, f"{words}: exit code {done.returncode}\n{done.stdout}"
-    assert "Traceback" not in done.stdout
-    return done.stdout
+    printed = project.must("python", "-m", "zerotrain", *words, code=code, **environment)
+    assert "Traceback" not in printed
+    return printed
 
 
 def commit(project: Project, message: str) -> str:
     """Commit all that git does not ignore: the commit."""
-    must(project, "git", "add", ".")
-    must(project, "git", "commit", "-q", "-m", message)
-    return must(project, "git", "rev-parse", "HEAD").strip()
+    project.must("git", "add", ".")
+    project.must("git", "commit", "-q", "-m", message)
+    return project.must("git", "rev-parse", "HEAD").strip()
 
 
 def begin(project: Project) -> None:
     """A project under git and DVC, with a folder as DVC's remote, built by Snakemake and pushed."""
-    must(project, "git", "init", "-q", "-b", "main", ".")
-    must(project, "git", "config", "user.name", "a")
-    must(project, "git", "config", "user.email", "a@b")
+    init_repository(project.must)
     zerotrain(project, "dvc", "generate")
-    must(project, "dvc", "remote", "add", "-q", "--default", "shelf", str(remote_of(project)))
+    project.must("dvc", "remote", "add", "-q", "--default", "shelf", str(remote_of(project)))
     project.append(".gitignore", "/calls.txt\n")
     project.build("train")
     commit(project, "first")
-    must(project, "dvc", "push", "-q")
+    project.must("dvc", "push", "-q")
     project.calls()
 
 
@@ -59,10 +50,9 @@ def remote_of(project: Project) -> Path:
 def clone(project: Project, name: str = "clone") -> Project:
     """A fresh clone, with nothing of DVC's in it."""
     folder = project.folder.with_name(name)
-    must(project, "git", "clone", "-q", str(project.folder), str(folder))
+    project.must("git", "clone", "-q", str(project.folder), str(folder))
     made = project.at(folder)
-    must(made, "git", "config", "user.name", "a")
-    must(made, "git", "config", "user.email", "a@b")
+    set_author(made.must)
     return made
 
 
@@ -79,7 +69,7 @@ def hashes(project: Project, below: str = "results") -> dict[str, str]:
 def nothing_to_do(project: Project) -> None:
     """Both tools say so."""
     assert project.planned("train") == {}
-    assert "up to date" in must(project, "dvc", "status")
+    assert "up to date" in project.must("dvc", "status")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +85,7 @@ def stored(_stored: Project, tmp_path: Path) -> Project:
     shutil.copytree(remote_of(_stored), tmp_path / "shelf")
     project = _stored.copy_to(tmp_path / "project")
     project.edit(".dvc/config", str(remote_of(_stored)), str(tmp_path / "shelf"))
-    must(project, "git", "commit", "-q", "-a", "-m", "another shelf")
+    project.must("git", "commit", "-q", "-a", "-m", "another shelf")
     return project
 
 
@@ -123,8 +113,8 @@ def test_dvc_restore_brings_everything_back(stored):
     assert hashes(project) == hashes(stored)
     assert {part for name in hashes(project) for part in Path(name).parts} >= set(EVERYTHING)
     nothing_to_do(project)
-    assert "up to date" in must(project, "dvc", "repro")
-    assert must(project, "git", "status", "--short") == ""
+    assert "up to date" in project.must("dvc", "repro")
+    assert project.must("git", "status", "--short") == ""
     assert "brought back: 0 of" in zerotrain(project, "restore")
 
 
@@ -186,14 +176,14 @@ def test_dvc_restore_leaves_each_edit_its_dependents(edit, restored):
     act, expected = EDITS[edit]
     act(restored)
     assert restored.planned("train") == expected
-    must(restored, "dvc", "repro", "-q")
+    restored.must("dvc", "repro", "-q")
     assert Counter(restored.calls()) == expected
     nothing_to_do(restored)
 
 
 def test_dvc_restore_without_remote_takes_the_cache(stored):
     """What the cache holds needs no remote: results that were removed come back from it."""
-    must(stored, "dvc", "remote", "remove", "-q", "shelf")
+    stored.must("dvc", "remote", "remove", "-q", "shelf")
     before = hashes(stored)
     shutil.rmtree(stored.folder / "results")
     assert "nothing to do" in zerotrain(stored, "restore")
@@ -240,19 +230,19 @@ def test_dvc_restore_is_called_from_the_top(stored):
     """Below it nothing is looked for, and no revision checked out: the way up is told."""
     inner = Project(stored.folder / "config", stored._server)
     inner.environment = stored.environment
-    head = must(stored, "git", "log", "-1", "--format=%D")
+    head = stored.must("git", "log", "-1", "--format=%D")
     for words in (["restore"], ["restore", "HEAD~1"], ["data", "add", "../photos"]):
         assert f"`cd {stored.folder}`" in zerotrain(inner, *words, code=2)
-    assert must(stored, "git", "log", "-1", "--format=%D") == head
+    assert stored.must("git", "log", "-1", "--format=%D") == head
 
 
 def second_training(project: Project) -> tuple[str, str]:
     """Other weights, committed after the first ones and pushed: both commits."""
-    first = must(project, "git", "log", "-1", "--format=%H", "--", "dvc.lock").strip()
+    first = project.must("git", "log", "-1", "--format=%H", "--", "dvc.lock").strip()
     project.edit(CONFIG, "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
     project.build("train")
     second = commit(project, "faster")
-    must(project, "dvc", "push", "-q")
+    project.must("dvc", "push", "-q")
     project.calls()
     return first, second
 
@@ -263,16 +253,16 @@ def test_dvc_restore_takes_a_revision(stored):
     before = hashes(stored)
     first, second = second_training(stored)
     assert hashes(stored) != before
-    must(stored, "git", "checkout", "-q", "--detach")
+    stored.must("git", "checkout", "-q", "--detach")
     said = zerotrain(stored, "restore", first[:8])
     assert "nothing to do" in said
-    assert must(stored, "git", "rev-parse", "HEAD").strip() == first
-    assert must(stored, "git", "branch", "--show-current").strip() == ""
+    assert stored.must("git", "rev-parse", "HEAD").strip() == first
+    assert stored.must("git", "branch", "--show-current").strip() == ""
     assert hashes(stored) == before
     assert stored.calls() == []
     nothing_to_do(stored)
-    must(stored, *said.partition("; `")[2].partition("` goes back")[0].split())
-    assert must(stored, "git", "rev-parse", "HEAD").strip() == second
+    stored.must(*said.partition("; `")[2].partition("` goes back")[0].split())
+    assert stored.must("git", "rev-parse", "HEAD").strip() == second
 
 
 @pytest.mark.parametrize("change", ["edit", "dvc.lock"])
@@ -282,12 +272,12 @@ def test_dvc_restore_refuses_uncommitted_changes(change, stored):
     if change == "edit":
         stored.append(CONFIG, "# a remark\n")
     else:
-        must(stored, "git", "rm", "-q", "--cached", "dvc.lock")
-        must(stored, "git", "commit", "-q", "-m", "forgotten")
-    head = must(stored, "git", "rev-parse", "HEAD")
+        stored.must("git", "rm", "-q", "--cached", "dvc.lock")
+        stored.must("git", "commit", "-q", "-m", "forgotten")
+    head = stored.must("git", "rev-parse", "HEAD")
     said = zerotrain(stored, "restore", "HEAD~1", code=2)
     assert f"{name}: changed here and not committed" in said
-    assert must(stored, "git", "rev-parse", "HEAD") == head
+    assert stored.must("git", "rev-parse", "HEAD") == head
 
 
 @pytest.mark.slow
@@ -305,7 +295,7 @@ def test_dvc_weights_are_found_by_their_content(phase, stored, tmp_path):
     project = clone(stored)
     for path, made_by, rate in ((old, first, 0.001), (new, second, 0.002)):
         said = zerotrain(project, "restore", "--find-only", str(path))
-        assert must(project, "git", "show", "-s", "--format=%h of %cs", made_by).strip() in said
+        assert project.must("git", "show", "-s", "--format=%h of %cs", made_by).strip() in said
         assert f"output  {weights}\n" in said
         assert f"stage   export_weights\nphase   {phase}\n" in said
         assert f"{CONFIG}: train = " in said
@@ -315,11 +305,11 @@ def test_dvc_weights_are_found_by_their_content(phase, stored, tmp_path):
         for dep in lock[stage]["deps"]:
             assert f"  {dep['path']}  md5 {dep['md5']}\n" in f"{said}\n"
     assert ("train_phase-offload:" in said) == (phase == "offload")
-    assert must(project, "git", "rev-parse", "HEAD").strip() == second
+    assert project.must("git", "rev-parse", "HEAD").strip() == second
     assert not (project.folder / "results").exists()
 
     assert "nothing to do" in zerotrain(project, "restore", str(old))
-    assert must(project, "git", "rev-parse", "HEAD").strip() == first
+    assert project.must("git", "rev-parse", "HEAD").strip() == first
     assert hashes(project) == before
 
 
@@ -328,22 +318,22 @@ def test_dvc_weights_are_found_on_another_branch_and_in_an_experiment(stored, tm
     """The history of all references is looked through, not of the branch alone; what no commit
     holds yet is found as well."""
     weights = "results/tiny/offload/weights"
-    must(stored, "git", "switch", "-q", "-c", "aside")
+    stored.must("git", "switch", "-q", "-c", "aside")
     _, aside = second_training(stored)
     of_branch = shutil.copytree(stored.folder / weights, tmp_path / "of_branch")
-    must(stored, "git", "switch", "-q", "-c", "away")
+    stored.must("git", "switch", "-q", "-c", "away")
     stored.edit(CONFIG, "learning_rate: 2.0e-3", "learning_rate: 3.0e-3")
     stored.build("train")
     experiment = commit(stored, "dvc: an experiment")
     of_experiment = shutil.copytree(stored.folder / weights, tmp_path / "of_experiment")
-    must(stored, "git", "update-ref", f"refs/exps/ab/{aside[2:]}/quick-cat", experiment)
-    must(stored, "git", "switch", "-q", "main")
-    must(stored, "git", "branch", "-q", "-D", "away")
+    stored.must("git", "update-ref", f"refs/exps/ab/{aside[2:]}/quick-cat", experiment)
+    stored.must("git", "switch", "-q", "main")
+    stored.must("git", "branch", "-q", "-D", "away")
     for path, found in ((of_branch, aside), (of_experiment, experiment)):
         said = zerotrain(stored, "restore", "--find-only", str(path))
-        assert must(stored, "git", "show", "-s", "--format=%h of %cs", found).strip() in said
+        assert stored.must("git", "show", "-s", "--format=%h of %cs", found).strip() in said
     assert "nothing to do" in zerotrain(stored, "restore", "quick-cat")
-    assert must(stored, "git", "rev-parse", "HEAD").strip() == experiment
+    assert stored.must("git", "rev-parse", "HEAD").strip() == experiment
 
     stored.edit(CONFIG, "learning_rate: 3.0e-3", "learning_rate: 4.0e-3")
     stored.build("train")
@@ -375,7 +365,7 @@ def _merged(project: Project) -> None:
 
 
 def _no_remote(project: Project) -> None:
-    must(project, "dvc", "remote", "remove", "-q", "shelf")
+    project.must("dvc", "remote", "remove", "-q", "shelf")
 
 
 def _remote_gone(project: Project) -> None:
@@ -391,7 +381,7 @@ def _object_spoiled(project: Project) -> None:
 
 
 def _no_library(project: Project) -> None:
-    must(project, "dvc", "remote", "modify", "-q", "shelf", "url", "oss://nowhere/at/all")
+    project.must("dvc", "remote", "modify", "-q", "shelf", "url", "oss://nowhere/at/all")
 
 
 def _training(project: Project) -> None:
@@ -486,7 +476,7 @@ def test_dvc_restore_needs_dvc(stored):
 )
 def test_dvc_restore_asks_what_is_meant(words, sentence, stored):
     """A word that is nothing, or two things, is not guessed at."""
-    must(stored, "git", "branch", "photos")
+    stored.must("git", "branch", "photos")
     assert sentence in zerotrain(stored, "restore", *words, code=2)
 
 
@@ -505,14 +495,14 @@ def test_dvc_restore_says_what_is_left(stored):
 def test_dvc_data_add_tracks_a_folder(stored):
     """A user's folder goes to DVC with a line for the configuration; on a fresh clone it comes back
     with all the rest. Called again it says that nothing has changed, or renews."""
-    must(stored, "git", "rm", "-rq", "--cached", "photos")
+    stored.must("git", "rm", "-rq", "--cached", "photos")
     said = zerotrain(stored, "data", "add", "photos")
     assert "wrote photos.dvc" in said
     assert "git add photos.dvc .gitignore" in said
     assert "config: data.images: photos" in said
     nothing_to_do(stored)
     commit(stored, "photos by DVC")
-    must(stored, "dvc", "push", "-q")
+    stored.must("dvc", "push", "-q")
     project = clone(stored)
     assert not (project.folder / "photos").exists()
     assert "nothing to do" in zerotrain(project, "restore")
@@ -528,14 +518,14 @@ def test_dvc_data_add_tracks_a_folder(stored):
 
 def test_dvc_data_add_prints_commands_that_work(stored):
     """Of a name with spaces and beyond ASCII too; links that DVC itself makes are no mistake."""
-    must(stored, "dvc", "config", "--local", "cache.type", "symlink")
+    stored.must("dvc", "config", "--local", "cache.type", "symlink")
     image = stored.folder / "meine Kätzchen" / "a b.png"
     image.parent.mkdir()
     image.write_bytes(b"a cat")
     said = zerotrain(stored, "data", "add", image.parent.name)
     assert image.is_symlink()
-    must(stored, "sh", "-c", said.partition("then: ")[2].partition("\n")[0])
-    added = must(stored, "git", "diff", "-z", "--cached", "--name-only").split("\0")
+    stored.must("sh", "-c", said.partition("then: ")[2].partition("\n")[0])
+    added = stored.must("git", "diff", "-z", "--cached", "--name-only").split("\0")
     assert added == [".gitignore", "meine Kätzchen.dvc", ""]
     assert "unchanged" in zerotrain(stored, "data", "add", image.parent.name)
 
@@ -574,8 +564,8 @@ def refusing(_stored: Project, tmp_path_factory) -> Project:
 )
 def test_dvc_data_add_refuses(folder, sentence, refusing):
     """What lies outside, or is another's already, is refused with a hint."""
-    status = must(refusing, "git", "status", "--short")
+    status = refusing.must("git", "status", "--short")
     error, _, hint = zerotrain(refusing, "data", "add", folder, code=2).partition("  Hint: ")
     assert sentence in error
     assert hint
-    assert must(refusing, "git", "status", "--short") == status
+    assert refusing.must("git", "status", "--short") == status

@@ -492,8 +492,7 @@ def test_graph_works_without_an_activated_environment(project):
     for photo in (project.folder / "photos").glob("*.png"):
         Image.new("RGB", (64, 64)).save(photo)
     snakemake = project.environment["PATH"].split(os.pathsep)[1] + "/snakemake"
-    done = project.command(snakemake, "--cores", "1", "dataset", PATH=os.defpath)
-    assert done.returncode == 0, done.stdout
+    project.must(snakemake, "--cores", "1", "dataset", PATH=os.defpath)
     assert '"kind": "dataset"' in (project.folder / "results/data/tiny/manifest.json").read_text()
     assert project.calls() == []
 

@@ -1,0 +1,50 @@
+"""Nano image models, the images and captions that they are fitted to, and what they draw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from zerotrain.models.families import nano
+
+CAPTIONS = ("a red house", "a blue house", "a green boat")
+
+
+def make_pictures(side: int, count: int = 8) -> list[Image.Image]:
+    """Images of random colours, two to an image."""
+    draw = np.random.default_rng(0)
+    made = []
+    for _ in range(count):
+        pixels = np.empty((side, side, 3), dtype=np.uint8)
+        pixels[: side // 2], pixels[side // 2 :] = draw.integers(0, 256, (2, 3), dtype=np.uint8)
+        made.append(Image.fromarray(pixels))
+    return made
+
+
+def build_nano(small: Any, folder: Path, *, side: int = 16, steps: int = 3, **options: Any) -> Path:
+    """Build a family's nano model into a folder; few steps fit its autoencoder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nano, "VAE_STEPS", steps)
+        small.build(CAPTIONS, make_pictures(side), 0, folder, **options)
+    return folder
+
+
+def draw_house(pipeline: DiffusionPipeline, **arguments: object) -> bytes:
+    """Pixels of the 16 px image that a user's own call draws: a red house, seed 7, guidance 3."""
+    image = pipeline(
+        "a red house",
+        height=16,
+        width=16,
+        num_inference_steps=2,
+        guidance_scale=3.0,
+        generator=torch.Generator().manual_seed(7),
+        **arguments,
+    ).images[0]
+    pixels: bytes = image.tobytes()
+    return pixels
