@@ -9,26 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.builders.states import make_position
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.state import state
 from zerotrain.state.checkpoint import KIND, Checkpoint, Fragment, write_position, write_rank
-from zerotrain.state.position import MASTER, TrainerState
+from zerotrain.state.position import MASTER
 
-POSITION = TrainerState(
-    run="flowers",
-    phase="plain",
-    step=12,
-    samples=48,
-    optimizer="adamw",
-    optimizer_step=12,
-    param_groups=[],
-    lr_scheduler="constant",
-    lr_scheduler_steps=20,
-    rng={"scheme": "counter", "seed": 0},
-    engine={"world_size": 2},
-)
+POSITION = make_position(engine={"world_size": 2})
 SLOTS = [MASTER, "exp_avg"]
 SHAPES = {"w": [4, 5], "b": [7], "scale": []}
 WHOLE = {

@@ -28,6 +28,7 @@ import yaml
 from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from tests.builders.states import make_position
 from tests.conftest import ROOT, Mount
 from tests.stages import test_evaluate
 
@@ -46,7 +47,7 @@ from zerotrain.pipeline.cluster import profile
 from zerotrain.pipeline.dvc import pipeline
 from zerotrain.stages.export_weights import export_weights
 from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
-from zerotrain.state.position import ADAM_SLOTS, MASTER, TrainerState
+from zerotrain.state.position import ADAM_SLOTS, MASTER
 from zerotrain.training.reporting.grid import draw_grid
 
 run = test_evaluate.run
@@ -75,12 +76,9 @@ def inputs(run: Path) -> Path:
     (run / "zero.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     tensors = load_file(run / "base/unet/diffusion_pytorch_model.safetensors")
     slots = [MASTER, *ADAM_SLOTS]
-    position = TrainerState(
-        run="houses", phase="only", step=20, samples=80, optimizer="adamw", optimizer_step=20,
-        param_groups=[{"lr": 1e-3, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": 0.0,
-                       "parameters": sorted(tensors)}],
-        lr_scheduler="constant", lr_scheduler_steps=20, rng={}, engine={},
-    )  # fmt: skip
+    group = {"lr": 1e-3, "betas": [0.9, 0.99], "eps": 1e-8, "weight_decay": 0.0}
+    groups = [{**group, "parameters": sorted(tensors)}]
+    position = make_position(20, run="houses", phase="only", param_groups=groups)
     with artifact.publish(run / "checkpoint", KIND) as draft:
         share = [
             Fragment(name, 0, dict.fromkeys(slots, t.flatten().abs()))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.builders.states import make_position
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
@@ -20,18 +21,9 @@ from zerotrain.state.checkpoint import write_position
 from zerotrain.state.position import MASTER, TrainerState
 from zerotrain.state.state import KIND, State, write_state, write_tensors
 
-POSITION = TrainerState(
-    run="flowers",
-    phase="plain",
-    step=300,
-    samples=9600,
-    optimizer="adamw",
-    optimizer_step=299,
+POSITION = make_position(
     param_groups=[{"parameters": ["w", "b"], "lr": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8}],
-    lr_scheduler="cosine",
-    lr_scheduler_steps=700,
     rng={"scheme": "counter", "seed": 2**32 - 1},
-    engine={"preset": "torch", "zero_stage": 0},
 )
 SLOTS = [MASTER, "exp_avg", "exp_avg_sq"]
 SHAPES = {"w": [3, 5], "b": [5], "scale": [], "a.long.name": [2, 2, 2]}

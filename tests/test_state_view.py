@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.builders.states import make_position
 from typer.testing import CliRunner
 
 from zerotrain import artifact, cli
@@ -18,12 +19,10 @@ from zerotrain.state.diff import distance
 from zerotrain.state.position import MASTER, TrainerState
 from zerotrain.state.state import KIND, write_state
 
-POSITION = TrainerState(
-    run="flowers",
+POSITION = make_position(
+    1300,
     phase="offload",
-    step=1300,
     samples=41600,
-    optimizer="adamw",
     optimizer_step=1299,
     param_groups=[
         {"parameters": ["w"], "lr": 1e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01},

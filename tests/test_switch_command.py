@@ -15,9 +15,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from ruamel.yaml import YAML
 from tests.builders.processes import wait_until
+from tests.builders.states import publish_checkpoint
 
 from zerotrain import artifact
 from zerotrain.config.find import find_config
@@ -37,8 +37,6 @@ from zerotrain.pipeline.switch import (
 from zerotrain.pipeline.switch import (
     point as switch_point,
 )
-from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
-from zerotrain.state.position import TrainerState
 from zerotrain.training.checkpointing import set_aside
 from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.process import stop
@@ -84,24 +82,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def checkpoint(folder: Path, step: int, **engine: object) -> Path:
-    """Publish a checkpoint of a step."""
-    position = TrainerState(
-        run="flowers", phase=folder.parts[-3], step=step, samples=4 * step, optimizer="adamw",
-        optimizer_step=step, param_groups=[], lr_scheduler="constant", lr_scheduler_steps=700,
-        rng={}, engine={"preset": "torch", **engine},
-    )  # fmt: skip
-    with artifact.publish(folder, KIND) as draft:
-        spans = [write_rank(draft.folder, 0, [Fragment("w", 0, {"master": torch.ones(2)})])]
-        write_position(draft.folder, position, {"w": [2]}, ["master"], spans)
-    return folder
-
-
 def save(phase: str, *steps: int, **engine: object) -> Path:
     """Rolling checkpoints of a phase."""
     progress = Path("results/flowers") / phase / "progress"
     for step in steps:
-        checkpoint(step_folder(progress, step), step, **engine)
+        publish_checkpoint(
+            step_folder(progress, step), step, phase=phase, engine={"preset": "torch", **engine}
+        )
     return progress
 
 
@@ -120,7 +107,7 @@ def make_inputs() -> None:
 
 def finish(phase: str, step: int) -> None:
     """The checkpoint of a finished phase."""
-    checkpoint(Path("results/flowers") / phase / "checkpoint", step)
+    publish_checkpoint(Path("results/flowers") / phase / "checkpoint", step, phase=phase)
 
 
 def export(phase: str, step: int) -> None:
@@ -217,7 +204,7 @@ def test_a_phase_without_a_checkpoint_is_refused() -> None:
         "  Hint: change its `launch:` in config/flowers.yaml and start again with `snakemake "
         "--cores all train --configfile config/flowers.yaml`: nothing is lost"
     )
-    checkpoint(Path("results/flowers/large/progress.stale-1/step-00000400"), 400)
+    publish_checkpoint(Path("results/flowers/large/progress.stale-1/step-00000400"), 400)
     assert refusal().endswith(
         "nothing is lost; `zerotrain progress accept flowers/large` takes set-aside progress back"
     )

@@ -13,20 +13,18 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.lineage.test_ran_on import HISTORY, RAN_ON
+from tests.builders.states import HISTORY, RAN_ON, publish_checkpoint
 from tests.machine.fakes import A100, GIB, T4, machine
-from tests.test_state_view import POSITION
 from tests.training.test_nvme_check import a_phase, write_launch
 from typer.testing import CliRunner
 
-from zerotrain import artifact, cli
+from zerotrain import cli
 from zerotrain.errors import PipelineError
 from zerotrain.machine.detect import Machine, TorchBuild
 from zerotrain.pipeline.doctor import examine as examination
 from zerotrain.pipeline.doctor import installation
 from zerotrain.pipeline.doctor.examine import examine, verdicts
 from zerotrain.pipeline.doctor.report import Report, redact
-from zerotrain.state.checkpoint import write_position
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ROOT / "config" / "launch"
@@ -203,10 +201,8 @@ def test_a_run_is_shown_with_what_it_ran_on_and_what_changed(project: Path, here
     folder = run_of(project, project) / "progress" / "step-00000005"
     newest = examine("tiny").facts["run"]["last_phase"]["newest_checkpoint"]
     assert "ran_on" not in newest
-    position = replace(POSITION, step=5, ran_on=RAN_ON, history=HISTORY[:1])
     shutil.rmtree(folder)
-    with artifact.publish(folder, "checkpoint") as draft:
-        write_position(draft.folder, position, {}, [], [])
+    publish_checkpoint(folder, 5, ran_on=RAN_ON, history=HISTORY[:1])
     report = examine("tiny")
     newest = report.facts["run"]["last_phase"]["newest_checkpoint"]
     assert newest["ran_on"]["device"] == "NVIDIA H100 80GB HBM3, driver 570.86"

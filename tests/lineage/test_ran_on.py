@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.test_state_view import POSITION
+from tests.builders.states import HISTORY, RAN_ON, make_position
 
 from zerotrain.state.ran_on import RanOn, as_markdown
 
-RAN_ON = {
-    "code": "0123456789abcdef" * 4,
-    "versions.python": "3.12.3",
-    "versions.torch": "2.13.0",
-    "versions.diffusers": "0.36.0",
-    "device": "NVIDIA H100 80GB HBM3",
-    "driver": "570.86",
-    "threads": 8,
-    "env.NVIDIA_TF32_OVERRIDE": "0",
-    "gradient_checkpointing": True,
-}
-HISTORY = [
-    {"step": 120, "key": "versions.torch", "old": "2.12.0", "new": "2.13.0"},
-    {"step": 120, "key": "gradient_checkpointing", "old": False, "new": True},
-    {"step": 300, "key": "code", "old": "f" * 64, "new": RAN_ON["code"]},
-    {"step": 300, "key": "env.NVIDIA_TF32_OVERRIDE", "old": None, "new": "0"},
-]
-"""As training writes it: digests whole."""
-
 
 def ran_on(step: int = 700, **changes: Any) -> RanOn:
-    return RanOn.of(replace(POSITION, step=step, ran_on=RAN_ON, history=HISTORY, **changes))
+    return RanOn.of(make_position(step, ran_on=RAN_ON, history=HISTORY, **changes))
 
 
 def test_exact_covers_the_steps_since_the_last_change():
@@ -39,7 +19,7 @@ def test_exact_covers_the_steps_since_the_last_change():
         "steps 301 to 700, since the change after step 300: training code ffffffffff → 0123456789, "
         "NVIDIA_TF32_OVERRIDE unset → 0"
     )
-    none = RanOn.of(replace(POSITION, ran_on=RAN_ON))
+    none = RanOn.of(make_position(ran_on=RAN_ON))
     assert none.exact == "all steps"
     assert ran_on(step=300).exact.startswith("no step: the last change came after step 300")
 
@@ -58,7 +38,7 @@ def test_exact_covers_the_steps_since_the_last_change():
 )
 def test_exact_is_not_claimed_where_nothing_holds_it(values, expected):
     """Unrecorded, or with kernels that add up in any order or are chosen by their time."""
-    assert RanOn.of(replace(POSITION, ran_on=values)).exact == expected
+    assert RanOn.of(make_position(ran_on=values)).exact == expected
 
 
 def test_rows_name_versions_device_and_threads_shortly():
@@ -86,7 +66,7 @@ def test_markdown_of_readme_and_card():
     assert "- exact: steps 301 to 700" in text
     assert "- device: NVIDIA H100 80GB HBM3, driver 570.86\n" in text
     assert "Changed while it trained:\n\n- after step 120: torch 2.12.0 → 2.13.0\n" in text
-    assert as_markdown(RanOn.of(POSITION)) == ""
+    assert as_markdown(RanOn.of(make_position())) == ""
 
 
 @pytest.mark.parametrize(
@@ -113,7 +93,7 @@ def test_a_strangers_text_is_no_markup():
 def test_what_a_manifest_carries_is_what_the_position_said():
     found = RanOn.of_manifest(ran_on().made_by(), step=700)
     assert (found.exact, found.rows()) == (ran_on().exact, ran_on().rows())
-    assert RanOn.of(POSITION).made_by() == {}
+    assert RanOn.of(make_position()).made_by() == {}
 
 
 def test_the_software_of_a_cache_is_read_as_it_names_it():

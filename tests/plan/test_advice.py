@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.test_switch_command import checkpoint
+from tests.builders.states import publish_checkpoint
 from tests.training.test_preflight import phase as any_phase
 from typer.testing import CliRunner
 
@@ -86,7 +86,7 @@ def device(planned: Plan, preset: str) -> dict[str, int]:
 def save(step: int) -> None:
     """A checkpoint of the phase."""
     progress = Path("results/flowers/plain/progress")
-    checkpoint(step_folder(progress, step), step)
+    publish_checkpoint(step_folder(progress, step), step)
 
 
 @pytest.mark.parametrize("copies", [0, 1])

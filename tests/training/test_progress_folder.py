@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.builders.states import make_position
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint import write_position
-from zerotrain.state.position import TrainerState
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.checkpointing.progress_folder import (
     clear_leftovers,
@@ -22,11 +22,6 @@ from zerotrain.training.checkpointing.progress_folder import (
     step_folder,
 )
 from zerotrain.training.reporting.validation_history import BEST, FINISHED, best_step, finished_step
-
-POSITION = TrainerState(
-    run="r", phase="p", step=1, samples=4, optimizer="adamw", optimizer_step=1, param_groups=[],
-    lr_scheduler="constant", lr_scheduler_steps=9, rng={}, engine={},
-)  # fmt: skip
 
 
 def save(progress: Path, *steps: int, text: str = "") -> None:
@@ -100,7 +95,7 @@ def save_with_records(progress: Path, *steps: int) -> None:
     for step in steps:
         log += f'{{"step": {step}}}\n'
         with artifact.publish(step_folder(progress, step), "checkpoint") as draft:
-            write_position(draft.folder, POSITION, {}, [], [])
+            write_position(draft.folder, make_position(1), {}, [], [])
             (draft.folder / "records").mkdir()
             for name, text in (("metrics.jsonl", log), ("pending.json", "{}\n")):
                 (draft.folder / "records" / name).write_text(text)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_state_view import POSITION
+from tests.builders.states import make_position
 
 from zerotrain import artifact
 from zerotrain.state.position import read_position
@@ -186,7 +186,7 @@ def test_steps_of_which_nothing_is_known_are_not_taken_for_exact(
     and the report counts from there."""
     history = [{"step": 3, "key": "threads", "old": 1, "new": 2}] if ran_on else []
     changed: conditions.Changes = {"device": ("cpu", "mps")} if step else {}
-    position = replace(POSITION, step=step, ran_on=ran_on, history=history)
+    position = make_position(step, ran_on=ran_on, history=history)
     of_change = conditions.entries(step, changed)
     assert continued_history(position, changed) == history + entries + of_change
     found = RanOn.of(replace(position, step=20, ran_on={"device": "cpu"}, history=entries))

@@ -10,13 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
+from tests.builders.states import publish_checkpoint
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake
-from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
-from zerotrain.state.position import TrainerState
 
 CONFIG = "config/config.yaml"
 REST = {"render_launch": 1, "train_phase": 1, "export_weights": 1, "evaluate": 1, "report": 1}
@@ -35,15 +33,9 @@ def save(project, phase: str, *steps: int, preset: str = "torch") -> Path:
     """Rolling checkpoints that go with whatever the phase's fingerprint is."""
     progress = project.folder / "results/tiny" / phase / "progress"
     for step in steps:
-        position = TrainerState(
-            run="tiny", phase=phase, step=step, samples=step, optimizer="adamw",
-            optimizer_step=step, param_groups=[], lr_scheduler="constant",
-            lr_scheduler_steps=700, rng={}, engine={"preset": preset},
-        )  # fmt: skip
-        with artifact.publish(progress / f"step-{step:08d}", KIND) as draft:
-            fragments = [Fragment("w", 0, {"master": torch.ones(2)})]
-            spans = [write_rank(draft.folder, 0, fragments)]
-            write_position(draft.folder, position, {"w": [2]}, ["master"], spans)
+        publish_checkpoint(
+            progress / f"step-{step:08d}", step, run="tiny", phase=phase, engine={"preset": preset}
+        )
     artifact.write_json(progress / "fingerprint.json", {"accepted": True})
     return progress
 

@@ -1,0 +1,51 @@
+"""Positions of trainings, what they ran on, and small checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from zerotrain import artifact
+from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
+from zerotrain.state.position import MASTER, TrainerState
+
+RAN_ON = {
+    "code": "0123456789abcdef" * 4,
+    "versions.python": "3.12.3",
+    "versions.torch": "2.13.0",
+    "versions.diffusers": "0.36.0",
+    "device": "NVIDIA H100 80GB HBM3",
+    "driver": "570.86",
+    "threads": 8,
+    "env.NVIDIA_TF32_OVERRIDE": "0",
+    "gradient_checkpointing": True,
+}
+HISTORY = [
+    {"step": 120, "key": "versions.torch", "old": "2.12.0", "new": "2.13.0"},
+    {"step": 120, "key": "gradient_checkpointing", "old": False, "new": True},
+    {"step": 300, "key": "code", "old": "f" * 64, "new": RAN_ON["code"]},
+    {"step": 300, "key": "env.NVIDIA_TF32_OVERRIDE", "old": None, "new": "0"},
+]
+"""As training writes it: digests whole."""
+
+
+def make_position(step: int = 12, **changes: Any) -> TrainerState:
+    """The position of a phase of flowers after so many steps of four samples."""
+    values = {
+        "run": "flowers", "phase": "plain", "step": step, "samples": 4 * step,
+        "optimizer": "adamw", "optimizer_step": step, "param_groups": [],
+        "lr_scheduler": "constant", "lr_scheduler_steps": 700,
+        "rng": {"scheme": "counter", "seed": 0}, "engine": {"preset": "torch"},
+    }  # fmt: skip
+    return TrainerState(**values | changes)
+
+
+def publish_checkpoint(folder: Path, step: int, **changes: Any) -> Path:
+    """Publish a checkpoint of one parameter."""
+    with artifact.publish(folder, KIND) as draft:
+        spans = [write_rank(draft.folder, 0, [Fragment("w", 0, {MASTER: torch.ones(2)})])]
+        position = make_position(step, **changes)
+        write_position(draft.folder, position, {"w": [2]}, [MASTER], spans)
+    return folder
