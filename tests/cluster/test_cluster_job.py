@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from tests.builders.phases import make_phase
 
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import SRUN
@@ -57,17 +58,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 def phase(**changes: object) -> ResolvedPhase:
     """A phase of four processes on two machines."""
-    values = {
-        "run": "cats", "phase": "plain", "family": "sdxl", "seed": 0, "preset": "torch",
-        "engine": "torch", "zero_stage": 0, "offload_optimizer": "none", "num_processes": 4,
-        "machines": 2, "num_cpu_threads_per_process": 1, "mixed_precision": "no", "start_step": 0,
-        "until_step": 9, "epoch_size": 9, "global_batch_size": 4, "micro_batch_size": 1,
-        "gradient_accumulation_steps": 1, "gradient_checkpointing": False, "optimizer": "adamw",
-        "learning_rate": 1.0, "lr_scheduler": "constant", "lr_warmup_steps": 0,
-        "lr_scheduler_steps": 9, "adam_beta1": 0.9, "adam_beta2": 0.9, "adam_epsilon": 1e-8,
-        "adam_weight_decay": 0.0, "max_grad_norm": 1.0, "save_every": 9, "keep": 2, "log_every": 1,
-    }  # fmt: skip
-    return ResolvedPhase.from_values({**values, **changes})
+    return make_phase(**{"num_processes": 4, "machines": 2, **changes})
 
 
 def test_a_job_is_read_from_what_scontrol_shows(slurm: Slurm) -> None:

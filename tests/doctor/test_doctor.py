@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.builders.phases import make_swapped_phase, write_launch
 from tests.builders.states import HISTORY, RAN_ON, publish_checkpoint
 from tests.machine.fakes import A100, GIB, T4, machine
-from tests.training.test_nvme_check import a_phase, write_launch
 from typer.testing import CliRunner
 
 from zerotrain import cli
@@ -165,7 +165,7 @@ def run_of(project: Path, offload: Path) -> Path:
     """A phase that swaps to a disk, stopped at step 5 of 8."""
     folder = project / "results" / "tiny" / "swapped"
     folder.mkdir(parents=True)
-    write_launch(folder, a_phase(offload))
+    write_launch(folder, make_swapped_phase(offload))
     (folder / "progress" / "step-00000005").mkdir(parents=True)
     (folder / "progress" / "step-00000005" / "manifest.json").write_text("{}")
     (folder / "progress" / "exit.json").write_text('{"code": 85, "reason": "stopped on request"}')

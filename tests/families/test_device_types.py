@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
-from tests.training.conftest import tiny_phase
+from tests.builders.phases import make_tiny_phase
 from tests.training.test_token_routing import cache_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -76,7 +76,7 @@ def batch() -> Batch:
 
 def test_a_training_places_batches_without_float64_on_the_device() -> None:
     """Numbers that choose timesteps stay on the host, all else is placed; a loss is made of it."""
-    batches = Batches(cache_of(), tiny_phase("a", "torch", 4))
+    batches = Batches(cache_of(), make_tiny_phase("a", "torch", 4))
     with NoFloat64():
         found = batches.batch(0, 3, DEVICE)
         assert {name: one.device.type for name, one in found.items()} == {

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.phases import make_phase
 from tests.builders.states import publish_checkpoint
-from tests.training.test_preflight import phase as any_phase
 from typer.testing import CliRunner
 
 from zerotrain.cli import app
@@ -73,7 +73,7 @@ def traced_once(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 def phase(**changes: Any) -> ResolvedPhase:
     """The phase that ran out of memory."""
     shape = {"run": "flowers", "phase": "plain", "preset": "torch", "micro_batch_size": 4}
-    return any_phase().changed(**(shape | {"until_step": 300} | changes))
+    return make_phase().changed(**(shape | {"until_step": 300} | changes))
 
 
 def device(planned: Plan, preset: str) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
+from tests.builders.phases import SAMPLES, SEED, make_tiny_phase
 from tests.builders.processes import join_ranks, start_ranks, wait_until
 from tests.training.inputs import write_image_inputs
 from tests.training.kill_point import KillPoint
@@ -23,7 +24,6 @@ from zerotrain.cache.writer import StoredShards, place, write_series
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
-from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.models.families import load_family
@@ -34,10 +34,6 @@ from zerotrain.state.position import MASTER
 from zerotrain.training import rank
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.checkpointing.rank_writer import RankWriter
-
-SAMPLES = 24
-SEED = 7
-PRESETS = Path("config/launch")
 
 
 def _train(arguments: list[str], kill: KillPoint | None) -> None:
@@ -60,7 +56,7 @@ class Training:
         self, name: str, preset: str, until: int, *, zero: Any = None, **changes: Any
     ) -> ResolvedPhase:
         """A phase with its launch files written; `zero` are own values of zero_optimization."""
-        phase = tiny_phase(name, preset, until)
+        phase = make_tiny_phase(name, preset, until)
         phase = phase.changed(**changes)
         parts = phase.train.gradient_accumulation_steps * phase.launch.num_processes
         phase = phase.changed(micro_batch_size=phase.train.global_batch_size // parts)
@@ -177,23 +173,6 @@ def trained_model(
     for name, parameter in parameters.items():
         parameter.data = source.tensor(name, MASTER)
     return model.eval()
-
-
-def tiny_phase(name: str, preset: str, until: int) -> ResolvedPhase:
-    """A phase of one process in float32."""
-    chosen = read_preset(PRESETS / f"{preset}.yaml")
-    return ResolvedPhase.from_values(dict(
-        run="tiny", phase=name, family="sdxl", seed=SEED, preset=preset, engine=chosen.engine,
-        zero_stage=chosen.zero_stage, offload_optimizer=chosen.offload_optimizer,
-        offload_param=chosen.offload_param, num_processes=1, num_cpu_threads_per_process=1,
-        mixed_precision="no", start_step=0, until_step=until, epoch_size=SAMPLES,
-        resolution=64, global_batch_size=4, micro_batch_size=4,
-        gradient_accumulation_steps=1, gradient_checkpointing=False,
-        optimizer="adamw", learning_rate=1e-3, lr_scheduler="cosine", lr_warmup_steps=3,
-        lr_scheduler_steps=16, adam_beta1=0.9, adam_beta2=0.99, adam_epsilon=1e-8,
-        adam_weight_decay=0.1, max_grad_norm=1.0, objective={"snr_gamma": 5.0},
-        caption_dropout_probability=0.3, save_every=100, keep=2, log_every=1,
-    ))  # fmt: skip
 
 
 TINY = {

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.builders.phases import make_tiny_phase
 from tests.builders.processes import run_ranks
-from tests.training.conftest import TINY, tiny_phase
+from tests.training.conftest import TINY
 
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.launch.derive import with_files
@@ -48,7 +49,7 @@ def trial_phase(optimizer: str, preset: str, processes: int = 1, **changes: Any)
     """A phase of the small model; biases learn at half the rate, without decay."""
     rate = 1e-2
     biases = {"parameters": ["bias"], "learning_rate": rate / 2, "adam_weight_decay": 0.0}
-    phase = tiny_phase("a", preset, STEPS)
+    phase = make_tiny_phase("a", preset, STEPS)
     return phase.changed(
         optimizer=optimizer, num_processes=processes, learning_rate=rate,
         micro_batch_size=4 // processes, lr_scheduler="linear", lr_scheduler_steps=20,

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tests.builders.phases import make_tiny_phase
 from tests.builders.processes import run_ranks
-from tests.training.conftest import tiny_phase
 
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.launch.derive import with_files
@@ -44,7 +44,7 @@ def write_launch(folder: Path, preset: str, ranks: int, own: torch.nn.Module) ->
         "use_ema": True,
         "sources": {"lr_scheduler_steps": ("default", "")},
     }
-    plain = tiny_phase("a", preset, 2)
+    plain = make_tiny_phase("a", preset, 2)
     phase = with_files(plain.changed(**changes), LaunchConfig(), sizes)
     folder.mkdir(parents=True)
     write_launch_files(phase, folder, folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.training.conftest import tiny_phase
+from tests.builders.phases import make_tiny_phase
 
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.state.checkpoint import Checkpoint, Fragment
@@ -74,7 +74,7 @@ class Engine:
 
 def phase(**changes: Any) -> ResolvedPhase:
     """A phase of a hundred steps."""
-    plain = tiny_phase("a", "torch", 100).changed(optimizer="sgd", lr_scheduler="constant")
+    plain = make_tiny_phase("a", "torch", 100).changed(optimizer="sgd", lr_scheduler="constant")
     return plain.changed(**changes)
 
 

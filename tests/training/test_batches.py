@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.conftest import SAMPLES, SEED
+from tests.builders.phases import SAMPLES, SEED
 
 from zerotrain.data.draws import draw_place
 from zerotrain.training import loop

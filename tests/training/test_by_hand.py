@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.phases import make_phase
 from tests.builders.processes import wait_until
-from tests.training.test_preflight import phase as any_phase
 
 from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
@@ -100,7 +100,7 @@ def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch)
     """The batch is divided among as many as the phase has."""
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(PipelineError, match="num_processes is 2, and 3 were started"):
-        meet(any_phase().changed(num_processes=2))
+        meet(make_phase().changed(num_processes=2))
 
 
 def _process(number: int, environment: dict[str, str], words: list[str], output: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.conftest import tiny_phase
+from tests.builders.phases import make_tiny_phase
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
@@ -21,7 +21,7 @@ from zerotrain.training.process.accept import accept
 from zerotrain.training.process.lock import take
 
 CACHE = "c" * 64
-PHASE = tiny_phase("plain", "torch", 300)
+PHASE = make_tiny_phase("plain", "torch", 300)
 EDITED = PHASE.changed(learning_rate=1e-4)
 
 

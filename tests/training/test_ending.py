@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders.phases import make_phase
 from tests.training.test_failures import start
 from tests.training.test_hang import beat
-from tests.training.test_preflight import phase as any_phase
 
 from zerotrain.errors import EXIT_USER_ERROR
 from zerotrain.launch.run_yaml import write_run_yaml
@@ -224,7 +224,7 @@ def test_the_launcher_keeps_how_a_process_ended(
     request to stop, and no end of it."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    write_run_yaml(any_phase(), tmp_path / "run.yaml")
+    write_run_yaml(make_phase(), tmp_path / "run.yaml")
     folders = [word for name in ("launch", "base", "cache") for word in (f"--{name}", tmp_path)]
     command = [
         *(sys.executable, "-m", "zerotrain.training.process.launcher", str(tmp_path)),
@@ -253,7 +253,7 @@ def test_the_stage_answers_an_out_of_memory(
     left = read_left(tmp_path / "progress")
     assert left is not None
     assert left.kind == "device_memory"
-    code = train_phase._answer(any_phase(), tmp_path, tmp_path / "progress", 1, Casualties(), [])
+    code = train_phase._answer(make_phase(), tmp_path, tmp_path / "progress", 1, Casualties(), [])
     assert code == EXIT_USER_ERROR
     said = capsys.readouterr().err
     assert said.startswith(
@@ -274,7 +274,7 @@ def test_a_planner_that_fails_hides_no_answer(
 
     monkeypatch.setattr("zerotrain.launch.planner.advice.after_out_of_memory", stumble)
     ending.leave(tmp_path, EXIT_USER_ERROR, "phase plain: too large", "less", "device_memory")
-    code = train_phase._answer(any_phase(), tmp_path, tmp_path, 1, Casualties(), [])
+    code = train_phase._answer(make_phase(), tmp_path, tmp_path, 1, Casualties(), [])
     assert code == EXIT_USER_ERROR
     said = capsys.readouterr().err
     assert said == "ERROR: phase plain: too large; no checkpoint was saved yet\n  Hint: less\n"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
-from tests.training.test_preflight import phase
+from tests.builders.phases import make_phase
 from torch import distributed
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
@@ -202,7 +202,7 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -
 
     monkeypatch.setattr(rank, "run", end)
     (folder / "launch").mkdir()
-    write_run_yaml(phase(), folder / "launch" / "run.yaml")
+    write_run_yaml(make_phase(), folder / "launch" / "run.yaml")
     words = {"launch": folder / "launch", "base": "b", "cache": "c", "progress": folder}
     return rank.main([word for key, value in words.items() for word in (f"--{key}", str(value))])
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders.phases import PRESETS
 from tests.families.conftest import pictures
-from tests.training.conftest import PRESETS, Training
+from tests.training.conftest import Training
 
 sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not find the benchmarks
 from benchmarks.import_cases import PEERS, Case, read_facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.training.conftest import tiny_phase
+from tests.builders.phases import make_tiny_phase
 
 from zerotrain import artifact
 from zerotrain.artifact import verdicts
@@ -49,7 +49,7 @@ def publish(folder: Path, kind: str, files: dict[str, int]) -> None:
 
 def read(folder: Path, validation: bool = False) -> inputs.Inputs:
     """Read the inputs as a start does; they are made at the first call."""
-    phase = tiny_phase("a", "torch", 1)
+    phase = make_tiny_phase("a", "torch", 1)
     if validation:
         phase = phase.changed(validation={"prompts": ["boat"]})
     with artifact.publish(folder / "launch", "launch") as draft:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.conftest import tiny_phase
+from tests.builders.phases import make_tiny_phase
 
 from zerotrain.evaluation.curves import read_log
 from zerotrain.machine.memory_watch import MemoryUse
@@ -26,7 +26,7 @@ def opened(
 ) -> TrainingLog:
     """The log of a phase of 4 samples a step, 24 an epoch, that ends at step 14."""
     values: dict[str, Any] = {"report_to": [], "max_length": 8, "resolution": None, "log_every": 4}
-    phase = tiny_phase("a", "torch", 14).changed(**{**values, **changes})
+    phase = make_tiny_phase("a", "torch", 14).changed(**{**values, **changes})
     progress.mkdir(exist_ok=True)
     return TrainingLog(
         progress, phase, records, step, 4 * step, torch.device("cpu"), same_phase=True

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tests.training.conftest import tiny_phase
+from tests.builders.phases import make_tiny_phase
 
 from zerotrain.errors import PipelineError
 from zerotrain.training import loop
@@ -88,7 +88,7 @@ def run(
 ) -> list[int]:
     """Train three steps, saving each; the steps that were saved."""
     saving = Saving()
-    phase = tiny_phase("a", "torch", steps).changed(
+    phase = make_tiny_phase("a", "torch", steps).changed(
         save_every=1, global_batch_size=2, micro_batch_size=2, learning_rate=1.0, seed=0,
         lr_scheduler="constant", lr_warmup_steps=0, nan_action=nan_action,
     )  # fmt: skip

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.training.conftest import SAMPLES, SEED, Training, write_cache
+from tests.builders.phases import SAMPLES, SEED
+from tests.training.conftest import Training, write_cache
 
 from zerotrain.data.draws import draw_place
 from zerotrain.state.checkpoint import Checkpoint

@@ -14,15 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders.phases import make_swapped_phase, write_launch
 
-from zerotrain.config.launch import LaunchConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.derive import with_files
-from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.machine import compiled_ops
-from zerotrain.models.sizes import model_sizes
 from zerotrain.training.engines import zero_swap
 from zerotrain.training.process import nvme_check
 
@@ -30,34 +26,10 @@ LOSSES = [1.0, 0.9, 0.8, 0.7, 0.6]
 EQUAL = {"cpu": LOSSES, "nvme": LOSSES, "state_deviation": 0.0}
 
 
-def a_phase(disk: Path, precision: Any = "bf16") -> ResolvedPhase:
-    """A phase of the shipped preset."""
-    phase = ResolvedPhase.from_values(dict(
-        run="tiny", phase="swapped", family="sdxl", seed=7, preset="zero3_nvme",
-        engine="deepspeed", zero_stage=3, offload_optimizer="nvme", offload_param="nvme",
-        offload_path=str(disk), num_processes=1, num_cpu_threads_per_process=1,
-        mixed_precision=precision, start_step=0, until_step=8, epoch_size=8, resolution=64,
-        global_batch_size=4, micro_batch_size=4, gradient_accumulation_steps=1,
-        gradient_checkpointing=False, optimizer="adamw", learning_rate=1e-3,
-        lr_scheduler="constant", lr_warmup_steps=0, lr_scheduler_steps=8, adam_beta1=0.9,
-        adam_beta2=0.99, adam_epsilon=1e-8, adam_weight_decay=0.1, max_grad_norm=1.0,
-        caption_dropout_probability=0.0, save_every=8, keep=1, log_every=1,
-    ))  # fmt: skip
-    return with_files(phase, LaunchConfig(), model_sizes({"a.weight": [1000, 1000]}))
-
-
 @pytest.fixture
 def launch(tmp_path: Path) -> Path:
     """The launch files of that phase."""
-    return write_launch(tmp_path, a_phase(tmp_path))
-
-
-def write_launch(folder: Path, phase: ResolvedPhase) -> Path:
-    launch = folder / "launch"
-    launch.mkdir()
-    write_run_yaml(phase, launch / "run.yaml")
-    write_launch_files(phase, launch, launch)
-    return launch
+    return write_launch(tmp_path, make_swapped_phase(tmp_path))
 
 
 @pytest.fixture
@@ -76,13 +48,13 @@ def test_equal_numbers_pass_once(tmp_path: Path, launch: Path, swap: Path, fresh
         trials.append(swap)
         return EQUAL
 
-    phase = a_phase(tmp_path)
+    phase = make_swapped_phase(tmp_path)
     said = nvme_check.check(phase, launch, swap, run=run)
     assert said is not None
     assert "5 steps of a small model give the numbers of CPU offload" in said
     assert nvme_check.check(phase, launch, swap, run=run) is None
     assert len(trials) == 1
-    nvme_check.check(a_phase(tmp_path, "no"), launch, swap, run=run)
+    nvme_check.check(make_swapped_phase(tmp_path, "no"), launch, swap, run=run)
     assert len(trials) == 2, "another precision has not been checked"
 
 
@@ -93,7 +65,7 @@ def test_other_numbers_are_refused_with_the_figures(
     wrong = {**EQUAL, "nvme": [1.0, 0.95, 0.8, 0.7, 0.65], "state_deviation": 0.02}
     for _ in range(2):
         with pytest.raises(PipelineError) as caught:
-            nvme_check.check(a_phase(tmp_path), launch, swap, run=lambda *_: wrong)
+            nvme_check.check(make_swapped_phase(tmp_path), launch, swap, run=lambda *_: wrong)
         assert "step 2: 0.95 instead of 0.9; step 5: 0.65 instead of 0.6" in caught.value.what
         assert "step 3" not in caught.value.what
         assert "deviate by 0.02" in caught.value.what
@@ -104,14 +76,14 @@ def test_other_numbers_are_refused_with_the_figures(
 def test_a_state_that_differs_alone_is_refused(tmp_path: Path, value: float) -> None:
     """The losses of five steps may not show it yet."""
     with pytest.raises(PipelineError, match="losses agree, and master weights"):
-        nvme_check.judge(a_phase(tmp_path), {**EQUAL, "state_deviation": value})
+        nvme_check.judge(make_swapped_phase(tmp_path), {**EQUAL, "state_deviation": value})
 
 
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
     """NaN compares unequal to everything, so it must not slip through."""
     trial = {**EQUAL, "nvme": [*LOSSES[:4], float("nan")]}
     with pytest.raises(PipelineError, match=r"step 5: nan instead of 0\.6"):
-        nvme_check.judge(a_phase(tmp_path), trial)
+        nvme_check.judge(make_swapped_phase(tmp_path), trial)
 
 
 def test_a_crash_is_one_sentence(
@@ -120,7 +92,7 @@ def test_a_crash_is_one_sentence(
     """With the error's own line, the log kept, and the packages that may be missing."""
     stand_in.write_text("echo 'RuntimeError: libaio.so.1: cannot open'; echo bye; exit 3")
     with pytest.raises(PipelineError, match=r"ended with code 3.*libaio\.so\.1") as caught:
-        nvme_check.check(a_phase(tmp_path), launch, swap)
+        nvme_check.check(make_swapped_phase(tmp_path), launch, swap)
     assert "libaio-dev" in caught.value.hint
     assert "libaio-devel" in caught.value.hint
     assert "python -m zerotrain.machine.compiled_ops --async-io" in caught.value.hint
@@ -134,7 +106,7 @@ def test_a_trial_that_hangs_is_ended(
     stand_in.write_text(f"sleep 60 & echo $! > {tmp_path}/pid; wait")
     start = time.monotonic()
     with pytest.raises(PipelineError, match="did not end within 1 s"):
-        nvme_check.run_trial(a_phase(tmp_path), launch, swap, timeout_s=1)
+        nvme_check.run_trial(make_swapped_phase(tmp_path), launch, swap, timeout_s=1)
     assert time.monotonic() - start < 20
     state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
     for _ in range(50):
@@ -221,7 +193,7 @@ SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
 @pytest.mark.skipif(not SWAP_OP.exists(), reason=f"{compiled_ops.BUILD_SWAP_OP} was not run")
 def test_the_real_check_passes(tmp_path: Path, swap: Path) -> None:
     """DeepSpeed's own op on this very disk: equal numbers."""
-    phase = a_phase(tmp_path)
+    phase = make_swapped_phase(tmp_path)
     launch = write_launch(tmp_path, phase)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     trial = nvme_check.run_trial(phase, launch, swap)

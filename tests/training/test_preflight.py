@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.phases import make_phase
+from tests.builders.refusals import refusal
 
 from zerotrain import artifact
-from zerotrain.config.read import parse_config
-from zerotrain.errors import PipelineError
-from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.models.sizes import model_sizes
 from zerotrain.training.checkpointing.conditions import Changes, Recorded, changes
 from zerotrain.training.checkpointing.preflight import check_progress, check_start
 from zerotrain.training.reporting.validation_history import write_finished
@@ -26,18 +23,6 @@ POSITION = {
 ADAM = ["master", "exp_avg", "exp_avg_sq"]
 
 
-def phase(preset: str = "torch", **changes: Any) -> ResolvedPhase:
-    """A phase of a run of cats, until step 300."""
-    raw = {
-        "run": "cats", "base": "nano", "data": {"images": "photos"},
-        "phases": [{"name": "plain", "until": 300, "launch": preset, "global_batch_size": 4}],
-    }  # fmt: skip
-    chosen = read_preset(Path(f"config/launch/{preset}.yaml"))
-    sizes = model_sizes({"a.weight": [10, 10]})
-    resolved = resolve_phase(parse_config(raw, "c"), "plain", chosen, 100, sizes)
-    return resolved.changed(**changes)
-
-
 def state(folder: Path, slots: list[str], **changes: Any) -> artifact.Artifact:
     """A state's JSON without its tensors."""
     with artifact.publish(folder / "state", "state") as draft:
@@ -46,15 +31,9 @@ def state(folder: Path, slots: list[str], **changes: Any) -> artifact.Artifact:
     return artifact.read(folder / "state", "state")
 
 
-def refusal(call: Any, *arguments: Any) -> str:
-    with pytest.raises(PipelineError) as caught:
-        call(*arguments)
-    return str(caught.value)
-
-
 def changed(now: ResolvedPhase) -> Changes:
     """What a phase has otherwise than the one that was trained."""
-    return changes(Recorded(phase().numbers(), {}), now.numbers(), "")
+    return changes(Recorded(make_phase().numbers(), {}), now.numbers(), "")
 
 
 @pytest.fixture
@@ -68,14 +47,14 @@ def progress(tmp_path: Path) -> Path:
 
 def test_progress_of_the_same_launch_goes_on(progress: Path) -> None:
     """Other values than the launch are not this check's: such progress is set aside."""
-    check_progress(progress, changed(phase()), phase())
-    other = phase(learning_rate=1.0)
+    check_progress(progress, changed(make_phase()), make_phase())
+    other = make_phase(learning_rate=1.0)
     check_progress(progress, changed(other), other)
 
 
 def test_progress_of_another_launch_names_the_switch(progress: Path) -> None:
     """Each value that differs, as it was and as it is, and the command that goes on."""
-    other = phase("zero2_offload", num_processes=2, mixed_precision="bf16")
+    other = make_phase("zero2_offload", num_processes=2, mixed_precision="bf16")
     assert refusal(check_progress, progress, changed(other), other) == (
         f"ERROR: {progress}: its 250 steps were trained under another launch than phase plain has "
         "now: engine torch, now deepspeed; ZeRO stage 0, now 2; optimizer offload none, now cpu; "
@@ -91,34 +70,34 @@ def test_a_phase_that_ended_early_is_trained_to_its_end(progress: Path) -> None:
     """Nothing is left to switch: the next phase begins where a validation ended this one."""
     rule = {"early_stopping_patience": 2}
     write_finished(progress, 250, "no better", rule)
-    early = phase("zero3", validation=rule)
+    early = make_phase("zero3", validation=rule)
     text = refusal(check_progress, progress, changed(early), early)
     assert "the phase is trained to its end: write its former launch back" in text
-    other = phase("zero3", validation=None)
+    other = make_phase("zero3", validation=None)
     assert "ends the phase at step 250" in refusal(check_progress, progress, changed(other), other)
 
 
 def test_nothing_saved_may_change_its_launch(progress: Path) -> None:
     """Without a checkpoint there is nothing to lose."""
     (progress / "step-00000250" / "manifest.json").unlink()
-    other = phase("zero3")
+    other = make_phase("zero3")
     check_progress(progress, changed(other), other)
 
 
 def test_a_state_of_adam_starts_any_phase(tmp_path: Path) -> None:
     """Whatever engine made it."""
-    assert check_start(state(tmp_path, ADAM), phase("zero3_offload")) == []
+    assert check_start(state(tmp_path, ADAM), make_phase("zero3_offload")) == []
 
 
 def test_slots_of_another_optimizer_are_refused_unless_allowed(tmp_path: Path) -> None:
     """The sentence says what there is; `allow` names the loss."""
     found = state(tmp_path, ["master", "momentum_buffer"], optimizer="sgd")
-    text = refusal(check_start, found, phase())
+    text = refusal(check_start, found, make_phase())
     assert (
         "adamw continues exp_avg and exp_avg_sq, but the state of sgd has momentum_buffer" in text
     )
     assert "write `allow: [moments]` into the phase plain" in text
-    (said,) = check_start(found, phase(allow=["moments"]))
+    (said,) = check_start(found, make_phase(allow=["moments"]))
     assert said.endswith("the optimizer state would be reset; allowed")
 
 
@@ -140,7 +119,7 @@ def test_each_optimizer_continues_its_own_slots(
 ) -> None:
     """Adam and AdamW each other's; where something is lost the sentence says what there is."""
     found = state(tmp_path, slots, optimizer=before)
-    chosen = phase(optimizer=after, optimizer_args=arguments)
+    chosen = make_phase(optimizer=after, optimizer_args=arguments)
     if not what:
         assert check_start(found, chosen) == []
     else:
@@ -151,28 +130,28 @@ def test_each_optimizer_continues_its_own_slots(
 def test_an_optimizer_before_its_first_update_has_nothing_to_lose(tmp_path: Path) -> None:
     """As after fp16's first overflows: no slots, and the same optimizer."""
     found = state(tmp_path, ["master"], optimizer_step=0)
-    assert check_start(found, phase()) == []
-    text = refusal(check_start, found, phase(optimizer="lion"))
+    assert check_start(found, make_phase()) == []
+    text = refusal(check_start, found, make_phase(optimizer="lion"))
     assert "lion continues exp_avg" in text
 
 
 def test_weights_alone_are_no_moments(tmp_path: Path) -> None:
     """As a checkpoint without its optimizer gives them."""
-    text = refusal(check_start, state(tmp_path, ["master"], optimizer=""), phase())
+    text = refusal(check_start, state(tmp_path, ["master"], optimizer=""), make_phase())
     assert "the state of an unknown optimizer has weights alone" in text
 
 
 def test_a_loss_scale_is_kept_by_fp16_alone(tmp_path: Path) -> None:
     """Between fp16 engines nothing is lost; to another precision the scale is."""
     found = state(tmp_path, ADAM, loss_scale={"scale": 512.0, "good_steps": 3})
-    assert check_start(found, phase(mixed_precision="fp16")) == []
-    text = refusal(check_start, found, phase(mixed_precision="bf16"))
+    assert check_start(found, make_phase(mixed_precision="fp16")) == []
+    text = refusal(check_start, found, make_phase(mixed_precision="bf16"))
     assert "fp16 loss scale 512 is of no use to precision bf16" in text
     assert "allow: [loss_scale]" in text
-    assert len(check_start(found, phase(mixed_precision="bf16", allow=["loss_scale"]))) == 1
+    assert len(check_start(found, make_phase(mixed_precision="bf16", allow=["loss_scale"]))) == 1
 
 
 def test_averaged_weights_are_not_dropped_in_silence(tmp_path: Path) -> None:
     """A state may carry them before any phase does."""
     found = state(tmp_path, [*ADAM, "ema"])
-    assert "allow: [ema]" in refusal(check_start, found, phase())
+    assert "allow: [ema]" in refusal(check_start, found, make_phase())

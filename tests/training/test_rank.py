@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.test_preflight import phase
+from tests.builders.phases import make_phase
 
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.training import rank
@@ -27,7 +27,7 @@ def test_a_device_out_of_memory_names_what_to_do(
 
     monkeypatch.setattr(rank, "run", full)
     (tmp_path / "launch").mkdir()
-    write_run_yaml(phase(), tmp_path / "launch" / "run.yaml")
+    write_run_yaml(make_phase(), tmp_path / "launch" / "run.yaml")
     words = {"launch": tmp_path / "launch", "base": "b", "cache": "c", "progress": tmp_path}
     rank.main([word for key, value in words.items() for word in (f"--{key}", str(value))])
     said = (

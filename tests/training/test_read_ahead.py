@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.training.conftest import tiny_phase
+from tests.builders.phases import make_tiny_phase
 
 from zerotrain.cache import read_cache
 from zerotrain.training.batches import Batches
@@ -50,7 +50,7 @@ def numbers(batches: ReadAhead, first: int) -> list[int]:
 
 def test_the_order_is_the_loops(inputs: Path) -> None:
     """Equal bits, at every place of two epochs; after a batch out of the row, too."""
-    cache, phase = read_cache(inputs / "cache"), tiny_phase("a", "torch", 4)
+    cache, phase = read_cache(inputs / "cache"), make_tiny_phase("a", "torch", 4)
     plain = Batches(cache, phase)
     places = [*range(0, 48, STRIDE), 4, 8, 0]
     with ahead(plain) as thread:
@@ -108,7 +108,7 @@ def test_the_end_of_the_block_ends_the_thread() -> None:
 
 def test_no_generator_of_the_process_is_drawn_from(inputs: Path) -> None:
     """The model draws from them at the same time."""
-    cache, phase = read_cache(inputs / "cache"), tiny_phase("a", "torch", 4)
+    cache, phase = read_cache(inputs / "cache"), make_tiny_phase("a", "torch", 4)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     with ahead(Batches(cache, phase)) as thread:
         for first in range(0, 24, STRIDE):

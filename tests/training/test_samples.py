@@ -17,7 +17,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from tests.training.conftest import SEED, Training, trained_model
+from tests.builders.phases import SEED
+from tests.training.conftest import Training, trained_model
 from tests.training.inputs import PROMPTS, SIDE
 from tests.training.saving_trials import Log
 from tests.training.test_validation import SETTINGS

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.training.conftest import tiny_phase
+from tests.builders.phases import make_tiny_phase
 
 from zerotrain.config import optimizers
 from zerotrain.machine.host import gib
@@ -21,7 +21,7 @@ from zerotrain.training.process.start_lines import counted, start_details, start
 
 def lines(tmp_path: Path, model: torch.nn.Module, **changes: Any) -> list[str]:
     """The terminal's lines of an engine that trains what requires a gradient, then the log's."""
-    phase = tiny_phase("a", "torch", 100).changed(**changes)
+    phase = make_tiny_phase("a", "torch", 100).changed(**changes)
     shapes = {n: list(p.shape) for n, p in model.named_parameters() if p.requires_grad}
     engine: Any = SimpleNamespace(
         shapes=shapes, world_size=phase.launch.num_processes, device=torch.device("cpu")

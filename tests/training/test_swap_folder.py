@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.training.test_nvme_check import a_phase
+from tests.builders.phases import make_swapped_phase
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
@@ -48,7 +48,7 @@ def dead() -> Holder:
 
 def test_a_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
     """Two of one run and phase, too; and the folder is gone at the end."""
-    phase = a_phase(tmp_path)
+    phase = make_swapped_phase(tmp_path)
     with swap_folder(phase, 0) as (first, said), swap_folder(phase, 0) as (second, _):
         assert said == []
         assert first != second
@@ -62,7 +62,7 @@ def test_a_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
 
 def test_the_folder_goes_when_training_fails(tmp_path: Path) -> None:
     """Whatever ends it."""
-    with pytest.raises(KeyboardInterrupt), swap_folder(a_phase(tmp_path), 0):
+    with pytest.raises(KeyboardInterrupt), swap_folder(make_swapped_phase(tmp_path), 0):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
@@ -70,7 +70,7 @@ def test_the_folder_goes_when_training_fails(tmp_path: Path) -> None:
 def test_a_dead_owners_folder_is_cleared_at_any_start(tmp_path: Path, dead: Holder) -> None:
     """Whole, whatever run and stage wrote it; and said."""
     left_by(tmp_path, "zerotrain-other-phase-x1", dead)
-    with swap_folder(a_phase(tmp_path), 0) as (mine, said):
+    with swap_folder(make_swapped_phase(tmp_path), 0) as (mine, said):
         assert list(tmp_path.iterdir()) == [mine]
     assert len(said) == 1
     assert f"pid {dead.pid}" in said[0]
@@ -163,14 +163,14 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     """It is not made: a disk that is not mounted would go unnoticed."""
     with (
         pytest.raises(PipelineError, match="/away is no folder on this machine") as caught,
-        swap_folder(a_phase(tmp_path / "away"), 0),
+        swap_folder(make_swapped_phase(tmp_path / "away"), 0),
     ):
         pass
     assert "mkdir -p" in caught.value.hint
     (tmp_path / "file").touch()
     with (
         pytest.raises(PipelineError, match="/file is a file"),
-        swap_folder(a_phase(tmp_path / "file"), 0),
+        swap_folder(make_swapped_phase(tmp_path / "file"), 0),
     ):
         pass
 
@@ -186,7 +186,7 @@ def test_a_folder_that_cannot_be_written_is_refused(
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     with (
         pytest.raises(PipelineError, match="cannot be written: Permission denied"),
-        swap_folder(a_phase(tmp_path), 0),
+        swap_folder(make_swapped_phase(tmp_path), 0),
     ):
         pass
 
@@ -199,7 +199,7 @@ def test_too_little_space_is_refused_with_the_figures(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10 * 10**9))
     with (
         pytest.raises(PipelineError, match=r"10\.0 GB free, the phase swaps 46\.2 GB") as caught,
-        swap_folder(a_phase(tmp_path), 46_214_000_000),
+        swap_folder(make_swapped_phase(tmp_path), 46_214_000_000),
     ):
         pass
     assert "16 bytes a trained parameter, 2 a parameter" in caught.value.what
@@ -224,7 +224,7 @@ def test_space_is_counted_in_the_base_models_files(base: Artifact, tmp_path: Pat
     """By precision, and of frozen parameters the weights alone."""
     sizes = parameters(base)
     everything = sum(sizes.values())
-    phase = a_phase(tmp_path)
+    phase = make_swapped_phase(tmp_path)
     assert needed_bytes(phase, base) == 18 * everything
     assert needed_bytes(phase.changed(mixed_precision="no"), base) == 20 * everything
     frozen = sum(size for name, size in sizes.items() if "down_blocks" in name)
@@ -251,7 +251,7 @@ def test_space_of_an_adapter_is_the_adapters(base: Artifact, tmp_path: Path) -> 
     everything = sum(parameter.numel() for parameter in model.parameters())
     add_adapter(model, seed=0, **lora)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    phase = a_phase(tmp_path).changed(lora=lora)
+    phase = make_swapped_phase(tmp_path).changed(lora=lora)
     assert needed_bytes(phase, base) == 16 * trained + 2 * (everything + trained)
 
 
@@ -262,7 +262,7 @@ def test_the_stage_gives_the_ranks_their_folder(
     asked: list[str] = []
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: asked.append("op"))
     monkeypatch.setattr(nvme_check, "check", lambda *_: asked.append("check") or "it is right")
-    phase = a_phase(tmp_path)
+    phase = make_swapped_phase(tmp_path)
     with machine_folders.swap_words(phase, tmp_path, inputs / "base") as words:
         assert words == ["--swap", str(next(tmp_path.iterdir()))]
         assert asked == ["op", "check"]
@@ -281,7 +281,7 @@ def test_each_machine_has_a_folder_and_room_for_its_share(
     monkeypatch.setattr(disk, "check_space", lambda *words: asked.append(words[2]))
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: None)
     monkeypatch.setattr(nvme_check, "check", lambda *_: None)
-    phase = a_phase(tmp_path).changed(machines=2, num_processes=4)
+    phase = make_swapped_phase(tmp_path).changed(machines=2, num_processes=4)
     first, second, alone = (
         machine_folders.swap_words(phase, tmp_path, inputs / "base", machines)
         for machines in (2, 2, 1)
@@ -298,7 +298,7 @@ def test_the_folder_of_a_job_is_found_on_its_machine(
 ) -> None:
     """What stands below a variable is made there, where the variable's folder is; nothing else."""
     monkeypatch.setenv("JOB_DISK", str(tmp_path))
-    phase = a_phase(tmp_path).changed(offload_path="${JOB_DISK}/a/swap")
+    phase = make_swapped_phase(tmp_path).changed(offload_path="${JOB_DISK}/a/swap")
     with swap_folder(phase, 0) as (folder, _):
         assert folder.parent == tmp_path / "a" / "swap"
     monkeypatch.setenv("JOB_DISK", str(tmp_path / "away"))
@@ -314,7 +314,7 @@ def test_a_machine_that_cannot_swap_is_answered_by_its_launcher(
     inputs: Path, tmp_path: Path
 ) -> None:
     """In progress/, where the stage reads it: the launcher may be on another machine."""
-    away = a_phase(tmp_path).changed(offload_path="$NOWHERE/swap", engine="torch")
+    away = make_swapped_phase(tmp_path).changed(offload_path="$NOWHERE/swap", engine="torch")
     write_run_yaml(away, tmp_path / "run.yaml")
     words = [
         *(sys.executable, "-m", "zerotrain.training.process.launcher", str(tmp_path)),
@@ -344,7 +344,7 @@ def test_a_refused_check_leaves_nothing(
     monkeypatch.setattr(compiled_ops, "build_swap_op", refuse)
     with (
         pytest.raises(PipelineError, match="no libaio"),
-        machine_folders.swap_words(a_phase(tmp_path), tmp_path, inputs / "base"),
+        machine_folders.swap_words(make_swapped_phase(tmp_path), tmp_path, inputs / "base"),
     ):
         pass
     assert list(tmp_path.iterdir()) == []

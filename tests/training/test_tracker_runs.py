@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from accelerate import tracking
-from tests.training.conftest import tiny_phase
+from tests.builders.phases import make_tiny_phase
 
 from zerotrain.config.trackers import MODULES, TENSORBOARD
 from zerotrain.training.reporting.tracker_runs import OPEN, RUN, hyperparameters
@@ -93,7 +93,7 @@ class Library(ModuleType):
 
 def phase(name: str, **changes: Any) -> Any:
     own = {"tracker_project_name": "cats", "tracker_run_name": "first"}
-    return tiny_phase("a", "torch", 20).changed(report_to=[name], **own, **changes)
+    return make_tiny_phase("a", "torch", 20).changed(report_to=[name], **own, **changes)
 
 
 def start(name: str, library: Library, folder: Any, run: str | None) -> tuple[Any, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tests.training.conftest import tiny_phase
+from tests.builders.phases import make_tiny_phase
 
 from zerotrain.config.trackers import TENSORBOARD, is_installed
 from zerotrain.training.reporting import trackers
@@ -56,7 +56,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
 
 
 def phase(*names: str, **changes: Any) -> Any:
-    return tiny_phase("a", "torch", 20).changed(report_to=list(names), **changes)
+    return make_tiny_phase("a", "torch", 20).changed(report_to=list(names), **changes)
 
 
 def write_log(progress: Path, lines: list[tuple[int, dict[str, float]]]) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.conftest import SEED, Training
+from tests.builders.phases import SEED
+from tests.training.conftest import Training
 from tests.training.inputs import text_inputs
 from tests.training.kill_point import KillPoint
 from tests.training.matrix import export_state
