@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import HfApi
+from tests.builders.images import build_nano
 from tests.families import texts
-from tests.families.conftest import CAPTIONS, pictures
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
@@ -19,7 +19,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.models.base import choose_files
 from zerotrain.models.composed_base import Selection, listing, local_folders, read_selections
-from zerotrain.models.families import flux_nano, load_family, nano, qwen_image_nano
+from zerotrain.models.families import flux_nano, load_family, qwen_image_nano
 from zerotrain.models.hub import ModelLocation
 from zerotrain.stages.build_base import build_base
 
@@ -37,10 +37,7 @@ PARTS = {"model_index.json", "scheduler", "text_encoder", "tokenizer", "transfor
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole Qwen-Image of the family's own classes."""
     folder = tmp_path_factory.mktemp("qwen") / "model"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano, "VAE_STEPS", 2)
-        qwen_image_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder)
-    return folder
+    return build_nano(qwen_image_nano.SMALL, folder, steps=2)
 
 
 def some_of(model: Path, folder: Path, *parts: str) -> Path:
@@ -124,9 +121,7 @@ def test_parts_come_from_several_folders(model, tmp_path):
 def test_the_parts_of_redux_lie_in_its_own_repository(tmp_path):
     """Beside those of FLUX.1 dev, whose model_index.json is taken; the base reads an image."""
     folder = tmp_path / "redux"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano, "VAE_STEPS", 2)
-        flux_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder, pipeline="FluxPriorReduxPipeline")
+    build_nano(flux_nano.SMALL, folder, steps=2, pipeline="FluxPriorReduxPipeline")
     extra = ("image_embedder", "image_encoder")
     other = some_of(folder, tmp_path / "FLUX.1-Redux-dev", *extra)
     (other / "model_index.json").write_text('{"_class_name": "FluxPriorReduxPipeline"}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
+from zerotrain import artifact
 from zerotrain.models.families import nano
 
 CAPTIONS = ("a red house", "a blue house", "a green boat")
@@ -27,11 +29,22 @@ def make_pictures(side: int, count: int = 8) -> list[Image.Image]:
     return made
 
 
-def build_nano(small: Any, folder: Path, *, side: int = 16, steps: int = 3, **options: Any) -> Path:
+def build_nano(
+    small: Any, folder: Path, *, side: int = 16, steps: int = 3, seed: int = 0, **options: Any
+) -> Path:
     """Build a family's nano model into a folder; few steps fit its autoencoder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano, "VAE_STEPS", steps)
-        small.build(CAPTIONS, make_pictures(side), 0, folder, **options)
+        small.build(CAPTIONS, make_pictures(side), seed, folder, **options)
+    return folder
+
+
+def publish_nano(family: str, folder: Path, **options: Any) -> Path:
+    """Publish a family's nano model as a base."""
+    module = importlib.import_module(f"zerotrain.models.families.{family}_nano")
+    with artifact.publish(folder, "base") as draft:
+        build_nano(module.SMALL, draft.folder, **options)
+        draft.content = {"family": family, "base": "nano", "commit": None, "parts": {}}
     return folder
 
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 from diffusers import FluxKontextPipeline
 from PIL import Image
-from tests.families.conftest import CAPTIONS, pictures
+from tests.builders.images import build_nano, make_pictures
 
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.crop import to_pixels
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import flux_nano, load_family
-from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.conditioned_sampling import conditioning_pixels
 from zerotrain.models.families.diffusion import DiffusionFamily
 
@@ -31,10 +30,7 @@ FAMILY: Any = load_family("flux")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A nano Flux whose model_index.json names the pipeline of Kontext."""
     folder = tmp_path_factory.mktemp("kontext") / "base"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 3)
-        flux_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder, pipeline="FluxKontextPipeline")
-    return folder
+    return build_nano(flux_nano.SMALL, folder, pipeline="FluxKontextPipeline")
 
 
 def by_hand(base: Path, prompt: str, image: Image.Image, seed: int) -> bytes:
@@ -50,7 +46,7 @@ def by_hand(base: Path, prompt: str, image: Image.Image, seed: int) -> bytes:
 
 def test_each_prompt_is_drawn_with_its_own_image(base):
     """As the pipeline draws it, called by hand; another image gives another result."""
-    first, second = pictures(16, 2)
+    first, second = make_pictures(16, 2)
     found = FAMILY.sample(
         base, PROMPTS, [7, 8], VALUES, resolution=16, device="cpu",
         conditioning=[[first], [second]],
@@ -62,7 +58,7 @@ def test_each_prompt_is_drawn_with_its_own_image(base):
 
 def test_images_of_any_size_are_cut_to_the_centre_square_and_scaled():
     """Of a wide image the middle is read, of a large square all of it."""
-    square = pictures(16, 1)[0]
+    square = make_pictures(16, 1)[0]
     wide = Image.new("RGB", (32, 16), "red")
     wide.paste(square, (8, 0))
     [pixels] = conditioning_pixels([[wide, square, Image.new("RGB", (64, 64), "blue")]], 16)
@@ -74,7 +70,7 @@ def test_images_of_any_size_are_cut_to_the_centre_square_and_scaled():
 
 def test_latents_while_training_are_those_that_are_decoded_after_it(base):
     """`sample_latents` with encoded images: the pixels of `draw` with the images themselves."""
-    image = pictures(16, 1)[0]
+    image = make_pictures(16, 1)[0]
     encoders = FAMILY.load_encoders(base, "cpu")
     pixels = torch.stack(conditioning_pixels([[image]], 16))
     latents = encoders.encode_images(pixels[0])
@@ -105,5 +101,5 @@ def test_a_family_without_an_input_for_them_says_so(nano):
     pipeline = family.load_pipeline(nano, "cpu")
     with pytest.raises(PipelineError, match="sdxl has no input for conditioning images"):
         family.draw(
-            pipeline, PROMPTS[:1], [7], VALUES, resolution=16, conditioning=[pictures(16, 1)]
+            pipeline, PROMPTS[:1], [7], VALUES, resolution=16, conditioning=[make_pictures(16, 1)]
         )

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
-from tests.families.conftest import CAPTIONS, pictures
+from diffusers import FluxPipeline, FluxTransformer2DModel
 from tests.families.promises import (
     assert_same_call,
-    batch_of,
-    changed,
     first_call,
-    prediction,
     sample,
-    train_adapter,
 )
 
 from zerotrain.errors import PipelineError
-from zerotrain.models.families import flux_nano, load_family
-from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.flux import FAMILY
 from zerotrain.models.families.patches import pack, unpack
 
@@ -31,13 +23,8 @@ PROMPTS = ["a red house", "a blue house"]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A nano model for 16 px images whose autoencoder is fitted for a few steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 3)
-        folder = tmp_path_factory.mktemp("flux") / "base"
-        flux_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder)
-    return folder
+def base(nano_flux: Path) -> Path:
+    return nano_flux
 
 
 @pytest.fixture(scope="module")
@@ -74,27 +61,6 @@ def draw(pipeline: FluxPipeline, seed: int, prompt: str = PROMPTS[0], **argument
     return pixels
 
 
-def test_the_name_in_the_configuration_finds_the_family() -> None:
-    assert load_family("flux") is FAMILY
-
-
-def test_the_nano_model_is_a_flux_in_diffusers_layout(base):
-    """The stock pipeline loads it; model_index.json names the classes that the family requires."""
-    index = json.loads((base / "model_index.json").read_text())
-    assert {part: index[part][1] for part in FAMILY.classes} == dict(FAMILY.classes)
-    assert {path.name for path in base.iterdir()} == {*FAMILY.parts, "model_index.json"}
-    assert not pipeline_of(base).transformer.config.guidance_embeds
-
-
-def test_families_build_the_same_model_from_the_same_seed(base, tmp_path, monkeypatch):
-    """Every file is equal, whatever the global generator was before."""
-    monkeypatch.setattr(nano_parts, "VAE_STEPS", 3)
-    torch.manual_seed(5)
-    flux_nano.SMALL.build(CAPTIONS, pictures(16), 0, tmp_path)
-    for path in base.rglob("*.*"):
-        assert path.read_bytes() == (tmp_path / path.relative_to(base)).read_bytes(), path
-
-
 @pytest.mark.parametrize("length", [None, 8])
 def test_captions_are_encoded_as_the_pipeline_encodes_prompts(base, length):
     found = FAMILY.load_encoders(base, "cpu", length).encode_prompts(PROMPTS)
@@ -105,18 +71,6 @@ def test_captions_are_encoded_as_the_pipeline_encodes_prompts(base, length):
     assert torch.equal(found["prompt_embeds"], embeds)
     assert torch.equal(found["pooled_prompt_embeds"], pooled)
     assert not torch.equal(embeds[0], embeds[1])
-
-
-def test_latents_are_scaled_as_the_pipeline_expects_them(base, tmp_path):
-    """Decoding cached latents as the pipeline does gives the autoencoder's own reconstruction."""
-    folder = changed(base, tmp_path / "base", "vae/config.json", shift_factor=0.3)
-    pixels = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    latents = FAMILY.load_encoders(folder, "cpu").encode_images(pixels)
-    vae = AutoencoderKL.from_pretrained(folder, subfolder="vae")
-    with torch.inference_mode():
-        mode = vae.encode(pixels).latent_dist.mode()
-    assert latents.dtype == torch.float32
-    torch.testing.assert_close(latents / vae.config.scaling_factor + 0.3, mode)
 
 
 def test_patches_are_the_pipelines() -> None:
@@ -190,26 +144,3 @@ def test_samples_of_a_distilled_model_are_told_the_guidance(distilled):
     assert sample(FAMILY, distilled, PROMPTS[:1], [7], guidance_scale=1.5) != [own]
     default = draw(pipeline_of(distilled), 7, guidance_scale=3.5)
     assert sample(FAMILY, distilled, PROMPTS[:1], [7]) == [default]
-
-
-def test_saved_weights_load_and_keep_the_configuration(base, tmp_path):
-    """from_pretrained gives back every tensor."""
-    tensors = {n: torch.rand_like(t) for n, t in FAMILY.load_model(base).state_dict().items()}
-    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    FAMILY.save_model(base, shapes, tensors.__getitem__, torch.float32, tmp_path)
-    loaded = FluxTransformer2DModel.from_pretrained(tmp_path / "transformer").state_dict()
-    assert loaded.keys() == tensors.keys()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-
-
-def test_a_trained_adapter_is_what_the_pipeline_loads(base, tmp_path):
-    """load_lora_weights, with alpha other than rank: the trained answers, not the base's."""
-    batch = batch_of(FAMILY, base, PROMPTS)
-    model = train_adapter(FAMILY, base, batch, tmp_path)
-    pipeline = pipeline_of(base)
-    before = prediction(FAMILY, base, pipeline.transformer, batch)
-    pipeline.load_lora_weights(tmp_path)
-    after = prediction(FAMILY, base, pipeline.transformer, batch)
-    expected = prediction(FAMILY, base, model, batch)
-    assert (after - expected).abs().max() == 0
-    assert (after - before).abs().max() > 1e-3

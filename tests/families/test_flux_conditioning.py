@@ -19,13 +19,12 @@ from diffusers import (
 )
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
-from tests.families.conftest import CAPTIONS, pictures
+from tests.builders.images import build_nano, make_pictures
 from tests.families.promises import assert_same_call, first_call
 
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.crop import to_pixels
 from zerotrain.models.families import flux_nano
-from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.flux import FAMILY
 from zerotrain.models.families.flux_conditioning import encode_conditioning
 from zerotrain.models.families.patches import pack, unpack
@@ -37,10 +36,7 @@ LATENTS = torch.Size([1, 4, 4, 4])
 
 def build(folder: Path, pipeline: str) -> Path:
     """A nano model of this class for 16 px images, its autoencoder fitted for a few steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 3)
-        flux_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder, pipeline=pipeline)
-    return folder
+    return build_nano(flux_nano.SMALL, folder, pipeline=pipeline)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +139,7 @@ def test_kontext_is_the_same_model_as_the_plain_one(kontext, tmp_path):
 
 def test_the_model_is_called_as_kontext_calls_it(kontext):
     """Every argument of the first step with a conditioning image, and the velocity."""
-    image = pictures(16, 2)[1]
+    image = make_pictures(16, 2)[1]
     pipeline = FluxKontextPipeline.from_pretrained(kontext)
     expected, answer = first_call(pipeline.transformer, lambda: by_hand(pipeline, image=image))
     found, velocity = predicted(kontext, pipeline, expected, pixels_of(image))
@@ -156,7 +152,7 @@ def test_tokens_of_several_images_follow_one_another(kontext):
     """All have 1 in the first axis, rows and columns begin at 0 with each: so their order is of no
     effect, while what they show is."""
     pipeline = FluxKontextPipeline.from_pretrained(kontext)
-    first, second = pictures(16, 2)
+    first, second = make_pictures(16, 2)
     given, _ = first_call(pipeline.transformer, lambda: by_hand(pipeline))
     latents = [
         FluxPipeline._pack_latents(
@@ -186,7 +182,7 @@ def test_tokens_of_several_images_follow_one_another(kontext):
 
 def test_the_model_is_called_as_fill_calls_it(fill, modes):
     """Every argument of the first step with an image and its mask, and the velocity."""
-    image = pictures(16, 2)[1]
+    image = make_pictures(16, 2)[1]
     pipeline = FluxFillPipeline.from_pretrained(fill)
     expected, answer = first_call(
         pipeline.transformer, lambda: by_hand(pipeline, image=image, mask_image=mask())
@@ -200,7 +196,7 @@ def test_the_model_is_called_as_fill_calls_it(fill, modes):
 def test_a_masked_image_is_encoded_as_the_pipeline_prepares_it(fill, modes):
     """Grey where the mask is 128 or lighter, and the mask's own pixels, also of a batch."""
     pipeline = FluxFillPipeline.from_pretrained(fill)
-    images = pictures(16, 2)
+    images = make_pictures(16, 2)
     masks = [mask(), mask().rotate(90)]
     expected = []
     for image, white in zip(images, masks, strict=True):
@@ -233,7 +229,7 @@ def test_a_coloured_mask_has_pillows_luminance() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_latents_of_conditioning_images_are_those_of_images(kontext, count):
-    images = pictures(16, count)
+    images = make_pictures(16, count)
     encoders = FAMILY.load_encoders(kontext, "cpu")
     found = encoders.encode_conditioning(pixels_of(*images))
     assert list(found) == ["conditioning_latents"]
@@ -246,7 +242,7 @@ def test_the_loss_is_over_the_image_alone(name, request):
     """Conditioning images are no target, and the loss depends on what they show."""
     folder = request.getfixturevalue(name)
     encoders = FAMILY.load_encoders(folder, "cpu")
-    images = pictures(16, 3)
+    images = make_pictures(16, 3)
     latents = encoders.encode_images(pixels_of(images[0])[0])
     source = torch.Generator().manual_seed(0)
     batch = {
@@ -295,7 +291,7 @@ def drawn(
 def test_samples_of_kontext_are_the_pipelines_own(kontext):
     """Each prompt with its own image; guided by the empty prompt with that image; without one."""
     pipeline = FluxKontextPipeline.from_pretrained(kontext)
-    images = pictures(16, 2)
+    images = make_pictures(16, 2)
     own = [
         by_hand(pipeline, prompt, seed, image=image)
         for prompt, seed, image in zip(PROMPTS, (7, 8), images, strict=True)
@@ -311,13 +307,13 @@ def test_samples_of_kontext_are_the_pipelines_own(kontext):
 def test_a_plain_base_reads_images_as_kontext_does(kontext, tmp_path):
     """A LoRA of FLUX.1 dev may be trained in context: the model is the same, and so its images."""
     plain = build(tmp_path / "base", "FluxPipeline")
-    image = pictures(16, 1)[0]
+    image = make_pictures(16, 1)[0]
     assert drawn(plain, [[image]]) == drawn(kontext, [[image]])
 
 
 def test_sampling_calls_the_model_as_training_does(kontext):
     """With two images, of any size: every argument of the first step."""
-    images = [pictures(32, 1)[0], pictures(16, 2)[1]]
+    images = [make_pictures(32, 1)[0], make_pictures(16, 2)[1]]
     pipeline = FAMILY.load_pipeline(kontext, "cpu")
     given, _ = first_call(
         pipeline.transformer,
@@ -334,7 +330,7 @@ def test_sampling_calls_the_model_as_training_does(kontext):
 def test_samples_of_fill_are_the_pipelines_own(fill, modes):
     """With an image and its mask."""
     pipeline = FluxFillPipeline.from_pretrained(fill)
-    image = pictures(16, 1)[0]
+    image = make_pictures(16, 1)[0]
     own = by_hand(pipeline, image=image, mask_image=mask())
     assert drawn(fill, [[image, mask().convert("RGB")]]) == [own]
     assert drawn(fill, [[image, Image.new("RGB", (16, 16), "white")]]) != [own]
@@ -347,7 +343,7 @@ def test_a_distilled_fill_is_told_its_pipelines_guidance(fill, tmp_path, modes):
     torch.manual_seed(0)
     FluxTransformer2DModel.from_config(config).save_pretrained(tmp_path / "base" / "transformer")
     pipeline = FluxFillPipeline.from_pretrained(tmp_path / "base")
-    image = pictures(16, 1)[0]
+    image = make_pictures(16, 1)[0]
     given = {"image": image, "mask_image": mask()}
     images = [[image, mask().convert("RGB")]]
     assert drawn(tmp_path / "base", images) == [by_hand(pipeline, **given)]
@@ -360,7 +356,7 @@ def test_a_distilled_fill_is_told_its_pipelines_guidance(fill, tmp_path, modes):
 def test_latents_while_training_are_those_of_the_images_after_it(name, request):
     """`sample_latents` with what the cache holds, against `sample` with the images."""
     folder = request.getfixturevalue(name)
-    images = [pictures(16, 1)[0], mask().convert("RGB")]
+    images = [make_pictures(16, 1)[0], mask().convert("RGB")]
     encoders = FAMILY.load_encoders(folder, "cpu")
     embeds, empty = (encoders.encode_prompts([prompt]) for prompt in (PROMPTS[0], ""))
     pipeline = FAMILY.live_pipeline(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, FluxPipeline, FluxPriorReduxPipeline, ReduxImageEncoder
 from PIL import Image
-from tests.families.conftest import CAPTIONS, pictures
+from tests.builders.images import build_nano, make_pictures
 from tests.families.promises import first_call
 from tests.formats.test_loading_code import trained
 from tests.stages.test_export_weights import Export
@@ -24,7 +24,6 @@ from zerotrain.data.crop import to_pixels
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import choose_files
 from zerotrain.models.families import flux_nano
-from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.flux import FAMILY
 from zerotrain.stages.export_weights import export_weights
 
@@ -38,10 +37,7 @@ TEXT, IMAGE = 32, 4
 def redux(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A nano FLUX.1 Redux for 16 px images, its autoencoder fitted for a few steps."""
     folder = tmp_path_factory.mktemp("redux") / "base"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 3)
-        flux_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder, pipeline="FluxPriorReduxPipeline")
-    return folder
+    return build_nano(flux_nano.SMALL, folder, pipeline="FluxPriorReduxPipeline")
 
 
 def pixels_of(image: Image.Image) -> torch.Tensor:
@@ -79,7 +75,7 @@ def embeds_of(folder: Path, image: Image.Image) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("side", [16, 32, 48])
 def test_embeddings_are_those_of_the_pipeline(redux, side):
     """Of an image of any side: T5's tokens, then the image's; CLIP's pooled embedding."""
-    image = pictures(side, 2)[1]
+    image = make_pictures(side, 2)[1]
     found = FAMILY.load_encoders(redux, "cpu").encode_prompts([PROMPT], pixels_of(image))
     expected = embeds_of(redux, image)
     assert found["prompt_embeds"].shape[1] == TEXT + IMAGE
@@ -90,7 +86,7 @@ def test_embeddings_are_those_of_the_pipeline(redux, side):
 
 def test_each_prompt_has_its_own_image(redux):
     """In a batch as alone, and the image's tokens do not depend on the text."""
-    encoders, images = FAMILY.load_encoders(redux, "cpu"), pictures(32, 2)
+    encoders, images = FAMILY.load_encoders(redux, "cpu"), make_pictures(32, 2)
     pixels = torch.cat([pixels_of(image) for image in images])
     together = encoders.encode_prompts([PROMPT, "a blue house"], pixels)["prompt_embeds"]
     alone = encoders.encode_prompts(["a green boat"], pixels[1:])["prompt_embeds"]
@@ -100,7 +96,7 @@ def test_each_prompt_has_its_own_image(redux):
 
 def test_an_empty_prompt_is_zeros_before_the_image(redux):
     """As in the pipeline without text encoders, and as DiffSynth-Studio trains."""
-    image = pictures(32, 1)[0]
+    image = make_pictures(32, 1)[0]
     encoders = FAMILY.load_encoders(redux, "cpu")
     found, other = (encoders.encode_prompts([text], pixels_of(image)) for text in ("", PROMPT))
     assert not found["prompt_embeds"][:, :TEXT].any()
@@ -119,7 +115,7 @@ def test_the_model_reads_the_image_as_text(redux):
         with torch.inference_mode():
             return first_call(model, lambda: objective.predict(model, noisy, timesteps, batch))
 
-    (given, answer), (_, other) = (call(image) for image in pictures(32, 2))
+    (given, answer), (_, other) = (call(image) for image in make_pictures(32, 2))
     assert given["hidden_states"].shape[1] == 4
     assert torch.equal(given["txt_ids"], torch.zeros(TEXT + IMAGE, 3))
     assert (answer - other).abs().max() > 1e-4
@@ -147,7 +143,7 @@ def drawn(folder: Path, image: Image.Image, prompt: str = PROMPT, **changes: obj
 
 def test_samples_are_the_pipelines_own(redux):
     """With the embeddings of FluxPriorReduxPipeline; guided by zeros and the same image."""
-    image, other = pictures(16, 2)
+    image, other = make_pictures(16, 2)
     embeds = embeds_of(redux, image)
     assert drawn(redux, image) == by_hand(redux, **embeds)
     zeros = torch.zeros_like(embeds["prompt_embeds"][:, :TEXT])
@@ -162,7 +158,7 @@ def test_samples_are_the_pipelines_own(redux):
 
 def test_latents_while_training_are_those_of_the_images_after_it(redux):
     """`sample_latents` with what the cache holds, against `sample` with the image."""
-    image = pictures(16, 1)[0]
+    image = make_pictures(16, 1)[0]
     encoders = FAMILY.load_encoders(redux, "cpu")
     embeds, empty = (encoders.encode_prompts([p], pixels_of(image)) for p in (PROMPT, ""))
     pipeline = FAMILY.live_pipeline(redux, FAMILY.load_model(redux).eval(), 16, (4, 4, 4), VALUES)
@@ -209,7 +205,7 @@ def test_exported_weights_load_in_diffusers_and_sample(redux, tmp_path):
     config = export.config("fp32")
     export.save(trained("flux", export.base, config.adapter_values()))
     export_weights(config, export.checkpoint, export.base, export.weights, export.state)
-    image, folder = pictures(16, 1)[0], export.weights
+    image, folder = make_pictures(16, 1)[0], export.weights
     pipeline = DiffusionPipeline.from_pretrained(folder)
     pipeline.load_lora_weights(folder)
     embeds = embeds_of(folder, image)

@@ -9,15 +9,12 @@ import pytest
 import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
-from tests.families.conftest import CAPTIONS, pictures
+from tests.builders.images import publish_nano
 from tests.formats.conftest import published
 
-from zerotrain import artifact
 from zerotrain.config.adapters import stack_of
 from zerotrain.export.formats.conversion import convert
 from zerotrain.export.formats.mmdit_names import flux_slot
-from zerotrain.models.families import flux_nano
-from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.flux import FAMILY
 from zerotrain.models.families.lora import add_adapter, save_adapter
 from zerotrain.models.sizes import model_sizes
@@ -57,13 +54,7 @@ class Rows(torch.nn.Module):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A nano Flux."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 3)
-        folder = tmp_path_factory.mktemp("fused") / "base"
-        with artifact.publish(folder, "base") as draft:
-            flux_nano.SMALL.build(CAPTIONS, pictures(16), 0, draft.folder)
-            draft.content = {"family": "flux", "base": "nano", "commit": None, "parts": {}}
-    return folder
+    return publish_nano("flux", tmp_path_factory.mktemp("fused") / "base")
 
 
 def adapted(base: Path, **changes: Any) -> torch.nn.Module:

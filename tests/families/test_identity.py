@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import FluxPipeline, QwenImagePipeline
-from tests.families.conftest import CAPTIONS, pictures
+from tests.builders.images import CAPTIONS, make_pictures
 from tests.families.promises import sample
 
 from zerotrain.errors import PipelineError
@@ -47,7 +47,7 @@ def test_what_is_encoded_and_decoded_is_what_was_given(name, dtype):
 @pytest.mark.parametrize(("family", "nano", "pipeline"), PIPELINES)
 def test_a_base_of_pixels_is_a_stock_pipeline(family, nano, pipeline, tmp_path):
     """Latents are pixels, samples are the pipeline's own, and vae/config.json says what it is."""
-    nano.SMALL.build(CAPTIONS, pictures(16), 0, tmp_path, identity=True)
+    nano.SMALL.build(CAPTIONS, make_pictures(16), 0, tmp_path, identity=True)
     pixels = colours(16)
     latents = family.load_encoders(tmp_path, "cpu").encode_images(pixels)
     torch.testing.assert_close(latents, pixels, rtol=0, atol=2e-6)
@@ -70,7 +70,7 @@ def test_a_base_of_pixels_is_a_stock_pipeline(family, nano, pipeline, tmp_path):
 def test_the_autoencoder_of_a_base_for_pixels_is_replaced(tmp_path):
     """Links of the base are removed, not what they lead to."""
     nano, linked = tmp_path / "nano", tmp_path / "linked"
-    qwen_image_nano.SMALL.build(CAPTIONS, pictures(16), 0, nano, identity=True)
+    qwen_image_nano.SMALL.build(CAPTIONS, make_pictures(16), 0, nano, identity=True)
     (nano / "vae" / "config.json").write_text("{}")
     for path in nano.rglob("*.*"):
         link = linked / path.relative_to(nano)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from tests.families.conftest import CAPTIONS, drawn, pictures
+from tests.builders.images import build_nano, draw_house
 from tests.families.promises import batch_of, prediction
-from tests.families.test_sd3 import FAMILY as SD3
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from zerotrain import artifact
@@ -27,6 +26,7 @@ from zerotrain.models.families import flux_nano, load_family, qwen_image_nano
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.pipelines import pipeline_class
 from zerotrain.models.families.prompt_tokens import LETTERS_PER_TOKEN, PromptTokenizer
+from zerotrain.models.families.sd3 import FAMILY as SD3
 from zerotrain.models.families.sdxl import FAMILY as SDXL
 
 LIMIT = nano_parts.MAX_TOKENS
@@ -194,12 +194,11 @@ def test_the_command_reads_long_prompts_as_the_weights_were_trained(nano, tmp_pa
 
 def test_a_short_prompt_gives_the_image_of_a_users_own_call(nano):
     pipeline = pipeline_class(SDXL.pipeline).from_pretrained(nano)
-    assert draw(nano, [SHORT], "chunk") == [drawn(pipeline)]
+    assert draw(nano, [SHORT], "chunk") == [draw_house(pipeline)]
 
 
-def test_each_encoder_counts_the_captions_that_it_cuts(nano, nano_sd3, tmp_path, monkeypatch):
+def test_each_encoder_counts_the_captions_that_it_cuts(nano, nano_sd3, tmp_path):
     """The limits are those of the pipelines: CLIP's tokens, T5's, and Qwen's after the template."""
-    monkeypatch.setattr(nano_parts, "VAE_STEPS", 1)
     captions = [SHORT, LONG, "", LONGER]
     words = len(LONG.split())
 
@@ -213,9 +212,9 @@ def test_each_encoder_counts_the_captions_that_it_cuts(nano, nano_sd3, tmp_path,
     t5 = "2 of 4 captions exceed 8 tokens of tokenizer_3, which ignore the excess"
     clip = "2 of 4 captions exceed 32 tokens of tokenizer and tokenizer_2, which ignore the excess"
     assert said("sd3", nano_sd3, 8) == [(t5, [1, 3]), (clip, [1, 3])]
-    flux_nano.SMALL.build(CAPTIONS, pictures(16), 0, tmp_path / "flux", identity=True)
+    build_nano(flux_nano.SMALL, tmp_path / "flux", steps=1, identity=True)
     assert [exceeding for _, exceeding in said("flux", tmp_path / "flux")] == [[1, 3]]
-    qwen_image_nano.SMALL.build(CAPTIONS, pictures(16), 0, tmp_path / "qwen", identity=True)
+    build_nano(qwen_image_nano.SMALL, tmp_path / "qwen", steps=1, identity=True)
     assert said("qwen_image", tmp_path / "qwen") == []
     (limit,) = load_family("qwen_image").caption_limits(tmp_path / "qwen", captions, words)
     encoders = load_family("qwen_image").load_encoders(tmp_path / "qwen", "cpu")

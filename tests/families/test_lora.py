@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionXLPipeline
 from safetensors import safe_open
-from tests.families.conftest import drawn
+from tests.builders.images import draw_house
 
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.training import LoraConfig
@@ -219,7 +219,7 @@ def test_a_weights_folder_is_sampled_and_measured_with_its_adapter(nano, tmp_pat
     ]
     pipeline = StableDiffusionXLPipeline.from_pretrained(folder, add_watermarker=False)
     pipeline.load_lora_weights(folder)
-    assert images[0].tobytes() == drawn(pipeline) != images[1].tobytes()
+    assert images[0].tobytes() == draw_house(pipeline) != images[1].tobytes()
 
 
 def test_a_folder_without_an_adapter_is_loaded_as_it_is(nano):

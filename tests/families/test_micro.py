@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 import pytest
-from tests.families.conftest import CAPTIONS, pictures
+from tests.builders.images import CAPTIONS, make_pictures
 from tests.families.texts import SUMS
 
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
@@ -30,7 +30,7 @@ def test_micro_is_what_was_planned(name, tmp_path, monkeypatch):
     """It loads, and every tensor has the shape that the planner said; the vocabulary is smaller."""
     monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)
     module = importlib.import_module(f"zerotrain.models.families.{name}_nano")
-    samples = (SUMS,) if FAMILIES[name].modality == "text" else (CAPTIONS, pictures(256, 2))
+    samples = (SUMS,) if FAMILIES[name].modality == "text" else (CAPTIONS, make_pictures(256, 2))
     module.SMALL.build(*samples, 0, tmp_path, preset="micro")
     model = load_family(name).load_model(tmp_path)
     planned = trained_model(find_architecture(name, "micro")).shapes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.families.conftest import drawn
+from tests.builders.images import draw_house
 
 from zerotrain.models.families import load_family, placement
 from zerotrain.models.families.placement import (
@@ -58,11 +58,11 @@ def test_images_are_the_same_wherever_the_models_lie(name, fitting, small, reque
     family = load_family(name)
     folder = request.getfixturevalue("nano" if name == "sdxl" else "nano_sd3")
     pipeline = family.load_pipeline(folder, "cpu")
-    expected = drawn(pipeline)
+    expected = draw_house(pipeline)
     parts = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
     sizes = [sum(t.nbytes for t in (*p.parameters(), *p.buffers())) for p in parts]
     small({"WHOLE": sum(sizes), "PARTS": max(sizes), "LAYERS": 1}[fitting.name])
-    assert drawn(place_pipeline(pipeline, "cpu")) == expected
+    assert draw_house(place_pipeline(pipeline, "cpu")) == expected
     said = capsys.readouterr().err
     assert (f"{fitting} is there at a time" in said) == (fitting is not Placement.WHOLE)
     assert hasattr(pipeline.vae, "_hf_hook") == (fitting is Placement.PARTS)

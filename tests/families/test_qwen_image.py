@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
-from tests.families.conftest import CAPTIONS, pictures
+from diffusers import QwenImagePipeline
 from tests.families.promises import (
     assert_same_call,
     batch_of,
-    changed,
     first_call,
     prediction,
     sample,
-    train_adapter,
 )
 
 from zerotrain.cache import stacked
 from zerotrain.errors import PipelineError
-from zerotrain.models.families import load_family, qwen_image_nano
-from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.patches import pack, unpack
 from zerotrain.models.families.qwen_image import FAMILY
 
@@ -31,13 +25,8 @@ LENGTHS = ["a red house", "boat", "a red house, a blue boat"]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A nano model for 16 px images whose autoencoder is fitted for a few steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 3)
-        folder = tmp_path_factory.mktemp("qwen") / "base"
-        qwen_image_nano.SMALL.build(CAPTIONS, pictures(16), 0, folder)
-    return folder
+def base(nano_qwen_image: Path) -> Path:
+    return nano_qwen_image
 
 
 def pipeline_of(folder: Path) -> QwenImagePipeline:
@@ -61,28 +50,6 @@ def draw(pipeline: QwenImagePipeline, seed: int, prompt: str, scale: float = 3.0
         .tobytes()
     )
     return pixels
-
-
-def test_the_name_in_the_configuration_finds_the_family() -> None:
-    assert load_family("qwen_image") is FAMILY
-
-
-def test_the_nano_model_is_a_qwen_image_in_diffusers_layout(base):
-    """The stock pipeline loads it; model_index.json names the classes that the family requires."""
-    index = json.loads((base / "model_index.json").read_text())
-    assert {part: index[part][1] for part in FAMILY.classes} == dict(FAMILY.classes)
-    parts = {*FAMILY.parts} - {*FAMILY.optional_parts}
-    assert {path.name for path in base.iterdir()} == {*parts, "model_index.json"}
-    assert pipeline_of(base).vae_scale_factor == 4
-
-
-def test_families_build_the_same_model_from_the_same_seed(base, tmp_path, monkeypatch):
-    """Every file is equal, whatever the global generator was before."""
-    monkeypatch.setattr(nano_parts, "VAE_STEPS", 3)
-    torch.manual_seed(5)
-    qwen_image_nano.SMALL.build(CAPTIONS, pictures(16), 0, tmp_path)
-    for path in base.rglob("*.*"):
-        assert path.read_bytes() == (tmp_path / path.relative_to(base)).read_bytes(), path
 
 
 def test_the_nano_tokenizer_has_as_many_tokens_before_a_prompt_as_the_pipeline_drops(base):
@@ -118,22 +85,6 @@ def test_a_longer_caption_is_cut(base):
     assert [len(found) for found in encoders.encode_prompts(LENGTHS)["prompt_embeds"]] == [4] * 3
     with pytest.raises(PipelineError, match=r"cache\.max_sequence_length: 2000, and the base"):
         FAMILY.load_encoders(base, "cpu", 2000)
-
-
-def test_latents_are_scaled_as_the_pipeline_expects_them(base, tmp_path):
-    """Decoding cached latents as the pipeline does gives the autoencoder's own reconstruction."""
-    statistics = {"latents_mean": [0.5, -1.0, 0.0, 2.0], "latents_std": [1.0, 2.0, 3.0, 0.5]}
-    folder = changed(base, tmp_path / "base", "vae/config.json", **statistics)
-    pixels = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    latents = FAMILY.load_encoders(folder, "cpu").encode_images(pixels)
-    vae = AutoencoderKLQwenImage.from_pretrained(folder, subfolder="vae")
-    with torch.inference_mode():
-        mode = vae.encode(pixels.unsqueeze(2)).latent_dist.mode()
-    mean, std = (
-        torch.tensor(statistics[k]).view(1, 4, 1, 1) for k in ("latents_mean", "latents_std")
-    )
-    assert (latents.dtype, latents.shape) == (torch.float32, (2, 4, 4, 4))
-    torch.testing.assert_close(latents * std + mean, mode.squeeze(2))
 
 
 def test_the_model_is_called_as_the_pipeline_calls_it(base):
@@ -197,26 +148,3 @@ def test_samples_are_the_pipelines_own(base):
     assert sample(FAMILY, base, PROMPTS[:1], [7], guidance_scale=1.0) == [unguided]
     batch = sample(FAMILY, base, PROMPTS * 2, [7, 8, 8, 7], guidance_scale=3.0)
     assert batch[0] not in batch[1:]
-
-
-def test_saved_weights_load_and_keep_the_configuration(base, tmp_path):
-    """from_pretrained gives back every tensor."""
-    tensors = {n: torch.rand_like(t) for n, t in FAMILY.load_model(base).state_dict().items()}
-    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    FAMILY.save_model(base, shapes, tensors.__getitem__, torch.float32, tmp_path)
-    loaded = QwenImageTransformer2DModel.from_pretrained(tmp_path / "transformer").state_dict()
-    assert loaded.keys() == tensors.keys()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-
-
-def test_a_trained_adapter_is_what_the_pipeline_loads(base, tmp_path):
-    """load_lora_weights, with alpha other than rank: the trained answers, not the base's."""
-    batch = batch_of(FAMILY, base, LENGTHS)
-    model = train_adapter(FAMILY, base, batch, tmp_path)
-    pipeline = pipeline_of(base)
-    before = prediction(FAMILY, base, pipeline.transformer, batch)
-    pipeline.load_lora_weights(tmp_path)
-    after = prediction(FAMILY, base, pipeline.transformer, batch)
-    expected = prediction(FAMILY, base, model, batch)
-    assert (after - expected).abs().max() == 0
-    assert (after - before).abs().max() > 1e-3

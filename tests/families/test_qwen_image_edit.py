@@ -13,7 +13,7 @@ from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit as edit_module
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as edit_plus_module
 from PIL import Image
-from tests.families.conftest import CAPTIONS, pictures
+from tests.builders.images import CAPTIONS, build_nano, make_pictures
 from tests.families.promises import (
     LORA,
     TARGETS,
@@ -29,7 +29,6 @@ from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.training import TrainConfig
 from zerotrain.data.crop import to_pixels
 from zerotrain.errors import PipelineError
-from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families import qwen_image_nano
 from zerotrain.models.families.lora import add_adapter
 from zerotrain.models.families.nano import pixels_of
@@ -54,10 +53,7 @@ CLASSES = {EDIT: QwenImageEditPipeline, EDIT_PLUS: QwenImageEditPlusPipeline}
 def edit_plus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A nano model whose text encoder sees images; its autoencoder is fitted for a step."""
     folder = tmp_path_factory.mktemp("edit") / "base"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 1)
-        qwen_image_nano.SMALL.build(CAPTIONS, pictures(SIDE), 0, folder, pipeline=EDIT_PLUS)
-    return folder
+    return build_nano(qwen_image_nano.SMALL, folder, side=SIDE, steps=1, pipeline=EDIT_PLUS)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +152,7 @@ def batch_of(base: Path, prompts: list[str], images: int) -> dict[str, torch.Ten
 @pytest.mark.parametrize("kind", [EDIT, EDIT_PLUS, "2511"])
 def test_the_model_is_called_as_the_pipeline_calls_it(bases, kind):
     """Embeddings, latents, shapes and the velocity of the first step, to 1e-6."""
-    base, images = bases[kind], pictures(SIDE, count_of(kind))
+    base, images = bases[kind], make_pictures(SIDE, count_of(kind))
     pipeline = pipeline_of(base, EDIT if kind == EDIT else EDIT_PLUS)
     expected, answer = first_call(
         pipeline.transformer, lambda: draw(pipeline, images, 1.0, prompt=PROMPT)
@@ -253,17 +249,17 @@ def test_samples_are_the_pipelines_own(bases, kind, scale):
     The prompt is padded here, which rounds otherwise on some processors: one value of 3,072 was the
     next one there. Other conditioning images change more than 40 in these small models.
     """
-    images = pictures(SIDE, count_of(kind))
+    images = make_pictures(SIDE, count_of(kind))
     negative = {"negative_prompt": ""} if scale > 1 else {}
     expected = draw(pipeline_of(bases[kind], kind), images, scale, prompt=PROMPT, **negative)
     assert share_apart(sample(bases[kind], images, guidance_scale=scale), expected) <= 0.001
-    others = pictures(SIDE, 4)[-len(images) :]
+    others = make_pictures(SIDE, 4)[-len(images) :]
     assert share_apart(sample(bases[kind], others, guidance_scale=scale), expected) > 0.01
 
 
 def test_samples_in_context_are_those_of_the_loop_of_editing(bases):
     """A plain base encodes the prompt alone; the loop reads the images' latents."""
-    base, images = bases[PLAIN], pictures(SIDE, 2)
+    base, images = bases[PLAIN], make_pictures(SIDE, 2)
     plain = FAMILY.load_pipeline(base, "cpu")
     parts = {name: part for name, part in plain.components.items()}
     editing = QwenImageEditPlusPipeline(**parts, processor=None)
@@ -279,7 +275,7 @@ def test_samples_in_context_are_those_of_the_loop_of_editing(bases):
 def test_prompts_of_different_lengths_are_masked(bases, kind):
     """Each is encoded alone; without a mask the pipeline would warn, and read what fills them."""
     base, prompts = bases[kind], [PROMPT, "boat"]
-    pixels = torch.stack([pixels_of(pictures(SIDE, 2))] * 2)
+    pixels = torch.stack([pixels_of(make_pictures(SIDE, 2))] * 2)
     pipeline = FAMILY.conditioned_pipeline(FAMILY.load_pipeline(base, "cpu"))
     found = FAMILY.conditioned_arguments(
         pipeline, prompts, pixels, negative="", max_sequence_length=None
@@ -296,7 +292,7 @@ def test_prompts_of_different_lengths_are_masked(bases, kind):
 @pytest.mark.parametrize("kind", [EDIT_PLUS, PLAIN])
 def test_latents_while_training_are_those_that_are_decoded_after_it(bases, kind):
     """`sample_latents` of encoded images and prompts: the pixels of `sample`, to one of 255."""
-    base, images = bases[kind], pictures(SIDE, 2)
+    base, images = bases[kind], make_pictures(SIDE, 2)
     encoders = FAMILY.load_encoders(base, "cpu")
     pixels = pixels_of(images)[None]
     seen = () if kind == PLAIN else (pixels,)
@@ -329,7 +325,7 @@ def test_image_tokens_have_positions_in_rows_and_columns(bases):
     encoders.pipeline.text_encoder.register_forward_pre_hook(
         lambda _, __, named: tokens.append(named["input_ids"][0]), with_kwargs=True
     )
-    encoders.encode_prompts([PROMPT], pixels_of(pictures(SIDE, 2))[None])
+    encoders.encode_prompts([PROMPT], pixels_of(make_pictures(SIDE, 2))[None])
     pad = encoders.pipeline.text_encoder.config.image_token_id
     first = int((tokens[0] == pad).int().argmax())
     positions = seen[0][-3:, 0, first : first + 17] - first
@@ -342,7 +338,7 @@ def test_image_tokens_have_positions_in_rows_and_columns(bases):
 
 def test_a_longer_caption_is_cut_and_no_image(bases):
     """cache.max_sequence_length counts the text's tokens; without it nothing is cut."""
-    pixels = pixels_of(pictures(SIDE, 1))[None]
+    pixels = pixels_of(make_pictures(SIDE, 1))[None]
     base = bases[EDIT]
     [whole] = FAMILY.load_encoders(base, "cpu").encode_prompts([PROMPT], pixels)["prompt_embeds"]
     [cut] = FAMILY.load_encoders(base, "cpu", 4).encode_prompts([PROMPT], pixels)["prompt_embeds"]
@@ -373,7 +369,9 @@ def test_pixels_become_the_images_that_they_were():
 
 def test_the_nano_of_one_image_drops_what_precedes_it(tmp_path):
     """Built for QwenImageEditPipeline, whose template has the image before the prompt."""
-    qwen_image_nano.SMALL.build(CAPTIONS, pictures(SIDE), 0, tmp_path, pipeline=EDIT, identity=True)
+    qwen_image_nano.SMALL.build(
+        CAPTIONS, make_pictures(SIDE), 0, tmp_path, pipeline=EDIT, identity=True
+    )
     pipeline = pipeline_of(tmp_path, EDIT)
     tokens = pipeline.tokenizer(pipeline.prompt_template_encode.format(PROMPT)).input_ids
     rest = pipeline.tokenizer.decode(tokens[pipeline.prompt_template_encode_start_idx :])

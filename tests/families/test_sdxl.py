@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, StableDiffusionXLPipeline, UNet2DConditionModel
-from tests.families.conftest import drawn
+from diffusers import StableDiffusionXLPipeline
+from tests.builders.images import draw_house
+from tests.families import promises
+from tests.families.promises import changed
 
-from zerotrain.config.models import EvaluateConfig
-from zerotrain.errors import PipelineError
-from zerotrain.models.families import load_family, model_tensors
 from zerotrain.models.families.sdxl import FAMILY
+
+sample = partial(promises.sample, FAMILY)
 
 
 def pipeline_of(folder: Path) -> StableDiffusionXLPipeline:
     """The pipeline as a user loads it."""
     return StableDiffusionXLPipeline.from_pretrained(folder, add_watermarker=False)
-
-
-def changed(base: Path, folder: Path, file: str, **values: object) -> Path:
-    """A copy of a base model with other values in one JSON file."""
-    shutil.copytree(base, folder)
-    path = folder / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    return folder
-
-
-def save(base: Path, tensors: dict[str, torch.Tensor], out: Path) -> None:
-    """Write these tensors as the trained ones."""
-    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    FAMILY.save_model(base, shapes, tensors.__getitem__, torch.float32, out)
-
-
-def test_the_name_in_the_configuration_finds_the_family():
-    assert load_family("sdxl") is FAMILY
 
 
 def test_captions_are_encoded_as_the_pipeline_encodes_prompts(nano):
@@ -59,27 +41,6 @@ def test_a_dropped_caption_is_what_guidance_compares_with(nano, tmp_path, zeros)
     torch.testing.assert_close(found["pooled_prompt_embeds"][1:], negative_pooled)
     assert bool((found["prompt_embeds"][1] == 0).all()) == zeros
     assert found["prompt_embeds"][0].abs().sum() > 0
-
-
-@pytest.mark.parametrize(
-    "statistics", [{}, {"latents_mean": [0.5, -1, 0, 2], "latents_std": [1, 2, 3, 0.5]}]
-)
-def test_latents_are_scaled_as_the_pipeline_expects_them(nano, tmp_path, statistics):
-    """Decoding cached latents as the pipeline does gives the autoencoder's own reconstruction."""
-    base = changed(nano, tmp_path / "base", "vae/config.json", **statistics)
-    pixels = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    latents = FAMILY.load_encoders(base, "cpu").encode_images(pixels)
-    vae = AutoencoderKL.from_pretrained(base, subfolder="vae")
-    with torch.inference_mode():
-        mode = vae.encode(pixels).latent_dist.mode()
-    unscaled = latents / vae.config.scaling_factor
-    if statistics:
-        std, mean = (
-            torch.tensor(statistics[k]).view(1, 4, 1, 1) for k in ("latents_std", "latents_mean")
-        )
-        unscaled = latents * std / vae.config.scaling_factor + mean
-    assert latents.dtype == torch.float32
-    torch.testing.assert_close(unscaled, mode)
 
 
 def test_sizes_reach_the_unet_in_the_pipelines_order(nano):
@@ -118,43 +79,6 @@ def test_the_objective_is_the_one_of_the_bases_scheduler(nano, tmp_path):
     assert FAMILY.objective(base).schedule.prediction_type == "epsilon"
 
 
-@pytest.mark.parametrize("shard", ["10GB", "4MB"])
-def test_saved_weights_load_and_keep_the_configuration(nano, tmp_path, monkeypatch, shard):
-    """from_pretrained gives back every tensor, from one file or several."""
-    monkeypatch.setattr(model_tensors, "MAX_SHARD_SIZE", shard)
-    tensors = {
-        name: torch.rand_like(tensor)
-        for name, tensor in FAMILY.load_model(nano).state_dict().items()
-    }
-    save(nano, tensors, tmp_path)
-    loaded = UNet2DConditionModel.from_pretrained(tmp_path / "unet").state_dict()
-    assert loaded.keys() == tensors.keys()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-    config = Path("unet", "config.json")
-    assert (tmp_path / config).read_bytes() == (nano / config).read_bytes()
-    files = list((tmp_path / "unet").glob("*.safetensors"))
-    assert len(files) == 1 if shard == "10GB" else len(files) > 1
-
-
-def test_weights_of_another_shape_are_refused(nano, tmp_path):
-    tensors = FAMILY.load_model(nano).state_dict()
-    tensors["conv_in.weight"] = tensors["conv_in.weight"][:, :2]
-    with pytest.raises(PipelineError, match=r"conv_in\.weight: \(\d+, 2, 3, 3\) in the trained"):
-        save(nano, tensors, tmp_path)
-    del tensors["conv_in.weight"]
-    with pytest.raises(PipelineError, match=r"conv_in\.weight: absent in the trained tensors"):
-        save(nano, tensors, tmp_path)
-    assert not any(tmp_path.iterdir())
-
-
-def sample(folder: Path, prompts: list[str], seeds: list[int], **changes: object) -> list[bytes]:
-    """Pixels of sampled 16 px images."""
-    config = EvaluateConfig.model_validate({"num_inference_steps": 2, **changes})
-    images = FAMILY.sample(folder, prompts, seeds, config, resolution=16, device="cpu")
-    assert {image.size for image in images} == {(16, 16)}
-    return [image.tobytes() for image in images]
-
-
 def test_samples_follow_from_their_seeds(nano):
     """Equal seeds give equal images, also from batches of another order; other seeds others."""
     first, second = sample(nano, ["a red house"] * 2, [1, 2])
@@ -164,7 +88,7 @@ def test_samples_follow_from_their_seeds(nano):
 
 def test_samples_are_the_pipelines_own(nano):
     """A user who calls the pipeline with the same seed sees the same image."""
-    assert sample(nano, ["a red house"], [7], guidance_scale=3.0) == [drawn(pipeline_of(nano))]
+    assert sample(nano, ["a red house"], [7], guidance_scale=3.0) == [draw_house(pipeline_of(nano))]
 
 
 def test_sampling_is_not_silent(nano, capsys):

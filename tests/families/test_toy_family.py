@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from tests.builders.images import CAPTIONS, make_pictures
 from tests.conftest import ROOT
-from tests.families.conftest import CAPTIONS, pictures
 
 from zerotrain import artifact
 
@@ -37,7 +37,7 @@ def test_a_family_is_added_by_a_file_and_a_line(private_project):
     table = project / "workflow/zerotrain/config/families.py"
     table.write_text(table.read_text().replace(TABLE, TABLE + LINE))
     (project / "photos").mkdir()
-    for number, image in enumerate(pictures(16, 8)):
+    for number, image in enumerate(make_pictures(16, 8)):
         image.save(project / f"photos/{number}.png")
         (project / f"photos/{number}.txt").write_text(CAPTIONS[number % 3])
     (project / "config/toy.yaml").write_text(CONFIG)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.families.conftest import CAPTIONS, pictures
+from tests.builders.images import build_nano
 from tests.families.test_lora import adapted, saved
 from tests.formats.languages import Language, exported
 
@@ -35,10 +35,7 @@ def build_base(folder: Path) -> None:
             {**autoencoder(side).config, "mid_block_add_attention": True}
         )
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 3)
-        small = replace(sdxl_nano.SMALL, build_autoencoder=with_attention)
-        small.build(CAPTIONS, pictures(16), 0, folder)
+    build_nano(replace(sdxl_nano.SMALL, build_autoencoder=with_attention), folder)
 
 
 @pytest.fixture(scope="session")

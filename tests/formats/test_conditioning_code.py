@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +12,15 @@ import pytest
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL import Image
-from tests.families.conftest import CAPTIONS, pictures
+from tests.builders.images import make_pictures, publish_nano
 from tests.formats.test_loading_code import code_of, run, trained, words
 from tests.stages.test_export_weights import Export
 
-from zerotrain import artifact
 from zerotrain.export.formats.conditioning_code import SIDE as DEFAULT_SIDE
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.export.options import SampleOptions
 from zerotrain.export.sample import sample
 from zerotrain.models.base import README
-from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.conditioning import IMAGE_EMBEDDER, REDUX
 from zerotrain.stages.export_weights import export_weights
 
@@ -57,11 +54,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
         family, pipeline, settings, _ = CASES[name]
         export = Export(folder / name, folder / name / "base")
         if not export.weights.exists():
-            nano = importlib.import_module(f"zerotrain.models.families.{family}_nano")
-            with pytest.MonkeyPatch.context() as patch, artifact.publish(export.base, "base") as d:
-                patch.setattr(nano_parts, "VAE_STEPS", 2)
-                nano.SMALL.build(CAPTIONS, pictures(SIDE), 0, d.folder, pipeline=pipeline)
-                d.content = {"family": family, "base": "nano", "commit": None, "parts": {}}
+            publish_nano(family, export.base, side=SIDE, steps=2, pipeline=pipeline)
             export.settings = {"family": family, "train": {"resolution": SIDE}, **settings}
             config = export.config("fp32")
             export.save(trained(family, export.base, config.adapter_values()))
@@ -75,8 +68,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
 def inputs(tmp_path: Path) -> list[Path]:
     """A wide image and a square one of the size that is sampled, half of which is light."""
     wide = Image.new("RGB", (72, 40))
-    wide.paste(pictures(40, 1)[0], (16, 0))
-    made = [wide, pictures(SIDE, 8)[3].rotate(90)]
+    wide.paste(make_pictures(40, 1)[0], (16, 0))
+    made = [wide, make_pictures(SIDE, 8)[3].rotate(90)]
     files = [tmp_path / name for name in ("input.png", "mask.png")]
     for file, image in zip(files, made, strict=True):
         image.save(file)

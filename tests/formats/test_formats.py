@@ -12,7 +12,7 @@ from diffusers import StableDiffusionXLPipeline, UNet2DConditionModel
 from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tests.families.conftest import drawn
+from tests.builders.images import draw_house
 from tests.families.test_lora import adapted, difference, saved
 from tests.formats.conftest import ADAPTER, published, tensors_below
 
@@ -65,7 +65,7 @@ def test_a_single_file_in_the_original_layout_gives_the_same_pipeline(whole, tmp
         assert all(torch.equal(found[name], expected[name]) for name in expected)
         assert {t.dtype for t in found.values()} == {DTYPES[dtype]}
     if dtype == "fp32":
-        assert drawn(loaded) == drawn(original)
+        assert draw_house(loaded) == draw_house(original)
 
 
 def test_the_original_layout_says_what_the_model_predicts(whole, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import re
@@ -19,8 +18,8 @@ import diffusers
 import pytest
 import torch
 from PIL import Image
+from tests.builders.images import publish_nano
 from tests.conftest import ROOT
-from tests.families.conftest import CAPTIONS, pictures
 from tests.families.texts import build as build_text
 from tests.stages.test_export_weights import Export
 from tests.training.test_peft_methods import LAYERS as METHODS
@@ -42,7 +41,6 @@ from zerotrain.export.sample import sample
 from zerotrain.machine.device import device_type
 from zerotrain.models.base import README
 from zerotrain.models.families import adapters, load_family
-from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.placement import sampling_dtype
 from zerotrain.stages.export_weights import export_weights
 
@@ -118,12 +116,7 @@ def build(family: str, folder: Path) -> Path:
             model.save_pretrained(draft.folder)
             draft.content = {"family": family, "base": "nano", "revision": None, "commit": None}
         return folder
-    nano = importlib.import_module(f"zerotrain.models.families.{family}_nano")
-    with pytest.MonkeyPatch.context() as patch, artifact.publish(folder, "base") as draft:
-        patch.setattr(nano_parts, "VAE_STEPS", 3)
-        nano.SMALL.build(CAPTIONS, pictures(16), 0, draft.folder)
-        draft.content = {"family": family, "base": "nano", "commit": None, "parts": {}}
-    return folder
+    return publish_nano(family, folder)
 
 
 def trained(family: str, base: Path, adapter: dict[str, Any] | None) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tests.families.conftest import drawn
+from tests.builders.images import draw_house
 from tests.formats.test_formats import OF_ADAPTERS, OF_WHOLE, header, pipeline_of
 from typer.testing import CliRunner
 
@@ -45,7 +45,7 @@ def test_a_whole_model_of_any_format_gives_the_pipelines_image(whole, base, tmp_
     """The pixels that a user's own call of the pipeline draws."""
     convert(whole, form, tmp_path / "out")
     words = ("--base", base) if form == "single_file" else ()
-    assert images(tmp_path / "out", tmp_path / "png", *words) == [drawn(pipeline_of(whole))]
+    assert images(tmp_path / "out", tmp_path / "png", *words) == [draw_house(pipeline_of(whole))]
 
 
 @pytest.mark.parametrize("prefix", ["pipe.dit.", None])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.builders.images import make_pictures
 from tests.cache.test_tokens import publish_dataset, run_config
-from tests.families.conftest import pictures
 from tests.families.texts import SUMS, build
 
 from zerotrain import artifact
@@ -31,7 +31,7 @@ TALKS = [tuple(m.content for m in one.messages) for one in SUMS]
 def write_image_inputs(family: str, folder: Path) -> None:
     """A nano model of images and their cache."""
     (folder / "images").mkdir()
-    for number, image in enumerate(pictures(SIDE, COUNT)):
+    for number, image in enumerate(make_pictures(SIDE, COUNT)):
         image.save(folder / "images" / f"{number}.png")
         (folder / "images" / f"{number}.txt").write_text(CAPTIONS[number % 3])
     raw = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
-from tests.families.conftest import CAPTIONS, pictures
+from tests.builders.images import CAPTIONS, make_pictures
 from tests.training.conftest import Training, trained_model
 from tests.training.inputs import LORA, SIDE
 
@@ -43,7 +43,7 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     white.paste(255, (SIDE // 2, 0, SIDE, SIDE))
     for name in names:
         (folder / name).mkdir()
-    for number, image in enumerate(pictures(SIDE, COUNT)):
+    for number, image in enumerate(make_pictures(SIDE, COUNT)):
         (folder / "images" / f"{number}.txt").write_text("a picture")
         for name in names:
             (white if name == "masks" else image).save(folder / name / f"{number}.png")
@@ -51,7 +51,7 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         patch.setattr(nano_parts, "VAE_STEPS", 60)
         if fill:
             flux_nano.SMALL.build(
-                CAPTIONS, pictures(SIDE, COUNT), 0, folder / "fill", pipeline=request.param
+                CAPTIONS, make_pictures(SIDE, COUNT), 0, folder / "fill", pipeline=request.param
             )
         raw = {
             "run": "r",

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders.images import make_pictures
 from tests.builders.phases import PRESETS
-from tests.families.conftest import pictures
 from tests.training.conftest import Training
 
 sys.path.append(str(Path(__file__).parents[2]))  # `pytest` alone does not find the benchmarks
@@ -65,7 +65,7 @@ def at_nano_size(case: Case, folder: Path) -> RunConfig:
     found: dict[str, Any] = case.read().nested()
     columns = ["image", "prompt", *found["data"].get("conditioning_columns", [])]
     rows = [",".join(columns)]
-    for number, image in enumerate(pictures(SIDE, COUNT)):
+    for number, image in enumerate(make_pictures(SIDE, COUNT)):
         image.save(folder / "images" / f"{number}.png")
         before = [f"{number}-before.png" for _ in columns[2:]]
         for name in before:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.families.conftest import pictures
+from tests.builders.images import make_pictures
 from tests.training.conftest import Training
 
 from zerotrain import artifact
@@ -50,7 +50,7 @@ def configuration(family: str, folder: Path) -> RunConfig:
     data: dict[str, Any] = {"source": "text", "path": str(folder / "rows.json")}
     if family not in LANGUAGE_MODELS:
         data = {"images": str(folder / "images"), "num_workers": 0}
-        for number, image in enumerate(pictures(SIDE, COUNT)):
+        for number, image in enumerate(make_pictures(SIDE, COUNT)):
             image.save(folder / "images" / f"{number}.png")
             (folder / "images" / f"{number}.txt").write_text("a boat")
     size = "max_length" if family in LANGUAGE_MODELS else "resolution"
