@@ -7,6 +7,7 @@ from typing import Any
 
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.config.read import parse_config
+from zerotrain.config.training import TrainConfig
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
@@ -66,3 +67,11 @@ def write_launch(folder: Path, phase: ResolvedPhase) -> Path:
     write_run_yaml(phase, launch / "run.yaml")
     write_launch_files(phase, launch, launch)
     return launch
+
+
+def make_schedule(lr_scheduler: str, warmup: int = 0, **values: Any) -> TrainConfig:
+    """The section of a phase with a schedule, which was checked before."""
+    peak = {"learning_rate": 1e-3, "lr_scheduler_args": {}}
+    return TrainConfig.model_construct(
+        lr_scheduler=lr_scheduler, lr_warmup_steps=warmup, **{**peak, **values}
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.conftest import ROOT
 
 from zerotrain.cache import stacked
 from zerotrain.config.models import EvaluateConfig
@@ -104,3 +105,7 @@ def prediction(family: DiffusionFamily, base: Path, model: Any, batch: dict[str,
     """The model's velocity for a batch at timestep 500."""
     timesteps = torch.full((len(batch["latents"]),), 500.0)
     return family.objective(base).predict(model, batch["noise"], timesteps, batch)
+
+
+TOY = ROOT / "tests/families/toy_family.py"
+LINE = '    "toy": Kind("image", "unet"),\n'

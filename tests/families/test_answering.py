@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.families.test_any_language_model import build as build_any
 from tests.families.texts import build
+from tests.families.texts import build_class as build_any
 from tests.formats.test_generate import run
 
 from zerotrain.config.models import EvaluateConfig

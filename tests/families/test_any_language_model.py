@@ -10,16 +10,14 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from tests.families.texts import SUMS, batch, logits
+from tests.families.texts import batch, build_class, family_of, logits, taught
 
 from zerotrain.config.families import ROOT
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.read import parse_config
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
-from zerotrain.models.families import load_family
 from zerotrain.models.families.language import LanguageFamily
-from zerotrain.models.families.language_nano import train_tokenizer
 from zerotrain.models.families.lora import add_adapter, save_adapter
 from zerotrain.models.families.model_tensors import stored_tensors
 from zerotrain.models.sizes import model_sizes
@@ -27,60 +25,6 @@ from zerotrain.stages.build_base import build_base
 
 LORA = {"rank": 2, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
 """Of the attention's projections, whatever the class calls them."""
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-
-
-def config_of(kind: str, ids: dict[str, Any]) -> Any:
-    """A small model's configuration; only the names of the widths differ between classes."""
-    if kind == "llama":
-        return transformers.LlamaConfig(
-            **SMALL, intermediate_size=64, num_key_value_heads=2, rope_theta=1e6, **ids
-        )
-    if kind == "gpt2":
-        return transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **ids)
-    if kind == "bloom":
-        return transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, **ids)
-    layers = {f"{side}_{what}": n for side in ("encoder", "decoder")
-              for what, n in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 64))}  # fmt: skip
-    return transformers.BartConfig(
-        d_model=32, **layers, max_position_embeddings=64, dropout=0.0, forced_eos_token_id=None,
-        decoder_start_token_id=ids["eos_token_id"], **ids,
-    )  # fmt: skip
-
-
-def build(kind: str, folder: Path, steps: int = 30, **changes: Any) -> Path:
-    """Model and tokenizer as their library saves them, taught so many steps."""
-    seq2seq = kind == "bart"
-    tokenizer = train_tokenizer(SUMS, seq2seq=seq2seq)
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    ids = {name: getattr(tokenizer, name) for name in names} | {"vocab_size": len(tokenizer)}
-    auto = transformers.AutoModelForSeq2SeqLM if seq2seq else transformers.AutoModelForCausalLM
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = auto.from_config(config_of(kind, ids | changes))
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    taught(family_of(kind), model, folder, steps)
-    model.save_pretrained(folder)
-    return folder
-
-
-def family_of(kind: str) -> LanguageFamily:
-    return load_family("seq2seq_lm" if kind == "bart" else "causal_lm")  # type: ignore[return-value]
-
-
-def taught(family: LanguageFamily, model: Any, base: Path, steps: int = 2) -> list[float]:
-    """The losses of steps on one batch."""
-    given, objective = batch(family.name, base), family.objective(base)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    losses = []
-    for _ in range(steps):
-        loss = objective.loss(model.train(), given).mean()
-        losses.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return losses
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2", "bloom", "bart"])
@@ -90,7 +34,7 @@ def kind(request) -> str:
 
 @pytest.fixture(scope="module")
 def base(kind, tmp_path_factory) -> Path:
-    return build(kind, tmp_path_factory.mktemp(kind))
+    return build_class(kind, tmp_path_factory.mktemp(kind))
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +123,7 @@ def without_head(kind: str, folder: Path, **changes: Any) -> Any:
     Returns:
         The whole model.
     """
-    build(kind, folder, steps=0, **changes)
+    build_class(kind, folder, steps=0, **changes)
     model = family_of(kind).load_model(folder)
     body = getattr(model, model.base_model_prefix)
     body.to(torch.bfloat16).save_pretrained(folder)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import DDPMScheduler, FlowMatchEulerDiscreteScheduler
 from tests.builders.phases import make_tiny_phase
-from tests.training.test_token_routing import cache_of
+from tests.training.inputs import cache_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import shutil
@@ -12,6 +11,15 @@ import pytest
 import torch
 from diffusers import StableDiffusionXLPipeline
 from safetensors import safe_open
+from tests.builders.adapters import (
+    ATTENTION,
+    SETTINGS,
+    adapter_of,
+    difference,
+    make_adapted,
+    predict,
+    write_adapter,
+)
 from tests.builders.images import draw_house
 
 from zerotrain.config.models import EvaluateConfig
@@ -21,78 +29,20 @@ from zerotrain.models.families.lora import ADAPTER, METADATA, add_adapter, save_
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.models.sizes import model_sizes
 
-ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 # The first of these names comes before those of the attention layers, and one is a convolution.
 MIXED = ("proj_in", "to_q", "ff.net.2", "conv1")
-SETTINGS = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ATTENTION}
-
-
-def adapted(base: Path, *, seed: int = 0, trained: bool = True, **changes: object):
-    """The base's U-Net with an adapter, in eval mode; trained: its second factor is not zero."""
-    unet = FAMILY.load_model(base)
-    add_adapter(unet, seed=seed, **(SETTINGS | changes))
-    unet.eval()  # dropout is added in train mode
-    if trained:
-        source = torch.Generator().manual_seed(1)
-        for name, parameter in adapter_of(unet).items():
-            if ".lora_B." in name:
-                parameter.data = 0.1 * torch.randn(parameter.shape, generator=source)
-    return unet
-
-
-def adapter_of(unet: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that training would change."""
-    return {name: p for name, p in unet.named_parameters() if p.requires_grad}
-
-
-def saved(base: Path, unet: torch.nn.Module, out: Path, **changes: object) -> dict[str, str]:
-    """Write the adapter of a model, as an export does."""
-    tensors = adapter_of(unet)
-    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    settings = SETTINGS | {"dtype": torch.float32} | changes
-    return save_adapter(FAMILY, base, shapes, tensors.__getitem__, out=out, **settings)
-
-
-def predict(unet: torch.nn.Module) -> torch.Tensor:
-    """The U-Net's answer [2, 4, 4, 4] to fixed inputs, in the precision of its weights."""
-    source = torch.Generator().manual_seed(2)
-    dtype = next(unet.parameters()).dtype
-    sample, text, pooled = (
-        torch.randn(shape, generator=source).to(dtype)
-        for shape in ((2, 4, 4, 4), (2, 5, 128), (2, 64))
-    )
-    return unet(
-        sample,
-        torch.tensor([10, 700]),
-        encoder_hidden_states=text,
-        added_cond_kwargs={"text_embeds": pooled, "time_ids": torch.full((2, 6), 16.0)},
-        return_dict=False,
-    )[0]
-
-
-def difference(one: torch.nn.Module, other: torch.nn.Module) -> float:
-    """Largest difference of two U-Nets' answers.
-
-    Both are asked as copies in float64, so that only their weights differ, not the rounding of a
-    processor's kernels.
-    """
-    with torch.inference_mode():
-        first, second = (
-            predict(copy.deepcopy(model).requires_grad_(False).double()) for model in (one, other)
-        )
-        return (first - second).abs().max().item()
 
 
 def weights_folder(base: Path, folder: Path, **changes: object) -> Path:
     """A whole pipeline with an adapter beside it, as a LoRA run exports it."""
     shutil.copytree(base, folder)
-    saved(base, adapted(base), folder, **changes)
+    write_adapter(base, make_adapted(base), folder, **changes)
     return folder
 
 
 def test_an_adapter_alone_is_trained_and_begins_without_effect(nano):
     """Only float32 factors of the named layers require a gradient; the output is the base's."""
-    unet = adapted(nano, trained=False)
+    unet = make_adapted(nano, trained=False)
     trained = adapter_of(unet)
     layers = {name.split(".lora_")[0] for name in trained}
     assert layers == {
@@ -123,11 +73,11 @@ def test_the_adapters_start_follows_from_the_seed_alone(nano):
     """Whatever the global generator was before; and that is left as it was."""
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    first = adapter_of(adapted(nano, seed=3, trained=False))
+    first = adapter_of(make_adapted(nano, seed=3, trained=False))
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
-    second = adapter_of(adapted(nano, seed=3, trained=False))
-    other = adapter_of(adapted(nano, seed=4, trained=False))
+    second = adapter_of(make_adapted(nano, seed=3, trained=False))
+    other = adapter_of(make_adapted(nano, seed=4, trained=False))
     assert list(first) == list(second) == list(other)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first if "lora_A" in name)
@@ -144,7 +94,7 @@ def test_the_adapters_start_follows_from_the_seed_alone(nano):
 def test_a_target_that_names_no_layer_is_refused(nano, target, message, near):
     """peft alone would leave it out without a word as long as another target fits."""
     with pytest.raises(PipelineError) as refused:
-        adapted(nano, target_modules=("to_k", target))
+        make_adapted(nano, target_modules=("to_k", target))
     assert message in refused.value.what
     assert near in refused.value.hint
 
@@ -154,7 +104,7 @@ def test_gradient_checkpointing_changes_no_gradient(nano, dropout):
     """Although no input of a checkpointed block requires a gradient; dropout draws the same."""
     gradients = []
     for checkpointing in (False, True):
-        unet = adapted(nano, dropout=dropout)
+        unet = make_adapted(nano, dropout=dropout)
         if checkpointing:
             unet.enable_gradient_checkpointing()
         unet.train()
@@ -174,8 +124,8 @@ def test_the_pipeline_loads_the_adapter_that_was_trained(nano, tmp_path, target_
     Layers of several kinds are all loaded, and a dropout of the training does not go on.
     """
     changes = {"target_modules": target_modules, "dropout": dropout}
-    unet = adapted(nano, **changes)
-    saved(nano, unet, tmp_path, **changes)
+    unet = make_adapted(nano, **changes)
+    write_adapter(nano, unet, tmp_path, **changes)
     pipeline = StableDiffusionXLPipeline.from_pretrained(nano, add_watermarker=False)
     effect = difference(pipeline.unet, unet)
     pipeline.load_lora_weights(tmp_path)
@@ -185,8 +135,8 @@ def test_the_pipeline_loads_the_adapter_that_was_trained(nano, tmp_path, target_
 
 def test_without_its_alpha_the_adapter_would_be_another(nano, tmp_path):
     """So the header must carry it: alpha taken for rank halves the adapter."""
-    unet = adapted(nano)
-    saved(nano, unet, tmp_path, alpha=4.0)
+    unet = make_adapted(nano)
+    write_adapter(nano, unet, tmp_path, alpha=4.0)
     wrong = StableDiffusionXLPipeline.from_pretrained(nano, add_watermarker=False)
     wrong.load_lora_weights(tmp_path)
     assert difference(wrong.unet, unet) > 0.01
@@ -194,8 +144,8 @@ def test_without_its_alpha_the_adapter_would_be_another(nano, tmp_path):
 
 def test_the_file_is_the_same_from_the_same_adapter(nano, tmp_path):
     """Byte for byte, with rank and alpha in its header; its sha256 is returned."""
-    unet = adapted(nano)
-    found = {saved(nano, unet, tmp_path / str(n))[ADAPTER] for n in range(8)}
+    unet = make_adapted(nano)
+    found = {write_adapter(nano, unet, tmp_path / str(n))[ADAPTER] for n in range(8)}
     assert found == {hashlib.sha256((tmp_path / "0" / ADAPTER).read_bytes()).hexdigest()}
     assert [path.name for path in (tmp_path / "0").iterdir()] == [ADAPTER]
     with safe_open(tmp_path / "0" / ADAPTER, "pt") as file:
@@ -208,7 +158,7 @@ def test_the_file_is_the_same_from_the_same_adapter(nano, tmp_path):
 def test_a_weights_folder_is_sampled_and_measured_with_its_adapter(nano, tmp_path):
     """As a user who loads the folder's pipeline and its adapter sees it; the base stays as is."""
     folder = weights_folder(nano, tmp_path / "weights", dropout=0.5)
-    unet = adapted(nano)
+    unet = make_adapted(nano)
     assert difference(FAMILY.load_trained(folder), unet) <= 1e-6
     assert not FAMILY.load_trained(folder).training
     assert difference(FAMILY.load_model(folder).eval(), unet) > 0.01
@@ -246,7 +196,7 @@ def test_an_adapter_of_half_precision_is_the_trained_one_rounded(nano, tmp_path)
     pipeline = StableDiffusionXLPipeline.from_pretrained(folder, add_watermarker=False)
     pipeline.load_lora_weights(folder)
     assert difference(pipeline.unet, trained) <= 1e-6
-    assert 0 < difference(trained, adapted(nano)) < 0.02
+    assert 0 < difference(trained, make_adapted(nano)) < 0.02
 
 
 def refused(base: Path, tensors: dict[str, torch.Tensor], out: Path, **changes: object) -> str:
@@ -273,7 +223,7 @@ def test_an_empty_adapter_is_refused(nano, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_an_adapter_is_written_once_a_step_has_trained_it(nano, tmp_path, options, dtype):
     """A change of 1e-6 of one factor counts; both factors of orthogonal are large before that."""
-    unet = adapted(nano, trained=False, **options)
+    unet = make_adapted(nano, trained=False, **options)
     untouched = adapter_of(unet)
     said = refused(nano, untouched, tmp_path, dtype=dtype, **options)
     first = next(name for name in untouched if ".lora_B." in name)
@@ -282,11 +232,11 @@ def test_an_adapter_is_written_once_a_step_has_trained_it(nano, tmp_path, option
     source = torch.Generator().manual_seed(0)
     step = 1e-6 * torch.randn(untouched[first].shape, generator=source)
     untouched[first].data += step
-    assert saved(nano, unet, tmp_path, dtype=dtype, **options).keys() == {ADAPTER}
+    assert write_adapter(nano, unet, tmp_path, dtype=dtype, **options).keys() == {ADAPTER}
 
 
 def test_tensors_of_another_adapter_are_refused_by_name(nano, tmp_path):
-    tensors = dict(adapter_of(adapted(nano)))
+    tensors = dict(adapter_of(make_adapted(nano)))
     name = next(iter(tensors))
     wrong = tensors | {name: tensors[name][:2]}
     assert f"{name}: [2, 96] in the trained adapter, [4, 96] by" in refused(nano, wrong, tmp_path)
@@ -298,7 +248,7 @@ def test_tensors_of_another_adapter_are_refused_by_name(nano, tmp_path):
 
 def test_tensors_that_read_otherwise_than_announced_are_refused(nano, tmp_path):
     """A partitioned parameter that nobody gathered has no elements: such files are 40 bytes."""
-    shapes = {name: list(p.shape) for name, p in adapter_of(adapted(nano)).items()}
+    shapes = {name: list(p.shape) for name, p in adapter_of(make_adapted(nano)).items()}
     with pytest.raises(PipelineError, match=r"lora_A\.default\.weight: \[0\] in the trained"):
         save_adapter(
             FAMILY, nano, shapes, lambda _: torch.ones(0), dtype=torch.float32, out=tmp_path,
@@ -322,10 +272,10 @@ def test_tensors_that_read_otherwise_than_announced_are_refused(nano, tmp_path):
 def test_options_reach_what_diffusers_loads(nano, tmp_path, options):
     """The pipeline's own load_lora_weights answers as the trained adapter does; the option counts,
     and so do its parameters in the plan."""
-    unet = adapted(nano, **options)
-    plain = adapted(nano)
+    unet = make_adapted(nano, **options)
+    plain = make_adapted(nano)
     assert options == {"target_modules": None} or difference(unet, plain) > 1e-4
-    saved(nano, unet, tmp_path, **options)
+    write_adapter(nano, unet, tmp_path, **options)
     pipeline = StableDiffusionXLPipeline.from_pretrained(nano, add_watermarker=False)
     pipeline.load_lora_weights(tmp_path)
     assert difference(pipeline.unet.eval(), unet) == 0.0
@@ -335,7 +285,9 @@ def test_options_reach_what_diffusers_loads(nano, tmp_path, options):
 
 
 def test_the_attentions_projections_are_the_default(nano):
-    assert set(adapter_of(adapted(nano, target_modules=None))) == set(adapter_of(adapted(nano)))
+    assert set(adapter_of(make_adapted(nano, target_modules=None))) == set(
+        adapter_of(make_adapted(nano))
+    )
 
 
 @pytest.mark.parametrize("initial", ["pissa", "pissa_niter_4", "olora", "loftq"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.conftest import ROOT
-from tests.families.test_toy_family import LINE, TOY
+from tests.families.promises import LINE, TOY
 
 from zerotrain.cli.docs.tables import families_table, replace_generated
 

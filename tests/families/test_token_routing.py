@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from tests.training.test_gradient_checkpointing import WAYS
-from tests.training.tiny_models import MODELS
+from tests.training.tiny_models import MODELS, WAYS
 
 from zerotrain.models.families.flux import FluxObjective
 from zerotrain.models.families.token_routing import ROUTE, route_tokens

@@ -11,13 +11,11 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from tests.builders.images import CAPTIONS, make_pictures
-from tests.conftest import ROOT
+from tests.families.promises import LINE, TOY
 
 from zerotrain import artifact
 
-TOY = ROOT / "tests/families/toy_family.py"
 TABLE = "FAMILIES: dict[str, Kind] = {\n"
-LINE = '    "toy": Kind("image", "unet"),\n'
 CONFIG = """
 {run: r, family: toy, base: nano, data: {images: photos, num_workers: 0},
  train: {resolution: 16, global_batch_size: 4, learning_rate: 1.0e-3},

@@ -2,63 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from tests.foreign.conftest import (
+    DECAYED,
+    NAMES,
+    SPARED,
+    Net,
+    assert_moments,
+    decay_split,
+    read,
+    shapes,
+    trained_there,
+)
 from torch import nn
 
 from zerotrain.errors import PipelineError
-from zerotrain.state.external import open_external
-from zerotrain.state.external.fitting import fit
 from zerotrain.state.external.order import Members, ModelOrder
-
-
-class Net(nn.Module):
-    """Equal layers between norms: shapes repeat, as in every real model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.input_layernorm = nn.LayerNorm(4)
-        self.second = nn.Linear(4, 4)
-        self.norm = nn.LayerNorm(4)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.second(self.input_layernorm(self.first(rows)).tanh()))
-
-
-NAMES = [f"{layer}.{kind}" for layer in ("first", "input_layernorm", "second", "norm")
-         for kind in ("weight", "bias")]  # fmt: skip
-DECAYED = ["first.weight", "second.weight"]
-SPARED = [name for name in NAMES if name not in DECAYED]
-
-
-def trained_there(folder: Path, groups: Callable[[dict[str, Any]], Any], frozen: str = "") -> Net:
-    """Three steps of AdamW, saved as accelerate does; the model with its moments by our names."""
-    torch.manual_seed(0)
-    model = Net()
-    own = dict(model.named_parameters())
-    for name, parameter in own.items():
-        parameter.requires_grad_(not (frozen and name.startswith(frozen)))
-    optimizer = torch.optim.AdamW(groups(own), lr=0.1)
-    for _ in range(3):
-        model(torch.randn(8, 4)).pow(3).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    folder.mkdir()
-    save_file({n: t.detach().clone() for n, t in own.items()}, folder / "model.safetensors")
-    torch.save(optimizer.state_dict(), folder / "optimizer.bin")
-    model.moments = {n: optimizer.state[p] for n, p in own.items() if p in optimizer.state}
-    return model
-
-
-def shapes(model: nn.Module) -> dict[str, list[int]]:
-    """Of the trained parameters, in the model's order."""
-    return {n: list(p.shape) for n, p in model.named_parameters() if p.requires_grad}
 
 
 def by_run(*groups: list[str], rates: tuple[float, ...] = ()) -> ModelOrder:
@@ -70,28 +33,6 @@ def by_run(*groups: list[str], rates: tuple[float, ...] = ()) -> ModelOrder:
                 for group, rate in zip(groups, given, strict=True)]  # fmt: skip
 
     return ModelOrder(module=shapes(Net()), split=split)
-
-
-def read(folder: Path, model: nn.Module, order: ModelOrder | None = None) -> Any:
-    """The checkpoint under our names; frozen parameters are the base's."""
-    held = {n: p.detach() for n, p in model.named_parameters()}
-    return fit(open_external(folder), shapes(model), held.get, order=order)
-
-
-def assert_moments(found: Any, model: Any) -> None:
-    """Each trained parameter has its own moments, bit by bit."""
-    assert found.slots == ["master", "exp_avg", "exp_avg_sq"], found.lost
-    for name in found.names:
-        for slot in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(found.tensor(name, slot), model.moments[name][slot]), (name, slot)
-
-
-def decay_split(own: dict[str, Any]) -> Any:
-    """As HF's Trainer has it: what decays, then norms and biases."""
-    return [
-        {"params": [own[n] for n in DECAYED], "weight_decay": 0.1},
-        {"params": [own[n] for n in SPARED], "weight_decay": 0.0},
-    ]
 
 
 def test_the_decay_split_of_trainer_needs_no_hint(tmp_path: Path) -> None:

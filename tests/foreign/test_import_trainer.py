@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.foreign.test_import_order import NAMES, Net, assert_moments, decay_split, read, shapes
+from tests.foreign.conftest import NAMES, Net, assert_moments, decay_split, read, shapes
 
 from zerotrain.errors import PipelineError
 from zerotrain.state.external import open_external

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.foreign.test_import_order import read, trained_there
+from tests.foreign.conftest import read, trained_there
 
 from zerotrain.errors import PipelineError
 from zerotrain.state.external import ExternalCheckpoint, open_external, write_universal

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.builders.adapters import make_adapted, write_adapter
 from tests.builders.images import build_nano
-from tests.families.test_lora import adapted, saved
 from tests.formats.languages import Language, exported
 
 from zerotrain import artifact
@@ -69,8 +69,8 @@ def whole(base: Path) -> Path:
 @pytest.fixture(scope="session")
 def lora(base: Path) -> Path:
     """Weights of a LoRA whose alpha is not its rank."""
-    unet = adapted(base, **ADAPTER)
-    saved(base, unet, base.parent / "adapter", **ADAPTER)
+    unet = make_adapted(base, **ADAPTER)
+    write_adapter(base, unet, base.parent / "adapter", **ADAPTER)
     return published(base, base.parent / "lora", base.parent / "adapter")
 
 

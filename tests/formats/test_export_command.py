@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.families.test_lora import adapted, adapter_of
+from tests.builders.adapters import adapter_of, make_adapted
 from tests.formats.conftest import ADAPTER, LAYERS
 from tests.stages.test_export_weights import Export
 from typer.testing import CliRunner
@@ -26,7 +26,7 @@ def checkpoint(base: Path, tmp_path: Path) -> Export:
     """A checkpoint of the adapter that `lora` has, and its configuration beside it."""
     made = Export(tmp_path, base)
     made.settings = {"lora": {"rank": 4, "alpha": 6.0, "target_modules": list(LAYERS)}}
-    made.save(dict(adapter_of(adapted(base, **ADAPTER))))
+    made.save(dict(adapter_of(make_adapted(base, **ADAPTER))))
     document = {
         **{"run": "tiny", "base": "nano", "data": {"source": "digits"}},
         **{"phases": [{"name": "plain", "until": 12}], **made.settings},

@@ -12,8 +12,8 @@ from diffusers import StableDiffusionXLPipeline, UNet2DConditionModel
 from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tests.builders.adapters import difference, make_adapted, write_adapter
 from tests.builders.images import draw_house
-from tests.families.test_lora import adapted, difference, saved
 from tests.formats.conftest import ADAPTER, published, tensors_below
 
 from zerotrain import artifact
@@ -261,11 +261,11 @@ def test_a_single_file_is_right_without_its_header(lora, base, tmp_path, setting
 def dora(base, tmp_path_factory) -> Path:
     """Weights of a DoRA, whose magnitudes were trained too."""
     folder = tmp_path_factory.mktemp("dora")
-    unet = adapted(base, **ADAPTER, use_dora=True)
+    unet = make_adapted(base, **ADAPTER, use_dora=True)
     for name, parameter in unet.named_parameters():
         if ".lora_magnitude_vector." in name:
             parameter.data *= torch.linspace(0.5, 1.5, parameter.numel()).view_as(parameter)
-    saved(base, unet, folder / "adapter", **ADAPTER, use_dora=True)
+    write_adapter(base, unet, folder / "adapter", **ADAPTER, use_dora=True)
     return published(base, folder / "dora", folder / "adapter")
 
 

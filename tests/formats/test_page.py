@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.builders.adapters import adapter_of, make_adapted
 from tests.conftest import ROOT
-from tests.families.test_lora import adapted, adapter_of
 from tests.formats.conftest import ADAPTER, LAYERS
 from tests.formats.languages import exported
 from tests.stages.test_export_weights import Export
@@ -37,7 +37,7 @@ def project(
     for run, weights in (("cats", lora), ("dogs", whole)):
         shutil.copytree(base, results / run / "base")
         shutil.copytree(weights, results / run / "plain" / "weights")
-    Export(results / "cats" / "plain", base).save(dict(adapter_of(adapted(base, **ADAPTER))))
+    Export(results / "cats" / "plain", base).save(dict(adapter_of(make_adapted(base, **ADAPTER))))
     sums = exported("causal_lm", tmp_path_factory.mktemp("sums"))
     shutil.copytree(sums.whole, results / "sums" / "offload" / "weights")
     (tmp_path / "config").mkdir()

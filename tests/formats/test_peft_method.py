@@ -9,7 +9,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.families.test_lora import difference
+from tests.builders.adapters import difference
 from tests.formats.conftest import published
 from tests.formats.test_publish import run as card
 from tests.formats.test_sample import distance, images

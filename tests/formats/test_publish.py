@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from PIL import Image
-from tests.families.test_lora import difference
+from tests.builders.adapters import difference
 from tests.formats.test_formats import FORMATS
 from tests.lineage.test_ran_on import HISTORY, RAN_ON
 from typer.testing import CliRunner

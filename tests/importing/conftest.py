@@ -45,3 +45,12 @@ def imported(place: Path) -> Callable[..., ImportedConfig]:
         return import_file(Path(path.name), options)
 
     return read
+
+
+def leaves(values: Any) -> list[Any]:
+    """Every value, however deep."""
+    if isinstance(values, dict):
+        return [leaf for value in values.values() for leaf in leaves(value)]
+    if isinstance(values, list):
+        return [leaf for value in values for leaf in leaves(value)]
+    return [values]

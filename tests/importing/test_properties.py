@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.importing.test_references import leaves
+from tests.importing.conftest import leaves
 
 from zerotrain.errors import PipelineError
 from zerotrain.importers.accelerate import read_accelerate

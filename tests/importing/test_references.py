@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from ruamel.yaml import YAML
+from tests.importing.conftest import leaves
 
 from zerotrain.config.read import parse_config
 from zerotrain.importers.imported_config import ImportedConfig
@@ -77,15 +77,6 @@ def test_the_machine_decides_a_precision_that_nothing_says(
     assert all(said in reason for reason in reasons)
     if (own, expected) == (False, "fp16"):
         assert "compute capability 7.5) does not compute bf16" in reasons[0]
-
-
-def leaves(values: Any) -> list[Any]:
-    """Every value, however deep."""
-    if isinstance(values, dict):
-        return [leaf for value in values.values() for leaf in leaves(value)]
-    if isinstance(values, list):
-        return [leaf for value in values for leaf in leaves(value)]
-    return [values]
 
 
 def test_simpletuners_file(imported: Callable[..., ImportedConfig]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.launch.test_files import resolved
+from tests.launch.conftest import resolved
 
 from zerotrain.errors import PipelineError
 

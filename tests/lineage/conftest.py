@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from PIL import Image
+from typer.testing import CliRunner
+from zerotrain.cli.trace import command
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
@@ -113,3 +116,14 @@ def chain(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(made, folder)
     monkeypatch.chdir(folder)
     return folder
+
+
+alone = typer.Typer()
+alone.command()(command)
+
+
+def trace(*words: str) -> tuple[int, str]:
+    """Call the command: its exit code and what it printed."""
+    done = CliRunner().invoke(alone, words)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tests.lineage.test_trace import trace
+from tests.lineage.conftest import trace
 
 from zerotrain import artifact
 from zerotrain.config.data import DataConfig

@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from tests.lineage import conftest
-from typer.testing import CliRunner
+from tests.lineage.conftest import trace
 
 from zerotrain import artifact, cli
 from zerotrain.cache.record import Record, write_record
-from zerotrain.cli.inspection import trace as command
 from zerotrain.config.data import DataConfig
 from zerotrain.data.source import DIGITS
 from zerotrain.pipeline.lineage.facts import facts_of
@@ -52,17 +50,6 @@ FILES = (
     *(f"photos/{name}.{end}" for name in PHOTOS for end in ("ppm", "txt")),
 )  # fmt: skip
 """Every file that the chain of those weights rests on, but for manifests."""
-
-
-alone = typer.Typer()
-alone.command()(command)
-
-
-def trace(*words: str) -> tuple[int, str]:
-    """Call the command: its exit code and what it printed."""
-    done = CliRunner().invoke(alone, words)
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.stdout
 
 
 def document(weights: str = WEIGHTS) -> dict[str, Any]:

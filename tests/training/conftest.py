@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
@@ -10,6 +13,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from diffusers import DDPMScheduler, UNet2DConditionModel
@@ -283,3 +287,110 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
 def training(tmp_path: Path, inputs: Path, server: Any) -> Training:
     """A run of its own over the shared inputs."""
     return Training(tmp_path, inputs, server)
+
+
+class Command:
+    """The command line of one phase, run as Snakemake runs it."""
+
+    def __init__(self, training: Any, name: str) -> None:
+        self.training = training
+        self.name = name
+        self.progress: Path = training.progress(name)
+        self.checkpoint: Path = training.folder / name / "checkpoint"
+        self._outputs = iter(range(100))
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the command in the background; `said` gives what it said."""
+        log = self.training.folder / f"train_phase.{next(self._outputs)}.log"
+        output = log.with_suffix(".out").open("wb")
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "zerotrain", "--log", str(log), "train_phase"),
+                *("--launch", str(self.training.folder / self.name / "launch")),
+                *("--base", str(self.training.base), "--cache", str(self.training.cache)),
+                *("--progress", str(self.progress)),
+                *("--output", str(self.checkpoint)),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE"},
+        )
+        process.log = log  # type: ignore[attr-defined]
+        self._running.append(process)
+        return process
+
+    def end(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
+        """Wait for a command's end: its exit code, and what it said; its log says that and more."""
+        code = process.wait(120)
+        log: Path = process.log  # type: ignore[attr-defined]
+        said = log.with_suffix(".out").read_text()
+        assert not log.is_file() or set(said.splitlines()) <= set(log.read_text().splitlines())
+        return code, said
+
+    def run(self) -> tuple[int, str]:
+        """Run the command to its end."""
+        return self.end(self.start())
+
+    def wait_for(self, reached: Any, what: str) -> None:
+        """Wait until something has come about."""
+
+        def holds() -> bool:
+            if reached():
+                return True
+            assert any(process.poll() is None for process in self._running), f"ended before: {what}"
+            return False
+
+        wait_until(holds, what)
+
+    def wait_for_save(self) -> None:
+        """Wait until a checkpoint is whole."""
+        self.wait_for(lambda: progress_folder.saved_steps(self.progress), "a checkpoint")
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until training has logged a step."""
+        log = self.progress / progress_folder.LOG
+        self.wait_for(lambda: log.is_file() and log.read_text().count("\n") >= step, f"step {step}")
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that names the progress folder: supervisors, launcher, ranks."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "status"]):
+            words = process.info["cmdline"] or []
+            if str(self.progress) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        return found
+
+    def wait_for_silence(self) -> None:
+        """Wait until no process of the phase is left; it has a few seconds for it."""
+        _, alive = psutil.wait_procs(self.processes(), timeout=20)
+        assert not alive
+        assert not self.processes()
+
+    def hashes(self) -> dict[str, str]:
+        """sha256 of the published checkpoint's tensors."""
+        found = artifact.read(self.checkpoint, "checkpoint")
+        return {n: f["sha256"] for n, f in found.files.items() if n.endswith(".safetensors")}
+
+    def close(self) -> None:
+        """End what a failed test left running."""
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def phase(training) -> Iterator[Any]:
+    """Makes the command of a phase."""
+    made = []
+
+    def make(name: str, preset: str = "torch", until: int = 300, **changes: Any) -> Command:
+        training.phase(name, preset, until, **changes)
+        made.append(Command(training, name))
+        return made[-1]
+
+    yield make
+    for command in made:
+        command.close()

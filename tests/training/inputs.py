@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from tests.builders.images import make_pictures
 from tests.cache.test_tokens import publish_dataset, run_config
 from tests.families.texts import SUMS, build
@@ -63,3 +66,10 @@ def text_inputs(family: str, folder: Path, *, packing: bool = True, holdout: int
     config = run_config(family, packing=packing and family == "causal_lm")
     cache_latents(config, 32, dataset, folder / "base", folder / "cache")
     return folder
+
+
+def cache_of(**tensors: torch.Tensor) -> Any:
+    """A cache of samples that are all the same."""
+    sample = {"latents": torch.zeros(4, 8, 8), **tensors}
+    entries = [SimpleNamespace(split="train", flipped=None)] * COUNT
+    return SimpleNamespace(entries=entries, sample=lambda number, **how: sample)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from deepspeed.runtime import lr_schedules
+from tests.builders.phases import make_schedule as section_of
 from tests.builders.processes import run_ranks
-from tests.training.test_schedule import schedule as section_of
 
 from zerotrain.config.read import parse_config
 from zerotrain.launch.preset import Preset

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 from tests.builders.phases import make_phase
-from tests.training.test_failures import start
-from tests.training.test_hang import beat
+from tests.training.endings import beat, start
 
 from zerotrain.errors import EXIT_USER_ERROR
 from zerotrain.launch.run_yaml import write_run_yaml

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
-from tests.builders.phases import make_phase
+from tests.training.endings import start
 from torch import distributed
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
-from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.training import rank
 from zerotrain.training.process import failed, failures
@@ -192,19 +191,6 @@ def test_a_sentence_has_the_librarys_words_without_its_advice() -> None:
         "phase main: the connection to another process is lost: Connection closed by peer "
         "[127.0.0.1]:35518."
     )
-
-
-def start(folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
-    """A training process whose training ends so; its exit code."""
-
-    def end(**_: Any) -> bool:
-        raise error
-
-    monkeypatch.setattr(rank, "run", end)
-    (folder / "launch").mkdir()
-    write_run_yaml(make_phase(), folder / "launch" / "run.yaml")
-    words = {"launch": folder / "launch", "base": "b", "cache": "c", "progress": folder}
-    return rank.main([word for key, value in words.items() for word in (f"--{key}", str(value))])
 
 
 @pytest.mark.parametrize(

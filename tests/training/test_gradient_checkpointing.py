@@ -11,21 +11,13 @@ import torch
 from deepspeed import checkpointing
 from tests.builders.processes import start_ranks
 from tests.training.matrix import PRESETS
-from tests.training.tiny_models import MODELS
+from tests.training.tiny_models import MODELS, WAYS
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.training.engines import gradient_checkpointing as subject
 from zerotrain.training.opening import open_engine
-
-WAYS = {
-    "torch": subject.checkpoint_by_torch,
-    "torch on cpu": subject.checkpoint_by_torch_on_cpu,
-    "deepspeed": subject.checkpoint_by_deepspeed,
-    "deepspeed on cpu": subject.checkpoint_by_deepspeed,
-}
 
 
 class HostMemory:

@@ -15,13 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.training.endings import beat
 
 from zerotrain.training.checkpointing import rank_writer
 from zerotrain.training.process import ending, watch
 from zerotrain.training.process.failures import EXIT_FAULT
 from zerotrain.training.process.watch import Watch
 from zerotrain.training.reporting import pulse, samples
-from zerotrain.training.reporting.pulse import Beat, Pulse, beats, behind
+from zerotrain.training.reporting.pulse import Pulse, beats, behind
 
 LONG = 5000
 """Steps that no test waits for."""
@@ -226,13 +227,6 @@ def test_a_process_that_waits_for_images_is_still_where_they_are(
     child: Any = SimpleNamespace(pid=1, poll=lambda: 0 if len(moments.seen) == 5 else None)
     assert object.__new__(samples.LatentSampler)._decoded(child) == 0
     assert moments.seen == still
-
-
-def beat(rank: int, *, step: int | None = 4, waits: bool = False, ago: float = 0.0) -> Beat:
-    """What a process of this very pid may have said."""
-    own = psutil.Process()
-    host = os.uname().nodename
-    return Beat(rank, host, own.pid, own.create_time(), step, "x", waits, 9.0, 1000.0 - ago)
 
 
 def test_who_is_behind() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.training.matrix import deviation
-from tests.training.test_validation import SETTINGS, measured, validations, weights
+from tests.training.measures import SETTINGS, measured, validations, weights
 
 from zerotrain.config.training import TrainConfig
 

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from tests.builders.phases import SEED
 from tests.training.conftest import Training, trained_model
 from tests.training.inputs import PROMPTS, SIDE
+from tests.training.measures import SETTINGS
 from tests.training.saving_trials import Log
-from tests.training.test_validation import SETTINGS
 
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.draws import IMAGE_SEEDS, generator

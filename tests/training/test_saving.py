@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training.measures import SETTINGS
 from tests.training.saving_trials import SIZE, Engine, Log, made, phase, values
-from tests.training.test_validation import SETTINGS
 
 from zerotrain import artifact
 from zerotrain.artifact import publication

@@ -9,22 +9,14 @@ import pytest
 import torch
 import transformers
 from diffusers import optimization
+from tests.builders.phases import make_schedule
 
-from zerotrain.config.training import TrainConfig
 from zerotrain.launch.schedule import follows_horizon, learning_rate
-
-
-def schedule(lr_scheduler: str, warmup: int = 0, **values: Any) -> TrainConfig:
-    """The section of a phase with a schedule, which was checked before."""
-    peak = {"learning_rate": 1e-3, "lr_scheduler_args": {}}
-    return TrainConfig.model_construct(
-        lr_scheduler=lr_scheduler, lr_warmup_steps=warmup, **{**peak, **values}
-    )
 
 
 def rates(lr_scheduler: str, warmup: int, horizon: int, steps: int, **args: Any) -> list[float]:
     """The rates of the first steps."""
-    settings = schedule(lr_scheduler, warmup, lr_scheduler_args=args)
+    settings = make_schedule(lr_scheduler, warmup, lr_scheduler_args=args)
     return [learning_rate(settings, step, horizon) for step in range(steps)]
 
 
@@ -196,7 +188,9 @@ def test_sine_is_a_wave_that_starts_halfway() -> None:
 def test_the_horizon_ends_a_stable_phase_without_a_length(
     stable: int | None, expected: bool
 ) -> None:
-    settings = schedule("warmup_stable_decay", lr_scheduler_args=WSD | {"num_stable_steps": stable})
+    settings = make_schedule(
+        "warmup_stable_decay", lr_scheduler_args=WSD | {"num_stable_steps": stable}
+    )
     assert follows_horizon(settings) is expected
 
 
@@ -219,4 +213,4 @@ def test_the_horizon_ends_a_stable_phase_without_a_length(
 def test_the_horizon_matters_where_a_curve_ends_or_its_warmup_is_a_share(
     name: str, ratio: float | None, expected: bool
 ) -> None:
-    assert follows_horizon(schedule(name, lr_warmup_ratio=ratio)) is expected
+    assert follows_horizon(make_schedule(name, lr_warmup_ratio=ratio)) is expected

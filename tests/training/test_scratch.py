@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.training.test_train_phase import phase as phase
+from tests.training.conftest import phase as phase
 
 from zerotrain import artifact
 from zerotrain.machine import disk

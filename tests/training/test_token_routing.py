@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tests.builders.phases import make_tiny_phase
 from tests.training.conftest import Training
-from tests.training.inputs import COUNT, LORA, SIDE
+from tests.training.inputs import COUNT, LORA, SIDE, cache_of
 
 from zerotrain.config.training import TrainConfig
 from zerotrain.models.families.token_routing import ROUTE
@@ -31,13 +30,6 @@ def settings(family: str) -> dict[str, Any]:
 @pytest.fixture
 def flux(image_inputs) -> Path:
     return image_inputs("flux")
-
-
-def cache_of(**tensors: torch.Tensor) -> Any:
-    """A cache of samples that are all the same."""
-    sample = {"latents": torch.zeros(4, 8, 8), **tensors}
-    entries = [SimpleNamespace(split="train", flipped=None)] * COUNT
-    return SimpleNamespace(entries=entries, sample=lambda number, **how: sample)
 
 
 def patches(latents: torch.Tensor) -> int:

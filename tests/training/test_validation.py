@@ -11,18 +11,16 @@ from typing import Any
 import pytest
 import torch
 from tests.builders.phases import SEED
-from tests.training.conftest import Training
+from tests.training.conftest import Command, Training
 from tests.training.inputs import text_inputs
 from tests.training.kill_point import KillPoint
 from tests.training.matrix import export_state
-from tests.training.test_train_phase import Command
+from tests.training.measures import SETTINGS, measured, validations, weights
 
 from zerotrain import artifact
-from zerotrain.cache import Cache, TokenCache, read_cache
+from zerotrain.cache import TokenCache, read_cache
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.models.families import load_family
 from zerotrain.models.families.tokens import IGNORED
-from zerotrain.models.trainable import choose_trained, trained_parameters
 from zerotrain.stages import train_phase
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import EMA, MASTER
@@ -33,41 +31,8 @@ from zerotrain.training.checkpointing.progress_folder import (
     end_step,
     saved_steps,
 )
-from zerotrain.training.reporting.holdout_loss import HeldOutImages, HeldOutText, holdout_loss
+from zerotrain.training.reporting.holdout_loss import HeldOutText
 from zerotrain.training.reporting.validation_history import BEST, FINISHED, read_history
-
-SETTINGS: dict[str, Any] = {
-    "eval_steps": 2, "eval_on_start": True, "max_samples": 64, "batch_size": 8,
-    "metric_for_best_model": "val_loss", "load_best_model_at_end": False,
-    "early_stopping_patience": None, "early_stopping_threshold": 0.0,
-}  # fmt: skip
-
-
-def validations(training: Training, name: str) -> list[dict[str, Any]]:
-    """What the log says of validations."""
-    return [line for line in training.log(name) if "val_loss" in line]
-
-
-def measured(model: Any, family: str, training: Training) -> float:
-    """What an evaluation finds of a model."""
-    cache = read_cache(training.cache)
-    held_out: Any = (
-        HeldOutImages(cache, SEED) if isinstance(cache, Cache) else HeldOutText(cache, 256)
-    )
-    objective = load_family(family).objective(training.base)
-    return holdout_loss(model, objective, held_out, torch.device("cpu"), 8)
-
-
-def weights(training: Training, family: str, name: str, step: int, slot: str = MASTER) -> Any:
-    """The model of a checkpoint, by its own weights or by their average."""
-    source = Checkpoint(training.progress(name) / f"step-{step:08d}")
-    phase = read_run_yaml(training.folder / name / "launch" / "run.yaml")
-    model = choose_trained(
-        load_family(family).load_model(training.base), phase.adapter, [], seed=SEED
-    )
-    for parameter_name, parameter in trained_parameters(model).items():
-        parameter.data = source.tensor(parameter_name, slot)
-    return model.eval()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from zerotrain.models.trainable import choose_trained
+from zerotrain.training.engines import gradient_checkpointing as subject
 
 
 @dataclass(frozen=True)
@@ -173,4 +174,11 @@ MODELS = {
     "flux": TinyModel(_flux, _flux_loss),
     "qwen2": TinyModel(_qwen2, _text_loss, ("q_proj", "v_proj")),
     "bart": TinyModel(_bart, _text_loss, ("q_proj", "v_proj")),
+}
+
+WAYS = {
+    "torch": subject.checkpoint_by_torch,
+    "torch on cpu": subject.checkpoint_by_torch_on_cpu,
+    "deepspeed": subject.checkpoint_by_deepspeed,
+    "deepspeed on cpu": subject.checkpoint_by_deepspeed,
 }

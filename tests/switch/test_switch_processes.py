@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.test_switch_command import project, refusal, save
+from tests.switch.conftest import refusal, save
 
 from zerotrain.config.read import read_config
 from zerotrain.config.relaunch import Relaunch, share_batch
@@ -15,7 +15,7 @@ from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch import command as switch
 from zerotrain.pipeline.switch.before import Request
 
-__all__ = ["project"]
+pytestmark = pytest.mark.usefixtures("project")
 
 FILE = Path("config/flowers.yaml")
 

@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.test_switch_command import (
+from tests.switch.conftest import (
     CONFIG,
     contents,
     export,
     finish,
     make_inputs,
-    project,  # noqa: F401
     save,
     start_training,
 )
@@ -39,6 +38,8 @@ from zerotrain.pipeline.switch import (
 from zerotrain.pipeline.switch import (
     plan as switch_plan,
 )
+
+pytestmark = pytest.mark.usefixtures("project")
 
 FILE = Path("config/flowers.yaml")
 RACER = """

@@ -1,0 +1,72 @@
+"""Adapters of a nano SDXL, and how far two U-Nets are apart."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+
+from zerotrain.models.families.lora import add_adapter, save_adapter
+from zerotrain.models.families.sdxl import FAMILY
+
+ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
+SETTINGS = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ATTENTION}
+
+
+def make_adapted(base: Path, *, seed: int = 0, trained: bool = True, **changes: object):
+    """The base's U-Net with an adapter, in eval mode; trained: its second factor is not zero."""
+    unet = FAMILY.load_model(base)
+    add_adapter(unet, seed=seed, **(SETTINGS | changes))
+    unet.eval()  # dropout is added in train mode
+    if trained:
+        source = torch.Generator().manual_seed(1)
+        for name, parameter in adapter_of(unet).items():
+            if ".lora_B." in name:
+                parameter.data = 0.1 * torch.randn(parameter.shape, generator=source)
+    return unet
+
+
+def adapter_of(unet: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters that training would change."""
+    return {name: p for name, p in unet.named_parameters() if p.requires_grad}
+
+
+def write_adapter(
+    base: Path, unet: torch.nn.Module, out: Path, **changes: object
+) -> dict[str, str]:
+    """Write the adapter of a model, as an export does."""
+    tensors = adapter_of(unet)
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    settings = SETTINGS | {"dtype": torch.float32} | changes
+    return save_adapter(FAMILY, base, shapes, tensors.__getitem__, out=out, **settings)
+
+
+def predict(unet: torch.nn.Module) -> torch.Tensor:
+    """The U-Net's answer [2, 4, 4, 4] to fixed inputs, in the precision of its weights."""
+    source = torch.Generator().manual_seed(2)
+    dtype = next(unet.parameters()).dtype
+    sample, text, pooled = (
+        torch.randn(shape, generator=source).to(dtype)
+        for shape in ((2, 4, 4, 4), (2, 5, 128), (2, 64))
+    )
+    return unet(
+        sample,
+        torch.tensor([10, 700]),
+        encoder_hidden_states=text,
+        added_cond_kwargs={"text_embeds": pooled, "time_ids": torch.full((2, 6), 16.0)},
+        return_dict=False,
+    )[0]
+
+
+def difference(one: torch.nn.Module, other: torch.nn.Module) -> float:
+    """Largest difference of two U-Nets' answers.
+
+    Both are asked as copies in float64, so that only their weights differ, not the rounding of a
+    processor's kernels.
+    """
+    with torch.inference_mode():
+        first, second = (
+            predict(copy.deepcopy(model).requires_grad_(False).double()) for model in (one, other)
+        )
+        return (first - second).abs().max().item()

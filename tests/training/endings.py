@@ -1,0 +1,35 @@
+"""How a process of a training ends, and what it was last heard of."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.builders.phases import make_phase
+
+from zerotrain.launch.run_yaml import write_run_yaml
+from zerotrain.training import rank
+from zerotrain.training.reporting.pulse import Beat
+
+
+def start(folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    """A training process whose training ends so; its exit code."""
+
+    def end(**_: Any) -> bool:
+        raise error
+
+    monkeypatch.setattr(rank, "run", end)
+    (folder / "launch").mkdir()
+    write_run_yaml(make_phase(), folder / "launch" / "run.yaml")
+    words = {"launch": folder / "launch", "base": "b", "cache": "c", "progress": folder}
+    return rank.main([word for key, value in words.items() for word in (f"--{key}", str(value))])
+
+
+def beat(rank: int, *, step: int | None = 4, waits: bool = False, ago: float = 0.0) -> Beat:
+    """What a process of this very pid may have said."""
+    own = psutil.Process()
+    host = os.uname().nodename
+    return Beat(rank, host, own.pid, own.create_time(), step, "x", waits, 9.0, 1000.0 - ago)
