@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.formats.test_loading_code import far
+from tests.builders.models import move_far
 from tests.training.saving_trials import Log
 
 from zerotrain import artifact
@@ -82,7 +82,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if not name.startswith("transformer/"):
                 link_or_copy(base.path(name), draft.folder / name)
         model = FAMILY.load_model(folder / "base")
-        moved = far(dict(model.named_parameters()), seed=1)
+        moved = move_far(dict(model.named_parameters()), seed=1)
         model.load_state_dict(moved, strict=False)
         model.save_pretrained(draft.folder / "transformer")
     return folder

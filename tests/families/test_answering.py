@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.families.texts import build
 from tests.families.texts import build_class as build_any
-from tests.formats.test_generate import run
+from tests.formats.commands import run_command
 
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.conversation import Message
@@ -67,7 +67,7 @@ def test_an_answer_ends_with_the_positions_that_the_model_has(learned, tmp_path)
 
 def test_a_prompt_without_room_and_rows_without_positions_are_refused(learned):
     """Before anything is trained, and with both lengths; a cut one is answered."""
-    text = run("generate", learned, "1" * 80)
+    text = run_command("generate", learned, "1" * 80)
     most = 63 if learned.name.startswith("gpt2") else 64
     assert f"the prompt has 81 tokens, and the model has positions for {most}" in text
     check_row_length(learned, 64)

@@ -12,8 +12,8 @@ import torch
 from diffusers import DiffusionPipeline, FluxPipeline, FluxPriorReduxPipeline, ReduxImageEncoder
 from PIL import Image
 from tests.builders.images import build_nano, make_pictures
+from tests.builders.models import make_trained
 from tests.families.promises import first_call
-from tests.formats.test_loading_code import trained
 from tests.stages.test_export_weights import Export
 from transformers import SiglipVisionModel
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -203,7 +203,7 @@ def test_exported_weights_load_in_diffusers_and_sample(redux, tmp_path):
         draft.content = {"family": "flux", "base": "nano", "commit": None, "parts": {}}
     export.settings = {"family": "flux", "lora": {"rank": 4, "target_modules": ["to_q"]}}
     config = export.config("fp32")
-    export.save(trained("flux", export.base, config.adapter_values()))
+    export.save(make_trained("flux", export.base, config.adapter_values()))
     export_weights(config, export.checkpoint, export.base, export.weights, export.state)
     image, folder = make_pictures(16, 1)[0], export.weights
     pipeline = DiffusionPipeline.from_pretrained(folder)

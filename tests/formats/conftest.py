@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import os
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
+from diffusers import StableDiffusionXLPipeline
+from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.builders.adapters import make_adapted, write_adapter
 from tests.builders.images import build_nano
 from tests.formats.languages import Language, exported
+from typer.testing import CliRunner
 
-from zerotrain import artifact
+from zerotrain import artifact, cli
 from zerotrain.config.families import LANGUAGE_MODELS
+from zerotrain.export.formats import FORMATS as ALL_FORMATS
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families import sdxl_nano
 from zerotrain.models.families.sdxl import FAMILY
@@ -101,3 +114,128 @@ def tensors_below(folder: Path) -> dict[str, torch.Tensor]:
 def language(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Language:
     """Base and weights of a language model."""
     return exported(request.param, tmp_path_factory.mktemp(request.param))
+
+
+FORMATS = {name: form for name, form in ALL_FORMATS.items() if form.modality != "text"}
+OF_ADAPTERS = [name for name, form in FORMATS.items() if form.adapter]
+OF_WHOLE = [name for name, form in FORMATS.items() if not form.adapter]
+
+
+def pipeline_of(folder: Path) -> StableDiffusionXLPipeline:
+    return StableDiffusionXLPipeline.from_pretrained(folder, add_watermarker=False)
+
+
+def header(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        return file.metadata()
+
+
+REPO = "me/houses"
+
+
+def publish(*words: object) -> str:
+    """What the command prints, or the message with which it ends."""
+    result = CliRunner().invoke(cli.app, ["publish", *map(str, words)])
+    return result.output if result.exception is None else str(result.exception)
+
+
+def head_of(card: Path) -> dict[str, Any]:
+    """The card's YAML."""
+    _, head, _ = card.read_text().split("---\n", 2)
+    found: dict[str, Any] = yaml.safe_load(head)
+    return found
+
+
+class Hub(BaseHTTPRequestHandler):
+    """What an upload asks of the hub, as its client documents it; files are kept in memory."""
+
+    refuses = False
+    created: dict[str, Any]
+    files: dict[str, bytes]
+    stored: dict[str, bytes]
+
+    def answer(self, value: Any, status: int = 200) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"]))
+
+    def do_PUT(self) -> None:
+        data = self.body()
+        assert hashlib.sha256(data).hexdigest() == self.path.split("/")[-1]
+        type(self).stored[self.path.split("/")[-1]] = data
+        self.answer({})
+
+    def do_POST(self) -> None:
+        body = self.body()
+        address = f"http://{self.headers['Host']}"
+        if type(self).refuses:
+            self.answer({"error": "Invalid username or password."}, 401)
+        elif self.path == "/api/repos/create":
+            type(self).created = json.loads(body)
+            self.answer({"url": f"{address}/{REPO}"})
+        elif self.path == "/api/validate-yaml":
+            self.answer({"errors": [], "warnings": []})
+        elif self.path == f"/api/models/{REPO}/preupload/main":
+            self.answer(
+                {
+                    "files": [
+                        {
+                            "path": file["path"],
+                            "uploadMode": "lfs" if file["path"].endswith("tensors") else "regular",
+                            "shouldIgnore": False,
+                        }
+                        for file in json.loads(body)["files"]
+                    ]
+                }
+            )
+        elif self.path == f"/{REPO}.git/info/lfs/objects/batch":
+            objects = [
+                {**o, "actions": {"upload": {"href": f"{address}/put/{o['oid']}"}}}
+                for o in json.loads(body)["objects"]
+            ]
+            self.answer({"transfer": "basic", "objects": objects})
+        elif self.path == f"/api/models/{REPO}/commit/main":
+            self.commit([json.loads(line) for line in body.splitlines()])
+            self.answer({"commitUrl": f"{address}/{REPO}/commit/1", "commitOid": "1"})
+        else:
+            self.answer({"error": self.path}, 404)
+
+    def commit(self, lines: list[dict[str, Any]]) -> None:
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                type(self).files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                type(self).files[value["path"]] = type(self).stored[value["oid"]]
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[type[Hub], str]]:
+    """A hub of one repository, and its address."""
+    kept = type("Kept", (Hub,), {"created": {}, "files": {}, "stored": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kept)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield kept, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def upload(address: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does whose HF_ENDPOINT is the stand-in."""
+    hub_of = {"HF_ENDPOINT": address, "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "zerotrain", "publish", *map(str, words)],
+        env={**os.environ, **hub_of, "HF_HUB_DISABLE_TELEMETRY": "1"},
+        capture_output=True,
+        text=True,
+    )

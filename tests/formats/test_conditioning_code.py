@@ -13,7 +13,8 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL import Image
 from tests.builders.images import make_pictures, publish_nano
-from tests.formats.test_loading_code import code_of, run, trained, words
+from tests.builders.models import make_trained
+from tests.formats.commands import code_of, join_lines, run_code
 from tests.stages.test_export_weights import Export
 
 from zerotrain.export.formats.conditioning_code import SIDE as DEFAULT_SIDE
@@ -57,7 +58,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
             publish_nano(family, export.base, side=SIDE, steps=2, pipeline=pipeline)
             export.settings = {"family": family, "train": {"resolution": SIDE}, **settings}
             config = export.config("fp32")
-            export.save(trained(family, export.base, config.adapter_values()))
+            export.save(make_trained(family, export.base, config.adapter_values()))
             export_weights(config, export.checkpoint, export.base, export.weights, export.state)
         return export.weights
 
@@ -106,7 +107,7 @@ def test_the_code_gives_what_our_own_command_gives(
     files = [str(file) for file in inputs[:count]]
     code = loading_code(inside, family, PROMPT, at=".", resolution=side, images=files)
     shown = SHOWN.get(pipeline, pipeline)
-    assert f"{shown}.from_pretrained" in words(code)
+    assert f"{shown}.from_pretrained" in join_lines(code)
     assert hasattr(diffusers, shown)
 
     def made(*images: Path) -> bytes:
@@ -117,7 +118,7 @@ def test_the_code_gives_what_our_own_command_gives(
         )
         return Image.open(file).tobytes()
 
-    found = run(code, inside, monkeypatch)
+    found = run_code(code, inside, monkeypatch)
     assert found == made(*inputs[:count])
     assert found != made(*[inputs[1]] * count)
 
@@ -158,13 +159,13 @@ def test_of_redux_an_empty_prompt_is_zeros(weights, inputs, tmp_path, monkeypatc
     shutil.copy(inputs[0], inside / "input.png")
     readme = code_of((folder / README).read_text()).replace("a prompt like your captions", "")
     code = loading_code(folder, "flux", "", at=".", resolution=SIDE)
-    assert words(readme) == words(code)
+    assert join_lines(readme) == join_lines(code)
     (made,) = sample(
         SampleOptions(folder, "", resolution=SIDE, image=inputs[:1], out=tmp_path / "samples")
     )
-    assert run(code, inside, monkeypatch) == Image.open(made).tobytes()
+    assert run_code(code, inside, monkeypatch) == Image.open(made).tobytes()
     text = code.replace("if not prompt:", "if False:")
-    assert run(text, inside, monkeypatch) != Image.open(made).tobytes()
+    assert run_code(text, inside, monkeypatch) != Image.open(made).tobytes()
 
 
 @pytest.mark.parametrize("method", [False, True], ids=["lora", "adapter"])
@@ -181,7 +182,9 @@ def test_code_of_redux_on_the_hub_takes_its_parts_from_there(tmp_path, method):
     place = "folder" if method else '"me/styles"'
     assert f"from_pretrained({place}, subfolder=part" in code
     assert code.count("max_sequence_length=300") == 1
-    assert words('encode("p", load_square("input.png"), max_sequence_length=300)') in words(code)
+    assert join_lines(
+        'encode("p", load_square("input.png"), max_sequence_length=300)'
+    ) in join_lines(code)
 
 
 @pytest.mark.slow

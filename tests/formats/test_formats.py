@@ -10,16 +10,23 @@ import pytest
 import torch
 from diffusers import StableDiffusionXLPipeline, UNet2DConditionModel
 from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tests.builders.adapters import difference, make_adapted, write_adapter
 from tests.builders.images import draw_house
-from tests.formats.conftest import ADAPTER, published, tensors_below
+from tests.formats.conftest import (
+    ADAPTER,
+    FORMATS,
+    OF_ADAPTERS,
+    OF_WHOLE,
+    header,
+    pipeline_of,
+    published,
+    tensors_below,
+)
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.export.formats import FORMATS as ALL_FORMATS
 from zerotrain.export.formats import kohya, ldm
 from zerotrain.export.formats.conversion import convert
 from zerotrain.export.formats.opening import open_pipeline
@@ -30,18 +37,6 @@ from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.stages.build_base import build_base
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-FORMATS = {name: form for name, form in ALL_FORMATS.items() if form.modality != "text"}
-OF_ADAPTERS = [name for name, form in FORMATS.items() if form.adapter]
-OF_WHOLE = [name for name, form in FORMATS.items() if not form.adapter]
-
-
-def pipeline_of(folder: Path) -> StableDiffusionXLPipeline:
-    return StableDiffusionXLPipeline.from_pretrained(folder, add_watermarker=False)
-
-
-def header(path: Path) -> dict[str, str]:
-    with safe_open(path, "pt") as file:
-        return file.metadata()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

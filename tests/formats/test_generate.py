@@ -8,10 +8,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tests.formats.commands import run_command
 from tests.formats.languages import MESSAGES, PROMPT, Language
-from typer.testing import CliRunner
 
-from zerotrain import cli
 from zerotrain.config.families import ROOT
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.conversation import Message
@@ -22,14 +21,8 @@ BETWEEN = "\n---\n"
 """What stands between several answers."""
 
 
-def run(command: str, *words: object) -> str:
-    """What the command prints, or the message with which it ends."""
-    result = CliRunner().invoke(cli.app, [command, *map(str, words)])
-    return result.stdout if result.exception is None else str(result.exception)
-
-
 def answer(weights: Path, *words: object) -> str:
-    return run("generate", weights, PROMPT, *WORDS, *words)
+    return run_command("generate", weights, PROMPT, *WORDS, *words)
 
 
 def expected(language: Language, weights: Path) -> str:
@@ -101,7 +94,7 @@ def test_what_is_drawn_is_what_the_library_draws(language):
 
 def test_a_long_prompt_is_answered_where_positions_are_computed(language):
     """As Qwen2 and T5 do, beyond the length of their training, too."""
-    assert "ERROR" not in run("generate", language.whole, "1" * 600, "--max-new-tokens", 1)
+    assert "ERROR" not in run_command("generate", language.whole, "1" * 600, "--max-new-tokens", 1)
 
 
 def test_the_systems_turn_stands_before_the_question(language):
@@ -141,5 +134,5 @@ def test_a_file_of_another_width_is_refused(language, tmp_path, form):
 
 def test_each_command_names_the_other(language, whole):
     assert f"zerotrain sample {whole} PROMPT" in answer(whole)
-    text = run("sample", language.whole, PROMPT)
+    text = run_command("sample", language.whole, PROMPT)
     assert f"zerotrain generate {language.whole} PROMPT" in text

@@ -8,8 +8,6 @@ import re
 import shutil
 import textwrap
 from collections.abc import Callable
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +17,10 @@ import pytest
 import torch
 from PIL import Image
 from tests.builders.images import publish_nano
+from tests.builders.models import make_trained, move_far
 from tests.conftest import ROOT
 from tests.families.texts import build as build_text
+from tests.formats.commands import code_of, join_lines, run_code
 from tests.stages.test_export_weights import Export
 from tests.training.test_peft_methods import LAYERS as METHODS
 from tests.training.test_peft_methods import PROMPTS
@@ -40,7 +40,7 @@ from zerotrain.export.options import GenerateOptions, SampleOptions
 from zerotrain.export.sample import sample
 from zerotrain.machine.device import device_type
 from zerotrain.models.base import README
-from zerotrain.models.families import adapters, load_family
+from zerotrain.models.families import load_family
 from zerotrain.models.families.placement import sampling_dtype
 from zerotrain.stages.export_weights import export_weights
 
@@ -98,7 +98,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
             data = {"data": {"source": "sums"}} if text else {"train": {"resolution": SIDE}}
             export.settings = {"family": family, **data, **settings_of(family, kind)}
             config = export.config("fp32")
-            export.save(trained(family, export.base, config.adapter_values()))
+            export.save(make_trained(family, export.base, config.adapter_values()))
             export_weights(config, export.checkpoint, export.base, export.weights, export.state)
         return export.weights
 
@@ -111,38 +111,12 @@ def build(family: str, folder: Path) -> Path:
         with artifact.publish(folder, "base") as draft:
             build_text(family, draft.folder)
             model: Any = load_family(family).load_model(draft.folder)
-            moved = far(dict(model.named_parameters()), seed=2)
+            moved = move_far(dict(model.named_parameters()), seed=2)
             model.load_state_dict(moved, strict=False)
             model.save_pretrained(draft.folder)
             draft.content = {"family": family, "base": "nano", "revision": None, "commit": None}
         return folder
     return publish_nano(family, folder)
-
-
-def trained(family: str, base: Path, adapter: dict[str, Any] | None) -> dict[str, torch.Tensor]:
-    """Parameters far from the base's; of an adapter, if there is one."""
-    model = load_family(family).load_model(base)
-    if adapter:
-        model = adapters.add(model, adapter, seed=0)
-    return far({name: p for name, p in model.named_parameters() if p.requires_grad}, seed=1)
-
-
-def far(parameters: dict[str, torch.nn.Parameter], seed: int) -> dict[str, torch.Tensor]:
-    """Values far from these: an untrained model says the same whatever it is asked."""
-    draw = torch.Generator().manual_seed(seed)
-    return {
-        name: p.detach() + 0.2 * torch.randn(p.shape, generator=draw)
-        for name, p in parameters.items()
-    }
-
-
-def run(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the code makes inside the folder: pixels of image.png, or the text that it prints."""
-    monkeypatch.chdir(folder)
-    with redirect_stdout(StringIO()) as printed:
-        exec(compile(code, "snippet", "exec"), {})
-    image = folder / "image.png"
-    return Image.open(image).tobytes() if image.exists() else printed.getvalue().strip()
 
 
 def made_here(
@@ -159,17 +133,6 @@ def made_here(
         return generate(GenerateOptions(weights, prompt, system=system, raw=raw))[0]
     (file,) = sample(SampleOptions(weights, prompt, resolution=SIDE, out=out))
     return Image.open(file).tobytes()
-
-
-def words(code: str) -> str:
-    """Code without line breaks, which depend on a prompt's length."""
-    return "".join(code.split()).replace(",)", ")")
-
-
-def code_of(page: str) -> str:
-    """The Python of a README."""
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    return code
 
 
 QUICK = [
@@ -205,10 +168,12 @@ def test_the_readmes_code_gives_what_our_own_command_gives(
     for written in ("a question", "a prompt like your captions"):
         code = code.replace(written, prompt)
     side = SIDE if FAMILIES[family].modality == "image" else None
-    assert words(code) == words(loading_code(folder, family, prompt, at=".", resolution=side))
+    assert join_lines(code) == join_lines(
+        loading_code(folder, family, prompt, at=".", resolution=side)
+    )
     inside = tmp_path / "weights"
     shutil.copytree(folder, inside)
-    found = run(code, inside, monkeypatch)
+    found = run_code(code, inside, monkeypatch)
     assert found == made_here(folder, family, prompt, tmp_path / "samples")
     base = folder.parent.parent / "base"
     assert found != made_here(base, family, prompt, tmp_path / "of-base")
@@ -245,7 +210,7 @@ def test_the_docs_code_gives_what_our_own_command_gives(weights, tmp_path, monke
     assert replaced == 1
     prompt = re.search(r'(?:pipeline|tokenizer)\("(.*?)(?:\\n)?"', code)[1]
     image = 'image.save("image.png")' if "image =" in code else ""
-    found = run(f"{code}\n{image}", tmp_path, monkeypatch)
+    found = run_code(f"{code}\n{image}", tmp_path, monkeypatch)
     assert found == made_here(folder, family, prompt, tmp_path / "samples")
 
 
@@ -285,7 +250,7 @@ def test_penalties_of_the_base_are_left_out_of_a_greedy_answer(weights, tmp_path
     (folder / "manifest.json").unlink()
     path = folder / "generation_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 5.0}))
-    found = run(loading_code(folder, "causal_lm", "1+2="), tmp_path, monkeypatch)
+    found = run_code(loading_code(folder, "causal_lm", "1+2="), tmp_path, monkeypatch)
     assert found == made_here(folder, "causal_lm", "1+2=", tmp_path)
 
 
@@ -298,10 +263,10 @@ def test_prompts_are_read_in_chunks_as_they_were_in_training(weights, tmp_path, 
     (folder / "manifest.json").write_text(json.dumps(manifest))
     prompt = "a red house, a blue house, " * 20
     settings = {"resolution": SIDE, "long_captions": "chunk"}
-    found = run(loading_code(folder, "sdxl", prompt, **settings), tmp_path, monkeypatch)
+    found = run_code(loading_code(folder, "sdxl", prompt, **settings), tmp_path, monkeypatch)
     assert found == made_here(folder, "sdxl", prompt, tmp_path / "samples")
     (tmp_path / "image.png").unlink()
-    plain = run(loading_code(folder, "sdxl", prompt, resolution=SIDE), tmp_path, monkeypatch)
+    plain = run_code(loading_code(folder, "sdxl", prompt, resolution=SIDE), tmp_path, monkeypatch)
     assert found != plain
     code = loading_code(folder, "sdxl", prompt, repo="me/houses", **settings)
     assert "from zerotrain" not in code
@@ -332,7 +297,7 @@ def test_a_prompt_is_read_in_the_form_that_was_trained(weights, tmp_path, monkey
     assert ("apply_chat_template" in code) == (chat and "raw" not in form)
     asked = tokens_asked(code, tmp_path, monkeypatch)
     assert asked == tokens_asked_here(folder, **form)
-    found = run(code, tmp_path, monkeypatch)
+    found = run_code(code, tmp_path, monkeypatch)
     assert found == made_here(folder, "causal_lm", "1+2=", tmp_path, **form)
 
 
@@ -356,7 +321,7 @@ def tokens_asked_here(folder: Path, raw: bool = False, system: str | None = None
 def test_a_system_turn_before_a_question_of_a_seq2seq_model(weights, tmp_path, monkeypatch):
     folder = weights("seq2seq_lm", "whole")
     code = loading_code(folder, "seq2seq_lm", "1+2=", system="You add.")
-    found = run(code, tmp_path, monkeypatch)
+    found = run_code(code, tmp_path, monkeypatch)
     assert found == made_here(folder, "seq2seq_lm", "1+2=", tmp_path, system="You add.")
     assert r'tokenizer("You add.\n1+2=",' in code
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.builders.adapters import difference
+from tests.formats.commands import distance, sample_images
+from tests.formats.conftest import publish as card
 from tests.formats.conftest import published
-from tests.formats.test_publish import run as card
-from tests.formats.test_sample import distance, images
 
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats import FORMATS
@@ -90,12 +90,12 @@ def test_merged_weights_answer_as_the_trained_model(loha, trained, tmp_path):
 
 def test_images_are_those_of_the_adapter(loha, base, tmp_path):
     """Of the weights folder, of peft's folder beside its base, and of merged weights."""
-    expected = images(loha, tmp_path / "a")
-    assert expected != images(base, tmp_path / "b")
+    expected = sample_images(loha, tmp_path / "a")
+    assert expected != sample_images(base, tmp_path / "b")
     convert(loha, "peft", tmp_path / "peft")
-    assert images(tmp_path / "peft", tmp_path / "c", "--base", base) == expected
+    assert sample_images(tmp_path / "peft", tmp_path / "c", "--base", base) == expected
     convert(loha, "merged", tmp_path / "merged")
-    assert distance(images(tmp_path / "merged", tmp_path / "d")[0], expected[0]) <= 1
+    assert distance(sample_images(tmp_path / "merged", tmp_path / "d")[0], expected[0]) <= 1
 
 
 @pytest.mark.parametrize("form", [name for name in FORMATS if name not in ("peft", "merged")])

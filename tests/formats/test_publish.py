@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from PIL import Image
 from tests.builders.adapters import difference
-from tests.formats.test_formats import FORMATS
+from tests.formats.conftest import FORMATS, REPO, head_of, publish, upload
 from tests.lineage.test_ran_on import HISTORY, RAN_ON
-from typer.testing import CliRunner
 
-from zerotrain import artifact, cli
+from zerotrain import artifact
 from zerotrain.export.formats.conversion import convert
 from zerotrain.export.model_card import LOADING, model_card
 from zerotrain.export.provenance import Origin
 from zerotrain.models.families.sdxl import FAMILY
-
-REPO = "me/houses"
-
-
-def run(*words: object) -> str:
-    """What the command prints, or the message with which it ends."""
-    result = CliRunner().invoke(cli.app, ["publish", *map(str, words)])
-    return result.output if result.exception is None else str(result.exception)
 
 
 @pytest.fixture
@@ -67,18 +49,11 @@ def phase(lora: Path, base: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def head_of(card: Path) -> dict[str, Any]:
-    """The card's YAML."""
-    _, head, _ = card.read_text().split("---\n", 2)
-    found: dict[str, Any] = yaml.safe_load(head)
-    return found
-
-
 def test_a_dry_run_writes_the_card_and_lists_the_files(phase, monkeypatch):
     """Without a network; the weights' folder stays as it is."""
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("the network was asked"))
     before = artifact.read(phase / "weights", "weights").identity
-    said = run(phase / "weights", REPO, "--license", "openrail++", "--dry-run")
+    said = publish(phase / "weights", REPO, "--license", "openrail++", "--dry-run")
     listed = [line.split()[0] for line in said.splitlines() if line.endswith("bytes")]
     files = artifact.read(phase / "weights", "weights").files
     assert set(listed) == {*files, "README.md", "samples.png"}
@@ -127,10 +102,10 @@ def test_a_card_names_no_base_that_others_lack(named):
 
 
 def test_a_card_that_was_completed_by_hand_is_kept(phase):
-    run(phase / "weights", REPO, "--dry-run")
+    publish(phase / "weights", REPO, "--dry-run")
     card = phase / "weights-card" / "README.md"
     card.write_text("mine\n")
-    assert f"kept {card}" in run(phase / "weights", REPO, "--dry-run")
+    assert f"kept {card}" in publish(phase / "weights", REPO, "--dry-run")
     assert card.read_text() == "mine\n"
 
 
@@ -138,12 +113,12 @@ def test_an_export_leads_to_the_phase_that_it_came_from(phase, tmp_path):
     """Over any number of formats; where a folder is gone, the card says less."""
     convert(phase / "weights", "merged", tmp_path / "merged")
     convert(tmp_path / "merged", "ldm", tmp_path / "ldm")
-    run(tmp_path / "ldm", REPO, "--dry-run")
+    publish(tmp_path / "ldm", REPO, "--dry-run")
     text = (tmp_path / "ldm-card" / "README.md").read_text()
     assert "base_model_relation: finetune" in text
     assert "97.0%" in text
     shutil.rmtree(phase / "weights")
-    run(tmp_path / "ldm", REPO, "--dry-run", "--card", tmp_path / "other")
+    publish(tmp_path / "ldm", REPO, "--dry-run", "--card", tmp_path / "other")
     text = (tmp_path / "other" / "README.md").read_text()
     assert "base_model" not in text
     assert "97.0%" not in text
@@ -154,7 +129,7 @@ def test_the_card_says_how_to_load_it(whole, lora, base, trained, tmp_path, form
     """Its code runs, and gives the model that was trained."""
     source = whole if not FORMATS.get(form, FORMATS["peft"]).adapter else lora
     convert(source, "diffusers" if form == "adapter" else form, tmp_path / "out")
-    run(tmp_path / "out", REPO, "--dry-run")
+    publish(tmp_path / "out", REPO, "--dry-run")
     code = (tmp_path / "out-card" / "README.md").read_text().split("```")[1]
     code = code.removeprefix("python\n").replace("BASE", str(base))
     for call in (f'snapshot_download("{REPO}")', f'hf_hub_download("{REPO}", "model.safetensors")'):
@@ -170,101 +145,6 @@ def test_the_card_says_how_to_load_it(whole, lora, base, trained, tmp_path, form
     model = scope["model"] if form == "peft" else scope["pipeline"].unet
     assert difference(model.eval(), expected) <= 1e-5
     assert (form in LOADING) == (form not in ("diffusers", "merged", "adapter"))
-
-
-class Hub(BaseHTTPRequestHandler):
-    """What an upload asks of the hub, as its client documents it; files are kept in memory."""
-
-    refuses = False
-    created: dict[str, Any]
-    files: dict[str, bytes]
-    stored: dict[str, bytes]
-
-    def answer(self, value: Any, status: int = 200) -> None:
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def body(self) -> bytes:
-        return self.rfile.read(int(self.headers["Content-Length"]))
-
-    def do_PUT(self) -> None:
-        data = self.body()
-        assert hashlib.sha256(data).hexdigest() == self.path.split("/")[-1]
-        type(self).stored[self.path.split("/")[-1]] = data
-        self.answer({})
-
-    def do_POST(self) -> None:
-        body = self.body()
-        address = f"http://{self.headers['Host']}"
-        if type(self).refuses:
-            self.answer({"error": "Invalid username or password."}, 401)
-        elif self.path == "/api/repos/create":
-            type(self).created = json.loads(body)
-            self.answer({"url": f"{address}/{REPO}"})
-        elif self.path == "/api/validate-yaml":
-            self.answer({"errors": [], "warnings": []})
-        elif self.path == f"/api/models/{REPO}/preupload/main":
-            self.answer(
-                {
-                    "files": [
-                        {
-                            "path": file["path"],
-                            "uploadMode": "lfs" if file["path"].endswith("tensors") else "regular",
-                            "shouldIgnore": False,
-                        }
-                        for file in json.loads(body)["files"]
-                    ]
-                }
-            )
-        elif self.path == f"/{REPO}.git/info/lfs/objects/batch":
-            objects = [
-                {**o, "actions": {"upload": {"href": f"{address}/put/{o['oid']}"}}}
-                for o in json.loads(body)["objects"]
-            ]
-            self.answer({"transfer": "basic", "objects": objects})
-        elif self.path == f"/api/models/{REPO}/commit/main":
-            self.commit([json.loads(line) for line in body.splitlines()])
-            self.answer({"commitUrl": f"{address}/{REPO}/commit/1", "commitOid": "1"})
-        else:
-            self.answer({"error": self.path}, 404)
-
-    def commit(self, lines: list[dict[str, Any]]) -> None:
-        for line in lines:
-            value = line["value"]
-            if line["key"] == "file":
-                type(self).files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                type(self).files[value["path"]] = type(self).stored[value["oid"]]
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def hub() -> Iterator[tuple[type[Hub], str]]:
-    """A hub of one repository, and its address."""
-    kept = type("Kept", (Hub,), {"created": {}, "files": {}, "stored": {}})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), kept)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield kept, f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def upload(address: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user does whose HF_ENDPOINT is the stand-in."""
-    hub_of = {"HF_ENDPOINT": address, "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "zerotrain", "publish", *map(str, words)],
-        env={**os.environ, **hub_of, "HF_HUB_DISABLE_TELEMETRY": "1"},
-        capture_output=True,
-        text=True,
-    )
 
 
 def test_weights_and_card_are_uploaded_in_one_commit(phase, tmp_path, hub):
@@ -294,8 +174,10 @@ def test_a_hub_that_refuses_is_a_sentence(phase, tmp_path, hub):
 
 
 def test_what_cannot_be_published_is_refused(phase, base):
-    assert "ERROR: 'houses' names no repository" in run(phase / "weights", "houses", "--dry-run")
-    assert "is no folder that an export wrote" in run(phase / "checkpoint", REPO, "--dry-run")
+    assert "ERROR: 'houses' names no repository" in publish(
+        phase / "weights", "houses", "--dry-run"
+    )
+    assert "is no folder that an export wrote" in publish(phase / "checkpoint", REPO, "--dry-run")
     name = "unet/diffusion_pytorch_model.safetensors"
     (phase / "weights" / name).write_bytes(b"")
-    assert f"{name}: 0 bytes" in run(phase / "weights", REPO, "--dry-run")
+    assert f"{name}: 0 bytes" in publish(phase / "weights", REPO, "--dry-run")

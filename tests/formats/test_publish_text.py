@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from tests.formats.conftest import REPO, head_of, publish, upload
 from tests.formats.languages import Language, publish_base
-from tests.formats.test_publish import REPO, head_of, hub, run, upload  # noqa: F401
 
 from zerotrain import artifact
 from zerotrain.config.families import ROOT
@@ -52,7 +52,7 @@ def phase(language: Language, tmp_path: Path) -> Path:
 def test_a_dry_run_writes_the_card_and_lists_the_files(phase, language, tmp_path):
     """Of an adapter in peft's form: what the hub sorts by, metrics, and the first answers."""
     convert(phase / "weights", "peft", tmp_path / "peft")
-    said = run(tmp_path / "peft", REPO, "--license", "apache-2.0", "--dry-run")
+    said = publish(tmp_path / "peft", REPO, "--license", "apache-2.0", "--dry-run")
     listed = [line.split()[0] for line in said.splitlines() if line.endswith("bytes")]
     assert set(listed) == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
     card = tmp_path / "peft-card" / "README.md"
@@ -81,7 +81,7 @@ def test_the_card_says_how_to_load_it(language, tmp_path, form, monkeypatch):
         shutil.copytree(source := language.loha, tmp_path / "out")
     else:
         convert(source, None if form == "adapter" else form, tmp_path / "out")
-    run(tmp_path / "out", REPO, "--dry-run")
+    publish(tmp_path / "out", REPO, "--dry-run")
     code = (tmp_path / "out-card" / "README.md").read_text().split("```")[1]
     code = code.removeprefix("python\n").replace("BASE", str(language.base))
     for call in (f'snapshot_download("{REPO}")', f'hf_hub_download("{REPO}", "model.safetensors")'):
@@ -113,7 +113,7 @@ def test_the_card_asks_as_the_training_did(phase, form):
         {"prompt_template": "alpaca"} if form == "raw" else {"systems": ["You add.", *[""] * 11]}
     )
     manifest.write_text(json.dumps(written))
-    run(phase / "weights", REPO, "--dry-run")
+    publish(phase / "weights", REPO, "--dry-run")
     card = (phase / "weights-card" / "README.md").read_text()
     assert {
         "raw": 'inputs = tokenizer("1+2=", return_tensors="pt")',
@@ -121,7 +121,7 @@ def test_the_card_asks_as_the_training_did(phase, form):
     }[form] in card
 
 
-def test_weights_and_card_are_uploaded_in_one_commit(phase, tmp_path, hub):  # noqa: F811
+def test_weights_and_card_are_uploaded_in_one_commit(phase, tmp_path, hub):
     """A whole folder: tensors, configuration, tokenizer and card as they are here."""
     kept, address = hub
     convert(phase / "weights", "merged", tmp_path / "merged")

@@ -12,9 +12,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from tests.families.texts import build
-from tests.formats.conftest import tensors_below
+from tests.formats.conftest import header, tensors_below
 from tests.formats.languages import ADAPTER, MESSAGES, Language, config_of, publish_base
-from tests.formats.test_formats import header
 from tests.stages.test_export_weights import Export
 from transformers import AddedToken
 

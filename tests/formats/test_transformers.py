@@ -20,8 +20,7 @@ from diffusers.loaders.single_file_utils import (
 from safetensors.torch import load_file
 from tests.builders.images import publish_nano
 from tests.families.promises import batch_of, prediction
-from tests.formats.conftest import published, tensors_below
-from tests.formats.test_formats import header
+from tests.formats.conftest import header, published, tensors_below
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError

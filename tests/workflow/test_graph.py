@@ -7,25 +7,11 @@ from collections.abc import Callable
 
 import pytest
 from tests.conftest import ROOT
+from tests.workflow.jobs import EVERYTHING, FROM_LAUNCH, NOTHING, refused, source, without_zeros
 
 from zerotrain.config.read import read_config
 from zerotrain.errors import EXIT_USER_ERROR
 
-EVERYTHING = {
-    "prepare_dataset": 1,
-    "build_base": 1,
-    "cache_latents": 1,
-    "render_launch": 2,
-    "train_phase": 2,
-    "export_weights": 2,
-    "evaluate": 2,
-    "report": 1,
-}
-NOTHING: dict[str, int] = {}
-FROM_LAUNCH = {
-    name: EVERYTHING[name]
-    for name in ("render_launch", "train_phase", "export_weights", "evaluate", "report")
-}
 FROM_TRAINING = {name: count for name, count in FROM_LAUNCH.items() if name != "render_launch"}
 ONE_PHASE = dict.fromkeys(FROM_LAUNCH, 1)
 EVALUATIONS = {"evaluate": 2, "report": 1}
@@ -60,11 +46,6 @@ def test_the_page_of_targets_lists_each_of_them():
     assert listed == [row.split()[1].rstrip(":") for row in rules if row.startswith("rule ")]
 
 
-def without_zeros(jobs):
-    """Jobs that run at least once."""
-    return {name: count for name, count in jobs.items() if count}
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_graph_target_makes_exactly_what_it_needs(project, target):
     """From nothing, each target asks for what it needs, once, and for nothing beside it."""
@@ -92,11 +73,6 @@ def replace(name: str, old: str, new: str) -> Callable:
 def config(old: str, new: str) -> Callable:
     """An edit of the configuration."""
     return replace(CONFIG, old, new)
-
-
-def source(module: str) -> Callable:
-    """An edit of a source file that changes what it does."""
-    return lambda project: project.append(f"workflow/zerotrain/{module}", "\nEDITED = 1\n")
 
 
 def rewrite(name: str, text: str) -> Callable:
@@ -416,15 +392,6 @@ def test_graph_runs_of_one_data_name_share_the_dataset(built):
     assert planned == without_zeros(EVERYTHING | {"prepare_dataset": 0, "cache_latents": 0})
     built.build("train", "--configfile", "other.yaml")
     assert built.planned("train") == NOTHING
-
-
-def refused(done) -> str:
-    """What a refused command said, held to one ERROR with its hint."""
-    assert done.returncode == EXIT_USER_ERROR, done.stdout
-    assert "Traceback" not in done.stdout
-    assert done.stdout.count("ERROR: ") == 1
-    assert done.stdout.count("Hint: ") == 1
-    return done.stdout
 
 
 @pytest.mark.parametrize(

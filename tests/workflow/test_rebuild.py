@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.workflow.conftest import Project, jobs_of
-from tests.workflow.test_graph import FROM_LAUNCH, NOTHING
+from tests.workflow.jobs import FROM_LAUNCH, NOTHING
 
 from zerotrain import artifact
 from zerotrain.artifact import verdicts

@@ -7,7 +7,7 @@ import os
 import subprocess
 from dataclasses import asdict
 
-from tests.workflow.test_graph import EVERYTHING, NOTHING, source
+from tests.workflow.jobs import EVERYTHING, NOTHING, source
 
 from zerotrain.errors import EXIT_USER_ERROR
 from zerotrain.training.process.holder import this_process

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.workflow.conftest import CONFIG, Project
-from tests.workflow.test_graph import EVERYTHING, NOTHING, without_zeros
+from tests.workflow.jobs import EVERYTHING, NOTHING, without_zeros
 
 OTHER = ("--configfile", "config/other.yaml")
 SHARED = {"prepare_dataset": 0, "cache_latents": 0}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from tests.workflow.conftest import CONFIG, Project
-from tests.workflow.test_graph import CONFIG as FILE
-from tests.workflow.test_graph import EVERYTHING, NOTHING, refused
+from tests.workflow.jobs import EVERYTHING, NOTHING, refused
+
 
 SWEEP = ("--configfile", "sweep.yaml")
 TWICE = {

@@ -1,0 +1,42 @@
+"""How often each rule runs, edits of the source, and what a refused command prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zerotrain.errors import EXIT_USER_ERROR
+
+EVERYTHING = {
+    "prepare_dataset": 1,
+    "build_base": 1,
+    "cache_latents": 1,
+    "render_launch": 2,
+    "train_phase": 2,
+    "export_weights": 2,
+    "evaluate": 2,
+    "report": 1,
+}
+NOTHING: dict[str, int] = {}
+FROM_LAUNCH = {
+    name: EVERYTHING[name]
+    for name in ("render_launch", "train_phase", "export_weights", "evaluate", "report")
+}
+
+
+def without_zeros(jobs):
+    """Jobs that run at least once."""
+    return {name: count for name, count in jobs.items() if count}
+
+
+def source(module: str) -> Callable:
+    """An edit of a source file that changes what it does."""
+    return lambda project: project.append(f"workflow/zerotrain/{module}", "\nEDITED = 1\n")
+
+
+def refused(done) -> str:
+    """What a refused command said, held to one ERROR with its hint."""
+    assert done.returncode == EXIT_USER_ERROR, done.stdout
+    assert "Traceback" not in done.stdout
+    assert done.stdout.count("ERROR: ") == 1
+    assert done.stdout.count("Hint: ") == 1
+    return done.stdout
