@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.training.test_resume import PRESETS
 
 from zerotrain.errors import PipelineError
 from zerotrain.models.quantized_linear import QuantizedLinear

@@ -8,7 +8,6 @@ import pytest
 from tests.workflow.conftest import CONFIG, Project
 from tests.workflow.jobs import EVERYTHING, NOTHING, refused
 
-
 SWEEP = ("--configfile", "sweep.yaml")
 TWICE = {
     name: count if name in ("prepare_dataset", "cache_latents") else 2 * count
@@ -102,5 +101,5 @@ def test_sweep_is_no_run_to_commands_that_want_one(two):
 
 def test_sweep_of_one_run_is_that_run(built):
     """A sweep that names one file plans what the file alone plans."""
-    (built.folder / "sweep.yaml").write_text(f"runs: [{FILE}]\n")
+    (built.folder / "sweep.yaml").write_text("runs: [config/config.yaml]\n")
     assert built.planned("train", *SWEEP) == NOTHING
