@@ -38,9 +38,10 @@ def build_base(
 ) -> None:
     """Build the base model, or take it from a folder or hub."""
     from zerotrain.config.read import read_config
+    from zerotrain.config.stage_settings import BuildBaseSettings
     from zerotrain.stages.build_base import build_base
 
-    build_base(read_config(config), dataset, output)
+    build_base(BuildBaseSettings.of(read_config(config)), dataset, output)
 
 
 def cache_latents(
@@ -54,9 +55,10 @@ def cache_latents(
 ) -> None:
     """Encode images and captions, or text, once; what is encoded already is kept."""
     from zerotrain.config.read import read_config
+    from zerotrain.config.stage_settings import CacheLatentsSettings
     from zerotrain.stages.cache_latents import cache_latents
 
-    cache_latents(read_config(config), size, dataset, base, output)
+    cache_latents(CacheLatentsSettings.of(read_config(config)), size, dataset, base, output)
 
 
 def render_launch(
@@ -80,9 +82,11 @@ def render_launch(
 ) -> None:
     """Write a phase's accelerate.yaml, deepspeed.json and run.yaml."""
     from zerotrain.config.read import read_config
+    from zerotrain.config.stage_settings import RenderLaunchSettings
     from zerotrain.stages.render_launch import render_launch
 
-    render_launch(read_config(config), phase, dataset, preset, base, start, output, cache)
+    settings = RenderLaunchSettings.of(read_config(config), phase)
+    render_launch(settings, dataset, preset, base, start, output, cache)
 
 
 def train_phase(
@@ -111,9 +115,10 @@ def export_weights(
 ) -> None:
     """Turn a phase's checkpoint into weights for use and a state for the next phase."""
     from zerotrain.config.read import read_config
+    from zerotrain.config.stage_settings import ExportWeightsSettings
     from zerotrain.stages.export_weights import export_weights
 
-    export_weights(read_config(config), checkpoint, base, weights, state)
+    export_weights(ExportWeightsSettings.of(read_config(config)), checkpoint, base, weights, state)
 
 
 def import_checkpoint(
@@ -129,9 +134,16 @@ def import_checkpoint(
 ) -> None:
     """Turn another program's checkpoint into the state that a run begins with."""
     from zerotrain.config.read import read_config
+    from zerotrain.config.stage_settings import ImportCheckpointSettings
     from zerotrain.stages.import_checkpoint import import_checkpoint
 
-    import_checkpoint(read_config(config), checkpoint, base, state, trust_pickle=trust_pickle)
+    import_checkpoint(
+        ImportCheckpointSettings.of(read_config(config)),
+        checkpoint,
+        base,
+        state,
+        trust_pickle=trust_pickle,
+    )
 
 
 def evaluate(
@@ -146,9 +158,11 @@ def evaluate(
 ) -> None:
     """Sample a grid, measure held-out loss and accuracy, draw the loss curve."""
     from zerotrain.config.read import read_config
+    from zerotrain.config.stage_settings import EvaluateSettings
     from zerotrain.stages.evaluate import evaluate
 
-    evaluate(read_config(config), phase, dataset, cache, weights, state, output, metrics)
+    settings = EvaluateSettings.of(read_config(config), phase)
+    evaluate(settings, dataset, cache, weights, state, output, metrics)
 
 
 def report(
@@ -160,6 +174,7 @@ def report(
 ) -> None:
     """Put grids, curves and metrics of the phases on one page."""
     from zerotrain.config.read import read_config
+    from zerotrain.config.stage_settings import ReportSettings
     from zerotrain.stages.report import report
 
-    report(read_config(config), phases, output)
+    report(ReportSettings.of(read_config(config)), phases, output)
