@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.planner.planner import Place, plan
 from zerotrain.launch.planner.table import parts_table
@@ -93,7 +94,7 @@ def render_seconds() -> float:
             folder = Path(name) / str(seed)
             folder.mkdir()
             config = parse_config({**raw, "seed": seed}, "sweep")
-            phase = resolve_phase(config, "headline", preset, 1000, sizes)
+            phase = resolve_phase(LaunchSettings.of(config, "headline"), preset, 1000, sizes)
             write_run_yaml(phase, folder / "run.yaml")
             write_launch_files(phase, folder, folder)
         return time.perf_counter() - start

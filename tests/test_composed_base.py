@@ -15,6 +15,7 @@ from tests.families.conftest import CAPTIONS, pictures
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.models.base import choose_files
@@ -61,7 +62,7 @@ def build(base: str, output: Path, **changes: object) -> artifact.Artifact:
         "phases": [{"name": "only", "until": 1}],
         **changes,
     }
-    build_base(parse_config(raw, "test.yaml"), None, output)
+    build_base(BuildSettings.of(parse_config(raw, "test.yaml")), None, output)
     return artifact.read(output, "base")
 
 

@@ -34,6 +34,7 @@ from tests.stages import test_evaluate
 from zerotrain import artifact, cli
 from zerotrain.artifact import create, replacing, write_whole
 from zerotrain.config.read import read_config
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.export.command import check_replaceable
 from zerotrain.export.options import PublishOptions
@@ -90,7 +91,8 @@ def inputs(run: Path) -> Path:
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         write_position(draft.folder, position, shapes, slots, spans)
     config = read_config(run / "run.yaml")
-    export_weights(config, run / "checkpoint", run / "base", run / "trained", run / "moments")
+    settings = ExportSettings.of(config)
+    export_weights(settings, run / "checkpoint", run / "base", run / "trained", run / "moments")
     with artifact.publish(run / "only/evaluation", "evaluation") as draft:
         for name in ("loss", "learning_rate"):
             Image.new("RGB", (8, 8), "red").save(draft.folder / f"{name}.png")

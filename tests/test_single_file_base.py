@@ -14,6 +14,7 @@ from tests.formats.conftest import base, whole  # noqa: F401
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.conversion import convert
 from zerotrain.launch.planner.architecture import find_architecture
@@ -44,7 +45,7 @@ def build(file: Path, out: Path, **changes: Any) -> artifact.Artifact:
         "run": "r", "base": str(file), "data": {"source": "digits"},
         "phases": [{"name": "one", "until": 1}], **changes,
     }  # fmt: skip
-    build_stage(parse_config(raw, "test"), None, out)
+    build_stage(BuildSettings.of(parse_config(raw, "test")), None, out)
     return artifact.read(out, "base")
 
 

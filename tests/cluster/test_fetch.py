@@ -24,6 +24,7 @@ from PIL import Image
 
 from zerotrain.config.data import DataConfig
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.data.hub_text import hub_rows
 from zerotrain.errors import PipelineError
 from zerotrain.models.base_places import BaseFiles
@@ -103,7 +104,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, 
     }
     config = parse_config(raw, "test.yaml")
     prepare_dataset(config.data, tmp_path / "dataset")
-    build_base(config, tmp_path / "dataset", tmp_path / "model")
+    build_base(BuildSettings.of(config), tmp_path / "dataset", tmp_path / "model")
     (tmp_path / "model" / "manifest.json").unlink()
     raw["base"] = REPO
     (tmp_path / "config.json").write_text(json.dumps(raw))

@@ -15,6 +15,7 @@ from tests.families.texts import SUMS, batch, logits
 from zerotrain.config.families import ROOT
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import load_family
@@ -191,7 +192,7 @@ def build_linked(kind: str, model: Path, base: Path) -> Path:
         "run": "r", "family": family_of(kind).name, "base": str(model), "data": {"source": "sums"},
         "phases": [{"name": "one", "until": 1}],
     }  # fmt: skip
-    build_base(parse_config(config, "test"), None, base)
+    build_base(BuildSettings.of(parse_config(config, "test")), None, base)
     return base
 
 

@@ -20,6 +20,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from zerotrain import artifact
 from zerotrain.config.models import EvaluateConfig
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.data.crop import to_pixels
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import choose_files
@@ -208,7 +209,8 @@ def test_exported_weights_load_in_diffusers_and_sample(redux, tmp_path):
     export.settings = {"family": "flux", "lora": {"rank": 4, "target_modules": ["to_q"]}}
     config = export.config("fp32")
     export.save(trained("flux", export.base, config.adapter_values()))
-    export_weights(config, export.checkpoint, export.base, export.weights, export.state)
+    settings = ExportSettings.of(config)
+    export_weights(settings, export.checkpoint, export.base, export.weights, export.state)
     image, folder = pictures(16, 1)[0], export.weights
     pipeline = DiffusionPipeline.from_pretrained(folder)
     pipeline.load_lora_weights(folder)

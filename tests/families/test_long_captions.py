@@ -20,6 +20,7 @@ from zerotrain import artifact
 from zerotrain.cache.reader import stacked
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.export.options import SampleOptions
 from zerotrain.export.sample import sample as sample_command
 from zerotrain.export.target import WeightsTarget
@@ -183,7 +184,8 @@ def test_the_command_reads_long_prompts_as_the_weights_were_trained(nano, tmp_pa
         )
         with artifact.publish(tmp_path / name, "weights") as draft:
             shutil.copytree(nano, draft.folder, dirs_exist_ok=True)
-            draft.content = WeightsTarget.of(config, nano, tmp_path).content(1, averaged=False)
+            settings = ExportSettings.of(config)
+            draft.content = WeightsTarget.of(settings, nano, tmp_path).content(1, averaged=False)
         contents[name] = draft.content.get("long_captions")
         (file,) = sample_command(
             SampleOptions(tmp_path / name, LONG, out=tmp_path / "png", **values)

@@ -14,6 +14,7 @@ from tests.stages.test_import_checkpoint import RUN, assert_moments
 from tests.training.conftest import write_base
 
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import ImportSettings
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.original import SLOTS, layers_by_slot
 from zerotrain.models.families.sdxl import FAMILY
@@ -63,7 +64,7 @@ def write(folder: Path, form: str, plain: Any, header: Any = None, **config: Any
 def imported(path: Path, base: Path, state: Path, **lora: Any) -> State:
     """The state of the checkpoint, under a run with this LoRA."""
     config = parse_config({**RUN, "lora": {**LORA, **lora}}, "c")
-    import_checkpoint(config, path, base, state)
+    import_checkpoint(ImportSettings.of(config), path, base, state)
     return State(state)
 
 

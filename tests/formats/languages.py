@@ -10,6 +10,7 @@ from tests.families.texts import LORA, batch, build, logits
 from tests.stages.test_export_weights import Export
 
 from zerotrain import artifact
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.data.conversation import Message
 from zerotrain.models.families import adapters, load_family
 from zerotrain.models.families.language import LanguageFamily
@@ -79,6 +80,7 @@ def exported(name: str, folder: Path) -> Language:
         export.settings = config_of(name, kind)
         config = export.config("fp32")
         export.save(trained(name, base, config.adapter_values()))
-        export_weights(config, export.checkpoint, base, export.weights, export.state)
+        settings = ExportSettings.of(config)
+        export_weights(settings, export.checkpoint, base, export.weights, export.state)
         made[kind] = export.weights
     return Language(name, base, **made)

@@ -18,6 +18,7 @@ from tests.formats.test_loading_code import code_of, run, trained, words
 from tests.stages.test_export_weights import Export
 
 from zerotrain import artifact
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.export.formats.conditioning_code import SIDE as DEFAULT_SIDE
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.export.options import SampleOptions
@@ -65,7 +66,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
             export.settings = {"family": family, "train": {"resolution": SIDE}, **settings}
             config = export.config("fp32")
             export.save(trained(family, export.base, config.adapter_values()))
-            export_weights(config, export.checkpoint, export.base, export.weights, export.state)
+            chosen = ExportSettings.of(config)
+            export_weights(chosen, export.checkpoint, export.base, export.weights, export.state)
         return export.weights
 
     return make

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 from zerotrain import artifact, cli
 from zerotrain.artifact import link_or_copy, write_json
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import CacheSettings, ImportSettings, LaunchSettings
 from zerotrain.errors import PipelineError
 from zerotrain.export.export import export_universal
 from zerotrain.export.formats.conversion import convert
@@ -221,14 +222,14 @@ def build(base: Path, whole: Path, lora: Path) -> None:
     listed = json.loads(manifest.read_text())
     write_json(manifest, {**listed, "content": {**listed["content"], "ema": True}})
     run = parse_config(config_of("pics"), "pics.yaml")
-    prepare_dataset(run.data, Path(PICTURES))
+    data = Path(PICTURES)
+    prepare_dataset(run.data, data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 2)
-        cache_latents(run, 16, Path(PICTURES), results / "pics/base", Path(PICTURES) / "cache/16")
+        cache_latents(CacheSettings.of(run), 16, data, results / "pics/base", data / "cache/16")
     launch = results / "pics/whole/launch"
-    render_launch(
-        run, "whole", Path(PICTURES), Path("config/launch/torch.yaml"), None, None, launch
-    )
+    settings = LaunchSettings.of(run, "whole")
+    render_launch(settings, data, Path("config/launch/torch.yaml"), None, None, launch)
     with artifact.publish(results / "pics/whole/evaluation", "evaluation") as draft:
         for name in ("grid.png", "loss.png", "learning_rate.png"):
             shutil.copy("images/0.png", draft.folder / name)
@@ -423,7 +424,8 @@ def test_a_universal_export_is_a_start(project: Path, tmp_path: Path) -> None:
             for name in expected.names:
                 assert torch.equal(found.tensor(name, slot), expected.tensor(name, slot))
     base = Path("results/words/base")
-    import_checkpoint(parse_config(config_of("words"), "words.yaml"), folder, base, tmp_path / "on")
+    settings = ImportSettings.of(parse_config(config_of("words"), "words.yaml"))
+    import_checkpoint(settings, folder, base, tmp_path / "on")
     state, weights = State(tmp_path / "on"), {n: expected.tensor(n, MASTER) for n in expected.names}
     assert all(torch.equal(state.tensor(name, MASTER), weights[name]) for name in weights)
     file = min(tag.glob("zero/*/fp32.pt"))

@@ -18,6 +18,7 @@ from tests.formats.conftest import ADAPTER, published, tensors_below
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats import FORMATS as ALL_FORMATS
 from zerotrain.export.formats import kohya, ldm
@@ -156,7 +157,7 @@ def test_merged_weights_are_the_base_of_another_run(lora, tmp_path):
         "run": "second", "base": str(tmp_path / "merged"), "data": {"images": "-"}, "lora": {},
         "phases": [{"name": "train", "until": 1}],
     }  # fmt: skip
-    build_base(parse_config(raw, "test"), None, tmp_path / "base")
+    build_base(BuildSettings.of(parse_config(raw, "test")), None, tmp_path / "base")
     assert artifact.read(tmp_path / "base", "base").content["base"] == raw["base"]
     found = FAMILY.load_model(tmp_path / "base").state_dict()
     fused = FAMILY.load_model(tmp_path / "merged").state_dict()

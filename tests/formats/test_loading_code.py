@@ -28,6 +28,7 @@ from tests.training.test_peft_methods import PROMPTS
 
 from zerotrain import artifact
 from zerotrain.config.families import FAMILIES
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.data.conversation import Message
 from zerotrain.data.text_format import alpaca_prompt
 from zerotrain.export.formats.loading_code import (
@@ -101,7 +102,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
             export.settings = {"family": family, **data, **settings_of(family, kind)}
             config = export.config("fp32")
             export.save(trained(family, export.base, config.adapter_values()))
-            export_weights(config, export.checkpoint, export.base, export.weights, export.state)
+            settings = ExportSettings.of(config)
+            export_weights(settings, export.checkpoint, export.base, export.weights, export.state)
         return export.weights
 
     return make

@@ -21,6 +21,7 @@ from transformers import AddedToken
 from zerotrain import artifact
 from zerotrain.config.families import ROOT
 from zerotrain.config.models import EvaluateConfig
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats import FORMATS
@@ -99,9 +100,8 @@ def test_a_chat_model_ends_its_turn_in_every_program(tmp_path):
     export = Export(tmp_path / "whole", tmp_path / "base")
     export.settings = config_of("causal_lm", "whole")
     export.save(trained)
-    export_weights(
-        export.config("fp32"), export.checkpoint, export.base, export.weights, export.state
-    )
+    settings = ExportSettings.of(export.config("fp32"))
+    export_weights(settings, export.checkpoint, export.base, export.weights, export.state)
     convert(export.weights, "transformers", tmp_path / "out")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key
@@ -115,7 +116,7 @@ def test_any_combination_resolves_or_is_refused(monkeypatch: pytest.MonkeyPatch)
         try:
             config = parse_config(raw, "c")
             preset = read_preset(PRESETS / f"{config.phase('a').launch.preset}.yaml")
-            phase = resolve_phase(config, "a", preset, 100, sizes)
+            phase = resolve_phase(LaunchSettings.of(config, "a"), preset, 100, sizes)
         except PipelineError as error:
             refused.append(str(error))
             return

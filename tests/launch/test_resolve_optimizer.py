@@ -9,6 +9,7 @@ import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.launch.resolve import resolve_phase
@@ -30,7 +31,7 @@ def resolve(launch: str | dict[str, Any] = "torch", **train: Any) -> ResolvedPha
         "run": "flowers", "base": "nano", "data": {"images": "photos"},
         "phases": [{"name": "a", "until": 100, "launch": launch, **train}],
     }  # fmt: skip
-    return resolve_phase(parse_config(raw, "c"), "a", preset(named), 100, SIZES)
+    return resolve_phase(LaunchSettings.of(parse_config(raw, "c"), "a"), preset(named), 100, SIZES)
 
 
 def refusal(launch: str | dict[str, Any] = "torch", **train: Any) -> str:

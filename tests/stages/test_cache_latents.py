@@ -18,6 +18,7 @@ from zerotrain.cache.prompts import Prompts
 from zerotrain.cache.record import LONG_CAPTIONS
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
@@ -142,7 +143,7 @@ class Run:
         prepare_dataset(config.data, self.folder / "dataset")
         output = self.folder / name
         dataset, base = self.folder / "dataset", self.folder / "base"
-        cache_latents(config, SIDE, dataset, base, output)
+        cache_latents(CacheSettings.of(config), SIDE, dataset, base, output)
         return output
 
 
@@ -363,8 +364,9 @@ def test_an_image_that_changed_since_is_refused_by_name(run, family):
     config = run.config({})
     prepare_dataset(config.data, run.folder / "dataset")
     Image.new("RGB", (20, 20)).save(run.images / "04.png")
+    settings = CacheSettings.of(config)
     with pytest.raises(PipelineError) as caught:
-        cache_latents(config, SIDE, run.folder / "dataset", run.folder / "base", run.folder / "c")
+        cache_latents(settings, SIDE, run.folder / "dataset", run.folder / "base", run.folder / "c")
     assert caught.value.what == f"{run.images}: 04.png changed since prepare_dataset"
 
 

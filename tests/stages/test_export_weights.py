@@ -25,6 +25,7 @@ from zerotrain import artifact, cli
 from zerotrain.artifact import write_json
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.errors import PipelineError
 from zerotrain.export import export as export_module
 from zerotrain.export.command import check_replaceable
@@ -115,7 +116,8 @@ class Export:
     def __call__(self, trained: Trained, dtype: str = "fp32") -> Trained:
         """Export these parameters, which lie in two ranks' fragments; the weights as written."""
         self.save(trained)
-        export_weights(self.config(dtype), self.checkpoint, self.base, self.weights, self.state)
+        settings = ExportSettings.of(self.config(dtype))
+        export_weights(settings, self.checkpoint, self.base, self.weights, self.state)
         return load_file(self.weights / "unet" / "diffusion_pytorch_model.safetensors")
 
     def save(self, trained: Trained) -> None:

@@ -13,6 +13,7 @@ from tests.training.conftest import write_base
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import ImportSettings
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.stages.import_checkpoint import import_checkpoint
@@ -53,7 +54,7 @@ def imported(folder: Path, base: Path, state: Path, **changes: Any) -> State:
     """The state of the checkpoint, under the run with these changes."""
     resume = {"folder": str(folder), **changes.pop("resume", {})}
     config = parse_config({**RUN, "resume_from_checkpoint": resume, **changes}, "c")
-    import_checkpoint(config, folder, base, state)
+    import_checkpoint(ImportSettings.of(config), folder, base, state)
     return State(state)
 
 

@@ -15,6 +15,7 @@ from tests.training.inputs import LORA, SIDE
 
 from zerotrain.cache import read_cache, stacked
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import BuildSettings, CacheSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.export.export import export
 from zerotrain.export.target import WeightsTarget
@@ -68,8 +69,9 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         }
         config = parse_config(raw, "test")
         prepare_dataset(config.data, folder / "dataset")
-        build_base(config, folder / "dataset", folder / "base")
-    cache_latents(config, SIDE, folder / "dataset", folder / "base", folder / "cache")
+        build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
+    settings = CacheSettings.of(config)
+    cache_latents(settings, SIDE, folder / "dataset", folder / "base", folder / "cache")
     return folder
 
 

@@ -17,6 +17,7 @@ from zerotrain import artifact
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import BuildSettings, CacheSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.models.base import in_part
 from zerotrain.models.families import load_family
@@ -71,8 +72,9 @@ def test_the_cache_reads_no_denoiser_and_training_no_encoder(
     prepare_dataset(config.data, dataset)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 1)
-        build_base(config, dataset, base)
-    cache_latents(config, SIDE, dataset, base, tmp_path / "cache")
+        build_base(BuildSettings.of(config), dataset, base)
+    settings = CacheSettings.of(config)
+    cache_latents(settings, SIDE, dataset, base, tmp_path / "cache")
 
     def trained(file: str) -> bool:
         return in_part(file, family.trained_part)
@@ -81,7 +83,8 @@ def test_the_cache_reads_no_denoiser_and_training_no_encoder(
     for folder in inputs.values():
         shutil.copytree(base, folder / "base")
     assert spoil(inputs["encoders"] / "base", trained)
-    cache_latents(config, SIDE, dataset, inputs["encoders"] / "base", inputs["encoders"] / "cache")
+    place = inputs["encoders"]
+    cache_latents(settings, SIDE, dataset, place / "base", place / "cache")
     whole, split = (
         artifact.read(folder / "cache", "cache").files for folder in (tmp_path, inputs["encoders"])
     )

@@ -21,7 +21,7 @@ from zerotrain.cache.prompts import PromptKeys
 from zerotrain.cache.reuse import Group
 from zerotrain.cache.writer import Tensors
 from zerotrain.config.section import ConditionedPrompt
-from zerotrain.config.stage_settings import CacheLatentsSettings
+from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.conditioning_file import read_conditioning_images
 from zerotrain.data.crop import centre_crop, crop_and_resize, to_pixels
 from zerotrain.data.dataset import ConditioningImage, Sample, caption_sha256
@@ -76,7 +76,7 @@ class Encoding:
 
     def __init__(
         self,
-        settings: CacheLatentsSettings,
+        settings: CacheSettings,
         pixels: int,
         family: DiffusionFamily,
         base: Artifact,

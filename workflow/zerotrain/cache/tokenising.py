@@ -28,7 +28,7 @@ from zerotrain.cache.token_layout import (
 )
 from zerotrain.cache.writer import StoredShards, Tensors, place, write_series
 from zerotrain.config.families import ROOT
-from zerotrain.config.stage_settings import CacheLatentsSettings
+from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.conversation import Conversation, read_conversations
 from zerotrain.errors import PipelineError
 from zerotrain.machine.progress_bar import progress
@@ -89,7 +89,7 @@ class Tokenising:
 
 
 def cache_text(
-    settings: CacheLatentsSettings,
+    settings: CacheSettings,
     family: LanguageFamily,
     max_length: int,
     dataset: Path,

@@ -38,10 +38,10 @@ def build_base(
 ) -> None:
     """Build the base model, or take it from a folder or hub."""
     from zerotrain.config.read import read_config
-    from zerotrain.config.stage_settings import BuildBaseSettings
+    from zerotrain.config.stage_settings import BuildSettings
     from zerotrain.stages.build_base import build_base
 
-    build_base(BuildBaseSettings.of(read_config(config)), dataset, output)
+    build_base(BuildSettings.of(read_config(config)), dataset, output)
 
 
 def cache_latents(
@@ -55,10 +55,10 @@ def cache_latents(
 ) -> None:
     """Encode images and captions, or text, once; what is encoded already is kept."""
     from zerotrain.config.read import read_config
-    from zerotrain.config.stage_settings import CacheLatentsSettings
+    from zerotrain.config.stage_settings import CacheSettings
     from zerotrain.stages.cache_latents import cache_latents
 
-    cache_latents(CacheLatentsSettings.of(read_config(config)), size, dataset, base, output)
+    cache_latents(CacheSettings.of(read_config(config)), size, dataset, base, output)
 
 
 def render_launch(
@@ -82,10 +82,10 @@ def render_launch(
 ) -> None:
     """Write a phase's accelerate.yaml, deepspeed.json and run.yaml."""
     from zerotrain.config.read import read_config
-    from zerotrain.config.stage_settings import RenderLaunchSettings
+    from zerotrain.config.stage_settings import LaunchSettings
     from zerotrain.stages.render_launch import render_launch
 
-    settings = RenderLaunchSettings.of(read_config(config), phase)
+    settings = LaunchSettings.of(read_config(config), phase)
     render_launch(settings, dataset, preset, base, start, output, cache)
 
 
@@ -115,10 +115,10 @@ def export_weights(
 ) -> None:
     """Turn a phase's checkpoint into weights for use and a state for the next phase."""
     from zerotrain.config.read import read_config
-    from zerotrain.config.stage_settings import ExportWeightsSettings
+    from zerotrain.config.stage_settings import ExportSettings
     from zerotrain.stages.export_weights import export_weights
 
-    export_weights(ExportWeightsSettings.of(read_config(config)), checkpoint, base, weights, state)
+    export_weights(ExportSettings.of(read_config(config)), checkpoint, base, weights, state)
 
 
 def import_checkpoint(
@@ -134,11 +134,11 @@ def import_checkpoint(
 ) -> None:
     """Turn another program's checkpoint into the state that a run begins with."""
     from zerotrain.config.read import read_config
-    from zerotrain.config.stage_settings import ImportCheckpointSettings
+    from zerotrain.config.stage_settings import ImportSettings
     from zerotrain.stages.import_checkpoint import import_checkpoint
 
     import_checkpoint(
-        ImportCheckpointSettings.of(read_config(config)),
+        ImportSettings.of(read_config(config)),
         checkpoint,
         base,
         state,

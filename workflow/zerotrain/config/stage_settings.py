@@ -85,7 +85,7 @@ class TrainedPartSettings(StageSettings):
         return self.lora.values() if self.lora else self.peft
 
 
-class BuildBaseSettings(StageSettings):
+class BuildSettings(StageSettings):
     """What build_base reads. A real model is taken as it is, without seed and resolution."""
 
     base: str
@@ -112,7 +112,7 @@ class BuildBaseSettings(StageSettings):
         }
 
 
-class CacheLatentsSettings(StageSettings):
+class CacheSettings(StageSettings):
     """What cache_latents reads."""
 
     cache: CacheConfig
@@ -134,7 +134,7 @@ class CacheLatentsSettings(StageSettings):
         }
 
 
-class ImportCheckpointSettings(TrainedPartSettings):
+class ImportSettings(TrainedPartSettings):
     """What import_checkpoint reads; values of training are those of the first phase."""
 
     resume_from_checkpoint: ResumeConfig | None
@@ -164,7 +164,7 @@ class ImportCheckpointSettings(TrainedPartSettings):
         }
 
 
-class RenderLaunchSettings(TrainedPartSettings):
+class LaunchSettings(TrainedPartSettings):
     """What render_launch reads, and with it the resolver and the planner."""
 
     seed: int
@@ -198,11 +198,11 @@ class RenderLaunchSettings(TrainedPartSettings):
         return phase.train.max_length if self.is_text else phase.train.resolution
 
 
-PlannedRun: TypeAlias = RunSections | RenderLaunchSettings
+PlannedRun: TypeAlias = RunSections | LaunchSettings
 """What the planner takes: a run, or the settings of the stage that plans for `launch: auto`."""
 
 
-class ExportWeightsSettings(TrainedPartSettings):
+class ExportSettings(TrainedPartSettings):
     """What export_weights reads."""
 
     export: ExportConfig
@@ -269,11 +269,11 @@ class ReportSettings(StageSettings):
 
 
 SETTINGS: Mapping[str, type[StageSettings]] = {
-    "build_base": BuildBaseSettings,
-    "cache_latents": CacheLatentsSettings,
-    "import_checkpoint": ImportCheckpointSettings,
-    "render_launch": RenderLaunchSettings,
-    "export_weights": ExportWeightsSettings,
+    "build_base": BuildSettings,
+    "cache_latents": CacheSettings,
+    "import_checkpoint": ImportSettings,
+    "render_launch": LaunchSettings,
+    "export_weights": ExportSettings,
     "evaluate": EvaluateSettings,
     "report": ReportSettings,
 }

@@ -12,7 +12,7 @@ import torch
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
 from zerotrain.config.data import ALPACA
 from zerotrain.config.parameter_patterns import is_frozen
-from zerotrain.config.stage_settings import ExportWeightsSettings
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.models.families import Family, load_family
 from zerotrain.state.position import Source
 
@@ -47,7 +47,7 @@ class WeightsTarget:
 
     @classmethod
     def of(
-        cls, settings: ExportWeightsSettings, base: Path, folder: Path, dtype: str | None = None
+        cls, settings: ExportSettings, base: Path, folder: Path, dtype: str | None = None
     ) -> WeightsTarget:
         """Return the target that a run's configuration describes."""
         return cls(

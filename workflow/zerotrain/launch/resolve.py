@@ -13,7 +13,7 @@ from zerotrain.config.models import Phase
 from zerotrain.config.optimizer_arguments import read_optimizer_args
 from zerotrain.config.run import OF_GRIDS
 from zerotrain.config.section import Role, keys_with
-from zerotrain.config.stage_settings import RenderLaunchSettings
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
@@ -38,7 +38,7 @@ EPOCH_OF_TEXT = "training rows x repeats, from the cache's manifest"
 
 
 def resolve_phase(
-    settings: RenderLaunchSettings,
+    settings: LaunchSettings,
     preset: Preset,
     epoch_size: int,
     sizes: ModelSizes | None = None,
@@ -165,14 +165,14 @@ def resolve_phase(
     return with_files(resolved, launch, sizes)
 
 
-def _keys(settings: RenderLaunchSettings, section: TrainConfig | LaunchConfig) -> set[str]:
+def _keys(settings: LaunchSettings, section: TrainConfig | LaunchConfig) -> set[str]:
     """Return the keys of a section that a training reads and that apply to the family."""
     others = keys_with(type(section), Role.IMAGES if settings.is_text else Role.TEXT)
     return (type(section).model_fields.keys() & OWNERS.keys()) - {*others, *FILES}
 
 
 def _validation(
-    settings: RenderLaunchSettings, preset: Preset, sources: Sources
+    settings: LaunchSettings, preset: Preset, sources: Sources
 ) -> dict[str, Any] | None:
     """Return the phase's validation with its defaults, which depend on other keys."""
     phase = settings.phases[-1]

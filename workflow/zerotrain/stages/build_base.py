@@ -12,7 +12,7 @@ from zerotrain import artifact
 from zerotrain.artifact import file_sha256, read_shard_names, write_json
 from zerotrain.artifact.sources import code_digest
 from zerotrain.artifact.verdicts import remembering
-from zerotrain.config.stage_settings import BuildBaseSettings
+from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.config.suggestions import join_first
 from zerotrain.data.conversation import Conversations, read_conversations
 from zerotrain.data.crop import crop_and_resize
@@ -39,7 +39,7 @@ EPSILON = "epsilon"
 """The default prediction type of a noise scheduler."""
 
 
-def build_base(settings: BuildBaseSettings, dataset: Path | None, output: Path) -> None:
+def build_base(settings: BuildSettings, dataset: Path | None, output: Path) -> None:
     """Publish the base model.
 
     A preset is built from the run's seed and the dataset, whose folder keeps the fitted autoencoder
@@ -114,7 +114,7 @@ class Crops(Sequence["Image"]):
         return crop_and_resize(image, sample.crop, self.resolution)
 
 
-def _dataset(settings: BuildBaseSettings, folder: Path | None) -> Dataset | Conversations | None:
+def _dataset(settings: BuildSettings, folder: Path | None) -> Dataset | Conversations | None:
     """Return the dataset that a preset is built for; None for a real model."""
     if not settings.is_preset:
         return None
@@ -126,9 +126,7 @@ def _dataset(settings: BuildBaseSettings, folder: Path | None) -> Dataset | Conv
     return (read_conversations if settings.is_text else read_dataset)(folder)
 
 
-def _build_preset(
-    settings: BuildBaseSettings, dataset: Dataset | Conversations, folder: Path
-) -> None:
+def _build_preset(settings: BuildSettings, dataset: Dataset | Conversations, folder: Path) -> None:
     import torch
 
     torch.set_num_threads(settings.num_cpu_threads_per_process or os.cpu_count() or 1)
@@ -163,7 +161,7 @@ def _store(dataset: Dataset, crops: Crops) -> FittedAutoencoders | None:
     return FittedAutoencoders(folder / AUTOENCODERS, crops.digest(), crops.resolution)
 
 
-def _change_schedule(settings: BuildBaseSettings, folder: Path) -> None:
+def _change_schedule(settings: BuildSettings, folder: Path) -> None:
     """Write the run's own prediction type and schedule into the noise scheduler.
 
     Training, sampling and programs that load the weights read them there.
@@ -198,7 +196,7 @@ def _take(source: Path, target: Path, how: str) -> None:
         artifact.copy_new(source, target, only_share=how == "reflink")
 
 
-def _link(settings: BuildBaseSettings, family: Family, target: Path) -> str | None:
+def _link(settings: BuildSettings, family: Family, target: Path) -> str | None:
     """Take the files that the family needs into the draft; return a hub repository's commit."""
     files = base_files(settings.base, settings.revision, family)
     for place, wanted in files.places:

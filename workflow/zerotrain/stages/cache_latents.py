@@ -32,14 +32,14 @@ from zerotrain.cache.reuse import keep_equal
 from zerotrain.cache.tokenising import cache_text
 from zerotrain.cache.writer import StoredShards, Tensors, Written, place, write_series
 from zerotrain.config.section import ConditionedPrompt
-from zerotrain.config.stage_settings import CacheLatentsSettings
+from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.dataset import read_dataset
 from zerotrain.models.families import load_family
 from zerotrain.models.families.conditioning import check_conditioning, check_sampling
 
 
 def cache_latents(
-    settings: CacheLatentsSettings, size: int, dataset: Path, base: Path, output: Path
+    settings: CacheSettings, size: int, dataset: Path, base: Path, output: Path
 ) -> None:
     """Encode what the cache in `output` does not have yet, and publish the cache again.
 

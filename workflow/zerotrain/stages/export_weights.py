@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerotrain.config.stage_settings import ExportWeightsSettings
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.export.export import export
 from zerotrain.export.target import WeightsTarget
 from zerotrain.state.checkpoint import Checkpoint
 
 
 def export_weights(
-    settings: ExportWeightsSettings, checkpoint: Path, base: Path, weights: Path, state: Path
+    settings: ExportSettings, checkpoint: Path, base: Path, weights: Path, state: Path
 ) -> None:
     """Publish a phase's weights and state, after checking them.
 

@@ -12,7 +12,7 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact.tensor_file import open_tensors
 from zerotrain.config.optimizers import find, slots
-from zerotrain.config.stage_settings import ImportCheckpointSettings
+from zerotrain.config.stage_settings import ImportSettings
 from zerotrain.errors import PipelineError
 from zerotrain.export.export import export
 from zerotrain.export.formats.original import SLOTS, layers_by_slot
@@ -29,7 +29,7 @@ from zerotrain.training.optim.param_groups import param_groups
 
 
 def import_checkpoint(
-    settings: ImportCheckpointSettings,
+    settings: ImportSettings,
     checkpoint: Path,
     base: Path,
     state: Path,
@@ -100,7 +100,7 @@ def _read_kohya(
     return adapter_files.from_kohya(source, trained, places)
 
 
-def _order(settings: ImportCheckpointSettings, model: torch.nn.Module) -> ModelOrder:
+def _order(settings: ImportSettings, model: torch.nn.Module) -> ModelOrder:
     """Return what the run's configuration defines on the order of an optimizer's parameters."""
     module = {name: list(p.shape) for name, p in model.named_parameters()}
 
@@ -135,7 +135,7 @@ def _read_names(names: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _check_moments(source: ExternalCheckpoint, settings: ImportCheckpointSettings) -> None:
+def _check_moments(source: ExternalCheckpoint, settings: ImportSettings) -> None:
     """Reject a folder without usable moments, unless the first phase allows that.
 
     A file of weights obviously has none; for it, the first phase checks this when it starts.
@@ -150,7 +150,7 @@ def _check_moments(source: ExternalCheckpoint, settings: ImportCheckpointSetting
         )
 
 
-def _begun(position: TrainerState, settings: ImportCheckpointSettings) -> TrainerState:
+def _begun(position: TrainerState, settings: ImportSettings) -> TrainerState:
     """Return the run's start: its own schedule, and a position in its own order of samples."""
     samples = position.samples
     if position.step and not samples:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.config.stage_settings import RenderLaunchSettings
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
@@ -20,7 +20,7 @@ KIND = "launch"
 
 
 def render_launch(
-    settings: RenderLaunchSettings,
+    settings: LaunchSettings,
     dataset: Path,
     preset: Path,
     base: Path | None,
@@ -73,7 +73,7 @@ def render_launch(
         write_launch_files(resolved, draft.folder, output)
 
 
-def _epoch_size(settings: RenderLaunchSettings, dataset: Path, cache: Path | None) -> int:
+def _epoch_size(settings: LaunchSettings, dataset: Path, cache: Path | None) -> int:
     if not settings.is_text:
         return read_dataset(dataset).epoch_size
     if cache is None:
@@ -85,7 +85,7 @@ def _epoch_size(settings: RenderLaunchSettings, dataset: Path, cache: Path | Non
     return int(artifact.read(cache, "cache", verify=False).content["epoch_size"])
 
 
-def _choose(settings: RenderLaunchSettings, auto: Path, base: Path | None) -> tuple[Preset, str]:
+def _choose(settings: LaunchSettings, auto: Path, base: Path | None) -> tuple[Preset, str]:
     """Return the lowest preset that fits this machine's GPU, and why."""
     from zerotrain.launch.planner import planner
 
