@@ -26,9 +26,8 @@ import yaml
 from PIL import Image
 
 from zerotrain import artifact
-from zerotrain.cache.encoding import Encoding
+from zerotrain.cache.encoding import CacheSettings, Encoding
 from zerotrain.config.read import read_config
-from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.models.families import load_family, nano
 
 WORDS = ("red", "blue", "green", "house", "boat", "cat", "street", "tree", "old", "tall", "and")

@@ -15,14 +15,13 @@ from tests.families.conftest import CAPTIONS, pictures
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.models.base import choose_files
 from zerotrain.models.composed_base import Selection, listing, local_folders, read_selections
 from zerotrain.models.families import flux_nano, load_family, nano, qwen_image_nano
 from zerotrain.models.hub import ModelLocation
-from zerotrain.stages.build_base import build_base
+from zerotrain.stages.build_base import BuildSettings, build_base
 
 DIFFSYNTH = (
     "Qwen/Qwen-Image:transformer/diffusion_pytorch_model*.safetensors,"

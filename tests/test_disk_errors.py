@@ -34,7 +34,6 @@ from tests.stages import test_evaluate
 from zerotrain import artifact, cli
 from zerotrain.artifact import create, replacing, write_whole
 from zerotrain.config.read import read_config
-from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.export.command import check_replaceable
 from zerotrain.export.options import PublishOptions
@@ -45,7 +44,7 @@ from zerotrain.machine.disk_errors import DiskError, check_writable
 from zerotrain.models.families import nano
 from zerotrain.pipeline.cluster import profile
 from zerotrain.pipeline.dvc import pipeline
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
 from zerotrain.state.position import ADAM_SLOTS, MASTER, TrainerState
 from zerotrain.training.reporting.grid import draw_grid

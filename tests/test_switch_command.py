@@ -22,10 +22,9 @@ from ruamel.yaml import YAML
 from zerotrain import artifact
 from zerotrain.config.find import find_config
 from zerotrain.config.read import read_config
-from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.options import SwitchOptions

@@ -20,11 +20,11 @@ from zerotrain import artifact
 from zerotrain.cache import Cache, read_cache, stacked
 from zerotrain.cache.prompts import Prompts
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.data.crop import crop_and_resize, to_pixels
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.conditioning import CONDITIONING, REDUX, Conditioning
+from zerotrain.stages import CacheSettings
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset

@@ -12,10 +12,9 @@ import pytest
 
 from zerotrain.artifact import Artifact, sources
 from zerotrain.cache.code import IMAGES, TEXTS
-from zerotrain.cache.encoding import Encoding
+from zerotrain.cache.encoding import CacheSettings, Encoding
 from zerotrain.cache.keys import Encoder, conditioning_key, latents_key, text_key, tokens_key
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.dataset import Sample
 from zerotrain.models.families.sdxl import FAMILY
 

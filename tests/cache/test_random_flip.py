@@ -12,10 +12,9 @@ from PIL import Image
 from zerotrain.cache import Cache, read_cache
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import BuildSettings, CacheSettings
 from zerotrain.config.training import TrainConfig
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.batches import Batches
 

@@ -17,13 +17,12 @@ from zerotrain.cache.token_layout import pack
 from zerotrain.cache.tokenising import Tokenising
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.conversation import Message, conversation, conversations_content
 from zerotrain.data.dataset import KIND
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import part_digests
 from zerotrain.models.families import load_family
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 
 TALKS = [
     ("1+2=", "3"),

@@ -24,14 +24,13 @@ from PIL import Image
 
 from zerotrain.config.data import DataConfig
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.data.hub_text import hub_rows
 from zerotrain.errors import PipelineError
 from zerotrain.models.base_places import BaseFiles
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.hub import ModelLocation
 from zerotrain.pipeline import fetch as fetching
-from zerotrain.stages.build_base import build_base
+from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

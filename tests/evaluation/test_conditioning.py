@@ -20,15 +20,14 @@ from zerotrain.cache.prompts import Prompts
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import BuildSettings, CacheSettings, EvaluateSettings
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.draws import IMAGE_SEEDS, generator
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.images import measure_images
+from zerotrain.evaluation.images import EvaluateSettings, measure_images
 from zerotrain.models.families import load_family
 from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.reporting.grid import cut_rows
 from zerotrain.training.reporting.samples import LatentSampler

@@ -11,12 +11,11 @@ from tests.cache.test_tokens import bases, publish_dataset, run_config  # noqa: 
 from tests.families.texts import asked
 
 from zerotrain import artifact
-from zerotrain.config.stage_settings import EvaluateSettings
 from zerotrain.data.conversation import Message, conversation, conversations_content
 from zerotrain.data.dataset import KIND
 from zerotrain.evaluation.report_page import PhaseFacts, render_page
 from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
-from zerotrain.evaluation.text import measure_text
+from zerotrain.evaluation.text import EvaluateSettings, measure_text
 from zerotrain.models.families import load_family
 from zerotrain.models.families.tokens import IGNORED
 

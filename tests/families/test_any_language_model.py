@@ -15,7 +15,6 @@ from tests.families.texts import SUMS, batch, logits
 from zerotrain.config.families import ROOT
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import load_family
@@ -24,7 +23,7 @@ from zerotrain.models.families.language_nano import train_tokenizer
 from zerotrain.models.families.lora import add_adapter, save_adapter
 from zerotrain.models.families.model_tensors import stored_tensors
 from zerotrain.models.sizes import model_sizes
-from zerotrain.stages.build_base import build_base
+from zerotrain.stages.build_base import BuildSettings, build_base
 
 LORA = {"rank": 2, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
 """Of the attention's projections, whatever the class calls them."""

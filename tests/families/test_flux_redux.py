@@ -20,14 +20,13 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from zerotrain import artifact
 from zerotrain.config.models import EvaluateConfig
-from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.data.crop import to_pixels
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import choose_files
 from zerotrain.models.families import flux_nano
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.flux import FAMILY
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 PROMPT = "a red house"
 VALUES = EvaluateConfig(num_inference_steps=2)

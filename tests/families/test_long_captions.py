@@ -20,10 +20,9 @@ from zerotrain import artifact
 from zerotrain.cache.reader import stacked
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.export.options import SampleOptions
 from zerotrain.export.sample import sample as sample_command
-from zerotrain.export.target import WeightsTarget
+from zerotrain.export.target import ExportSettings, WeightsTarget
 from zerotrain.models.families import flux_nano, load_family, qwen_image_nano
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.pipelines import pipeline_class

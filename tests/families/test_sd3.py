@@ -15,12 +15,11 @@ from tests.families.conftest import drawn
 from zerotrain import artifact
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.export.options import SampleOptions
 from zerotrain.export.sample import sample as sample_command
-from zerotrain.export.target import WeightsTarget
+from zerotrain.export.target import ExportSettings, WeightsTarget
 from zerotrain.models.base import check_model_index, choose_files
 from zerotrain.models.families import load_family
 from zerotrain.models.families.lora import add_adapter, save_adapter

@@ -14,12 +14,11 @@ from tests.stages.test_import_checkpoint import RUN, assert_moments
 from tests.training.conftest import write_base
 
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import ImportSettings
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.original import SLOTS, layers_by_slot
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.models.trainable import choose_trained, trained_parameters
-from zerotrain.stages.import_checkpoint import import_checkpoint
+from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.state.external import adapter_files, open_external
 from zerotrain.state.state import State
 

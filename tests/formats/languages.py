@@ -10,11 +10,10 @@ from tests.families.texts import LORA, batch, build, logits
 from tests.stages.test_export_weights import Export
 
 from zerotrain import artifact
-from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.data.conversation import Message
 from zerotrain.models.families import adapters, load_family
 from zerotrain.models.families.language import LanguageFamily
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 ADAPTER = {"rank": 4, "alpha": 6.0}
 """alpha is not rank."""

@@ -18,7 +18,6 @@ from tests.formats.test_loading_code import code_of, run, trained, words
 from tests.stages.test_export_weights import Export
 
 from zerotrain import artifact
-from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.export.formats.conditioning_code import SIDE as DEFAULT_SIDE
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.export.options import SampleOptions
@@ -26,7 +25,7 @@ from zerotrain.export.sample import sample
 from zerotrain.models.base import README
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.conditioning import IMAGE_EMBEDDER, REDUX
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 SIDE = 32
 """Pixels; the pipelines of editing scale to multiples of it."""

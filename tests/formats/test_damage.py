@@ -25,7 +25,6 @@ from typer.testing import CliRunner
 from zerotrain import artifact, cli
 from zerotrain.artifact import link_or_copy, write_json
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import CacheSettings, ImportSettings, LaunchSettings
 from zerotrain.errors import PipelineError
 from zerotrain.export.export import export_universal
 from zerotrain.export.formats.conversion import convert
@@ -33,10 +32,10 @@ from zerotrain.export.formats.opening import check_whole
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.lora import ADAPTER as LORA
 from zerotrain.models.hub import open_location
-from zerotrain.stages.cache_latents import cache_latents
-from zerotrain.stages.import_checkpoint import import_checkpoint
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
+from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.stages.prepare_dataset import prepare_dataset
-from zerotrain.stages.render_launch import render_launch
+from zerotrain.stages.render_launch import LaunchSettings, render_launch
 from zerotrain.state.external import ExternalCheckpoint
 from zerotrain.state.open import open_source
 from zerotrain.state.position import MASTER

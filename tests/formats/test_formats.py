@@ -18,7 +18,6 @@ from tests.formats.conftest import ADAPTER, published, tensors_below
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats import FORMATS as ALL_FORMATS
 from zerotrain.export.formats import kohya, ldm
@@ -28,7 +27,7 @@ from zerotrain.export.formats.sdxl_names import UNET, unet_names
 from zerotrain.models.families.lora import ADAPTER as LORA_FILE
 from zerotrain.models.families.lora import METADATA
 from zerotrain.models.families.sdxl import FAMILY
-from zerotrain.stages.build_base import build_base
+from zerotrain.stages.build_base import BuildSettings, build_base
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = {name: form for name, form in ALL_FORMATS.items() if form.modality != "text"}

@@ -28,7 +28,6 @@ from tests.training.test_peft_methods import PROMPTS
 
 from zerotrain import artifact
 from zerotrain.config.families import FAMILIES
-from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.data.conversation import Message
 from zerotrain.data.text_format import alpaca_prompt
 from zerotrain.export.formats.loading_code import (
@@ -45,7 +44,7 @@ from zerotrain.models.base import README
 from zerotrain.models.families import adapters, load_family
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.placement import sampling_dtype
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 IMAGES = tuple(name for name, kind in FAMILIES.items() if kind.modality == "image")
 PROMPT = {"image": "a red house", "text": "1+2="}

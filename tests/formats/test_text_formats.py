@@ -21,14 +21,13 @@ from transformers import AddedToken
 from zerotrain import artifact
 from zerotrain.config.families import ROOT
 from zerotrain.config.models import EvaluateConfig
-from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.data.conversation import Message
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats import FORMATS
 from zerotrain.export.formats.conversion import convert
 from zerotrain.export.formats.weights import ExportedWeights
 from zerotrain.models.families import load_family
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OF_IMAGES = [name for name, form in FORMATS.items() if form.modality == "image"]

@@ -13,12 +13,11 @@ from PIL import Image
 
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import BuildSettings, CacheSettings, LaunchSettings
 from zerotrain.models.families import nano
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
-from zerotrain.stages.render_launch import render_launch
+from zerotrain.stages.render_launch import LaunchSettings, render_launch
 from zerotrain.stages.train_phase import train_phase
 from zerotrain.state.checkpoint import Checkpoint
 

@@ -14,10 +14,9 @@ import yaml
 from ruamel.yaml import YAML
 
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.launch.files import SRUN, accelerate_config, write_launch_files
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.models.sizes import ModelSizes

@@ -11,11 +11,10 @@ import pytest
 
 from zerotrain.config.read import parse_config
 from zerotrain.config.section import Role, keys_with
-from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset
-from zerotrain.launch.resolve import phase_spans, resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, phase_spans, resolve_phase
 from zerotrain.launch.resolved import OWNERS, ResolvedPhase, keys_of
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.launch.schedule import learning_rate, warmup_share, warmup_steps

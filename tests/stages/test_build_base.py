@@ -16,10 +16,9 @@ from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import build_base
+from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 PARTS = {

@@ -18,7 +18,6 @@ from zerotrain.cache.prompts import Prompts
 from zerotrain.cache.record import LONG_CAPTIONS
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
@@ -26,6 +25,7 @@ from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.conditioning import Conditioning
 from zerotrain.models.families.prompt_tokens import TokenLimit, token_limits
 from zerotrain.models.families.sdxl import FAMILY as SDXL
+from zerotrain.stages import CacheSettings
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset

@@ -16,14 +16,13 @@ from zerotrain.artifact import link_or_copy
 from zerotrain.cache import read_cache
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import BuildSettings, CacheSettings, EvaluateSettings
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation import images
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.sdxl import FAMILY
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
-from zerotrain.stages.evaluate import evaluate, finite
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
+from zerotrain.stages.evaluate import EvaluateSettings, evaluate, finite
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.state.position import TrainerState
 from zerotrain.state.state import write_state

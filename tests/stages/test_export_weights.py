@@ -25,7 +25,6 @@ from zerotrain import artifact, cli
 from zerotrain.artifact import write_json
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.errors import PipelineError
 from zerotrain.export import export as export_module
 from zerotrain.export.command import check_replaceable
@@ -34,7 +33,7 @@ from zerotrain.export.target import WeightsTarget
 from zerotrain.models.families import adapters
 from zerotrain.models.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, add_adapter
 from zerotrain.models.families.sdxl import FAMILY
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 from zerotrain.state import external as foreign
 from zerotrain.state.checkpoint import KIND as CHECKPOINT
 from zerotrain.state.checkpoint import Checkpoint, Fragment, write_position, write_rank

@@ -13,10 +13,9 @@ from tests.training.conftest import write_base
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import ImportSettings
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.sdxl import FAMILY
-from zerotrain.stages.import_checkpoint import import_checkpoint
+from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.state.external.order import spared_names
 from zerotrain.state.state import State, write_state
 

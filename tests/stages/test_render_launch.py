@@ -12,12 +12,11 @@ from safetensors.torch import save_file
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.data.dataset import Sample, dataset_content
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner import planner
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.stages.render_launch import render_launch
+from zerotrain.stages.render_launch import LaunchSettings, render_launch
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"
 

@@ -18,11 +18,10 @@ from tests.test_state_view import POSITION
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import ReportSettings
 from zerotrain.data.dataset import Sample, dataset_content
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.loading_code import loading_code
-from zerotrain.stages.report import report, use_command
+from zerotrain.stages.report import ReportSettings, report, use_command
 from zerotrain.state.checkpoint import write_position
 from zerotrain.training.reporting.grid import draw_grid
 

@@ -12,12 +12,11 @@ from tests.families.texts import SUMS, build
 from zerotrain import artifact
 from zerotrain.artifact import file_sha256
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import BuildSettings, CacheSettings
 from zerotrain.data.dataset import read_dataset
 from zerotrain.models.base import part_digests
 from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 SIDE, COUNT = 16, 12

@@ -13,9 +13,8 @@ from deepspeed.runtime import lr_schedules
 from tests.training.test_schedule import schedule as section_of
 
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.launch.preset import Preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.schedule import learning_rate, momentum
 from zerotrain.machine.ports import free_port

@@ -15,15 +15,14 @@ from tests.training.inputs import LORA, SIDE
 
 from zerotrain.cache import read_cache, stacked
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import BuildSettings, CacheSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.export.export import export
 from zerotrain.export.target import WeightsTarget
 from zerotrain.models.families import flux_nano
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.flux import FAMILY
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.checkpointing import progress_folder

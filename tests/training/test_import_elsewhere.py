@@ -18,10 +18,9 @@ from tests.training.matrix import deviation
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import ImportSettings
 from zerotrain.errors import PipelineError
 from zerotrain.machine.ports import free_port
-from zerotrain.stages.import_checkpoint import import_checkpoint
+from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.state.state import State
 from zerotrain.training.checkpointing.preflight import check_start
 

@@ -23,14 +23,13 @@ from benchmarks.import_cases import PEERS, Case, read_facts
 from zerotrain.config.adapters import is_target, stack_of
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import BuildSettings, CacheSettings, LaunchSettings
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.models.families import load_family
 from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
-from zerotrain.stages.render_launch import render_launch
+from zerotrain.stages.render_launch import LaunchSettings, render_launch
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.checkpointing import progress_folder
 

@@ -9,10 +9,9 @@ import pytest
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
-from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import model_sizes
 from zerotrain.training.checkpointing.conditions import Changes, Recorded, changes

@@ -17,13 +17,12 @@ from zerotrain import artifact
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.stage_settings import BuildSettings, CacheSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.models.base import in_part
 from zerotrain.models.families import load_family
 from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 SIDE, COUNT = 16, 4

@@ -1,7 +1,7 @@
 """The settings of each stage: all that it reads of a run's configuration.
 
 A stage takes its settings and no other part of the configuration. Its rule records their fields as
-parameters, so that a changed value reruns the job, except for fields that are Unrecorded.
+parameters of these names, so that a changed value reruns the job, except for Unrecorded ones.
 """
 
 from __future__ import annotations
@@ -24,52 +24,80 @@ from zerotrain.config.training import LoraConfig, ParamGroup, TrainConfig
 
 
 @dataclass(frozen=True)
+class From:
+    """The place of a value in a run, if it is not the attribute of the field's name."""
+
+    path: str
+    """Attributes, keys and indices; `phase` is the job's phase."""
+
+
+@dataclass(frozen=True)
 class Unrecorded:
-    """The reason why no rule has to record a field."""
+    """The reason why a rule need not record a field."""
 
     reason: str
 
 
 OF_CODE = Unrecorded("the module of the family is a part of the parameter `code`")
 OF_MESSAGES = Unrecorded("is only named in messages")
+OF_PATHS = Unrecorded("is part of every path")
 OF_DATASET = Unrecorded("samples are read through the dataset's manifest, which has their hashes")
 OF_CACHE = Unrecorded("with other captions the cache is another one, which is an input")
 OF_WEIGHTS = Unrecorded("the weights, which are an input, were made with it")
 OF_EVALUATION = Unrecorded("is shown next to the evaluations, which came after it")
-OF_PLANNER = Unrecorded("only `launch: auto` reads it, and keeps what it chose")
+OF_HORIZON = Unrecorded("training keeps the horizon that it began with")
+OF_PLANNER = Unrecorded("only `launch: auto` reads it, whose choice stands")
+OF_GROUPS = Unrecorded("tells apart groups of `param_groups`; without its moments the job fails")
+THREADS = From("launch.num_cpu_threads_per_process")
+MAX_SEQUENCE_LENGTH = From("cache.max_sequence_length")
 
 
 class StageSettings(Section):
-    """What a stage reads of the configuration; fields are named as the parameters of its rule."""
+    """What a stage reads of the configuration."""
 
     @classmethod
     def of(cls, config: RunSections, phase: str = "") -> Self:
-        """Take the settings from a run's configuration.
-
-        Args:
-            config: The run's configuration.
-            phase: Name of the phase, if the stage's job is one of a phase.
+        """Return what the stage reads of a run, and of its phase if its jobs are those of phases.
 
         Raises:
             PipelineError: no phase has that name.
         """
-        derived = cls._derived(config, phase)
-        names = cls.model_fields.keys() - derived.keys()
-        return cls(**{name: getattr(config, name) for name in names}, **derived)
+        own = {"phase": config.phase(phase)} if phase else {}
+        values = {
+            name: _find(own if path.startswith("phase.") else config, path)
+            for name, path in cls.paths().items()
+        }
+        return cls(**values)
 
     @classmethod
-    def _derived(cls, config: RunSections, phase: str) -> dict[str, Any]:
-        """Return the fields that are not attributes of the configuration."""
-        return {}
+    def paths(cls, *, recorded: bool = False) -> dict[str, str]:
+        """Return the place of each field in a run; of those alone that the stage's rule records."""
+        found = {}
+        for name, field in cls.model_fields.items():
+            kinds = {type(one): one for one in field.metadata}
+            if not (recorded and Unrecorded in kinds):
+                found[name] = kinds[From].path if From in kinds else name
+        return found
 
-    @classmethod
-    def recorded(cls) -> list[str]:
-        """List the fields that the stage's rule records."""
-        return [
-            name
-            for name, field in cls.model_fields.items()
-            if not any(isinstance(one, Unrecorded) for one in field.metadata)
-        ]
+    def by_key(self) -> dict[str, Any]:
+        """Return the recorded values by their keys in the configuration."""
+        found: dict[str, Any] = {}
+        for name, path in self.paths(recorded=True).items():
+            key, value = path.removeprefix("phases.0."), getattr(self, name)
+            inner = [*value] if isinstance(value, Section) else []
+            found |= {f"{key}.{one}": own for one, own in inner} or {key: value}
+        return found
+
+
+def _find(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        if isinstance(value, list):
+            value = value[int(name)]
+        elif isinstance(value, Mapping) or value is None:
+            value = (value or {}).get(name)
+        else:
+            value = getattr(value, name)
+    return value
 
 
 class TrainedPartSettings(StageSettings):
@@ -86,7 +114,7 @@ class TrainedPartSettings(StageSettings):
 
 
 class BuildSettings(StageSettings):
-    """What build_base reads. A real model is taken as it is, without seed and resolution."""
+    """What build_base reads. Seed and resolution are None for a real model, which has its own."""
 
     base: str
     revision: str | None
@@ -95,21 +123,19 @@ class BuildSettings(StageSettings):
     rescale_betas_zero_snr: bool
     vae: str | None
     seed: int | None
-    resolution: int | None
-    num_cpu_threads_per_process: int | None
+    resolution: Annotated[int | None, From("phases.0.train.resolution")]
+    num_cpu_threads_per_process: Annotated[int | None, THREADS]
     is_preset: Annotated[bool, Unrecorded("follows from base")]
     family: Annotated[str, OF_CODE]
     is_text: Annotated[bool, OF_CODE]
     data: Annotated[DataConfig, OF_DATASET]
 
     @classmethod
-    def _derived(cls, config: RunSections, phase: str) -> dict[str, Any]:
-        preset = config.is_preset
-        return {
-            "seed": config.seed if preset else None,
-            "resolution": config.phases[0].train.resolution if preset else None,
-            "num_cpu_threads_per_process": config.launch.num_cpu_threads_per_process,
-        }
+    def of(cls, config: RunSections, phase: str = "") -> Self:
+        """Return the settings of a run's stage."""
+        found = super().of(config)
+        real = {"seed": None, "resolution": None}
+        return found if found.is_preset else found.model_copy(update=real)
 
 
 class CacheSettings(StageSettings):
@@ -117,51 +143,27 @@ class CacheSettings(StageSettings):
 
     cache: CacheConfig
     validation_prompts: list[str | ConditionedPrompt]
-    packing: bool
-    long_captions: str
-    virtual_tokens: int | None
-    num_cpu_threads_per_process: int | None
+    packing: Annotated[bool, From("phases.0.train.packing")]
+    long_captions: Annotated[str, From("phases.0.train.long_captions")]
+    virtual_tokens: Annotated[int | None, From("peft.num_virtual_tokens")]
+    num_cpu_threads_per_process: Annotated[int | None, THREADS]
     base: Annotated[str, OF_MESSAGES]
     family: Annotated[str, OF_CODE]
     data: Annotated[DataConfig, OF_DATASET]
 
-    @classmethod
-    def _derived(cls, config: RunSections, phase: str) -> dict[str, Any]:
-        return {
-            "packing": config.phases[0].train.packing,
-            "virtual_tokens": (config.peft or {}).get("num_virtual_tokens"),
-            "num_cpu_threads_per_process": config.launch.num_cpu_threads_per_process,
-        }
-
 
 class ImportSettings(TrainedPartSettings):
-    """What import_checkpoint reads; values of training are those of the first phase."""
+    """What import_checkpoint reads."""
 
     resume_from_checkpoint: ResumeConfig | None
     seed: int
-    batch: int
-    param_groups: list[ParamGroup]
-    no_decay_norm_bias: bool
-    allow: list[str]
-    phase: Annotated[str, OF_MESSAGES]
-    train: Annotated[
-        TrainConfig,
-        Unrecorded("rates and decays tell groups apart that have them in `param_groups`; a job "
-                   "that misses moments of its optimizer fails"),
-    ]  # fmt: skip
+    batch: Annotated[int, From("phases.0.train.global_batch_size")]
+    param_groups: Annotated[list[ParamGroup], From("phases.0.train.param_groups")]
+    no_decay_norm_bias: Annotated[bool, From("phases.0.train.no_decay_norm_bias")]
+    allow: Annotated[list[str], From("phases.0.allow")]
+    phase: Annotated[str, From("phases.0.name"), OF_MESSAGES]
+    train: Annotated[TrainConfig, From("phases.0.train"), OF_GROUPS]
     family: Annotated[str, OF_CODE]
-
-    @classmethod
-    def _derived(cls, config: RunSections, phase: str) -> dict[str, Any]:
-        first = config.phases[0]
-        return {
-            "batch": first.train.global_batch_size,
-            "param_groups": first.train.param_groups,
-            "no_decay_norm_bias": first.train.no_decay_norm_bias,
-            "allow": first.allow,
-            "phase": first.name,
-            "train": first.train,
-        }
 
 
 class LaunchSettings(TrainedPartSettings):
@@ -173,9 +175,9 @@ class LaunchSettings(TrainedPartSettings):
     base_model_exclude_modules: list[str]
     phases: list[Phase]
     """The phase, after those before it."""
-    run: Annotated[str, Unrecorded("is part of every path")]
-    later: Annotated[list[Phase], Unrecorded("training keeps the horizon that it began with")]
-    given: Annotated[frozenset[str], Unrecorded("tells what the user set, a value or its default")]
+    later: Annotated[list[Phase], From("phases"), OF_HORIZON]
+    run: Annotated[str, OF_PATHS]
+    given: Annotated[frozenset[str], From("model_fields_set"), Unrecorded("tells who set a value")]
     is_text: Annotated[bool, Unrecorded("follows from family")]
     is_preset: Annotated[bool, OF_PLANNER]
     base: Annotated[str, OF_PLANNER]
@@ -184,10 +186,11 @@ class LaunchSettings(TrainedPartSettings):
     export: Annotated[ExportConfig, OF_PLANNER]
 
     @classmethod
-    def _derived(cls, config: RunSections, phase: str) -> dict[str, Any]:
+    def of(cls, config: RunSections, phase: str = "") -> Self:
+        """Return the settings of a run's stage for a phase."""
         end = config.phases.index(config.phase(phase)) + 1
-        phases, later = config.phases[:end], config.phases[end:]
-        return {"phases": phases, "later": later, "given": config.model_fields_set}
+        parts = {"phases": config.phases[:end], "later": config.phases[end:]}
+        return super().of(config).model_copy(update=parts)
 
     def phase(self, name: str) -> Phase:
         """Return the phase of that name."""
@@ -207,16 +210,9 @@ class ExportSettings(TrainedPartSettings):
 
     export: ExportConfig
     family: Annotated[str, OF_CODE]
-    max_sequence_length: Annotated[int | None, OF_CACHE]
+    max_sequence_length: Annotated[int | None, MAX_SEQUENCE_LENGTH, OF_CACHE]
     long_captions: Annotated[str, OF_CACHE]
-    prompt_template: Annotated[str | None, OF_CACHE]
-
-    @classmethod
-    def _derived(cls, config: RunSections, phase: str) -> dict[str, Any]:
-        return {
-            "max_sequence_length": config.cache.max_sequence_length,
-            "prompt_template": config.data.prompt_template,
-        }
+    prompt_template: Annotated[str | None, From("data.prompt_template"), OF_CACHE]
 
 
 class EvaluateSettings(StageSettings):
@@ -224,24 +220,14 @@ class EvaluateSettings(StageSettings):
 
     evaluate: EvaluateConfig
     seed: int
-    phase: Annotated[str, Unrecorded("is part of every path")]
+    phase: Annotated[str, From("phase.name"), OF_PATHS]
     family: Annotated[str, OF_CODE]
     is_text: Annotated[bool, OF_CODE]
     data: Annotated[DataConfig, OF_DATASET]
-    max_sequence_length: Annotated[int | None, OF_CACHE]
+    max_sequence_length: Annotated[int | None, MAX_SEQUENCE_LENGTH, OF_CACHE]
     long_captions: Annotated[str, OF_CACHE]
-    train: Annotated[TrainConfig, OF_WEIGHTS]
-    num_cpu_threads_per_process: Annotated[int | None, OF_WEIGHTS]
-
-    @classmethod
-    def _derived(cls, config: RunSections, phase: str) -> dict[str, Any]:
-        chosen = config.phase(phase)
-        return {
-            "phase": phase,
-            "max_sequence_length": config.cache.max_sequence_length,
-            "train": chosen.train,
-            "num_cpu_threads_per_process": chosen.launch.num_cpu_threads_per_process,
-        }
+    train: Annotated[TrainConfig, From("phase.train"), OF_WEIGHTS]
+    num_cpu_threads_per_process: Annotated[int | None, From(f"phase.{THREADS.path}"), OF_WEIGHTS]
 
 
 class ReportSettings(StageSettings):
@@ -255,17 +241,9 @@ class ReportSettings(StageSettings):
     data: Annotated[DataConfig, OF_EVALUATION]
     seed: Annotated[int, OF_EVALUATION]
     evaluate: Annotated[EvaluateConfig, OF_EVALUATION]
-    max_sequence_length: Annotated[int | None, OF_EVALUATION]
+    max_sequence_length: Annotated[int | None, MAX_SEQUENCE_LENGTH, OF_EVALUATION]
     long_captions: Annotated[str, OF_EVALUATION]
-    trains: Annotated[dict[str, TrainConfig], OF_EVALUATION]
-    """The training values of each phase, by its name."""
-
-    @classmethod
-    def _derived(cls, config: RunSections, phase: str) -> dict[str, Any]:
-        return {
-            "max_sequence_length": config.cache.max_sequence_length,
-            "trains": {one.name: one.train for one in config.phases},
-        }
+    phases: Annotated[list[Phase], OF_EVALUATION]
 
 
 SETTINGS: Mapping[str, type[StageSettings]] = {
@@ -277,5 +255,5 @@ SETTINGS: Mapping[str, type[StageSettings]] = {
     "evaluate": EvaluateSettings,
     "report": ReportSettings,
 }
-"""The settings of each stage, by its rule. prepare_dataset takes the section `data` itself, and
-train_phase reads the launch files alone."""
+"""The settings of stages, by their rules. prepare_dataset takes `data` itself; train_phase reads
+launch files alone."""

@@ -36,11 +36,6 @@ class BaseFiles:
 def base_files(base: str, revision: str | None, family: Family) -> BaseFiles:
     """Return the files that the family needs; at most some config.json are downloaded.
 
-    Args:
-        base: The key `base` of the configuration.
-        revision: The key `revision`.
-        family: The base's family.
-
     Raises:
         PipelineError: a place does not exist or cannot be reached, a part is missing, or a file is
             a link to another place.

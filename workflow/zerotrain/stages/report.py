@@ -66,11 +66,10 @@ def report(settings: ReportSettings, folders: list[Path], output: Path) -> None:
     last = facts[-1]
     shown = "answers  " if settings.is_text else "grid     "
     made = folders[-1] / "evaluation" / (ANSWERS if settings.is_text else GRID)
-    resolution = settings.trains[last.name].resolution
     command = use_command(
         last.weights,
         evaluated.content,
-        None if settings.is_text else resolution,
+        _resolution(settings, last.name),
         folders[-1] / "evaluation",
     )
     if settings.data.prompt_template == ALPACA:
@@ -107,8 +106,14 @@ def use_command(
     return command if resolution is None else [*command, "--resolution", str(resolution)]
 
 
+def _resolution(settings: ReportSettings, name: str) -> int | None:
+    """Return the side of a phase's images; None for text."""
+    resolutions = {phase.name: phase.train.resolution for phase in settings.phases}
+    return None if settings.is_text else resolutions[name]
+
+
 def _curves(settings: ReportSettings, folders: list[Path]) -> str:
-    named = {name for train in settings.trains.values() for name in train.report_to}
+    named = {name for phase in settings.phases for name in phase.train.report_to}
     if named & {ALL, TENSORBOARD}:
         return f"tensorboard --logdir {shlex.quote(str(folders[-1].parent))}"
     return str(folders[-1] / "state" / "records" / "metrics.jsonl")
@@ -139,7 +144,7 @@ def _phase(folder: Path, settings: ReportSettings) -> PhaseFacts:
             folder / "weights",
             settings.family,
             evaluation.content["prompts"][0],
-            resolution=None if settings.is_text else settings.trains[folder.name].resolution,
+            resolution=_resolution(settings, folder.name),
             max_sequence_length=settings.max_sequence_length,
             long_captions=settings.long_captions,
             raw=settings.data.prompt_template == ALPACA,
@@ -214,5 +219,5 @@ def _data_rows(settings: ReportSettings, evaluation: Artifact) -> list[tuple[str
     rows = [(name, f"{count[key]:,}") for key, name in COUNTS.items() if count[key]]
     if settings.is_text or not dataset.content["samples"]:
         return rows
-    resolution = max(train.resolution for train in settings.trains.values())
+    resolution = max(phase.train.resolution for phase in settings.phases)
     return rows + summary_rows(summarise_images(read_dataset(folder).samples, resolution))

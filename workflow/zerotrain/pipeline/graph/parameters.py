@@ -54,7 +54,7 @@ class JobParameters:
 
             return of_job
 
-        return {name: recorded(name) for name in kind.recorded()}
+        return {name: recorded(name) for name in kind.paths(recorded=True)}
 
     def external_checkpoint(self, wildcards: Any) -> str:
         """Return the path of the external checkpoint that a run continues from."""
