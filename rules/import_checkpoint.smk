@@ -24,7 +24,6 @@ rule import_checkpoint:
     params:
         code=PARAMETERS.code("import_checkpoint"),
         config_file=PARAMETERS.config_file,
-        folder=PARAMETERS.external_checkpoint,
         **PARAMETERS.settings("import_checkpoint"),
     shell:
         """

@@ -53,7 +53,7 @@ MAX_SEQUENCE_LENGTH = From("cache.max_sequence_length")
 
 
 class StageSettings(Section):
-    """What a stage reads of the configuration."""
+    """The part of the configuration that a stage reads."""
 
     @classmethod
     def of(cls, config: RunSections, phase: str = "") -> Self:
@@ -101,7 +101,7 @@ def _find(value: Any, path: str) -> Any:
 
 
 class TrainedPartSettings(StageSettings):
-    """What decides which part of the model is trained."""
+    """The settings that decide which part of the model is trained."""
 
     lora: LoraConfig | None
     peft: dict[str, Any] | None
@@ -114,7 +114,7 @@ class TrainedPartSettings(StageSettings):
 
 
 class BuildSettings(StageSettings):
-    """What build_base reads. Seed and resolution are None for a real model, which has its own."""
+    """The settings of build_base. Seed and resolution are None for a real model, which has its own."""
 
     base: str
     revision: str | None
@@ -139,7 +139,7 @@ class BuildSettings(StageSettings):
 
 
 class CacheSettings(StageSettings):
-    """What cache_latents reads."""
+    """The settings of cache_latents."""
 
     cache: CacheConfig
     validation_prompts: list[str | ConditionedPrompt]
@@ -153,8 +153,9 @@ class CacheSettings(StageSettings):
 
 
 class ImportSettings(TrainedPartSettings):
-    """What import_checkpoint reads."""
+    """The settings of import_checkpoint; the folder is an option of its command."""
 
+    folder: Annotated[str | None, From("resume_from_checkpoint.folder")]
     resume_from_checkpoint: ResumeConfig | None
     seed: int
     batch: Annotated[int, From("phases.0.train.global_batch_size")]
@@ -167,7 +168,7 @@ class ImportSettings(TrainedPartSettings):
 
 
 class LaunchSettings(TrainedPartSettings):
-    """What render_launch reads, and with it the resolver and the planner."""
+    """The settings of render_launch, of its resolver and of the planner."""
 
     seed: int
     family: str
@@ -206,7 +207,7 @@ PlannedRun: TypeAlias = RunSections | LaunchSettings
 
 
 class ExportSettings(TrainedPartSettings):
-    """What export_weights reads."""
+    """The settings of export_weights."""
 
     export: ExportConfig
     family: Annotated[str, OF_CODE]
@@ -216,7 +217,7 @@ class ExportSettings(TrainedPartSettings):
 
 
 class EvaluateSettings(StageSettings):
-    """What evaluate reads."""
+    """The settings of evaluate."""
 
     evaluate: EvaluateConfig
     seed: int
@@ -231,7 +232,7 @@ class EvaluateSettings(StageSettings):
 
 
 class ReportSettings(StageSettings):
-    """What report reads."""
+    """The settings of report."""
 
     run: Annotated[str, OF_EVALUATION]
     family: Annotated[str, OF_EVALUATION]

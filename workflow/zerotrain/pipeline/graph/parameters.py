@@ -56,12 +56,6 @@ class JobParameters:
 
         return {name: recorded(name) for name in kind.paths(recorded=True)}
 
-    def external_checkpoint(self, wildcards: Any) -> str:
-        """Return the path of the external checkpoint that a run continues from."""
-        resume = self._runs.of(wildcards).resume_from_checkpoint
-        assert resume is not None
-        return resume.folder
-
     def data(self, wildcards: Any) -> dict[str, Any]:
         """Return the values that a dataset is made from, without its name and number of workers."""
         data = self._runs.of(wildcards).data
