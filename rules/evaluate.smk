@@ -30,8 +30,7 @@ rule evaluate:
     params:
         code=PARAMETERS.code("evaluate"),
         config_file=PARAMETERS.config_file,
-        evaluate=PARAMETERS.value("evaluate"),
-        seed=PARAMETERS.value("seed"),
+        **PARAMETERS.settings("evaluate"),
     shell:
         """
         zerotrain --log {log:q} evaluate \

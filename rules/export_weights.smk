@@ -24,11 +24,7 @@ rule export_weights:
     params:
         code=PARAMETERS.code("export_weights"),
         config_file=PARAMETERS.config_file,
-        export=PARAMETERS.value("export"),
-        lora=PARAMETERS.value("lora"),
-        peft=PARAMETERS.value("peft"),
-        frozen_parameters=PARAMETERS.value("frozen_parameters"),
-        trainable_parameters=PARAMETERS.value("trainable_parameters"),
+        **PARAMETERS.settings("export_weights"),
     shell:
         """
         zerotrain --log {log:q} export_weights \

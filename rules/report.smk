@@ -25,6 +25,7 @@ rule report:
     params:
         code=PARAMETERS.code("report"),
         config_file=PARAMETERS.config_file,
+        **PARAMETERS.settings("report"),
         folders=INPUTS.of_phases(),
     shell:
         """

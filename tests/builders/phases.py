@@ -11,7 +11,7 @@ from zerotrain.config.training import TrainConfig
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.models.sizes import model_sizes
@@ -30,7 +30,7 @@ def make_phase(preset: str = "torch", **changes: Any) -> ResolvedPhase:
     }  # fmt: skip
     chosen = read_preset(PRESETS / f"{preset}.yaml")
     sizes = model_sizes({"a.weight": [10, 10]})
-    resolved = resolve_phase(parse_config(raw, "c"), "plain", chosen, 100, sizes)
+    resolved = resolve_phase(LaunchSettings.of(parse_config(raw, "c"), "plain"), chosen, 100, sizes)
     return resolved.changed(**changes)
 
 

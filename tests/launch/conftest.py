@@ -7,7 +7,7 @@ from typing import Any
 
 from zerotrain.config.read import parse_config
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import ModelSizes
 
@@ -83,4 +83,6 @@ def resolved(
         "phases": [{"name": "a", "until": 10}],
     }  # fmt: skip
     chosen = read_preset(ROOT / f"config/launch/{preset}.yaml")
-    return resolve_phase(parse_config(raw, "c"), "a", chosen, EPOCH_SIZE, FAMILIES[family])
+    return resolve_phase(
+        LaunchSettings.of(parse_config(raw, "c"), "a"), chosen, EPOCH_SIZE, FAMILIES[family]
+    )
