@@ -125,7 +125,7 @@ def fresh_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A script of ours, empty at first, that runs in Python's place with Python's arguments; the
-    file `calls` beside it has those of each call on a line."""
+    file `calls` next to it has those of each call on a line."""
     script = tmp_path / "script.sh"
     script.write_text("")
     python = tmp_path / "python"

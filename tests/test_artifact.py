@@ -96,7 +96,7 @@ def test_a_known_hash_is_not_computed_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_raise_inside_leaves_what_was_there(folder: Path, error: type[BaseException]) -> None:
-    """Nothing appears, nothing stays beside it, and an older folder is untouched."""
+    """Nothing appears, nothing stays next to it, and an older folder is untouched."""
 
     def fail() -> None:
         with artifact.publish(folder, "weights") as draft:
@@ -205,7 +205,7 @@ def test_killed_while_writing_the_draft_goes(folder: Path, dead_pid: int) -> Non
 
 
 def test_an_empty_folder_does_not_stand_for_the_old(folder: Path, dead_pid: int) -> None:
-    """Snakemake makes the folder before the job; what a crash left beside it still comes back."""
+    """Snakemake makes the folder before the job; what a crash left next to it still comes back."""
     publish(folder.parent / f".weights.old-{dead_pid}")
     folder.mkdir()
     artifact.recover_interrupted_publish(folder)
@@ -257,7 +257,7 @@ def test_missing_file_is_named(folder: Path, name: str) -> None:
 
 
 def test_changed_files_are_named(folder: Path) -> None:
-    """A file of another size and one of other bytes are told apart."""
+    """A file of another size and one of other bytes are distinguished."""
     publish(folder)
     (folder / "a.txt").write_text("firs")
     assert f"{folder / 'a.txt'}: 4 bytes, manifest.json says 5" in refusal(folder)
@@ -333,7 +333,7 @@ def test_parents_are_named_by_identity(tmp_path: Path) -> None:
 
 
 def test_manifest_alone_leaves_other_folders(tmp_path: Path, dead_pid: int) -> None:
-    """A dataset's manifest is replaced at once; the caches beside it stay, left-overs go."""
+    """A dataset's manifest is replaced at once; the caches next to it stay, left-overs go."""
     (tmp_path / "cache").mkdir()
     (tmp_path / f".{MANIFEST}.new-{dead_pid}").write_text("half")
     for count in (1, 2):
@@ -406,8 +406,8 @@ def test_a_manifest_that_was_linked_in_is_not_written_into(link, folder, tmp_pat
 
 
 def test_a_writer_of_another_host_is_left_alone_while_it_writes(folder: Path) -> None:
-    """Nobody here sees its process; a job's draft must not go because the login node reads. What
-    is silent for long has been left behind, and is mended as one of our own."""
+    """No one here sees its process; a job's draft must not go because the login node reads. What is
+    silent for long has been left behind, and is repaired as one of our own."""
     publish(folder.parent / ".weights.old-n_2-1", "first")
     draft = folder.parent / ".weights.new-n_1-1"
     draft.mkdir()
@@ -435,7 +435,8 @@ def test_a_writer_of_another_host_that_is_silent_has_ended(folder: Path, monkeyp
 
 @pytest.mark.parametrize("skew", [-3600, 3600])
 def test_a_clock_that_is_wrong_changes_no_verdict(folder: Path, monkeypatch, skew: int) -> None:
-    """Neither of a writer elsewhere nor of one of this host: ages are the file system's."""
+    """Neither of a writer on another machine nor of one of this host: ages are the file
+    system's."""
     publish(folder.parent / ".weights.old-n_2-1", "first")
     own = folder.parent / f".weights.new-{leftovers.HOST}-{os.getpid()}"
     own.mkdir()

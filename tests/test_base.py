@@ -1,4 +1,4 @@
-"""Which files of a model's folder are taken, and what is said when some are missing."""
+"""Which files of a model's folder are taken, and what is reported when some are missing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def without(*prefixes: str) -> list[str]:
 
 
 def message(names: list[str]) -> str:
-    """What a user is told about a folder of these files."""
+    """The message to the user about a folder of these files."""
     with pytest.raises(PipelineError) as caught:
         choose(names)
     return str(caught.value)
@@ -74,7 +74,7 @@ def test_only_what_the_family_loads_is_taken():
 
 
 def test_weights_that_exist_in_half_precision_alone_get_the_plain_name():
-    """from_pretrained then finds them without being told of a variant."""
+    """from_pretrained then finds them without naming a variant."""
     half = "unet/diffusion_pytorch_model.fp16.safetensors"
     chosen = choose(without("unet/diffusion_pytorch_model.safetensors"))
     assert chosen["unet/diffusion_pytorch_model.safetensors"] == half

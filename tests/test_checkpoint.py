@@ -106,7 +106,7 @@ def test_lower_precision_is_kept_as_float32(tmp_path: Path) -> None:
     assert tensor.tolist() == [1.5, -2.25]
 
 
-def test_fragments_are_copied_before_the_engine_goes_on(tmp_path: Path, monkeypatch) -> None:
+def test_fragments_are_copied_before_the_engine_continues(tmp_path: Path, monkeypatch) -> None:
     """Views into one buffer are written as they were when it was their turn."""
     buffer = torch.arange(6.0)
     monkeypatch.setattr(state, "SHARD_BYTES", 10**6)

@@ -174,7 +174,7 @@ def test_lock_of_a_living_build_is_kept(fresh_ops: Path, stand_in: Path) -> None
 
 
 def test_second_builder_waits_and_says_for_whom(fresh_ops: Path, stand_in: Path) -> None:
-    """One process builds; the other does not start a second compilation beside it."""
+    """One process builds; the other does not start a second compilation next to it."""
     fresh_ops.mkdir(parents=True)
     with (fresh_ops / ".build-lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -183,7 +183,7 @@ def test_second_builder_waits_and_says_for_whom(fresh_ops: Path, stand_in: Path)
     assert built(stand_in) == []
 
 
-def test_missing_compiler_is_said(
+def test_missing_compiler_is_reported(
     fresh_ops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is started."""
@@ -194,7 +194,7 @@ def test_missing_compiler_is_said(
     assert "apt-get install g++" in caught.value.hint
 
 
-def test_environment_that_cannot_be_written_is_said(
+def test_environment_that_cannot_be_written_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shared environment belongs to someone who can build in it."""

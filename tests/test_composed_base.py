@@ -63,7 +63,7 @@ def build(base: str, output: Path, **changes: object) -> artifact.Artifact:
 
 
 def refusal(base: str, output: Path, **changes: object) -> str:
-    """What a user is told; nothing is published."""
+    """The message to the user; nothing is published."""
     with pytest.raises(PipelineError) as caught:
         build(base, output, **changes)
     assert not output.exists()
@@ -72,7 +72,7 @@ def refusal(base: str, output: Path, **changes: object) -> str:
 
 @pytest.fixture
 def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A hub that holds the model as Qwen/Qwen-Image, beside other files; what was downloaded."""
+    """A hub that holds the model as Qwen/Qwen-Image, next to other files; what was downloaded."""
     asked: list[str] = []
     names = [path.relative_to(model).as_posix() for path in model.rglob("*") if path.is_file()]
     names += ["README.md", "transformer/diffusion_pytorch_model.fp16.safetensors", "vae/model.onnx"]
@@ -119,7 +119,7 @@ def test_parts_come_from_several_folders(model, tmp_path):
 
 
 def test_the_parts_of_redux_lie_in_its_own_repository(tmp_path):
-    """Beside those of FLUX.1 dev, whose model_index.json is taken; the base reads an image."""
+    """Next to those of FLUX.1 dev, whose model_index.json is taken; the base reads an image."""
     folder = tmp_path / "redux"
     build_nano(flux_nano.SMALL, folder, steps=2, pipeline="FluxPriorReduxPipeline")
     extra = ("image_embedder", "image_encoder")
@@ -141,7 +141,7 @@ def test_the_parts_of_redux_lie_in_its_own_repository(tmp_path):
 
 
 def test_a_variant_that_a_pattern_names_is_taken(model, tmp_path):
-    """Full precision lies beside it; only what is named is read."""
+    """Full precision lies next to it; only what is named is read."""
     other = tmp_path / "other"
     other.mkdir()
     os.link(model / "vae/config.json", other / "config.json")
@@ -232,7 +232,7 @@ def test_the_processor_comes_from_where_the_transformer_is():
 
 
 def test_a_language_model_may_be_named_so(tmp_path):
-    """One of several weights beside each other; configuration and tokenizer come along."""
+    """One of several weights next to each other; configuration and tokenizer come along."""
     folder = texts.build("causal_lm", tmp_path / "model")
     (folder / "model-00001-of-00001.safetensors").write_bytes(b"other weights")
     changes = {"family": "causal_lm", "data": {"source": "sums"}}

@@ -98,7 +98,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before[1])
 
 
-def test_what_was_begun_and_failed_is_let_go(tmp_path: Path) -> None:
+def test_what_started_and_failed_is_released(tmp_path: Path) -> None:
     """The reason is passed on, and no file stays open."""
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ValueError, match="no more"), DirectWriter(tmp_path / "f") as file:

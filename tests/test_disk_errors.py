@@ -364,7 +364,7 @@ def test_libraries_that_wrap_the_systems_error(tmp_path: Path, mount: Mount) -> 
 
 
 def test_a_source_that_cannot_be_read_is_not_called_the_target(tmp_path: Path) -> None:
-    """Inside the writing of a folder, a file elsewhere is named itself."""
+    """Inside the writing of a folder, a file in another folder is named itself."""
     with pytest.raises(PipelineError) as caught, disk_errors.writing(tmp_path / "out" / "weights"):
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "images" / "a"))
     assert caught.value.what == (
@@ -552,7 +552,7 @@ def test_standard_output_on_a_full_disk(tmp_path: Path, mount: Mount) -> None:
 
 
 def test_a_log_that_cannot_be_written(tmp_path: Path, mount: Mount, capfd) -> None:
-    """The command goes on to its end, however much it prints, and one line says where its log
+    """The command continues to its end, however much it prints, and one line says where its log
     stops; what is in it stays."""
     disk = tmp_path / "disk"
     mount(disk, "size=64k")

@@ -63,7 +63,7 @@ def test_names_are_taken_in_any_case(name: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cpuadam", "FusedAdam", "DeepSpeedCPUAdam"])
-def test_implementations_are_said_to_be_what_they_compute(name: str) -> None:
+def test_implementations_are_imported_as_what_they_compute(name: str) -> None:
     """An implementation follows from the launch; the name says so."""
     found, reason = optimizers.find(name)
     assert found.name == "adamw"

@@ -6,7 +6,7 @@ from zerotrain.machine import progress_bar as module
 from zerotrain.machine.progress_bar import progress
 
 
-def test_items_pass_unchanged_and_the_end_is_told(capsys):
+def test_items_pass_unchanged_and_the_end_is_reported(capsys):
     assert list(progress(iter("abc"), 3, "reading", "letter")) == ["a", "b", "c"]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1

@@ -1,4 +1,5 @@
-"""Set-up tells what is missing in one sentence, mends what was left half-made, and is done once."""
+"""Set-up tells what is missing in one sentence, repairs what was left half-made, and is done
+once."""
 
 from __future__ import annotations
 
@@ -171,7 +172,7 @@ def test_missing_python_is_refused(project: Path) -> None:
         ("error: something else", "its last lines are"),
     ],
 )
-def test_failures_of_pip_are_told_in_a_sentence(
+def test_failures_of_pip_are_reported_in_a_sentence(
     setup: ModuleType, capsys: pytest.CaptureFixture[str], output: str, sentence: str
 ) -> None:
     """Known causes get their own words and command, others the end of the log and its place."""

@@ -127,7 +127,7 @@ def test_files_that_are_no_whole_sdxl_are_a_sentence(copied, tmp_path):
     assert f"{copied}: the header of a safetensors file cannot be read" in text
 
 
-def test_where_tokenizers_come_from_is_said(copied, tmp_path, monkeypatch):
+def test_where_tokenizers_come_from_is_reported(copied, tmp_path, monkeypatch):
     """Without config/ and without the hub; and of a config/ that is not whole."""
     shutil.rmtree(copied.parent / "config" / "tokenizer_2")
     assert "has no files of the part tokenizer_2" in refusal(copied, tmp_path / "base")

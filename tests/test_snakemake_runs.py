@@ -96,7 +96,7 @@ def test_pid_of_another_container_says_nothing() -> None:
     assert run.is_live()
 
 
-def test_the_lock_of_another_host_stays_and_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lock_of_another_host_stays_and_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is known of its processes."""
     file = record(AWAY)
     record(GONE)
@@ -118,7 +118,7 @@ def test_the_lock_of_one_whose_jobs_are_in_a_cluster_stays(capsys) -> None:
     assert "`snakemake --unlock`" in said
 
 
-def test_a_lock_that_nobody_recorded_stays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lock_without_a_record_stays(capsys: pytest.CaptureFixture[str]) -> None:
     """As that of a version without records."""
     snakemake_runs.begin([])
     assert locks() == BOTH
@@ -138,7 +138,7 @@ def test_without_a_lock_the_records_of_killed_ones_go() -> None:
 
 @pytest.mark.parametrize("words", [["-n"], ["--dry-run", "train"], ["--dryrun"], ["-np"]])
 def test_a_dry_run_changes_nothing(words: list[str]) -> None:
-    """It locks nothing, and is in nobody's way."""
+    """It locks nothing, and is in no one's way."""
     dead = record(GONE)
     snakemake_runs.begin(["--cores", "1", *words])
     assert locks() == BOTH

@@ -118,7 +118,7 @@ def test_a_module_that_does_not_exist_is_refused(package: Path) -> None:
 
 
 def test_paths_are_relative_to_the_working_directory(package: Path) -> None:
-    """As Snakemake and DVC write inputs down; elsewhere they are absolute."""
+    """As Snakemake and DVC write inputs down; otherwise they are absolute."""
     module(package, "root", "")
     assert sources.source_files("zerotrain.root") == ["zerotrain/__init__.py", "zerotrain/root.py"]
     (package / "elsewhere").mkdir()

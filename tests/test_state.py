@@ -66,7 +66,7 @@ def test_state_comes_back_bit_for_bit(
             assert torch.equal(tensor.view(torch.int32), expected.view(torch.int32))
 
 
-def test_a_state_replaced_in_place_is_read_anew(
+def test_a_state_replaced_in_place_is_read_again(
     tmp_path: Path, written: dict[str, dict[str, torch.Tensor]]
 ) -> None:
     """No file of the folder before stays open in the process."""

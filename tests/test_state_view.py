@@ -288,7 +288,7 @@ def test_a_foreign_checkpoint_becomes_universal(foreign: Path, tmp_path: Path, m
         ),
     ],
 )
-def test_what_an_export_lacks_is_said(
+def test_what_an_export_lacks_is_reported(
     foreign: Path, words: tuple[str, ...], what: str, hint: str
 ) -> None:
     """Before the checkpoint is opened."""
@@ -299,7 +299,7 @@ def test_what_an_export_lacks_is_said(
 
 
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
-    """Weights can be looked at, but hold nothing that a training could go on from."""
+    """Weights can be looked at, but hold nothing that a training could continue from."""
     weights = write_weights(tmp_path / "weights", tensors())
     with pytest.raises(PipelineError, match="exported weights are no training, and hold no"):
         say("export", weights, "--state", tmp_path / "state")

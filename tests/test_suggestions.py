@@ -1,4 +1,4 @@
-"""Near names are found in one way, and said in one wording."""
+"""Near names are found in one way, and reported in one wording."""
 
 from __future__ import annotations
 

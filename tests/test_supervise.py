@@ -148,7 +148,7 @@ def test_a_long_bar_is_not_remembered(log: Path) -> None:
 
 
 def test_environment_and_group_are_the_childs_own(log: Path) -> None:
-    """It is told who supervises it, waits without spinning, and leads a session of its own."""
+    """It knows who supervises it, waits without spinning, and leads a session of its own."""
     code = (
         "import os\n"
         f"names = ('A', 'OMP_WAIT_POLICY', '{SUPERVISOR}')\n"
@@ -213,7 +213,7 @@ def test_first_signal_is_handed_on_and_the_second_ends_it(start, log: Path, numb
     assert process.wait(SECONDS) == 128 + signal.SIGKILL
 
 
-def test_a_signal_that_is_told_twice_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_arrives_twice_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster signals every process, and Snakemake hands the same on; later it is a second one,
     which ends the command."""
     noted: list[int] = []
@@ -269,7 +269,7 @@ def test_what_a_jobs_shell_ignores_is_heard(start, log: Path) -> None:
 
 
 def test_a_terminal_that_is_gone_does_not_stop_the_command(start, log: Path) -> None:
-    """Output that nobody takes any more is still read, and logged."""
+    """Output that no one takes any more is still read, and logged."""
     code = (
         "import sys, time\n"
         "print('ready', flush=True)\n"
@@ -332,7 +332,7 @@ def test_what_the_command_left_running_is_ended(log: Path, monkeypatch) -> None:
 
 
 def test_without_a_supervisor_nothing_is_watched(monkeypatch) -> None:
-    """A command that a person runs by hand ends with nobody."""
+    """A command that a person runs by hand ends with no other process."""
     monkeypatch.delenv(SUPERVISOR, raising=False)
     monkeypatch.setattr("threading.Thread.start", lambda self: pytest.fail("a thread was started"))
     end_with_parent()

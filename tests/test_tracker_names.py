@@ -30,7 +30,7 @@ def test_names_as_users_of_other_trainers_write_them(given, names) -> None:
 
 @pytest.mark.parametrize("given", ["visdom", ["all", "wandb"], "none, wandb"], ids=str)
 def test_other_names_are_refused(given) -> None:
-    """A name that no tracker has, and `all` or `none` beside others."""
+    """A name that no tracker has, and `all` or `none` among others."""
     with pytest.raises(ValueError, match=r"visdom' is no tracker|stand alone"):
         read_names(given)
 

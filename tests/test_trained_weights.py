@@ -1,4 +1,4 @@
-"""RUN and RUN/PHASE stand for the newest weights that there are, and it is said which."""
+"""RUN and RUN/PHASE stand for the newest weights that there are, and it is reported which."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_rolling_checkpoint_is_exported_for_the_time_of_use(
 
 
 def test_a_checkpoint_of_unknown_values_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """With what can be done, and before it is said to be used."""
+    """With what can be done, and before its use is reported."""
     with pytest.raises(PipelineError) as caught, usable_weights(Path("flowers")):
         pass
     rolling = "results/flowers/plain/progress/step-00000200"

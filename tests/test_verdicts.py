@@ -1,4 +1,4 @@
-"""A file's hash is remembered for as long as nobody has written to the file."""
+"""A file's hash is remembered for as long as no one has written to the file."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_file_that_was_just_changed_is_not_remembered(tmp_path, asked, monkeyp
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"a": 1}', b"\xff"])
 def test_a_damaged_memory_is_an_empty_one(tmp_path: Path, asked, sha256, content: bytes) -> None:
-    """And is written anew."""
+    """And is written again."""
     verdicts.verdicts_file().parent.mkdir(parents=True)
     verdicts.verdicts_file().write_bytes(content)
     path = tmp_path / "a"

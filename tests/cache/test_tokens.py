@@ -69,7 +69,7 @@ def bases(tmp_path_factory) -> dict[str, Path]:
 
 
 def cached(tmp_path: Path, base: Path, talks=TALKS, **options) -> TokenCache:
-    """The cache of conversations; a second call in the same folder goes on from the first."""
+    """The cache of conversations; a second call in the same folder continues from the first."""
     dataset = publish_dataset(tmp_path / "data", talks)
     cache_latents(CacheSettings.of(run_config(**options)), 32, dataset, base, tmp_path / "cache")
     found = read_cache(tmp_path / "cache")

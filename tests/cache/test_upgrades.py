@@ -123,7 +123,7 @@ def test_new_images_join_what_is_kept(run, family, upgrade, capsys):
     assert found.software["versions.torch"] == "9.9.9"
 
 
-def test_a_kill_while_encoding_anew_keeps_what_is_new_and_nothing_that_is_old(
+def test_a_kill_while_encoding_again_keeps_what_is_new_and_nothing_that_is_old(
     run, family, upgrade, monkeypatch, capsys
 ):
     """The old shards are compared again, and not mixed with the new ones."""

@@ -430,7 +430,7 @@ def test_token_routes_over_layers_that_the_base_does_not_have_are_refused(
     assert [one[: len(wanted)] for one in found] == ([wanted] if layers else [])
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     """Wrong values, and what they name, in one message; each with its line."""
     text = FILE.replace(BASE, "base: nanoo").replace("photos", "fotos")
     text = text.replace(LAUNCH, "launch: {preset: zero2, zero3_init: true}")
@@ -447,7 +447,7 @@ def test_all_problems_are_told_at_once() -> None:
 
 
 def test_ends_in_epochs_refuse_nothing_that_follows_from_their_length() -> None:
-    """How many steps an epoch has is known when the dataset is; other problems are told."""
+    """How many steps an epoch has is known when the dataset is; other problems are reported."""
     text = FILE.replace("until: 300", "until: 1 epochs\n    save_every: 500")
     text = text.replace("until: 700", "until: 2000\n    lr_warmup_steps: 1500")
     CONFIG.write_text(text)

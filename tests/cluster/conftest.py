@@ -47,7 +47,7 @@ def cluster(one_cluster: VirtualSlurm) -> Iterator[VirtualSlurm]:
 
 
 class Snakemake:
-    """A `snakemake` that runs; what it says goes to a file, for a pipe that nobody reads fills."""
+    """A `snakemake` that runs; what it says goes to a file, for a pipe that no one reads fills."""
 
     def __init__(
         self, words: list[str], folder: Path, environment: dict[str, str], said: Path
@@ -130,5 +130,5 @@ def weights(phase: Path) -> torch.Tensor:
 
 @pytest.fixture
 def project(quick_project: Callable[[str], Path], cluster: VirtualSlurm) -> Project:
-    """A copy of the project beside a cluster without jobs."""
+    """A copy of the project next to a cluster without jobs."""
     return Project(quick_project("project"), cluster)

@@ -102,7 +102,7 @@ def check(*words: str | Path) -> tuple[int, str]:
 def test_a_cluster_becomes_sentences_and_a_profile(
     name: str, recorded: Recorded, tmp_path: Path, generated: Callable[[Path, str], None]
 ) -> None:
-    """All that is said and written of two clusters, held as golden files."""
+    """All that is printed and written of two clusters, held as golden files."""
     recorded(name)
     code, said = check("--no-job", "--output", tmp_path / "mine")
     assert code == 0
@@ -181,7 +181,7 @@ def test_an_account_opens_a_partition(recorded: Recorded, tmp_path: Path) -> Non
 def test_a_partition_that_is_closed_is_not_chosen(
     closing: str, refusal: str, recorded: Recorded
 ) -> None:
-    """As h100 would be, were it not closed to this user; and it is said why."""
+    """As h100 would be, were it not closed to this user; and it is reported why."""
     scontrol = recorded("alps") / "scontrol"
     own = grp.getgrgid(os.getegid()).gr_name
     ours = f"s/AllowGroups=ALL/AllowGroups=admin9,{own}/"
@@ -260,7 +260,7 @@ def test_a_profile_is_never_replaced_unasked(recorded: Recorded, tmp_path: Path)
 
 
 def test_a_controller_that_is_silent_is_a_sentence(recorded: Recorded) -> None:
-    """What was asked and what Slurm said."""
+    """What was asked and what Slurm printed."""
     folder = recorded("virtual")
     said = "slurm_load_ctl_conf error: Unable to contact slurm controller"
     (folder / "scontrol").write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")

@@ -73,7 +73,7 @@ def test_a_job_is_read_from_what_scontrol_shows(slurm: Slurm) -> None:
     assert ask("71") == (None, False)
 
 
-def test_without_a_job_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_job_slurm_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine without Slurm nothing is called."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(job.subprocess, "run", lambda *_, **__: pytest.fail("asked"))
@@ -112,16 +112,16 @@ def test_that_slurm_does_not_know_a_job_counts_for_ones_own_alone(
     refused their lock."""
     slurm(error=GONE)
     assert runs("71", "alps", own=False) is None
-    held_elsewhere(tmp_path, user=os.getuid() + 1)
+    held_on_another_machine(tmp_path, user=os.getuid() + 1)
     with pytest.raises(PipelineError, match="pid 1 on n9, job 71"):
         take(tmp_path)
-    held_elsewhere(tmp_path, user=os.getuid())
+    held_on_another_machine(tmp_path, user=os.getuid())
     take(tmp_path).release()
     slurm("TIMEOUT")
     assert runs("71", "alps", own=False) is False
 
 
-def held_elsewhere(progress: Path, **changes: object) -> None:
+def held_on_another_machine(progress: Path, **changes: object) -> None:
     """A lock whose holder is a job on another machine."""
     values = {"host": "n9", "pid": 1, "started": 0.0, "job": "71", "cluster": "alps", **changes}
     (progress / lock.LOCK).write_text(json.dumps(asdict(Holder(**values))))  # type: ignore[arg-type]
@@ -129,11 +129,11 @@ def held_elsewhere(progress: Path, **changes: object) -> None:
 
 def test_the_lock_of_a_job_that_ended_is_taken_over(tmp_path: Path, slurm: Slurm) -> None:
     """A time limit's SIGKILL leaves the lock; the retry is another job, on another machine."""
-    held_elsewhere(tmp_path)
+    held_on_another_machine(tmp_path)
     slurm("TIMEOUT")
     take(tmp_path).release()
     for state, error in (("RUNNING", ""), ("", DEAF)):
-        held_elsewhere(tmp_path)
+        held_on_another_machine(tmp_path)
         slurm(state, error)
         with pytest.raises(PipelineError) as caught:
             take(tmp_path)
@@ -148,9 +148,9 @@ def test_a_requeued_job_knows_its_earlier_start(
     slurm()
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "alps")
-    held_elsewhere(tmp_path, restart=1)
+    held_on_another_machine(tmp_path, restart=1)
     take(tmp_path).release()
-    held_elsewhere(tmp_path, restart=2)
+    held_on_another_machine(tmp_path, restart=2)
     with pytest.raises(PipelineError, match="pid 1 on n9, job 71"):
         take(tmp_path)
 

@@ -57,7 +57,7 @@ def held(project: Project, step: int, *, always: bool = False) -> Iterator[None]
     Args:
         project: The project; its run is `disturbed`.
         step: Where it is stopped at the earliest.
-        always: Stop it again should somebody else let it go on.
+        always: Stop it again should somebody else let it continue.
     """
     project.wait_for_step("disturbed/plain", step)
     (pid,) = project.ranks("disturbed/plain")
@@ -145,8 +145,8 @@ def orphan(project: Project, snakemake: Snakemake, seen: int, saved: int) -> tup
 def test_kills_change_no_bit(project: Project, events: tuple[Any, ...]) -> None:
     """Warned of its time limit, killed at its time limit without another word, preempted, its
     Snakemake killed while it trains on: an undisturbed training's weights, bit by bit. Each start
-    goes on from the newest checkpoint of the one before: at most what followed it is trained twice.
-    A Snakemake that finds the training under way refuses to start a second one."""
+    continues from the newest checkpoint of the one before: at most what followed it is trained
+    twice. A Snakemake that finds the training under way refuses to start a second one."""
     for run in ("disturbed", "undisturbed"):
         project.configure(run, CONFIG.format(run=run))
     project.snakemake("--cores", "2", *arguments("undisturbed"))
@@ -197,7 +197,7 @@ def state_of(project: Project, job: str) -> str:
 
 
 def failed_logs(project: Project) -> list[str]:
-    """What failed jobs have said; of others Snakemake removes it when it sees their end."""
+    """What failed jobs have printed; of others Snakemake removes it when it sees their end."""
     logs = (project.folder / ".snakemake/slurm_logs/rule_train_phase/plain").glob("*.log")
     return [path.read_text() for path in logs if state_of(project, path.stem) == "FAILED"]
 
@@ -209,7 +209,7 @@ def newest_checkpoint(project: Project) -> int:
 
 
 def first_step(project: Project) -> int:
-    """The step from which the training that runs has gone on. A slow machine may have reached the
+    """The step from which the training that runs has continued. A slow machine may have reached the
     time limit once more before."""
     return int(re.findall(r"^plain: torch on cpu, steps (\d+) to 150,", log(project), re.M)[-1])
 

@@ -156,7 +156,7 @@ def test_a_cancelled_job_is_submitted_again(faked: Project, profile: tuple[str, 
 
 
 @pytest.mark.soak
-def test_a_dead_nodes_job_is_begun_again_elsewhere(faked: Project) -> None:
+def test_a_dead_nodes_job_starts_again_on_another_node(faked: Project) -> None:
     """Under its own id, without a retry: Snakemake need not know."""
     (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
     running = faked.start(*PROFILE, "--retries", "0", "--", DATASET)
@@ -221,7 +221,7 @@ def test_the_generic_profile_trains_what_this_machine_does(project: Project) -> 
 
 def test_the_profile_of_cluster_check_runs_jobs(faked: Project) -> None:
     """Written from what this cluster says, it plans the whole run and makes the data by a job in
-    the partition that it names. Without accounting the executor finds no account, and goes on."""
+    the partition that it names. Without accounting the executor finds no account, and continues."""
     checked = subprocess.run(
         [sys.executable, "-m", "zerotrain", "cluster", "check", "--output", "profiles/mine"],
         cwd=faked.folder, env=faked.environment, capture_output=True, text=True, timeout=300,

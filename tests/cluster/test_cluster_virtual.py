@@ -36,7 +36,7 @@ def test_a_dead_node_comes_back(cluster: VirtualSlurm, tmp_path: Path) -> None:
 
 
 def running(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
+    """Whether a process runs; one that no one has waited for does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False

@@ -248,7 +248,7 @@ def test_a_file_system_without_locks_is_fetched_to(
     assert not begun.exists()
 
 
-def test_packages_are_fetched_once_and_anew_for_other_versions(
+def test_packages_are_fetched_once_and_again_for_other_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Complete once the download has ended well; a failed one is a sentence."""

@@ -126,7 +126,7 @@ class VirtualSlurm:
         self._run_daemon("slurmd", "-N", node, key=node)
 
     def kill_node(self, node: str) -> None:
-        """Let a node die, with all that runs on it: nobody has time to say a word."""
+        """Let a node die, with all that runs on it: no one has time to say a word."""
         self._daemons.pop(node).kill()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):

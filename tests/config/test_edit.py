@@ -53,7 +53,7 @@ AFTER_FLOW = BLOCK.replace('until: "5000 samples"', "until: 250").replace(
 
 
 def split(text: str, phase: str, preset: str = "zero2", **more: Any) -> str:
-    """The text after a cut at step 250; values beside the preset as they are given."""
+    """The text after a cut at step 250; values next to the preset as they are given."""
     launch = {"preset": preset, **more.pop("launch", {})}
     name = more.pop("name", f"{phase}-{preset}")
     return split_phase(text, Split(phase=phase, step=250, name=name, launch=launch, **more))
@@ -149,7 +149,7 @@ def test_a_phase_that_was_changed_beforehand_gets_its_values_back():
     )
 
 
-def test_what_a_switch_may_lose_is_said_of_each_switch():
+def test_what_a_switch_may_lose_is_reported_of_each_switch():
     """`allow` means the start of the phase that is cut, not that of the new one."""
     text = "phases:\n  - {name: a, until: 300, launch: torch, allow: [moments]}\n"
     assert split(text, "a").endswith("  - {name: a-zero2, until: 300, launch: zero2}\n")
@@ -198,7 +198,7 @@ def test_what_only_a_person_can_cut_is_refused(text: str):
 
 
 def test_aliases_are_copied_as_they_are():
-    """A value that stands elsewhere goes on to stand there."""
+    """A value that is in another place stays there."""
     text = (
         "usual: &usual {preset: torch, num_processes: 1}\nphases:\n"
         "  - {name: a, until: 300, launch: torch, resolution: &big 64}\n"

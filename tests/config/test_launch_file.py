@@ -57,7 +57,7 @@ def test_both_have_to_say_the_same(file: Path) -> None:
         parsed(str(file), max_grad_norm=1.0)
 
 
-def test_a_file_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     """With its name."""
     with pytest.raises(PipelineError, match=r"gone\.json"):
         parsed(str(tmp_path / "gone.json"))

@@ -34,7 +34,7 @@ SECTIONS = section_keys()
 SAMPLE: dict[str, Any] = {
     "lora": {}, "validation": {}, "launch.fp16": {}, "resume_from_checkpoint": {"folder": "x"},
 }  # fmt: skip
-"""What a section needs beside the key that is in the wrong one."""
+"""What a section needs in addition to the key that is in the wrong one."""
 
 
 def refusal(path: Path, text: str | bytes) -> PipelineError:

@@ -92,7 +92,7 @@ def test_mistake_of_the_run_is_not_repeated_for_each_phase() -> None:
     assert refusal(train={"resolution": "big"}).count("resolution: ") == 1
 
 
-def test_mistake_of_a_phase_is_named_beside_the_same_one_of_the_run() -> None:
+def test_mistake_of_a_phase_is_named_next_to_the_same_one_of_the_run() -> None:
     """Another wrong value of the same key is a mistake of its own."""
     phase = {"name": "plain", "until": 300, "resolution": "huge"}
     text = refusal(train={"resolution": "big"}, phases=[phase])
@@ -100,13 +100,13 @@ def test_mistake_of_a_phase_is_named_beside_the_same_one_of_the_run() -> None:
 
 
 def test_folder_is_no_configuration(tmp_path: Path) -> None:
-    """What cannot be read is said without a traceback."""
+    """What cannot be read is reported without a traceback."""
     with pytest.raises(PipelineError, match="cannot be read: Is a directory"):
         read_config(tmp_path)
 
 
 def test_every_mistake_is_listed_at_once() -> None:
-    """Nobody mends one line to be told of the next."""
+    """All problems are reported at once."""
     text = refusal(base=None, train={"resolution": "big"}, seed=-1)
     assert all(key in text for key in ("base: ", "train.resolution: ", "seed: "))
     assert "(found 'big')" in text
@@ -173,7 +173,7 @@ def test_mixed_precision_no_is_not_false() -> None:
 
 
 def test_unknown_preset_lists_the_known() -> None:
-    """A preset that does not exist is named beside those that do."""
+    """A preset that does not exist is named in addition to those that do."""
     text = refusal(phases=[{"name": "plain", "until": 1, "launch": "zero9"}])
     assert "phases.0.launch.preset: " in text
     assert "must be one of torch, zero1, " in text

@@ -43,7 +43,7 @@ def test_one_pixel_that_is_not_opaque_is_refused(data: bytes, transparent: bool)
         check_opaque(data)
 
 
-def test_files_beside_prompts_are_held_to_the_same(tmp_path: Path) -> None:
+def test_files_next_to_prompts_are_held_to_the_same(tmp_path: Path) -> None:
     """As those of a dataset."""
     (tmp_path / "mask.png").write_bytes(encoded("LA", (255, 0)))
     with pytest.raises(PipelineError, match=r"--image: .*mask\.png: has transparent pixels; save"):

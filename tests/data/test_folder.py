@@ -21,7 +21,7 @@ def files_of(folder: Path, **options: object) -> list[str]:
     return [os.path.relpath(file, folder) for file in folder_files(data)]
 
 
-def test_captions_are_the_stripped_text_beside_each_image(images, found):
+def test_captions_are_the_stripped_text_next_to_each_image(images, found):
     folder = images(b="  a red house \n", a="\ufeffa tree")
     (folder / "sub").mkdir()
     (folder / "a.png").rename(folder / "sub/C.PNG")
@@ -192,7 +192,7 @@ def test_images_of_less_usual_names_are_read(images, extension):
     assert source.notes == []
 
 
-def test_images_that_pillow_cannot_open_are_those_said_to_be_so():
+def test_images_that_pillow_cannot_open_are_those_documented():
     """The second half of the list: it is there to be reported."""
     Image.init()
     opened = {name for name, kind in Image.EXTENSION.items() if kind in Image.OPEN}

@@ -114,7 +114,7 @@ def test_the_documentation_names_the_formats() -> None:
 
 
 def test_no_image_is_opened_without_its_formats() -> None:
-    """Pillow tries every format that it knows, PostScript among them, unless it is told which."""
+    """Pillow tries every format that it knows, PostScript among them, unless it is given one."""
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

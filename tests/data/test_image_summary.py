@@ -1,4 +1,4 @@
-"""What the user is told of enlarged, cropped and duplicate images."""
+"""What the user reads of enlarged, cropped and duplicate images."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_a_cell_may_hold_a_document(tmp_path):
         ({**ALPACA, "history": 3}, "history is int, not a list"),
     ],
 )
-def test_what_is_wrong_with_a_row_is_said(tmp_path, row, reason):
+def test_what_is_wrong_with_a_row_is_reported(tmp_path, row, reason):
     (found,) = read(written(tmp_path, [row]))
     assert isinstance(found, Found)
     assert reason in found.reason

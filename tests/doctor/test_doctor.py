@@ -248,7 +248,7 @@ def test_a_broken_config_or_run_yaml_does_not_hide_the_rest(project: Path, here:
     assert report.facts["run"]["last_phase"]["newest_checkpoint"]["step"] == 5
 
 
-def test_a_run_that_nobody_knows_is_refused(project: Path, here: Any) -> None:
+def test_an_unknown_run_is_refused(project: Path, here: Any) -> None:
     """With the runs that are there."""
     with pytest.raises(PipelineError, match="has the run dogs"):
         examine("dogs")

@@ -44,7 +44,7 @@ def test_conditioning_images_are_on_the_left_of_their_row():
             assert cell.getcolors() == [(64 * 64, image.getpixel((0, 0)))]
 
 
-def test_every_prompt_is_written_beside_its_row():
+def test_every_prompt_is_written_next_to_its_row():
     """Also one that is too long for its line, and the empty one."""
     rows = [[Image.new("RGB", (32, 32))] for _ in range(3)]
     grid = draw_grid(["a house", "a very long prompt " * 20, ""], rows)

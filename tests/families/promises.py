@@ -1,4 +1,4 @@
-"""What every family of flow matching over patches promises, beside its pipeline's own code."""
+"""Checks that tests of several families share."""
 
 from __future__ import annotations
 

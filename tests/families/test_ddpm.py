@@ -23,7 +23,7 @@ PREDICTIONS = ["epsilon", "v_prediction"]
 
 
 class Recording(DenoisingObjective):
-    """An objective whose denoiser answers as it is told; it keeps what it was asked."""
+    """An objective whose denoiser answers as the test says; it keeps what it was asked."""
 
     def __init__(self, schedule: NoiseSchedule) -> None:
         super().__init__(schedule)

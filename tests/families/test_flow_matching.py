@@ -23,7 +23,7 @@ COUNT = 100_000
 
 
 class Recording(FlowMatchingObjective):
-    """An objective whose model answers as it is told; it keeps what it was asked."""
+    """An objective whose model answers as the test says; it keeps what it was asked."""
 
     answer = torch.zeros(())
 

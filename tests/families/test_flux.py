@@ -29,7 +29,7 @@ def base(nano_flux: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def distilled(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a transformer that is told the guidance, as FLUX.1 dev."""
+    """The same with a transformer that is given the guidance, as FLUX.1 dev."""
     folder = tmp_path_factory.mktemp("flux-dev") / "base"
     shutil.copytree(base, folder)
     config = {**FAMILY.load_model(base).config, "guidance_embeds": True}
@@ -138,7 +138,7 @@ def test_samples_are_the_pipelines_own(base):
     assert batch[0] not in batch[1:]
 
 
-def test_samples_of_a_distilled_model_are_told_the_guidance(distilled):
+def test_samples_of_a_distilled_model_get_the_guidance(distilled):
     own = draw(pipeline_of(distilled), 7, guidance_scale=3.0)
     assert sample(FAMILY, distilled, PROMPTS[:1], [7], guidance_scale=3.0) == [own]
     assert sample(FAMILY, distilled, PROMPTS[:1], [7], guidance_scale=1.5) != [own]

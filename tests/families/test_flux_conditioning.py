@@ -336,7 +336,7 @@ def test_samples_of_fill_are_the_pipelines_own(fill, modes):
     assert drawn(fill, [[image, Image.new("RGB", (16, 16), "white")]]) != [own]
 
 
-def test_a_distilled_fill_is_told_its_pipelines_guidance(fill, tmp_path, modes):
+def test_a_distilled_fill_gets_its_pipelines_guidance(fill, tmp_path, modes):
     """30 if none is set, as diffusers has it for FLUX.1 Fill."""
     shutil.copytree(fill, tmp_path / "base")
     config = {**FAMILY.load_model(fill).config, "guidance_embeds": True}
@@ -373,7 +373,7 @@ def test_latents_while_training_are_those_of_the_images_after_it(name, request):
 
 @pytest.fixture
 def flex(kontext: Path, tmp_path: Path) -> Path:
-    """The same with the transformer of FLEX.2: further channels, and told the guidance."""
+    """The same with the transformer of FLEX.2: further channels, and given the guidance."""
     folder = tmp_path / "flex"
     shutil.copytree(kontext, folder)
     torch.manual_seed(0)

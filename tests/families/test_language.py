@@ -166,7 +166,7 @@ def test_an_adapter_is_one_of_peft(name, base, tmp_path):
         assert torch.equal(logits(loaded, given, name), expected)
 
 
-def test_an_answer_does_not_depend_on_what_is_generated_beside_it(name, base):
+def test_an_answer_does_not_depend_on_what_is_generated_with_it(name, base):
     """Batches of one and of many give the same; the questions keep their order."""
     family = load_family(name)
     prompts = [one.messages[:-1] for one in SUMS[:6]] + [(Message("user", "a longer question?"),)]

@@ -34,7 +34,7 @@ MIXED = ("proj_in", "to_q", "ff.net.2", "conv1")
 
 
 def weights_folder(base: Path, folder: Path, **changes: object) -> Path:
-    """A whole pipeline with an adapter beside it, as a LoRA run exports it."""
+    """A whole pipeline with an adapter next to it, as a LoRA run exports it."""
     shutil.copytree(base, folder)
     write_adapter(base, make_adapted(base), folder, **changes)
     return folder
@@ -121,7 +121,7 @@ def test_gradient_checkpointing_changes_no_gradient(nano, dropout):
 def test_the_pipeline_loads_the_adapter_that_was_trained(nano, tmp_path, target_modules, dropout):
     """alpha is not rank: output equal to the trained model's, far from the base's.
 
-    Layers of several kinds are all loaded, and a dropout of the training does not go on.
+    Layers of several kinds are all loaded, and the training's dropout no longer acts.
     """
     changes = {"target_modules": target_modules, "dropout": dropout}
     unet = make_adapted(nano, **changes)
@@ -247,7 +247,7 @@ def test_tensors_of_another_adapter_are_refused_by_name(nano, tmp_path):
 
 
 def test_tensors_that_read_otherwise_than_announced_are_refused(nano, tmp_path):
-    """A partitioned parameter that nobody gathered has no elements: such files are 40 bytes."""
+    """A partitioned parameter that no process gathered has no elements: such files are 40 bytes."""
     shapes = {name: list(p.shape) for name, p in adapter_of(make_adapted(nano)).items()}
     with pytest.raises(PipelineError, match=r"lora_A\.default\.weight: \[0\] in the trained"):
         save_adapter(

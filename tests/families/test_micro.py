@@ -27,7 +27,8 @@ from zerotrain.models.families import nano as nano_parts
     ],
 )
 def test_micro_is_what_was_planned(name, tmp_path, monkeypatch):
-    """It loads, and every tensor has the shape that the planner said; the vocabulary is smaller."""
+    """It loads, and every tensor has the shape that the planner computed; the vocabulary is
+    smaller."""
     monkeypatch.setattr(nano_parts, "VAE_STEPS", 2)
     module = importlib.import_module(f"zerotrain.models.families.{name}_nano")
     samples = (SUMS,) if FAMILIES[name].modality == "text" else (CAPTIONS, make_pictures(256, 2))

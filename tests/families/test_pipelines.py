@@ -56,7 +56,7 @@ def test_text_is_encoded_in_the_type_that_is_asked_for_and_images_in_float32(bas
         assert (found - expected).abs().max() < 0.05 * expected.abs().max()
 
 
-def test_guidance_is_the_pipelines_own_where_nothing_is_said(base):
+def test_guidance_is_the_pipelines_own_where_nothing_is_set(base):
     """5 for SDXL, 7 for SD3."""
     family, folder, _ = base
     pipeline = family.load_pipeline(folder, "cpu")

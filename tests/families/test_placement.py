@@ -1,6 +1,6 @@
 """Models that are larger than the device are used from the host's memory, with the same numbers.
 
-No GPU is needed: the library's hooks are the same on a CPU whose memory is said to be small.
+No GPU is needed: the library's hooks are the same on a CPU whose memory is reported to be small.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_the_fastest_placement_that_fits_is_chosen(sizes, free, expected):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Call with bytes that are said to be free, and kept free for activations."""
+    """Call with bytes that are given as free, and kept free for activations."""
 
     def make(free: int) -> None:
         monkeypatch.setattr(placement, "WORKING", 0)

@@ -117,7 +117,7 @@ def test_the_model_is_called_as_the_pipeline_calls_it(base):
 
 
 def test_padding_changes_no_velocity(base):
-    """A short caption beside a long one, and alone."""
+    """A short caption next to a long one, and alone."""
     model = FAMILY.load_model(base).eval()
     batch = batch_of(FAMILY, base, LENGTHS)
     together = prediction(FAMILY, base, model, batch)

@@ -181,7 +181,7 @@ def test_cached_images_too_large_for_the_bases_positions_are_refused(nano_sd3):
 
 
 def test_timesteps_follow_the_base_and_the_configuration(nano_sd3):
-    """logit_normal where nothing is said, as diffusers' script; patches are the tokens."""
+    """logit_normal where nothing is set, as diffusers' script; patches are the tokens."""
     settings = TrainConfig(weighting_scheme="logit_normal").objective("sd3")
     default = FAMILY.objective(nano_sd3, TrainConfig().objective("sd3"))
     uniform, latents = torch.tensor([0.1, 0.5, 0.9]), torch.zeros(3, 4, 4, 6)

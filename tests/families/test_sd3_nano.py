@@ -12,7 +12,7 @@ def test_the_transformer_is_small(nano_sd3):
     assert FAMILY.load_model(nano_sd3).num_parameters() <= 2_500_000
 
 
-def test_captions_that_differ_in_a_word_are_told_apart(nano_sd3):
+def test_captions_that_differ_in_a_word_are_distinguished(nano_sd3):
     """By each of the three encoders: one word moves its tokens visibly."""
     found = FAMILY.load_encoders(nano_sd3, "cpu").encode_prompts(["a red house", "a blue house"])
     tokens, width = nano_parts.MAX_TOKENS, nano_parts.TEXT_WIDTH["nano"]

@@ -39,7 +39,7 @@ def test_words_of_the_captions_are_single_tokens():
     assert tokenizer.tokenize("a red house") == ["a</w>", "red</w>", "house</w>"]
 
 
-def test_captions_that_differ_in_a_word_are_told_apart(nano):
+def test_captions_that_differ_in_a_word_are_distinguished(nano):
     """Random encoders are enough: one word moves both embeddings visibly."""
     found = FAMILY.load_encoders(nano, "cpu").encode_prompts(["a red house", "a blue house"])
     for embeds in found.values():

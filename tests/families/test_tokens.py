@@ -170,7 +170,7 @@ def test_the_end_of_a_turn_ends_an_answer(chat, end):
         ("loop.index == 2 and m.role == 'user'", "roles must alternate"),
     ],
 )
-def test_what_a_template_refuses_is_said_in_its_words(chat, condition, words):
+def test_what_a_template_refuses_is_reported_in_its_words(chat, condition, words):
     chat.chat_template = CHATML.replace(
         "<|{{", f"{{% if {condition} %}}{{{{ raise_exception('{words}') }}}}{{% endif %}}<|{{{{"
     )
@@ -194,7 +194,7 @@ def test_what_begins_an_answer_is_no_part_of_its_question(chat):
 
 
 def test_tokens_do_not_depend_on_the_day(chat):
-    """Templates that name the date are told one that stays."""
+    """Templates that name the date get one that stays."""
     chat.chat_template = (
         "{% if strftime_now is defined %}{% set day = strftime_now('%-d %B %Y, %Y-%m-%d') %}"
         "{% endif %}{{ day }}: " + CHATML

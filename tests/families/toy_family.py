@@ -1,4 +1,4 @@
-"""A family in one file: Stable Diffusion 1, a U-Net that is told a caption by one CLIP encoder."""
+"""A family in one file: Stable Diffusion 1, a U-Net that is given a caption by one CLIP encoder."""
 
 import torch
 from diffusers import DDIMScheduler, UNet2DConditionModel

@@ -26,7 +26,7 @@ def _leave(job: Job, *arguments: Any) -> None:
 
 @pytest.fixture(scope="session")
 def ranks(server: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """Run a job in `world` processes of one gloo group; an error shows what they said."""
+    """Run a job in `world` processes of one gloo group; an error shows what they printed."""
 
     def run(job: Job, *arguments: Any, world: int = 1) -> None:
         output = tmp_path_factory.mktemp("ranks") / "output.txt"

@@ -81,7 +81,7 @@ def test_unambiguous_shapes_need_no_names(plain: Any) -> None:
 
 
 def test_ambiguous_shapes_leave_the_moments_out(plain: Any) -> None:
-    """Two tensors of one shape: no guess is made, and the user is told what to give."""
+    """Two tensors of one shape: no guess is made, and the user reads what to give."""
     folder, _ = plain
     weights = load_file(folder / "model.safetensors")
     save_file({**weights, "other": torch.zeros(9)}, folder / "model.safetensors")
@@ -112,7 +112,7 @@ def test_names_in_the_wrong_order_are_refused(plain: Any) -> None:
 
 
 @pytest.mark.parametrize("part", ["unet", "transformer"])
-def test_a_denoiser_beside_the_optimizer(plain: Any, part: str) -> None:
+def test_a_denoiser_next_to_the_optimizer(plain: Any, part: str) -> None:
     """As the save hooks of diffusers' scripts and SimpleTuner leave it, averaged copy and all."""
     folder, expected = plain
     weights = load_file(folder / "model.safetensors")
@@ -156,7 +156,7 @@ def test_shards_and_pickled_weights(plain: Any) -> None:
         open_external(folder)
 
 
-def test_what_is_not_adams_is_said_to_be_lost(plain: Any) -> None:
+def test_what_is_not_adams_is_reported_to_be_lost(plain: Any) -> None:
     """An 8-bit optimizer's blocks are no moments; bf16 weights are no masters."""
     folder, _ = plain
     weights = load_file(folder / "model.safetensors")

@@ -50,7 +50,7 @@ def trained(base: Path) -> Any:
 
 
 def write(folder: Path, form: str, plain: Any, header: Any = None, **config: Any) -> Path:
-    """The adapter's file, and peft's configuration beside it."""
+    """The adapter's file, and peft's configuration next to it."""
     folder.mkdir(exist_ok=True)
     prefix = "unet." if form == DIFFUSERS else "base_model.model."
     save_file({f"{prefix}{n}": t for n, t in plain.items()}, folder / form, metadata=header)
@@ -199,7 +199,7 @@ def test_another_alpha_is_refused(base: Path, trained: Any, tmp_path: Path, form
     assert not (tmp_path / "state").exists()
 
 
-def test_an_alpha_that_no_file_says_is_told(
+def test_an_alpha_that_no_file_says_is_reported(
     base: Path, trained: Any, tmp_path: Path, capsys: Any
 ) -> None:
     """Older diffusers write no metadata: the run's alpha is taken, with a sentence."""

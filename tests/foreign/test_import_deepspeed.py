@@ -157,7 +157,7 @@ def test_a_missing_rank_is_named(copy: Any, stage: int) -> None:
     [(2, "/mp_rank_00_model_states.pt"), (3, "/zero_pp_rank_1_mp_rank_00_model_states.pt")],
 )
 def test_a_missing_model_file_is_named(copy: Any, stage: int, name: str) -> None:
-    """Without it nobody knows the names and shapes of the tensors."""
+    """Without it no one knows the names and shapes of the tensors."""
     folder = copy(stage, 2)
     (folder / f"global_step3{name}").unlink()
     with pytest.raises(PipelineError, match=f"{name}: no such file"):
@@ -165,7 +165,7 @@ def test_a_missing_model_file_is_named(copy: Any, stage: int, name: str) -> None
 
 
 def test_an_elastic_checkpoint_is_read(copy: Any) -> None:
-    """Its moments have no padding and its groups no learning rates, which is said."""
+    """Its moments have no padding and its groups no learning rates, which is reported."""
     path = copy(2) / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     before = open_external(path.parent)
     moments = {name: before.tensor(name, "exp_avg").clone() for name in before.names}
@@ -236,7 +236,7 @@ def test_a_model_file_of_another_save_is_refused(copy: Any) -> None:
 
 
 def test_an_unknown_layout_names_the_version(copy: Any) -> None:
-    """A DeepSpeed that writes other keys is told from a damaged file."""
+    """A DeepSpeed that writes other keys is distinguished from a damaged file."""
     path = copy(2) / "global_step3" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     document = torch.load(path, weights_only=False)
     groups = document["optimizer_state_dict"].pop("single_partition_of_fp32_groups")

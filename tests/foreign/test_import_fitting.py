@@ -62,7 +62,7 @@ def test_numbers_of_one_group_follow_the_model(tmp_path: Path, wrap: str, pickle
 
 
 def test_several_groups_are_not_guessed(tmp_path: Path) -> None:
-    """Of groups without names nobody knows who is in which: the moments are left out, with a
+    """Of groups without names no one knows who is in which: the moments are left out, with a
     sentence, and never given to another layer."""
     trained_there(tmp_path / "there", ["1.weight", "1.bias"], ["0.weight", "0.bias"])
     found = fit(open_external(tmp_path / "there"), TRAINED, no_base)
@@ -83,7 +83,7 @@ def test_an_optimizer_that_names_its_parameters_is_believed(tmp_path: Path) -> N
 
 
 def test_what_was_frozen_has_to_be_the_bases(tmp_path: Path) -> None:
-    """A base with other values there would make a mixture that nobody has trained."""
+    """A base with other values there would make a mixture that no one has trained."""
     live = trained_there(tmp_path / "there", ["1.weight", "1.bias"])
     trained = {name: TRAINED[name] for name in ("1.weight", "1.bias")}
     own = {name: tensor.detach() for name, tensor in live.named_parameters()}

@@ -77,7 +77,9 @@ def base_groups(document: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("stage", "file"), [(1, "optim"), (2, "optim"), (3, "optim"), (3, "model")]
 )
-def test_exchanged_ranks_are_told_by_the_names_inside(tag: Any, stage: int, file: str) -> None:
+def test_exchanged_ranks_are_recognised_by_the_names_inside(
+    tag: Any, stage: int, file: str
+) -> None:
     """torch.save writes a file's name into it: rank 1's file is not read as rank 0's."""
     folder = tag(stage)
     names = [f"zero_pp_rank_{rank}_mp_rank_00_{file}_states.pt" for rank in (0, 1)]
@@ -86,7 +88,7 @@ def test_exchanged_ranks_are_told_by_the_names_inside(tag: Any, stage: int, file
         open_external(folder)
 
 
-def test_exchanged_ranks_without_names_are_told_by_the_weights(tag: Any) -> None:
+def test_exchanged_ranks_without_names_are_recognised_by_the_weights(tag: Any) -> None:
     """Where no name is inside, the masters are compared with the module's own weights."""
     folder = tag(2)
     paths = [folder / OPTIMIZER.format(rank) for rank in (0, 1)]
@@ -98,7 +100,7 @@ def test_exchanged_ranks_without_names_are_told_by_the_weights(tag: Any) -> None
         open_external(folder)
 
 
-def test_nameless_ranks_of_stage_3_are_said(tag: Any) -> None:
+def test_nameless_ranks_of_stage_3_are_reported(tag: Any) -> None:
     """Its model files hold no trained weights: nothing is left that could tell exchanged ranks."""
     folder = tag(3)
     assert open_external(folder).lost == []
@@ -185,7 +187,7 @@ def test_a_model_file_of_another_world_is_refused(tag: Any, stage: int) -> None:
 
 
 @STAGES
-def test_a_folder_named_after_another_step_is_said(tag: Any, stage: int) -> None:
+def test_a_folder_named_after_another_step_is_reported(tag: Any, stage: int) -> None:
     """Programs name tags after counts of their own, so that it is no damage; the files count."""
     folder = tag(stage)
     assert open_external(folder).lost == []

@@ -91,7 +91,7 @@ def swapped(own: dict[str, Any]) -> Any:
     ]
 
 
-def test_equal_shapes_are_told_apart_by_the_groups_values(tmp_path: Path) -> None:
+def test_equal_shapes_are_distinguished_by_the_groups_values(tmp_path: Path) -> None:
     """The run's groups have the rates of the optimizer's."""
     model = trained_there(tmp_path / "there", swapped)
     assert_moments(read(tmp_path / "there", model, by_run(*LAYERS, rates=(0.01, 0.1))), model)

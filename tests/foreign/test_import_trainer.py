@@ -118,7 +118,7 @@ def _lost_shard(folder: Path) -> None:
     (folder / "model-00002-of-00002.safetensors").unlink()
 
 
-def _shard_elsewhere(folder: Path) -> None:
+def _shard_in_another_folder(folder: Path) -> None:
     _sharded(folder)
     index = folder / "model.safetensors.index.json"
     index.write_text(index.read_text().replace("model-00002-of", "../model-00002-of"))
@@ -205,7 +205,7 @@ DAMAGE = {
         r"model-00001-of-00002\.safetensors: first\.bias is in this file or in model\.safet",
     ),
     "shard missing": (_lost_shard, r"model-00002-of-00002\.safetensors: missing"),
-    "shard outside the folder": (_shard_elsewhere, r"index\.json: the name '\.\./model-.*' leaves"),
+    "shard outside the folder": (_shard_in_another_folder, r"index\.json: the name '\.\./model-.*' leaves"),
     "weights truncated": (
         lambda folder: _truncate(folder / "model.safetensors"),
         r"model\.safetensors: missing, truncated or no safetensors file",

@@ -121,7 +121,7 @@ def test_ours_of_earlier_versions_is_read(made: Any, tmp_path: Path) -> None:
 
 
 def test_latest_is_preferred_to_latest_universal(converted: Any, made: Any, tmp_path: Path) -> None:
-    """A training that went on after the conversion is continued where it ended."""
+    """A training that continued after the conversion is continued where it ended."""
     source, universal = converted(2, 2, {})
     shutil.copytree(universal, tmp_path / "both")
     shutil.copytree(source, tmp_path / "both", dirs_exist_ok=True)
@@ -238,7 +238,7 @@ def test_steps_that_fp16_skipped_are_no_updates(written: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [_as_stage3, _with_weights])
-def test_an_optimizer_that_was_started_later_is_told(written: Path, form: Any) -> None:
+def test_an_optimizer_that_was_started_later_is_reported(written: Path, form: Any) -> None:
     """Of a training that loaded weights alone: both counts are kept, as from DeepSpeed's files."""
     form(written)
     _count(written, 10, 0)

@@ -59,7 +59,7 @@ def test_any_flipped_byte_is_refused_or_harmless(saved: Path) -> None:
 
 
 def test_a_file_without_checksums_is_read_and_known(saved: Path) -> None:
-    """torch can be told to write none; such a file is not damaged, but nothing vouches for it."""
+    """torch can be set to write none; such a file is not damaged, but nothing vouches for it."""
     from zerotrain.state.external import records
 
     assert records.has_checksums(saved)

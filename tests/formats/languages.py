@@ -40,7 +40,7 @@ class Language(NamedTuple):
 
 
 def config_of(name: str, kind: str) -> dict[str, Any]:
-    """The run's configuration beside phases and export, for weights of this kind."""
+    """The run's configuration in addition to phases and export, for weights of this kind."""
     layers = list(LORA[name])
     sections = {
         "lora": {"lora": {**ADAPTER, "target_modules": layers}},

@@ -143,8 +143,8 @@ def test_the_readme_names_files_for_the_images_and_the_command_has_them(tmp_path
     assert ("needs torchvision" in hub) == (family == "qwen_image")
 
 
-def test_what_no_pipeline_of_diffusers_takes_is_said(tmp_path):
-    """Two images of Kontext, and images beside the plain Qwen-Image."""
+def test_what_no_pipeline_of_diffusers_takes_is_reported(tmp_path):
+    """Two images of Kontext, and images next to the plain Qwen-Image."""
     for family, pipeline in (("flux", "FluxKontextPipeline"), ("qwen_image", "QwenImagePipeline")):
         (tmp_path / "model_index.json").write_text(f'{{"_class_name": "{pipeline}"}}')
         code = loading_code(tmp_path, family, "p", images=["a.png", "b.png"])

@@ -315,7 +315,7 @@ def test_a_damaged_file_is_named_with_what_makes_it_again(
     [(WITH_LORA, LORA), (LOHA, TEXT_FILES[LOHA][0]), ("outputs/kohya", "lora.safetensors")],
 )
 def test_a_trace_lists_a_damaged_file(project: Path, folder: str, name: str, how: str) -> None:
-    """A trace goes on to the end, and its exit code is 1."""
+    """A trace continues to the end, and its exit code is 1."""
     with damaged(Path(folder, name), how):
         result = CliRunner().invoke(cli.app, ["trace", folder])
     assert result.exit_code == 1
@@ -374,7 +374,8 @@ UNPUBLISHED = [(FIRST[folder], folder) for folder in FIRST if "progress" not in 
 def test_a_missing_or_cut_manifest_is_named(
     project: Path, words: list[str], folder: str, how: str
 ) -> None:
-    """What is wrong is said, and not what would be missing if the folder were another program's."""
+    """What is wrong is reported, and not what would be missing if the folder were another
+    program's."""
     with damaged(Path(folder, "manifest.json"), how):
         said = refusal(words)
     cut = f"{folder}/manifest.json: not JSON"

@@ -23,7 +23,7 @@ def run(*words: object) -> str:
 
 @pytest.fixture
 def checkpoint(base: Path, tmp_path: Path) -> Export:
-    """A checkpoint of the adapter that `lora` has, and its configuration beside it."""
+    """A checkpoint of the adapter that `lora` has, and its configuration next to it."""
     made = Export(tmp_path, base)
     made.settings = {"lora": {"rank": 4, "alpha": 6.0, "target_modules": list(LAYERS)}}
     made.save(dict(adapter_of(make_adapted(base, **ADAPTER))))
@@ -119,7 +119,7 @@ def test_exported_weights_are_no_training(lora, tmp_path):
         assert "exported weights are no training, and hold no moments" in run(lora, *words)
 
 
-def test_an_export_goes_on_to_another_format_by_the_weights_it_was_made_from(lora, tmp_path):
+def test_an_export_converts_to_another_format_by_the_weights_it_was_made_from(lora, tmp_path):
     """In its own type. A LoRA alone lacks its base: without the weights the message names them."""
     weights = shutil.copytree(lora, tmp_path / "weights")
     kohya = tmp_path / "kohya"

@@ -158,7 +158,7 @@ def test_merged_weights_are_the_base_of_another_run(lora, tmp_path):
     assert all(torch.equal(tensor, fused[name]) for name, tensor in found.items())
 
 
-def test_merged_weights_go_on_to_any_other_format(lora, tmp_path):
+def test_merged_weights_convert_to_any_other_format(lora, tmp_path):
     """As the refusal of the original layout says."""
     with pytest.raises(PipelineError, match=r"--to ldm: .* holds an adapter") as refused:
         convert(lora, "ldm", tmp_path / "out")
@@ -420,7 +420,7 @@ def test_a_wrong_name_would_be_found_before_anything_is_published(
     assert not (tmp_path / "out").exists()
 
 
-def test_text_encoders_of_one_width_cannot_be_told_apart(base, tmp_path):
+def test_text_encoders_of_one_width_cannot_be_distinguished(base, tmp_path):
     """from_single_file would load the first one twice."""
     source = published(base, tmp_path / "weights")
     path = source / "text_encoder_2" / "config.json"

@@ -53,7 +53,7 @@ def test_a_lora_of_any_format_answers_alike(language, tmp_path, form):
 
 
 def test_a_raw_prompt_is_taken_as_it_is(language):
-    """As the rows of prompt_template: alpaca were learned; it has no turns beside it."""
+    """As the rows of prompt_template: alpaca were learned; it has no other turns."""
     config = EvaluateConfig(max_new_tokens=12)
     found = language.family.generate(
         language.whole, [[Message("prompt", PROMPT)]], config, max_length=32, device="cpu"

@@ -89,7 +89,7 @@ def test_merged_weights_answer_as_the_trained_model(loha, trained, tmp_path):
 
 
 def test_images_are_those_of_the_adapter(loha, base, tmp_path):
-    """Of the weights folder, of peft's folder beside its base, and of merged weights."""
+    """Of the weights folder, of peft's folder next to its base, and of merged weights."""
     expected = sample_images(loha, tmp_path / "a")
     assert expected != sample_images(base, tmp_path / "b")
     convert(loha, "peft", tmp_path / "peft")
@@ -149,7 +149,7 @@ def test_tensors_of_another_adapter_are_refused(base, tmp_path):
         ),
     ],
 )
-def test_what_the_layers_cannot_have_is_said_in_pefts_words(base, settings, said):
+def test_what_the_layers_cannot_have_is_reported_in_pefts_words(base, settings, said):
     with pytest.raises(PipelineError) as refused:
         adapters.add(FAMILY.empty_model(base), {"peft_type": "LOHA", **settings}, 0)
     assert said in refused.value.what

@@ -122,7 +122,7 @@ def test_a_chat_model_ends_its_turn_in_every_program(tmp_path):
 
 
 def test_an_adapter_goes_with_its_base(language, tmp_path):
-    """The folder of a LoRA, in another type: from_pretrained applies it to the base beside it."""
+    """The folder of a LoRA, in another type: from_pretrained applies it to the base next to it."""
     convert(language.lora, None, tmp_path / "out", dtype="bf16")
     assert {
         t.dtype for t in load_file(tmp_path / "out" / "adapter_model.safetensors").values()

@@ -50,7 +50,7 @@ TARGETS = {
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A family's nano model as weights, and beside it its base and a LoRA of it."""
+    """A family's nano model as weights, and next to it its base and a LoRA of it."""
     known: dict[str, Path] = {}
 
     def make(name: str) -> Path:

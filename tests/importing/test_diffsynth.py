@@ -146,7 +146,7 @@ def test_further_inputs_are_conditioning_images(place: Any, columns: str, base: 
 
 
 def test_images_to_edit_are_scaled_as_the_image(place: Any) -> None:
-    """Which is said where DiffSynth-Studio's 1024 x 1024 is another size."""
+    """Which is reported where DiffSynth-Studio's 1024 x 1024 is another size."""
     found = imported("--extra_inputs edit_image --height 512 --width 512", f"{EDIT}:x")
     (note,) = [note for note in found.notes if note.key == "edit_image"]
     assert note.outcome == "changed"

@@ -51,7 +51,7 @@ def test_plain_python_is_one_process(place: Path, python: str) -> None:
     assert (found["launch.num_processes"], found["train.global_batch_size"]) == (1, 8)
 
 
-def test_python_beside_a_launcher_prepares(place: Path) -> None:
+def test_python_next_to_a_launcher_prepares(place: Path) -> None:
     """And is no training of its own; a word of another command is no launcher either."""
     commands = parse_commands(f"python download.py --all\ntorchrun {TRAINER} --note python")
     assert [command.launcher for command in commands] == ["torchrun"]

@@ -243,7 +243,7 @@ def example(script: str, **given: Any) -> ImportedConfig:
 def test_losses_of_diffusers_scripts(
     script: str, given: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    """The family stands in the script's name; its guidance is said, where nobody gives one."""
+    """The family stands in the script's name; its guidance is reported, where none is given."""
     assert of_loss(example(script, **given)) == expected
 
 

@@ -257,7 +257,7 @@ def test_questions_are_asked_until_answered(
 
 
 def test_the_command_writes_and_reports(place: Path) -> None:
-    """The configuration on standard output, the report beside it."""
+    """The configuration on standard output, the report next to it."""
     (place / "config").symlink_to(ROOT / "config")
     config = ZERO2 | {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}
     (place / "ds.json").write_text(json.dumps(config))

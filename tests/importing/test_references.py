@@ -196,7 +196,7 @@ def test_pefts_script_has_its_values_in_its_code(imported: Callable[..., Importe
 
 
 def test_nvme_offload_of_parameters_alone(imported: Callable[..., ImportedConfig]) -> None:
-    """Reference 004's second file: no preset is it, so the target stands beside the nearest."""
+    """Reference 004's second file: no preset is it, so the target stands next to the nearest."""
     launch = imported("simpletuner/config_nvme.json").nested()["launch"]
     assert (launch["preset"], launch["offload_param"]) == ("zero3", "nvme")
     assert launch["offload_path"] == "/path/to/nvme/storage"

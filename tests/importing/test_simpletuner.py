@@ -35,13 +35,13 @@ EMBEDS = {"id": "texts", "type": "local", "dataset_type": "text_embeds", "cache_
 
 
 def read(place: Path, datasets: Any = None, **given: Any) -> ImportedConfig:
-    """A config.json beside its file of datasets."""
+    """A config.json next to its file of datasets."""
     (place / "sets.json").write_text(json.dumps(datasets or [DATASET, EMBEDS]))
     (place / "config.json").write_text(json.dumps({**USUAL, **given}))
     return import_file(Path("config.json"), ImportOptions(presets=PRESETS))
 
 
-def told(found: ImportedConfig, outcome: str) -> set[str]:
+def keys_of(found: ImportedConfig, outcome: str) -> set[str]:
     """The keys of which the report says this."""
     return {note.key for note in found.notes if note.outcome == outcome}
 
@@ -68,14 +68,14 @@ def test_a_dataset(place: Path, dataset: dict[str, Any], expected: dict[str, Any
     found = read(place, [DATASET | dataset])
     assert found.nested()["data"] == expected
     assert found.values["train.resolution"] == 512
-    assert not {key for key in told(found, "changed") if "crop" in key}
+    assert not {key for key in keys_of(found, "changed") if "crop" in key}
 
 
 def test_what_differs_by_the_images_is_reported(place: Path) -> None:
     """Random crops, dropped small images, several captions of one file."""
     own = {"crop_style": "random", "minimum_image_size": 256, "caption_strategy": "textfile"}
     found = read(place, [DATASET | own])
-    assert told(found, "changed") >= {
+    assert keys_of(found, "changed") >= {
         "data_backend_config.crop_style", "data_backend_config.minimum_image_size",
         "data_backend_config.disable_multiline_split",
     }  # fmt: skip
@@ -215,20 +215,20 @@ def test_a_base_of_quanto_has_its_layers(place: Path, family: str, precision: st
     "other", [{"lora_type": "lycoris"}, {"quantize_via": "pipeline"}, {"model_family": "sdxl"}]
 )
 def test_another_base_of_quanto_is_none_here(place: Path, other: dict[str, Any]) -> None:
-    """In 8 bits it is said, in fewer refused."""
+    """In 8 bits it is reported, in fewer refused."""
     for precision in ("int4-quanto", "int2-quanto"):
         with pytest.raises(PipelineError, match="of few bits there are nf4-bnb"):
             read(place, base_model_precision=precision, **other)
     if "lora_type" not in other:
         found = read(place, base_model_precision="int8-quanto", **other)
-        assert "base_model_precision" in told(found, "changed")
+        assert "base_model_precision" in keys_of(found, "changed")
         assert "base_model_precision" not in found.values
 
 
 def test_ramtorch_and_quanto(place: Path) -> None:
     """SimpleTuner quantizes nothing there."""
     found = read(place, base_model_precision="int2-quanto", ramtorch=True)
-    assert {"base_model_precision"} <= {*told(found, "no-op")}
+    assert {"base_model_precision"} <= {*keys_of(found, "no-op")}
     assert "base_model_precision" not in found.values
 
 
@@ -241,7 +241,7 @@ def test_settings_of_the_web_interface(place: Path) -> None:
     (place / "config.json").write_text(json.dumps({"_metadata": {}, "config": inner}))
     found = import_file(Path("config.json"), ImportOptions(presets=PRESETS))
     assert found.values["base"] == "black-forest-labs/FLUX.1-Krea-dev"
-    assert "base_model_precision" in told(found, "changed")
+    assert "base_model_precision" in keys_of(found, "changed")
 
 
 def test_an_sdxl_has_simpletuners_autoencoder(place: Path) -> None:

@@ -34,7 +34,7 @@ def resolve(preset: str, launch: dict[str, Any], *, checkpointing: bool = True) 
 
 @pytest.mark.parametrize("preset", ["torch", "zero1", "zero2_offload", "zero3", "zero3_offload"])
 def test_cpu_checkpointing_is_for_every_preset(preset: str) -> None:
-    """It changes no number, so progress of before goes on under it."""
+    """It changes no number, so progress of before continues under it."""
     found = resolve(preset, {"cpu_checkpointing": True})
     assert found.launch.cpu_checkpointing
     assert found.sources["cpu_checkpointing"] == ("user", "")

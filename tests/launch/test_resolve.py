@@ -439,7 +439,7 @@ def test_numbers_follow_what_matters(change: dict[str, Any]) -> None:
 
 
 def test_a_quantized_base_is_part_of_the_numbers_and_of_run_yaml_where_there_is_one() -> None:
-    """What was trained before there was such a key goes on; ZeRO 3 is refused."""
+    """What was trained before there was such a key continues; ZeRO 3 is refused."""
     phase = {"name": "a", "until": 100}
     plain = resolve(phase, lora={})
     packed = resolve(phase, lora={}, base_model_precision="nf4", base_model_exclude_modules=["x"])
@@ -499,7 +499,7 @@ SCHEDULE = {
 
 
 def test_deepspeeds_names_stand_under_our_own_keys_with_their_sources() -> None:
-    """A peak, a warm-up and a horizon are said in one place; the rest has a source each."""
+    """A peak, a warm-up and a horizon are reported in one place; the rest has a source each."""
     phase = resolve({"name": "a", "until": 2000}, train=SCHEDULE)
     assert (phase.train.lr_scheduler, phase.train.learning_rate) == ("WarmupDecayLR", 1e-4)
     assert (phase.train.lr_warmup_steps, phase.derived.lr_scheduler_steps) == (1000, 2000)

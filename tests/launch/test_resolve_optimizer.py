@@ -61,7 +61,7 @@ def test_an_optimizer_comes_with_its_own_values(tmp_path: Path) -> None:
     assert phase.numbers() != resolve(optimizer="sgd").numbers()
 
 
-def test_an_implementations_name_is_said_to_be_adamw() -> None:
+def test_an_implementations_name_is_imported_as_adamw() -> None:
     """In run.yaml, with the reason."""
     phase = resolve("zero2_offload", optimizer="CPUAdam")
     assert phase.train.optimizer == "adamw"
@@ -122,7 +122,7 @@ def test_a_cycled_momentum_needs_one() -> None:
     resolve(optimizer="lion", **cycle)
 
 
-def test_deepspeed_is_told_to_take_any_optimizer() -> None:
+def test_deepspeed_accepts_any_optimizer() -> None:
     """Where it is not its own; its parser takes the file."""
     for optimizer, arguments, told in (
         ("lion", {}, True), ("adamw", {}, False), ("adamw", {"amsgrad": True}, True),

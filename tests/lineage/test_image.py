@@ -57,7 +57,7 @@ def test_an_image_is_known_by_its_content(chain: Path, tmp_path: Path) -> None:
     assert said.splitlines()[-1] == "3 of 3 weights that know it were trained on it"
 
 
-def test_an_image_that_was_held_out_is_said_to_be(chain: Path) -> None:
+def test_an_image_that_was_held_out_is_reported_as_such(chain: Path) -> None:
     """It is known to the weights, and no step was taken on it."""
     found = uses(f"photos/{one_of('holdout')}")
     assert [use["trained"] for use in found["weights"]] == [False] * 3
@@ -89,7 +89,7 @@ def test_a_dataset_that_has_lost_the_image_hides_nothing(chain: Path) -> None:
 
 
 def test_weights_whose_chain_is_cut_are_named(chain: Path) -> None:
-    """What cannot be told is not left out."""
+    """What is unknown is not left out."""
     shutil.rmtree("results/data/cats/cache")
     found = uses(f"photos/{one_of('train')}")
     assert found["weights"] == []
@@ -122,7 +122,7 @@ def test_only_what_counts_is_asked(chain: Path, tmp_path: Path) -> None:
 
 
 def test_equal_images_are_all_named(chain: Path) -> None:
-    """Each under its name; and where nothing was trained yet, it is said."""
+    """Each under its name; and where nothing was trained yet, it is reported."""
     file = one_of("train")
     shutil.copy(f"photos/{file}", "photos/same.ppm")
     Path("photos/same.txt").write_text("the same")

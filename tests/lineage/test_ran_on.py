@@ -51,7 +51,7 @@ def test_rows_name_versions_device_and_threads_shortly():
     ]
 
 
-def test_changes_are_said_in_plain_words():
+def test_changes_are_reported_in_plain_words():
     said = [change.text for change in ran_on().changes]
     assert said == [
         "after step 120: torch 2.12.0 → 2.13.0",
@@ -90,7 +90,7 @@ def test_a_strangers_text_is_no_markup():
     assert "- device: &lt;b&gt; # GPU |\n" in text
 
 
-def test_what_a_manifest_carries_is_what_the_position_said():
+def test_what_a_manifest_carries_is_what_the_position_has():
     found = RanOn.of_manifest(ran_on().made_by(), step=700)
     assert (found.exact, found.rows()) == (ran_on().exact, ran_on().rows())
     assert RanOn.of(make_position()).made_by() == {}

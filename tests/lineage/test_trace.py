@@ -275,8 +275,8 @@ def test_a_folder_that_is_another_is_named(chain: Path, folder: str) -> None:
 
 @pytest.mark.parametrize("how", ["folder", "manifest", "not JSON"])
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_walk_goes_on_past_a_folder_that_is_gone(chain: Path, folder: str, how: str) -> None:
-    """What lies beside it tells of its parents: the images are reached, and no other is named."""
+def test_the_walk_continues_past_a_folder_that_is_gone(chain: Path, folder: str, how: str) -> None:
+    """What lies next to it tells of its parents: the images are reached, and no other is named."""
     manifest = Path(folder, "manifest.json")
     if how == "folder" and folder != "results/data/cats":
         shutil.rmtree(folder)
@@ -297,7 +297,7 @@ def test_the_walk_goes_on_past_a_folder_that_is_gone(chain: Path, folder: str, h
 
 
 def test_the_weights_own_manifest_may_be_gone(chain: Path) -> None:
-    """Their place tells of the checkpoint, from which the walk goes on."""
+    """Their place tells of the checkpoint, from which the walk continues."""
     Path(WEIGHTS, "manifest.json").unlink()
     found = document()
     assert named() == [("missing", f"{WEIGHTS}/manifest.json")]
@@ -357,7 +357,8 @@ def test_weights_say_the_step_of_their_checkpoint(chain: Path) -> None:
 
 
 def test_a_folder_of_the_same_identity_stands_in_for_one_that_is_gone(chain: Path) -> None:
-    """The rolling checkpoint goes on where the published one was removed, which is still named."""
+    """The rolling checkpoint serves where the published one was removed, which is still
+    named."""
     shutil.rmtree(f"{RUN}/offload/checkpoint")
     found = document()
     assert named() == [("missing", f"{RUN}/offload/checkpoint")]
@@ -366,7 +367,7 @@ def test_a_folder_of_the_same_identity_stands_in_for_one_that_is_gone(chain: Pat
     assert parents["checkpoint"]["path"] == f"{RUN}/offload/progress/step-7"
 
 
-def test_all_findings_are_told_at_once(chain: Path) -> None:
+def test_all_findings_are_reported_at_once(chain: Path) -> None:
     """Of every level, not the first alone."""
     Path("photos/cat.ppm").unlink()
     Path(f"{RUN}/base/unet/config.json").write_text("[]")
@@ -380,7 +381,7 @@ def test_all_findings_are_told_at_once(chain: Path) -> None:
 
 
 def test_a_run_that_moved_is_still_whole(chain: Path) -> None:
-    """Parents that moved along are known by their identity, and where they lay is said."""
+    """Parents that moved along are known by their identity, and where they lay is reported."""
     Path("results/cats").rename("results/dogs")
     found = document("results/dogs/offload/weights")
     assert found["whole"]
@@ -390,7 +391,7 @@ def test_a_run_that_moved_is_still_whole(chain: Path) -> None:
     )
 
 
-def test_a_project_is_traced_from_elsewhere(
+def test_a_project_is_traced_from_another_folder(
     chain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths count from the project that holds the weights, not from the working directory."""
@@ -474,8 +475,8 @@ def test_a_file_of_weights_leads_to_its_folder(chain: Path, tmp_path: Path) -> N
     assert document(file)["weights"] == document(str(copied))["weights"] == WEIGHTS
 
 
-def test_a_file_that_no_manifest_lists_is_told(chain: Path) -> None:
-    """In weights it is a finding, since programs load what lies there; elsewhere a note."""
+def test_a_file_that_no_manifest_lists_is_reported(chain: Path) -> None:
+    """In weights it is a finding, since programs load what lies there; in other places a note."""
     Path(f"{RUN}/base/stray.bin").write_text("stray")
     assert document()["notes"] == [f"{RUN}/base/stray.bin: not listed, never read"]
     assert named() == []
@@ -524,7 +525,7 @@ def test_a_rolling_checkpoint_says_itself_what_it_was_trained_on(chain: Path) ->
     assert named(f"{progress}/step-7") == [("unknown", checkpoint), ("unknown", manifest)]
 
 
-def test_a_checkpoint_of_elsewhere_is_known_by_its_sizes(chain: Path) -> None:
+def test_an_external_checkpoint_is_known_by_its_sizes(chain: Path) -> None:
     """Where no manifest was, names and sizes are what an export remembers."""
     from zerotrain.export.export import lineage
 
@@ -559,7 +560,7 @@ def test_captions_of_a_table_are_held_to_their_hashes(chain: Path) -> None:
 def test_conditioning_images_are_held_to_their_hashes(
     chain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of folders and of columns; one that samples share is told once."""
+    """Of folders and of columns; one that samples share is reported once."""
     shutil.copytree("photos", "before", ignore=shutil.ignore_patterns("*.txt"))
     data = {"images": "photos", "conditioning_images": ["before", "photos"]}
     prepare_dataset(DataConfig.model_validate(data), Path("results/data/folders"))
@@ -646,7 +647,7 @@ def test_the_flowchart_has_a_box_and_an_arrow_for_each(chain: Path) -> None:
 
 
 def test_a_trace_changes_nothing(chain: Path) -> None:
-    """Not even what a killed writer left, which reading otherwise mends."""
+    """Not even what a killed writer left, which reading otherwise repairs."""
     shutil.copytree(f"{RUN}/base", f"{RUN}/.base.new-1")
     before = sorted((str(path), path.stat().st_mtime_ns) for path in Path().rglob("*"))
     assert trace(WEIGHTS)[0] == 0

@@ -53,7 +53,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_a_driver_it_is_a_cpu() -> None:
-    """And nothing is said of it."""
+    """And nothing is reported."""
     found = detect._detect(HOST, CPU)
     assert (found.accelerator, found.devices, found.unused) == ("cpu", (), "")
 
@@ -95,7 +95,7 @@ def test_a_cpu_run_on_a_machine_with_gpus_says_so(
     assert found.unused == f"CUDA_VISIBLE_DEVICES={visible!r} hides the GPUs"
 
 
-def test_a_gpu_under_torch_for_the_cpu_is_said(nvidia_smi: Path) -> None:
+def test_a_gpu_under_torch_for_the_cpu_is_reported(nvidia_smi: Path) -> None:
     """Else a training would take a week in silence."""
     found = detect._detect(HOST, CPU)
     assert found.accelerator == "cpu"
@@ -142,7 +142,7 @@ def test_amd_and_ascend_are_asked_of_torch(
     assert (found.accelerator, [d.name for d in found.devices]) == (kind, ["card"])
 
 
-def test_amd_and_ascend_without_their_torch_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amd_and_ascend_without_their_torch_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what is needed."""
     driver("rocm")
     assert "needs torch of a ROCm build" in detect._detect(HOST, CUDA).unused

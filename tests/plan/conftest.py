@@ -192,6 +192,6 @@ def real_step(
 
 @pytest.fixture(autouse=True, scope="session")
 def own_store(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Traces of these tests, and nobody else's."""
+    """Traces of these tests, and no other's."""
     folder = tmp_path_factory.mktemp("plans")
     trace_store.folder = lambda: folder

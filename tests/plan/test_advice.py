@@ -137,7 +137,7 @@ def test_where_nothing_fits_the_search_is_named(planned: Plan, traced_once: None
         assert "zerotrain switch" not in found.what_to_do
 
 
-def test_a_disk_that_nobody_named_is_no_way_out(planned: Plan, traced_once: None) -> None:
+def test_a_disk_that_is_not_configured_is_no_way_out(planned: Plan, traced_once: None) -> None:
     """What swaps to one, and what saves nothing on one process, is passed over."""
     rows = {name: row["plain"] for name, row in planned.rows.items()}
     own = max(rows.values(), key=lambda one: one.device)
@@ -159,7 +159,7 @@ def test_an_engine_that_the_machine_refuses_is_no_way_out(
     assert "no preset after torch fits here" in found.what_to_do
 
 
-def test_a_run_that_is_not_in_config_gets_what_can_be_said() -> None:
+def test_a_run_that_is_not_in_config_gets_what_is_known() -> None:
     """No traceback on the way to an advice."""
     FILE.unlink()
     found = advice.after_out_of_memory(phase(), Path("base"), 200, {})

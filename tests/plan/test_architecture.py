@@ -129,7 +129,7 @@ def small_sd3(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("small_sd3")
 @pytest.mark.parametrize("prefix", ["", "model.diffusion_model.", "transformer."])
 def test_a_single_file_is_recognised_by_its_header(tmp_path, prefix):
-    """Other parts beside the denoiser and SD3's table of positions do not count."""
+    """Other parts than the denoiser and SD3's table of positions do not count."""
     tensors = {f"{prefix}a": torch.zeros(4, 5), f"{prefix}b": torch.zeros(10)}
     tensors[f"{prefix}pos_embed"] = torch.zeros(7)
     if prefix:

@@ -37,7 +37,7 @@ def test_mirror_images_have_latents_of_their_own(flips, images):
     ],
 )
 def test_packed_latents_have_16_channels(family, base):
-    """Whatever the transformer takes beside them, as FLUX.1 Fill does."""
+    """Whatever the transformer takes in addition, as FLUX.1 Fill does."""
     shape = Shape(batch=1, resolution=1024)
     latents, _ = cached_bytes(find_architecture(family, base), shape, "bf16", flips=False)
     assert latents == 2 * 16 * 128 * 128

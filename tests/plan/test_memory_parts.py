@@ -111,8 +111,8 @@ def test_states_in_bf16_take_four_bytes_less_of_the_host(name: str) -> None:
     assert states(memory_parts(launch(other, bf16_states=True), sdxl(), 0), "device") == 16 * SDXL
 
 
-def test_offload_at_stage_3_is_the_facts_arithmetic_and_what_deepspeed_takes_besides() -> None:
-    """43.0 GiB of states; gradients in 16 bits, which it keeps beside those in float32."""
+def test_offload_at_stage_3_is_the_facts_arithmetic_and_deepspeeds_own_memory() -> None:
+    """43.0 GiB of states; gradients in 16 bits, which it keeps in addition to those in float32."""
     parts = memory_parts(launch("zero3_offload"), sdxl(), 0)
     assert states(parts, "device") == 0
     assert states(parts, "host") == 18 * SDXL
@@ -122,7 +122,8 @@ def test_offload_at_stage_3_is_the_facts_arithmetic_and_what_deepspeed_takes_bes
 
 
 def test_the_update_of_stage_2_takes_copies_of_the_gradients() -> None:
-    """16-bit gradients are made flat and then float32: six bytes a parameter beside the states."""
+    """16-bit gradients are made flat and then float32: six bytes a parameter in addition to the
+    states."""
     parts = memory_parts(launch("zero2"), sdxl(), 0)
     assert at(parts, Moment.STEP, "device") == (16 + 6) * SDXL
     bucket = 2 * 50_000_000
@@ -168,7 +169,7 @@ def test_zero3_takes_more_than_zero2_offload_of_few_processes_and_less_of_many()
     assert device("zero3", 64) < device("zero2_offload", 64)
 
 
-def test_it_is_said_where_zero_saves_nothing() -> None:
+def test_it_is_reported_where_zero_saves_nothing() -> None:
     assert "one process" in (saves_nothing(launch("zero2")) or "")
     assert saves_nothing(launch("zero2", processes=2)) is None
     assert saves_nothing(launch("zero2_offload")) is None
@@ -203,7 +204,8 @@ def test_quantized_weights_take_their_bytes_alone() -> None:
 
 
 def test_accumulation_keeps_gradients_on_the_host() -> None:
-    """At stage 2 with offload, micro batches are summed up in 16 bits beside the float32 ones."""
+    """At stage 2 with offload, micro batches are summed up in 16 bits in addition to the float32
+    ones."""
     one = memory_parts(launch("zero2_offload"), sdxl(), 0)
     four = memory_parts(launch("zero2_offload", accumulation=4), sdxl(), 0)
     more = at(four, Moment.STEP, "host") - at(one, Moment.STEP, "host")
@@ -292,7 +294,7 @@ def test_live_parameters_follow_the_limits() -> None:
 
 def test_what_is_gathered_lies_in_a_buffer_first() -> None:
     """One module at a time, twice; all at once: the first, and the other three in one buffer. On a
-    CPU a gathering that goes on has a copy."""
+    CPU a gathering that continues has a copy."""
     alone, far = {"prefetch": 0, "max_live": 0, "reuse": 0}, {"max_live": 1000, "reuse": 1000}
     assert live(gathers=True, **alone) == Live(60, 60, 20)
     assert live(gathers=True, prefetch=100, **far) == Live(65 + 55, 65, 30)

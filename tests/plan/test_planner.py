@@ -101,7 +101,7 @@ def test_the_lowest_that_fits_is_recommended(traced: Traced) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2, 8])
 def test_recommendations_are_monotone_in_device_memory(traced: Traced, processes: int) -> None:
-    """More memory never asks for a preset that keeps more elsewhere."""
+    """More memory never asks for a preset that offloads more."""
     column = made(traced, None, processes).column("checkpointed")
     found = []
     for memory in range(1, 120):
@@ -136,7 +136,7 @@ def test_auto_says_what_it_took_and_what_to_do_where_nothing_fits(traced: Traced
 
 
 def test_an_engine_that_cannot_run_here_is_left_out(traced: Traced) -> None:
-    """On MPS plain PyTorch is what there is, and it is said."""
+    """On MPS plain PyTorch is what there is, and it is reported."""
     place = Place(
         64 * GIB, None, engines={"torch": "", "deepspeed": "DeepSpeed does not run on MPS"}
     )
@@ -146,8 +146,8 @@ def test_an_engine_that_cannot_run_here_is_left_out(traced: Traced) -> None:
     assert "DeepSpeed does not run on MPS" in said
 
 
-def test_more_memory_elsewhere_is_less_here(traced: Traced) -> None:
-    """Of presets and of activations; ZeRO on one process is said to bring nothing."""
+def test_more_memory_needs_no_more_offload(traced: Traced) -> None:
+    """Of presets and of activations; ZeRO on one process brings nothing."""
     rows = made(traced, None, 4).rows
     for row in rows.values():
         assert row["plain"].device >= row["checkpointed"].device >= row["on_host"].device
@@ -315,7 +315,7 @@ def test_fit_traces_one_sample_a_size_where_nothing_fits(monkeypatch: pytest.Mon
 
 
 def test_fit_needs_a_device() -> None:
-    """Nothing is traced for a GPU that nobody knows."""
+    """Nothing is traced for a GPU that no one knows."""
     with pytest.raises(PipelineError, match="no GPU is known here"):
         search(nano(), "a", Place(None, None))
 

@@ -1,4 +1,4 @@
-"""build_base: presets, folders and hub ids, and what a user is told where one is wrong."""
+"""build_base: presets, folders and hub ids, and the message to the user where one is wrong."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(dataset: Path, **changes: object) -> RunConfig:
-    """A run on the images beside the dataset."""
+    """A run on the images next to the dataset."""
     raw = {
         "run": "houses",
         "base": "nano",
@@ -75,7 +75,7 @@ def model(nano: Artifact, tmp_path: Path) -> Path:
 
 
 def refusal(dataset: Path, output: Path, **changes: object) -> str:
-    """What a user is told; nothing may be published."""
+    """The message to the user; nothing may be published."""
     with pytest.raises(PipelineError) as caught:
         build_base(BuildSettings.of(config_of(dataset, **changes)), dataset, output)
     assert not output.exists()
@@ -172,7 +172,7 @@ def test_a_folder_is_linked_not_copied(nano, model, dataset, tmp_path):
 
 def test_a_copied_base_needs_the_folder_no_more(model, dataset, tmp_path, monkeypatch):
     """`base_copy: copy` gives the same base in files of its own; `reflink` where blocks can be
-    shared, and else a sentence instead of a copy that nobody asked for."""
+    shared, and else a sentence instead of a copy that no one asked for."""
     linked = build(dataset, tmp_path / "base", base=str(model))
     monkeypatch.setattr("zerotrain.artifact.copies.reflink", lambda source, target: False)
     text = refusal(dataset, tmp_path / "other", base=str(model), base_copy="reflink")

@@ -180,7 +180,7 @@ def test_the_reader_gives_what_the_encoders_gave(run, family):
     assert {entry.split for entry in cache.entries} == {"train", "holdout"}
 
 
-def test_sizes_are_those_that_sdxl_is_told(run, family):
+def test_sizes_are_those_that_sdxl_gets(run, family):
     cache = read_cache(run.cache(data={"max_pixels": 300, "repeats": 4}))
     last = cache.entries[19]  # 43 wide, 30 high: cut 6 pixels from the left
     assert last.original_size == (14, 20)
@@ -232,8 +232,8 @@ def test_nothing_new_loads_no_encoders(run, family, capsys):
 
 
 def test_prompts_of_validations_are_encoded_alone_and_are_no_part_of_the_identity(run, family):
-    """The empty one is there, too; a caption among them is taken from the captions. A training
-    that goes by the cache's identity goes on when they change."""
+    """The empty one is there, too; a caption among them is taken from the captions. A training that
+    goes by the cache's identity continues when they change."""
     before = artifact.read(run.cache(), "cache").identity
     family.prompt_batches.clear()
     run.prompts = ["a cat", "house 1"]
@@ -295,7 +295,7 @@ def test_captions_in_chunks_are_encoded_again_and_images_are_not(run, family, ca
 
 
 def test_another_length_of_captions_encodes_them_again(run, family, capsys):
-    """The family is told of it; images stay as they are."""
+    """The family gets it; images stay as they are."""
     run.family = "sd3"
     run.cache()
     assert family.max_sequence_length is None
@@ -370,7 +370,7 @@ def test_an_image_that_changed_since_is_refused_by_name(run, family):
     assert caught.value.what == f"{run.images}: 04.png changed since prepare_dataset"
 
 
-def test_a_stopped_encoding_goes_on_where_it_was(run, family, monkeypatch, capsys):
+def test_a_stopped_encoding_continues_where_it_was(run, family, monkeypatch, capsys):
     class Stop(Exception):
         pass
 
@@ -394,7 +394,7 @@ def test_a_stopped_encoding_goes_on_where_it_was(run, family, monkeypatch, capsy
     assert not (resumed / "partial").exists()
 
 
-def test_a_damaged_cache_is_mended(run, family, capsys):
+def test_a_damaged_cache_is_repaired(run, family, capsys):
     whole = contents(run.cache())
     shard = sorted((run.folder / "cache").glob("latents*"))[0]
     data = bytearray(shard.read_bytes())

@@ -217,7 +217,7 @@ def test_the_held_out_loss_sees_held_out_samples_at_fixed_noise(run):
     assert loss(0) != loss(1)
 
 
-def test_the_held_out_loss_tells_the_model_what_training_told_it(run, monkeypatch):
+def test_the_held_out_loss_gives_the_model_what_training_gives_it(run, monkeypatch):
     """Of the keys of the loss nothing: phases of other losses are compared."""
     given = []
     plain = FAMILY.objective(run / "weights")

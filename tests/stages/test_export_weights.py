@@ -194,7 +194,7 @@ def test_weights_in_half_precision_are_rounded(
 
 
 def test_averaged_weights_are_what_is_exported(export: Export, trained: Trained) -> None:
-    """The state holds both, and `--no-ema` writes the weights that the training goes on from."""
+    """The state holds both, and `--no-ema` writes the weights that the training continues from."""
     export.slots = [*SLOTS, EMA]
     written = export(trained)
     state = State(export.state)
@@ -585,7 +585,7 @@ def test_what_was_not_chosen_to_be_trained_is_the_bases_own(
     assert all(torch.equal(written[name], kept.get(name, own[name])) for name in own)
 
 
-def test_an_adapter_is_written_beside_the_base(export: Export, base: Path) -> None:
+def test_an_adapter_is_written_next_to_the_base(export: Export, base: Path) -> None:
     """The base's own U-Net is linked, the adapter is what was trained, and both load; its header
     leads back, and has rank and alpha."""
     model = FAMILY.load_model(base)

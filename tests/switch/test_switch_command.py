@@ -242,7 +242,7 @@ def test_a_new_phase_that_is_not_valid_is_refused() -> None:
 
 
 def test_a_running_training_is_asked_to_stop(capfd: pytest.CaptureFixture[str]) -> None:
-    """Once it has ended, the lock is free; the user is told whom we wait for."""
+    """Once it has ended, the lock is free; the user reads whom we wait for."""
     progress = save("plain", 100)
     with start_training(progress) as child:
         assert stop_training(progress, 60)
@@ -276,7 +276,7 @@ def test_a_training_that_does_not_stop_is_waited_for(
 
 
 def test_a_dry_run_and_a_refusal_stop_nothing() -> None:
-    """A training that runs goes on where a switch cannot succeed or is not meant."""
+    """A training that runs continues where a switch cannot succeed or is not meant."""
     progress = save("plain", 100)
     with start_training(progress) as child:
         said = switch.switch(SwitchOptions("flowers", "zero2", dry_run=True))
@@ -314,7 +314,7 @@ def test_a_dry_run_says_what_snakemake_plans(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("failure", [PipelineError("no", hint="none"), KeyboardInterrupt()])
 def test_a_switch_that_fails_accepts_nothing(monkeypatch, failure) -> None:
     """--accept holds for what the switch starts alone, and for these values: a killed one leaves
-    nothing that accepts more. While Snakemake runs, nobody holds the progress."""
+    nothing that accepts more. While Snakemake runs, no process holds the progress."""
     make_inputs()
     progress = save("plain", 100)
     config = read_config(Path("config/flowers.yaml"))
@@ -370,7 +370,7 @@ def test_progress_that_is_held_is_not_accepted(monkeypatch: pytest.MonkeyPatch) 
         ("", False),
     ],
 )
-def test_snakemake_is_told_by_its_program(line: str, is_it: bool) -> None:
+def test_snakemake_is_recognised_by_its_program(line: str, is_it: bool) -> None:
     """A folder of this name among the words of an editor or a shell is none."""
     assert stop._is_snakemake(line.split()) is is_it
 
@@ -426,7 +426,7 @@ def shorten(folder: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_killed_training_goes_on_under_deepspeed(
+def test_a_killed_training_continues_under_deepspeed(
     quick_project: Callable[[str], Path],
 ) -> None:
     """kill -9 in the middle, one command, and the same training under ZeRO-2 with offload: the log

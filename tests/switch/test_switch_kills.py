@@ -209,7 +209,7 @@ def test_a_killed_switch_is_completed_by_the_same_command(
     tmp_path: Path,
     seed: int,
 ) -> None:
-    """Of a stopped training: what is exported is to the byte what nobody killed exports, the folder
+    """Of a stopped training: what is exported is to the byte what no one killed exports, the folder
     of configurations has no file more, and no lock is in the way of any command after it. Every
     fourth trains on to the end, to the weights of a training that was never stopped."""
     rng = random.Random(seed)

@@ -209,7 +209,7 @@ def test_accumulation_that_was_written_beforehand_stays() -> None:
 
 
 def test_a_planned_launch_stays_planned() -> None:
-    """`auto` is chosen anew for the processes of the new phase."""
+    """`auto` is chosen again for the processes of the new phase."""
     write("{name: plain, until: 300, launch: auto, global_batch_size: 8}")
     save("plain", 200, preset="zero2", world_size=1)
     [added], _ = planned(num_processes=2)

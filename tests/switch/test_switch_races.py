@@ -133,7 +133,7 @@ class Racer:
         return self.process.stdout.readline().strip()
 
     def answer(self, how: str = "go") -> str:
-        """Let it go on to the next call, or let the one that it has reached fail."""
+        """Let it continue to the next call, or let the one that it has reached fail."""
         assert self.process.stdin
         self.process.stdin.write(f"{how}\n")
         self.process.stdin.flush()
@@ -156,8 +156,8 @@ def racer() -> Iterator[Callable[[str], Racer]]:
 
 
 def test_a_second_switch_of_a_run_cannot_lose_the_first(saved, racer) -> None:
-    """One switch of a run works at a time, from reading to the end: the second is refused and told
-    whose turn it is. Whoever says that it is done has its phase in the configuration."""
+    """One switch of a run works at a time, from reading to the end: the second is refused and
+    reported whose turn it is. Whoever says that it is done has its phase in the configuration."""
     first = racer("zero2")
     assert first.said() == "plan"
     second = racer("zero3")
@@ -343,7 +343,7 @@ def test_a_switch_whose_export_is_of_another_step_is_not_done(snakemake, monkeyp
 
 
 def test_the_same_switch_again_is_done_already(snakemake) -> None:
-    """Before the new phase has begun, while it trains, and after the end of the run."""
+    """Before the new phase has started, while it trains, and after the end of the run."""
     switch.switch(SwitchOptions("flowers", "zero2"))
     former = contents()
     done = "done already: plain ended at step 100, plain-zero2"
@@ -367,7 +367,7 @@ def test_the_same_switch_again_is_done_already(snakemake) -> None:
 
 @pytest.mark.parametrize("until", [1, 2])
 def test_the_same_switch_completes_a_killed_one(snakemake, racer, until, capfd) -> None:
-    """Killed after its edit, or with the export done and nothing said."""
+    """Killed after its edit, or with the export done and nothing reported."""
     former = set(contents())
     one = racer("zero2")
     assert one.said() == "plan"

@@ -219,7 +219,7 @@ def test_a_group_that_failed_names_each_stage_once_with_its_job() -> None:
 
 
 def test_an_end_without_a_stage_that_failed_is_no_stop_on_request() -> None:
-    """It is one only after Snakemake was told to end."""
+    """It is one only after Snakemake was asked to end."""
     terminal = two_jobs()
     terminal.emit("Complete log(s): /logs/1.log")
     terminal.end()

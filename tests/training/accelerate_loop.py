@@ -1,6 +1,6 @@
 """A training loop as other programs have it: accelerate, DeepSpeed or none, and save_state.
 
-It sees the same batches as ours, so that a run that goes on from it can be held to one that was
+It sees the same batches as ours, so that a run that continues from it can be held to one that was
 ours from the first step.
 """
 

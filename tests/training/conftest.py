@@ -54,7 +54,7 @@ class Training:
         self.base, self.cache = inputs / "base", inputs / "cache"
         self._server = server
         self.output = folder / "output.txt"
-        """What the training processes said."""
+        """What the training processes printed."""
 
     def phase(
         self, name: str, preset: str, until: int, *, zero: Any = None, **changes: Any
@@ -301,7 +301,7 @@ class Command:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the command in the background; `said` gives what it said."""
+        """Start the command in the background; `said` gives what it printed."""
         log = self.training.folder / f"train_phase.{next(self._outputs)}.log"
         output = log.with_suffix(".out").open("wb")
         process = subprocess.Popen(
@@ -322,7 +322,8 @@ class Command:
         return process
 
     def end(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
-        """Wait for a command's end: its exit code, and what it said; its log says that and more."""
+        """Wait for a command's end: its exit code, and what it printed; its log says that and
+        more."""
         code = process.wait(120)
         log: Path = process.log  # type: ignore[attr-defined]
         said = log.with_suffix(".out").read_text()

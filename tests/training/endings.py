@@ -29,7 +29,7 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -
 
 
 def beat(rank: int, *, step: int | None = 4, waits: bool = False, ago: float = 0.0) -> Beat:
-    """What a process of this very pid may have said."""
+    """What a process of this very pid may have reported."""
     own = psutil.Process()
     host = os.uname().nodename
     return Beat(rank, host, own.pid, own.create_time(), step, "x", waits, 9.0, 1000.0 - ago)

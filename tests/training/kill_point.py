@@ -27,12 +27,12 @@ class KillPoint:
 
     def __init__(self, server: Any, folder: Path, change: int | None = None) -> None:
         self._folder, self._change = f"{folder}/", change
-        self._begun = server.Value("i", 0, lock=False)
+        self._started = server.Value("i", 0, lock=False)
 
     @property
-    def begun(self) -> int:
+    def started(self) -> int:
         """The changes so far, also of a process that has ended."""
-        return int(self._begun.value)
+        return int(self._started.value)
 
     def arm(self) -> None:
         """From now on this process's changes count."""
@@ -44,8 +44,8 @@ class KillPoint:
         path = _place(event, arguments)
         # TensorBoard writes from a thread, whose changes come now earlier, now later.
         if path.startswith(self._folder) and "/tensorboard/" not in path:
-            self._begun.value += 1
-            if self._begun.value == self._change:
+            self._started.value += 1
+            if self._started.value == self._change:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 

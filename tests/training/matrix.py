@@ -186,7 +186,7 @@ def deviation(losses: list[float], reference: list[float]) -> float:
 
 
 class Matrix:
-    """Trains each setup once without a switch, and goes on from its middle under others."""
+    """Trains each setup once without a switch, and continues from its middle under others."""
 
     def __init__(self, training: Any) -> None:
         self.training = training
@@ -216,7 +216,7 @@ class Matrix:
         return self.measured[switch]
 
     def apart(self, switch: Switch, name: str, state: Path) -> float:
-        """The same for a run of this name that goes on from this state."""
+        """The same for a run of this name that continues from this state."""
         first, second = self.whole(switch.first), switch.second
         losses = self.training.run(name, second.preset, STEPS, state=state, **second.changes())
         assert losses[:SWITCH] == first[:SWITCH]

@@ -22,7 +22,7 @@ SIZE = 1000
 
 
 class Log(reporting.Log):
-    """Keeps what it is told."""
+    """Keeps what is reported to it."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

@@ -77,7 +77,7 @@ class Narrow(torch.optim.SGD):
 
 @pytest.mark.parametrize(("kind", "steady"), [(Narrow, False), (torch.optim.SGD, True)])
 def test_moments_are_decoded_one_parameter_at_a_time(monkeypatch, kind, steady):
-    """A save that ran beside the passes would hold the decoded moments of all parameters, four
+    """A save that ran during the passes would hold the decoded moments of all parameters, four
     times what 8 bits take: each is written before the next one is decoded."""
 
     def opened(phase: Any, groups: Any, parameters: Any) -> list[torch.optim.Optimizer]:

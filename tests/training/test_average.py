@@ -90,8 +90,8 @@ def test_average_resumes_in_the_same_bits(training, preset):
 
 
 def test_average_crosses_every_switch(training, tmp_path):
-    """It goes on over switches of engine, stage and processes, as if there had been none: with two
-    processes within 1e-5, as the losses do."""
+    """It continues over switches of engine, stage and processes, as if there had been none: with
+    two processes within 1e-5, as the losses do."""
     values = {"use_ema": True, "ema_decay": 0.9, "lr_scheduler_steps": 16}
     training.run("whole", "torch", 8, **values)
     state = None

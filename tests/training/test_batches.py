@@ -61,8 +61,8 @@ def seen(world_size: int, accumulations: int) -> list[list[int]]:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("accumulations", [1, 2])
 def test_every_world_size_sees_the_same_samples(world_size, accumulations):
-    """Step by step the same samples, each once, over more than two epochs; so a training may go on
-    with another number of processes."""
+    """Step by step the same samples, each once, over more than two epochs; so a training may
+    continue with another number of processes."""
     found = seen(world_size, accumulations)
     assert found == seen(1, 1)
     assert sorted(i for step in found[:3] for i in step) == list(range(SAMPLES))

@@ -64,7 +64,7 @@ def test_large_buffers_that_nothing_writes_are_hashed_once(monkeypatch) -> None:
         held.refuse_changed(PHASE)
 
 
-def test_what_each_batch_decides_anew_is_no_history() -> None:
+def test_what_each_batch_decides_again_is_no_history() -> None:
     """longrope has one of two tables, by the batch alone; dynamic keeps the longest seen."""
     for rope_type, refused in (
         ("longrope", False),

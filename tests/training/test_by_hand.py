@@ -195,7 +195,7 @@ def srun(training: Any, server: Any) -> Iterator[Srun]:
 
 def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     """A signal to one of two ends both with 85 and one checkpoint, a second start meanwhile is
-    refused with the holder's name, and the next one goes on to the weights of an undisturbed run;
+    refused with the holder's name, and the next one continues to the weights of an undisturbed run;
     the stage publishes them without training."""
     training.phase("main", "torch", STEPS, num_processes=2)
     progress = training.progress("main")
@@ -225,7 +225,7 @@ def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     assert (progress / progress_folder.LOG).read_bytes() == before
 
 
-def test_nobody_ends_before_the_checkpoint_is_there(training: Any, srun: Srun) -> None:
+def test_no_process_ends_before_the_checkpoint_is_there(training: Any, srun: Srun) -> None:
     """torchrun and srun end all processes once one has ended with a code: the first process has
     published the checkpoint, and given its lock back, before any other ends."""
     training.phase("main", "torch", STEPS, num_processes=2)
@@ -271,14 +271,14 @@ def test_who_has_given_its_lock_back_is_not_ended(
     """It may take a while from there to its end."""
     monkeypatch.setattr(lock, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(hand, "_end_taken_over", lambda progress: os._exit(9))
-    _begun(training, srun)
+    _started(training, srun)
     for thread in [one for one in threading.enumerate() if one.name == "lock"]:
         thread.join(5)
         assert not thread.is_alive()
     assert lock.holder_of(training.progress("main")) is None
 
 
-def _begun(training: Any, srun: Srun) -> Any:
+def _started(training: Any, srun: Srun) -> Any:
     phase = training.phase("main", "torch", STEPS)
     with ExitStack() as held:
         return hand._begin(rank.read_arguments(srun.words("main")), phase, held)
@@ -304,7 +304,7 @@ def test_the_others_hear_of_whatever_stops_the_first(
         raise error
 
     monkeypatch.setattr(f"zerotrain.training.process.by_hand.{place}", fail)
-    begun = _begun(training, srun)
+    begun = _started(training, srun)
     assert begun.what.startswith(said)
     assert begun.hint
     assert begun.code == code
@@ -316,13 +316,13 @@ def test_a_phase_that_a_validation_has_ended_is_finished(
 ) -> None:
     """As for the stage: it is not trained on to its `until`."""
     monkeypatch.setattr(hand, "end_step", lambda progress, until, rule: until - 7)
-    assert _begun(training, srun).finished
+    assert _started(training, srun).finished
     hand._tell(0, training.phase("other", "torch", STEPS), training.progress("main"))
     assert f"other: trained to step {STEPS - 7}; the rule" in capsys.readouterr().err
 
 
 def test_a_mistake_ends_all_processes_with_its_code(training: Any, srun: Srun) -> None:
-    """One sentence, no traceback, and nobody waits for the others."""
+    """One sentence, no traceback, and no process waits for the others."""
     training.phase("main", "torch", STEPS, num_processes=2, learning_rate=1e30, lr_warmup_steps=0)
     victim = training.folder / "main/launch/accelerate.yaml"
     victim.write_text(victim.read_text() + "# changed\n")

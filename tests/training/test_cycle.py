@@ -59,14 +59,14 @@ def test_the_beta_that_is_logged_is_used(whole):
 
 @pytest.mark.parametrize("preset", OTHERS)
 def test_a_switch_in_the_middle_of_a_cycle_keeps_the_losses(whole, preset):
-    """Rate and beta go on from the step, so the rest is that of the uninterrupted run."""
+    """Rate and beta continue from the step, so the rest is that of the uninterrupted run."""
     losses = whole.run(f"to {preset}", preset, END, state=whole.folder / "state", **CYCLE)
     assert deviation(losses, whole.losses("whole")) <= OTHERS[preset]
 
 
 @pytest.mark.parametrize("preset", ["torch", pytest.param("zero2_offload", marks=pytest.mark.slow)])
 def test_a_resume_in_the_middle_of_a_cycle_gives_the_same_bits(whole, preset):
-    """CPU offload's optimizer keeps powers of its betas, which a resume has to make anew."""
+    """CPU offload's optimizer keeps powers of its betas, which a resume has to make again."""
     expected = whole.run(f"{preset} at once", preset, END, **CYCLE)
     whole.run(f"{preset} in parts", preset, MIDDLE, **CYCLE)
     assert whole.run(f"{preset} in parts", preset, END, **CYCLE) == expected

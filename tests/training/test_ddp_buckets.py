@@ -1,4 +1,4 @@
-"""DDP's buckets: one cut, from the first step of every start, whatever it is told to look for."""
+"""DDP's buckets: one cut, from the first step of every start, whatever it is asked to look for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zerotrain.training.engines.ddp_buckets import fix_buckets
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One process that is a group; what the mend leaves in the environment goes with the test."""
+    """One process that is a group; what the fix leaves in the environment goes with the test."""
     port = free_port()
     monkeypatch.setenv("DDP_SET_LAST_BUCKET_CAP", "0")
     address = f"tcp://127.0.0.1:{port}"
@@ -51,7 +51,7 @@ def buckets(steps: int, *, unused: bool) -> list[list[list[int]]]:
 
 
 def test_buckets_are_those_of_the_first_step(group) -> None:
-    """Torch's own would be cut anew after it. What backward has first is sent first."""
+    """Torch's own would be cut again after it. What backward has first is sent first."""
     first, *later = buckets(3, unused=False)
     assert later == [first, first]
     assert len(first) > 5

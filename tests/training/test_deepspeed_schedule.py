@@ -157,7 +157,7 @@ def test_every_update_of_a_deepspeed_engine_had_this_rate(server: Any, tmp_path:
         assert [beta for _, beta in found] == pytest.approx([b for _, b in ours], rel=1e-12), name
 
 
-def test_a_rate_of_elsewhere_scales_the_curve() -> None:
+def test_a_groups_own_rate_scales_the_curve() -> None:
     """A group's own peak is a share of the phase's: the curve itself knows one peak."""
     args = {"warmup_min_lr": 0.0, "warmup_type": "linear"}
     one, three = (

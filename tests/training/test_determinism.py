@@ -1,6 +1,7 @@
-"""Equal bits on a GPU: which flags are set, and what is said of an operation that has no such form.
+"""Equal bits on a GPU: which flags are set, and what is reported of an operation that has no such
+form.
 
-A machine without a GPU is told that it has one; what the flags do is torch's.
+A machine without a GPU is made to believe that it has one; what the flags do is torch's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or damaged: a sentence each, nothing lost, and it goes on after.
+"""Disks that are full, read-only or damaged: a sentence each, nothing lost, and it continues after.
 
 The disks are small ones in memory, mounted for the test; a machine that does not let us mount them
 skips these tests.
@@ -40,7 +40,7 @@ def state_bytes(training, name: str, step: int) -> int:
 
 
 def test_a_full_disk_stops_before_half_a_checkpoint(training, mount: Mount) -> None:
-    """With room for one checkpoint and a half, the second is not begun: one sentence, code 2, and
+    """With room for one checkpoint and a half, the second is not started: one sentence, code 2, and
     the first is whole. With more room the same command ends in the bits of an undisturbed run."""
     whole = training.run("plain", "torch", 4)
     each = state_bytes(training, "plain", 4)
@@ -60,7 +60,8 @@ def test_a_full_disk_stops_before_half_a_checkpoint(training, mount: Mount) -> N
 
 
 def test_a_smaller_disk_keeps_fewer(training, mount: Mount) -> None:
-    """Where one checkpoint more would not fit, the oldest goes before its time, and it is said."""
+    """Where one checkpoint more would not fit, the oldest goes before its time, and it is
+    reported."""
     whole = training.run("plain", "torch", 5)
     each = state_bytes(training, "plain", 5)
     training.phase("small", "torch", 5, save_every=1, keep=4)
@@ -83,8 +84,8 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
     mount: Mount,
     gate,
 ) -> None:
-    """Another program takes the last bytes: the loop is told in one sentence, what was there stays,
-    and nothing is left of the half-written one."""
+    """Another program takes the last bytes: the loop gets one sentence, what was there
+    stays, and nothing is left of the half-written one."""
     progress = tmp_path / "disk"
     mount(progress, "size=256k")
     engine = Engine()
@@ -240,7 +241,7 @@ def test_a_disk_that_cannot_read_a_checkpoint(tmp_path: Path, monkeypatch, capsy
     assert "cannot be read (Input/output error)" in capsys.readouterr().err
 
 
-def test_a_phase_whose_checkpoints_are_all_damaged_is_not_begun_anew(training) -> None:
+def test_a_phase_whose_checkpoints_are_all_damaged_does_not_restart(training) -> None:
     """It is refused as often as it is started, each damage is named, and nothing is touched."""
     training.run("a", "torch", 4, save_every=2)
     progress = training.progress("a")

@@ -1,4 +1,4 @@
-"""What a person reads while a training goes on."""
+"""What a person reads while a training runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_lines_of_a_pipe_have_pace_and_time_left(monkeypatch, capsys) -> None:
     assert sum("take about" in line for line in said) == 1
 
 
-def test_a_short_training_is_not_foretold(monkeypatch, capsys) -> None:
+def test_a_short_training_has_no_forecast(monkeypatch, capsys) -> None:
     """Its lines are enough."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

@@ -242,7 +242,7 @@ def test_continue_resumes_and_stop_refuses(progress: Path) -> None:
 
 @pytest.mark.parametrize("step", [301, 400])
 def test_steps_after_a_lowered_until_are_kept_and_named(progress: Path, step: int) -> None:
-    """Training restarts, which is said before it does; an `until` that reaches them resumes.
+    """Training restarts, which is reported before it does; an `until` that reaches them resumes.
     Where train.on_change forbids a restart it is refused."""
     save(progress, step, 500)
     before = hashes(progress)

@@ -32,7 +32,7 @@ KILL = -signal.SIGKILL
 
 
 def explain(progress: Path, ended: dict[int, int], *lines: str) -> str:
-    """What is said of processes that ended so."""
+    """What is reported of processes that ended so."""
     ended_file(progress, 0).write_text(json.dumps(ended))
     error = Casualties().explain("main", progress, 10, 1, lines)
     assert error.hint
@@ -68,7 +68,7 @@ def test_words_of_a_library_that_ended_its_process_count(tmp_path: Path) -> None
     assert explain(tmp_path, {1: KILL}, lost).startswith("phase main: rank 1 was killed by SIGKILL")
 
 
-def test_a_killed_launcher_is_told_from_a_fault(tmp_path: Path) -> None:
+def test_a_killed_launcher_is_distinguished_from_a_fault(tmp_path: Path) -> None:
     """It has kept nothing, and there is no traceback to look for."""
     error = Casualties().explain("main", tmp_path, 10, 128 + signal.SIGKILL, [])
     assert error.what.startswith(
@@ -78,7 +78,7 @@ def test_a_killed_launcher_is_told_from_a_fault(tmp_path: Path) -> None:
     assert "without a word" in Casualties().explain("main", tmp_path, 10, 255, []).what
 
 
-def test_a_lost_connection_counts_where_nobody_was_killed(tmp_path: Path) -> None:
+def test_a_lost_connection_counts_where_no_process_was_killed(tmp_path: Path) -> None:
     """A network between machines: every process is whole, and has lost the others."""
     lost = "rank 0: Connection closed by peer [::1]:4"
     assert explain(tmp_path, {0: 1, 1: 1}, lost).startswith(
@@ -87,7 +87,7 @@ def test_a_lost_connection_counts_where_nobody_was_killed(tmp_path: Path) -> Non
 
 
 def test_what_does_not_end_a_training_is_no_cause(tmp_path: Path) -> None:
-    """A tracker's failure, of which we say ourselves that training goes on."""
+    """A tracker's failure, of which we say ourselves that training continues."""
     ours = "main: tracker wandb fails (No space left on device); training continues, and"
     assert "without a word" in explain(tmp_path, {0: 1}, ours)
 
@@ -105,7 +105,7 @@ def test_a_kill_for_memory_counts_more_than_words(
 
 
 def test_after_a_time_out_the_one_that_hung_is_named(tmp_path: Path) -> None:
-    """By what each has said last: all have ended by the time that the stage asks."""
+    """By what each has reported last: all have ended by the time that the stage asks."""
     line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
 
     def said(*found: Beat) -> str:
@@ -133,7 +133,7 @@ def test_after_a_time_out_the_one_that_hung_is_named(tmp_path: Path) -> None:
         ((0, 0), "SIGKILL; no checkpoint"),
     ],
 )
-def test_a_kill_for_memory_is_told_from_another(
+def test_a_kill_for_memory_is_distinguished_from_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, int], said: str
 ) -> None:
     """The kernel counts whom it has killed for memory; what it counted before does not matter."""

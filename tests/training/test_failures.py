@@ -1,4 +1,5 @@
-"""Known failures are told with a cause and what to change; unknown ones keep their traceback."""
+"""Known failures are reported with a cause and what to change; unknown ones keep their
+traceback."""
 
 from __future__ import annotations
 
@@ -46,11 +47,11 @@ def _port_in_use() -> None:
         distributed.TCPStore("127.0.0.1", port, is_master=True, timeout=timedelta(seconds=1))
 
 
-def _nobody_comes() -> None:
+def _no_process_comes() -> None:
     distributed.TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=timedelta(seconds=1))
 
 
-def _nobody_says() -> None:
+def _no_process_says() -> None:
     store = distributed.TCPStore(
         "127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=1), wait_for_workers=False
     )
@@ -77,8 +78,8 @@ def _is_full() -> bool:
         (lambda: np.empty(2**50), "host_memory"),
         (_full, "disk_full"),
         (_port_in_use, "port"),
-        (_nobody_comes, "timeout"),
-        (_nobody_says, "timeout"),
+        (_no_process_comes, "timeout"),
+        (_no_process_says, "timeout"),
         (lambda: torch.zeros(2, device="cuda"), "no_device"),
         (lambda: torch.zeros(2, dtype=torch.bool).softmax(0), "no_operation"),
     ],
@@ -231,7 +232,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_a_connection_that_is_lost_is_told(
+def test_a_connection_that_is_lost_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     processes: str,
 ) -> None:  # fmt: skip

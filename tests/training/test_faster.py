@@ -37,7 +37,7 @@ slow = pytest.mark.slow
 )
 def test_compiled_names_and_numbers_are_the_models(training, preset):
     """dynamo alone traces the same operators: the losses stay, and a checkpoint has the names of
-    the model that was not compiled, from which it goes on."""
+    the model that was not compiled, from which it continues."""
     plain = training.run("plain", preset, STEPS)
     compiled = training.run("compiled", preset, STEPS, dynamo_backend="eager")
     assert deviation(compiled, plain) <= 1e-6
@@ -114,7 +114,7 @@ def _settings_kept():
 @pytest.mark.usefixtures("_settings_kept")
 def test_no_kernel_is_chosen_by_its_time():
     """inductor measures none whose choice shows in the numbers, and never gives up compiling after
-    so many shapes, which a resume would count anew. Where full_determinism is off, it may."""
+    so many shapes, which a resume would count again. Where full_determinism is off, it may."""
     model = SimpleNamespace(compile=lambda **how: None, modules=list)
     faster.compile_model(model, compiled(full_determinism=False))
     assert inductor.deterministic is False
@@ -190,7 +190,7 @@ def _tf32_on():
 
 
 @pytest.mark.usefixtures("_tf32_on")
-def test_tf32_is_what_the_phase_says_and_said_where_it_is_in_vain(monkeypatch):
+def test_tf32_is_what_the_phase_says_and_reported_where_it_is_in_vain(monkeypatch):
     """Off by default, also where something else has turned it on."""
     asked = SimpleNamespace(phase="a", launch=LaunchConfig(allow_tf32=True))
     cpu = torch.device("cpu")

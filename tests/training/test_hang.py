@@ -1,4 +1,5 @@
-"""A process that dies or hangs is named, with its place, in bounded time; nobody waits for ever."""
+"""A process that dies or hangs is named, with its place, in bounded time; no process waits for
+ever."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_a_killed_process_of_two_is_named(training: Any, started: Any) -> None:
 
 
 def test_a_single_process_that_hangs_is_found_from_outside(training: Any, started: Any) -> None:
-    """It can tell nobody itself: the watch names the place and ends it."""
+    """It can tell no one itself: the watch names the place and ends it."""
     (process,) = started("alone")
     progress = training.progress("alone")
     with Watch(progress, "alone", 3.0):
@@ -104,7 +105,7 @@ def test_a_single_process_that_hangs_is_found_from_outside(training: Any, starte
 
 
 class Moments:
-    """A clock that a test moves; a pulse beats when it is told to."""
+    """A clock that a test moves; a pulse beats when it is asked to."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -122,7 +123,7 @@ class Moments:
 
 @pytest.fixture
 def moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moments]:
-    """The clock of a process that has begun to beat."""
+    """The clock of a process that has started to beat."""
     found = Moments()
     clock = SimpleNamespace(monotonic=lambda: found.now, time=lambda: found.now)
     monkeypatch.setattr(pulse, "time", clock)
@@ -149,8 +150,8 @@ def test_a_hang_inside_the_process_is_found(tmp_path: Path, moments: Moments) ->
 def test_a_hang_in_one_place_is_ended(
     tmp_path: Path, moments: Moments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that beats and does not move, as one whose GPU or loader hangs, is told by its
-    place."""
+    """A process that beats and does not move, as one whose GPU or loader hangs, is recognised by
+    its place."""
     ended = []
     monkeypatch.setattr(pulse, "end_all", ended.append)
     assert moments.told

@@ -49,7 +49,7 @@ def test_kill_while_saving_loses_no_checkpoint(training, server, kills):
     assert ended(training.start("whole", kill=counter)) == 0
     training.phase("cut", "torch", steps, **shape)
     reached = 0
-    for change in spread(STEPS_A_KILL * counter.begun // steps, kills, seed=1):
+    for change in spread(STEPS_A_KILL * counter.started // steps, kills, seed=1):
         kill = KillPoint(server, training.folder, change)
         assert ended(training.start("cut", kill=kill)) == -signal.SIGKILL
         saved = progress_folder.saved_steps(training.progress("cut"))
@@ -90,7 +90,7 @@ def test_kill_while_exporting_leaves_the_old_or_the_new(training, server, kills)
     new = identities()
     assert old[0] != new[0]
     assert old[1] != new[1]
-    for change in spread(counter.begun, kills, seed=2):
+    for change in spread(counter.started, kills, seed=2):
         before = identities()
         checkpoint, goal = (earlier, old) if before[0] == new[0] else (later, new)
         assert export(checkpoint, KillPoint(server, training.folder, change)) == -signal.SIGKILL
@@ -112,7 +112,7 @@ def test_kill_while_importing_leaves_the_state_and_no_progress(training, server,
     counter = KillPoint(server, training.folder)
     assert ended(training.start("whole", state=state, kill=counter)) == 0
     training.phase("second", "zero2", 5)
-    for change in spread(counter.begun, kills, seed=3):
+    for change in spread(counter.started, kills, seed=3):
         kill = KillPoint(server, training.folder, change)
         assert ended(training.start("second", state=state, kill=kill)) == -signal.SIGKILL
         assert artifact.read(state, "state").identity == before

@@ -39,7 +39,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "what"), CASES)
-def test_a_training_of_text_goes_on_over_two_switches(family, what, server, tmp_path):
+def test_a_training_of_text_continues_over_two_switches(family, what, server, tmp_path):
     """torch, then zero2_offload, then zero3_offload with zero3_init: the losses are those of plain
     PyTorch throughout, and the weights of each phase load with the real library."""
     inputs = text_inputs(family, tmp_path / "inputs")

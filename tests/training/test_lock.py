@@ -77,7 +77,7 @@ def sleeper():
 
 
 def test_lock_is_taken_and_given_back(tmp_path: Path) -> None:
-    """The folder is made; the holder is written down; after the release nobody holds it."""
+    """The folder is made; the holder is written down; after the release no process holds it."""
     folder = tmp_path / "run" / "plain" / "progress"
     held = take(folder)
     holder = holder_of(folder)
@@ -108,7 +108,7 @@ def test_job_of_the_cluster_is_noted(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_dead_holder_is_taken_over(tmp_path: Path) -> None:
-    """A killed training locks nobody out."""
+    """A killed training locks no one out."""
     child = subprocess.Popen(["true"])
     child.wait()
     held_by(tmp_path, pid=child.pid)
@@ -146,7 +146,7 @@ def test_other_host_is_never_taken_over(tmp_path: Path) -> None:
 
 
 def test_lock_that_a_power_cut_emptied_is_taken_over(tmp_path: Path) -> None:
-    """It names nobody, and a living holder's lock is always whole."""
+    """It names no process, and a living holder's lock is always whole."""
     for text in ("", "[]", "{}"):
         (tmp_path / lock.LOCK).write_text(text)
         os.utime(tmp_path / lock.LOCK, (0, 0))
@@ -320,7 +320,7 @@ def test_of_many_takers_exactly_one_wins(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_writer_waits_for_the_one_before_then_refuses(tmp_path: Path, monkeypatch) -> None:
-    """What a dead holder's training may still write ends first; if it does not, it is said."""
+    """What a dead holder's training may still write ends first; if it does not, it is reported."""
     monkeypatch.setattr(lock, "GRACE_SECONDS", 0.3)
     first = hold_writer(tmp_path)
     with pytest.raises(PipelineError) as caught:
@@ -331,7 +331,7 @@ def test_writer_waits_for_the_one_before_then_refuses(tmp_path: Path, monkeypatc
     hold_writer(tmp_path).close()
 
 
-def test_writer_goes_on_as_soon_as_the_one_before_ends(tmp_path: Path, monkeypatch) -> None:
+def test_writer_continues_as_soon_as_the_one_before_ends(tmp_path: Path, monkeypatch) -> None:
     """A kill -9 ends the kernel's lock with its process."""
     command = [sys.executable, "-c", HOLD_WRITER, str(tmp_path)]
     holder = subprocess.Popen(command, stdout=subprocess.PIPE)

@@ -105,7 +105,7 @@ def test_dead_container_is_taken_over_after_its_lease(tmp_path: Path, container:
     assert now - last >= dead.lease
 
 
-def elsewhere(folder: Path, silent: float, **changes: object) -> Holder:
+def in_container(folder: Path, silent: float, **changes: object) -> Holder:
     """Write the lock of a holder in another PID namespace, with its last sign so long ago."""
     me = this_process(60)
     values = {"pid_namespace": me.pid_namespace + 1, **changes}
@@ -132,7 +132,7 @@ def test_clock_of_this_machine_decides_nothing(
     fresh, old = tmp_path / "fresh", tmp_path / "old"
     fresh.mkdir()
     old.mkdir()
-    living, dead = elsewhere(fresh, 0), elsewhere(old, 61)
+    living, dead = in_container(fresh, 0), in_container(old, 61)
     monkeypatch.setattr(time, "time", lambda: now() + skew)
     assert lock.lives(fresh, living)
     assert not lock.lives(old, dead)
@@ -142,7 +142,7 @@ def test_clock_of_this_machine_decides_nothing(
 @pytest.mark.usefixtures("impatient")
 def test_expired_holder_that_gives_a_sign_after_all_is_not_taken_over(tmp_path: Path) -> None:
     """A disk that did not answer for a while has kept its signs back."""
-    found = elsewhere(tmp_path, 3600)
+    found = in_container(tmp_path, 3600)
     signs = lease.Signs(tmp_path / lock.LOCK, found.lease)
     os.utime(tmp_path / lock.LOCK, (0, 0))
     try:
@@ -154,11 +154,11 @@ def test_expired_holder_that_gives_a_sign_after_all_is_not_taken_over(tmp_path: 
 
 
 def test_signs_of_a_former_holder_do_not_count_for_the_next(tmp_path: Path) -> None:
-    """It goes on giving them through a file that is the lock no more."""
-    found = elsewhere(tmp_path, 0)
+    """It continues giving them through a file that is the lock no more."""
+    found = in_container(tmp_path, 0)
     signs = lease.Signs(tmp_path / lock.LOCK, 0.1)
     (tmp_path / lock.LOCK).unlink()
-    next_one = elsewhere(tmp_path, 3600, pid=found.pid + 1)
+    next_one = in_container(tmp_path, 3600, pid=found.pid + 1)
     time.sleep(0.2)
     signs.close()
     assert not lock.lives(tmp_path, next_one)
@@ -169,10 +169,10 @@ def test_holder_of_before_a_restart_of_the_machine_is_dead(
 ) -> None:
     """It has given no sign since the start; a machine of the same name would have."""
     monkeypatch.setattr(holder, "_uptime", lambda: 40.0)
-    dead = elsewhere(tmp_path, 50, boot="another", pid_namespace=this_process().pid_namespace)
+    dead = in_container(tmp_path, 50, boot="another", pid_namespace=this_process().pid_namespace)
     assert not lock.lives(tmp_path, dead)
     take(tmp_path).release()
-    twin = elsewhere(tmp_path, 30, boot="another", pid_namespace=this_process().pid_namespace)
+    twin = in_container(tmp_path, 30, boot="another", pid_namespace=this_process().pid_namespace)
     assert lock.lives(tmp_path, twin)
 
 

@@ -100,7 +100,7 @@ def test_a_loss_too_large_for_a_perplexity_is_no_number(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("cut", [3, 6, 9])
-def test_a_log_goes_on_from_a_checkpoints_records(tmp_path, cut) -> None:
+def test_a_log_continues_from_a_checkpoints_records(tmp_path, cut) -> None:
     """Lines, means and epochs of a training that was killed three steps after a checkpoint are
     those of an undisturbed one."""
     steps(opened(tmp_path / "whole"), 1, 14)
@@ -143,7 +143,7 @@ def test_what_is_not_finite_is_null(tmp_path, value) -> None:
 
 def test_a_failed_device_and_a_failed_tracker_do_not_keep_the_rest_open(tmp_path) -> None:
     """A fault of a GPU is raised by every later call, also when the times are read at the end: it
-    would hide what failed first. What fails beside it is raised, after all has been closed."""
+    would hide what failed first. What else fails is raised, after all has been closed."""
     log = opened(tmp_path)
     steps(log, 1, 2)
 
@@ -165,7 +165,7 @@ def test_a_failed_device_and_a_failed_tracker_do_not_keep_the_rest_open(tmp_path
 
 
 def test_records_have_what_all_starts_used_of_time_and_this_one_of_memory(tmp_path) -> None:
-    """Times and the process's peaks go on over the starts of a phase."""
+    """Times and the process's peaks continue over the starts of a phase."""
     first = opened(tmp_path / "progress")
     steps(first, 1, 4)
     first.lap("save")

@@ -45,7 +45,7 @@ class Engine:
 
 
 class Saving(contextlib.nullcontext):
-    """Notes the steps that it is told to save."""
+    """Notes the steps that it is asked to save."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Saving(contextlib.nullcontext):
 
 
 class Log(reporting.Log):
-    """Notes what is said."""
+    """Notes what is reported."""
 
     def __init__(self, said: list[str]) -> None:
         self.say = said.append  # type: ignore[method-assign]
@@ -117,7 +117,7 @@ def test_spoilt_weights_are_never_saved(value):
         assert not run(loss=value)
 
 
-def test_fp16_goes_on_after_an_overflow():
+def test_fp16_continues_after_an_overflow():
     """An update left out lowers the scale and counts as a step; at the lowest scale there is
     nothing left to lower."""
     assert run(norm=math.inf, scale=512.0) == [1, 2, 3]
@@ -126,8 +126,9 @@ def test_fp16_goes_on_after_an_overflow():
         run(norm=math.inf, scale=1.0)
 
 
-def test_nan_action_skip_goes_on_and_names_the_samples():
-    """Whether the loss or a gradient is no finite number; each time the step's samples are said."""
+def test_nan_action_skip_continues_and_names_the_samples():
+    """Whether the loss or a gradient is no finite number; each time the step's samples are
+    reported."""
     for spoilt in ({"loss": math.nan}, {"norm": math.inf}):
         said: list[str] = []
         assert run(**spoilt, nan_action="skip", said=said) == [1, 2, 3]
@@ -137,7 +138,7 @@ def test_nan_action_skip_goes_on_and_names_the_samples():
         assert said[1].endswith("this update is left out (nan_action: skip)")
 
 
-def test_nan_action_skip_does_not_go_on_for_ever():
+def test_nan_action_skip_does_not_continue_for_ever():
     """Ten updates left out one after the other are borne, an eleventh is not."""
     assert len(run(loss=math.nan, nan_action="skip", steps=10)) == 10
     with pytest.raises(PipelineError, match=r"loss of step 11 is nan.*the 10 updates before it"):

@@ -106,7 +106,7 @@ def test_a_shorter_window_and_less_hysteresis_bound_what_is_carried():
 
 
 def test_a_scale_is_exhausted_at_its_lowest_and_where_it_is_fixed():
-    """An overflow lowers neither: somebody has to be told."""
+    """An overflow lowers neither: it has to be reported."""
     lowest = {"scale": 64.0, "good_steps": 0, "hysteresis": 1}
     settings = Fp16Config(min_loss_scale=64)
     assert exhausted(lowest, settings)
@@ -118,7 +118,7 @@ def test_a_scale_is_exhausted_at_its_lowest_and_where_it_is_fixed():
 
 @pytest.mark.parametrize("preset", ["torch", pytest.param("zero2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("action", ["stop", "skip"])
-def test_a_fixed_scale_that_is_too_high_is_said(training, preset, action):
+def test_a_fixed_scale_that_is_too_high_is_reported(training, preset, action):
     """Every update would be left out, and no loss shows it: the first ends the training, or with
     nan_action skip the eleventh in a row."""
     training.phase(
@@ -137,7 +137,7 @@ def test_a_fixed_scale_that_is_too_high_is_said(training, preset, action):
 @pytest.mark.parametrize("preset", ["torch", "zero2"])
 def test_an_overflow_leaves_the_update_out_and_crosses_a_switch(training, preset):
     """A scale far too high: the first updates are left out under either engine, the checkpoint has
-    no moments yet, and the next engine goes on with the scale, its steps and its hysteresis."""
+    no moments yet, and the next engine continues with the scale, its steps and its hysteresis."""
     settings = Fp16Config(initial_scale_power=28, hysteresis=2)
     shape = {"mixed_precision": "fp16", "fp16": settings.model_dump(), "lr_warmup_steps": 0}
     training.run("first", preset, 2, **shape)

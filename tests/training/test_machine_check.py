@@ -89,7 +89,7 @@ def test_more_processes_than_devices_are_refused() -> None:
     assert check(make_phase("zero2", num_processes=3), machine()) == []
 
 
-def test_host_memory_is_refused_beyond_the_limit_and_told_beyond_what_is_free() -> None:
+def test_host_memory_is_refused_beyond_the_limit_and_reported_beyond_what_is_free() -> None:
     """SDXL's 43 GiB on 32, on 64 with 40 free, and on 64."""
     offload, needed = make_phase("zero2_offload"), 43 * GIB
     small = machine(memory=32 * GIB, limit=32 * GIB)

@@ -37,7 +37,7 @@ def test_an_epoch_ends_with_the_step_that_reaches_its_end() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 8))
-def test_means_go_on_from_a_checkpoint_to_the_last_bit(cut: int) -> None:
+def test_means_continue_from_a_checkpoint_to_the_last_bit(cut: int) -> None:
     """Whatever step a training is cut at, the line after it and every epoch are those of an
     undisturbed one."""
     whole = Means(0, EPOCH)
@@ -60,7 +60,7 @@ def test_a_phase_that_begins_amid_an_epoch_has_its_own_line_but_the_runs_epoch()
     assert after.take()["loss"] == 1 / 5
 
 
-def test_of_an_epoch_that_began_elsewhere_there_is_no_mean() -> None:
+def test_an_epoch_that_began_in_another_program_has_no_mean() -> None:
     """Without the steps before there would be a number of another meaning."""
     assert feed(Means(16, EPOCH), 5, 8) == {3: mean(6, 8)}
 

@@ -1,4 +1,4 @@
-"""NVMe offload trains where its numbers are those of CPU offload, and is refused elsewhere."""
+"""NVMe offload trains where its numbers are those of CPU offload, and is refused on other disks."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class OneFile:
 
 
 def test_gradients_are_never_read_straight_to_their_place() -> None:
-    """It is aligned by chance alone; what was read comes to it, and nothing beside it changes."""
+    """It is aligned by chance alone; what was read comes to it, and nothing else changes."""
     parts = {1: SimpleNamespace(path="3", offset=1, length=4)}
     info = SimpleNamespace(
         swapped_gradients={**parts, 6: SimpleNamespace(path="5", offset=6, length=2)}
@@ -176,8 +176,8 @@ def test_gradients_are_never_read_straight_to_their_place() -> None:
     assert not any(address in inside for address in handle.addresses)
 
 
-def test_the_reads_that_are_mended_are_deepspeeds_own() -> None:
-    """A version that renames them would go on with wrong updates."""
+def test_the_reads_that_are_fixed_are_deepspeeds_own() -> None:
+    """A version that renames them would continue with wrong updates."""
     from deepspeed.runtime.swap_tensor.partitioned_optimizer_swapper import (
         PartitionedOptimizerSwapper,
     )

@@ -65,7 +65,7 @@ def slow(presets: tuple[str, ...]) -> list[Any]:
 
 
 class Trials:
-    """Runs of each engine, made once: whole ones, and those that go on from a middle."""
+    """Runs of each engine, made once: whole ones, and those that continue from a middle."""
 
     def __init__(self, folder: Path, server: Any) -> None:
         self._folder, self._server = folder, server
@@ -277,7 +277,8 @@ def test_two_processes_give_the_numbers_of_one(trials, case, preset):
 
 
 def test_a_switch_without_the_scalars_would_be_noticed(trials):
-    """NAdam's product of momenta and ASGD's rate and weight are numbers beside the slots."""
+    """NAdam's product of momenta and ASGD's rate and weight are numbers in addition to the
+    slots."""
     for case, keys in (("nadam", {"mu_product"}), ("asgd", {"eta", "mu"})):
         found = checkpoint(trials.whole("torch"), case, HALF)
         fresh = {"mu_product": 1.0, "eta": 1e-2, "mu": 1.0}
@@ -357,7 +358,7 @@ def test_a_momentum_that_is_not_there_is_refused():
         drive(made.param_groups, groups, phase, 1e-3, 0.7)
 
 
-def test_a_value_that_the_class_refuses_is_said_in_a_sentence():
+def test_a_value_that_the_class_refuses_is_reported_in_a_sentence():
     """torch looks at what the table cannot."""
     phase = trial_phase("sgd", "torch", optimizer_args={"nesterov": True})
     with pytest.raises(PipelineError, match="Nesterov momentum requires"):

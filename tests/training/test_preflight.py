@@ -1,4 +1,4 @@
-"""What differs or would be lost is said in a sentence before anything is started."""
+"""What differs or would be lost is reported in a sentence before anything is started."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def progress(tmp_path: Path) -> Path:
     return folder
 
 
-def test_progress_of_the_same_launch_goes_on(progress: Path) -> None:
+def test_progress_of_the_same_launch_continues(progress: Path) -> None:
     """Other values than the launch are not this check's: such progress is set aside."""
     check_progress(progress, changed(make_phase()), make_phase())
     other = make_phase(learning_rate=1.0)
@@ -53,7 +53,7 @@ def test_progress_of_the_same_launch_goes_on(progress: Path) -> None:
 
 
 def test_progress_of_another_launch_names_the_switch(progress: Path) -> None:
-    """Each value that differs, as it was and as it is, and the command that goes on."""
+    """Each value that differs, as it was and as it is, and the command that continues."""
     other = make_phase("zero2_offload", num_processes=2, mixed_precision="bf16")
     assert refusal(check_progress, progress, changed(other), other) == (
         f"ERROR: {progress}: its 250 steps were trained under another launch than phase plain has "

@@ -48,7 +48,7 @@ def test_two_processes_train_as_one(training: Training, preset: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_a_switch_and_a_resume_lose_nothing(training: Training, precision: str) -> None:
-    """A resume gives the same bits; ZeRO-2 goes on from the state of plain PyTorch."""
+    """A resume gives the same bits; ZeRO-2 continues from the state of plain PyTorch."""
     changes = {**NF4, "mixed_precision": precision, "save_every": 4}
     whole = training.run("whole", "torch", 8, **changes)
     training.run("short", "torch", 4, **changes)

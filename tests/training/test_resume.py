@@ -48,7 +48,7 @@ def test_resume_same_seed_gives_the_same_bits(training, preset):
 
 @pytest.mark.soak
 def test_resume_after_kill_ends_in_the_same_weights(training, undisturbed, preset):
-    """kill -9 at random steps, then a start: it goes on from the newest complete checkpoint, and
+    """kill -9 at random steps, then a start: it continues from the newest complete checkpoint, and
     the last checkpoint equals that of a run that was never killed."""
     training.phase("killed", preset, STEPS, save_every=3)
     places = random.Random(preset).sample(range(4, STEPS - 3), 2)
@@ -96,7 +96,7 @@ def test_resume_after_a_request_to_stop(training, undisturbed, how):
 
 
 def test_resume_takes_the_checkpoint_before_a_damaged_one(training, capsys):
-    """A damaged checkpoint is recognised by its hash and said; the one before it is taken."""
+    """A damaged checkpoint is recognised by its hash and reported; the one before it is taken."""
     whole = training.run("damaged", "torch", 12, save_every=5)
     expected = training.hashes("damaged", 12)
     folder = training.progress("damaged") / "step-00000012"
@@ -108,8 +108,8 @@ def test_resume_takes_the_checkpoint_before_a_damaged_one(training, capsys):
 
 
 def test_resume_with_a_later_end_trains_the_new_steps_only(training, preset):
-    """Raising `until` goes on from the last checkpoint; every step is trained once, and the end is
-    that of a run that was meant to be so long."""
+    """Raising `until` continues from the last checkpoint; every step is trained once, and the end
+    is that of a run that was meant to be so long."""
     whole = training.run("whole", preset, 12)
     training.run("raised", preset, 8)
     kept = [line["seconds"] for line in training.log("raised")]
@@ -161,7 +161,7 @@ def test_resume_in_bf16_starts_from_the_exact_weights(training, preset):
 
 
 def test_resume_keeps_the_schedule_that_training_began_with(training):
-    """A horizon that follows from `until` stays when `until` is raised, and this is said; the
+    """A horizon that follows from `until` stays when `until` is raised, and this is reported; the
     user's own value wins."""
     training.run("a", "torch", 4, lr_scheduler_steps=16)
     derived = {"lr_scheduler_steps": ("derived", "")}

@@ -66,7 +66,7 @@ def sampler(folder: Path) -> tuple[Any, Log]:
 
 
 def test_images_that_cannot_be_written_end_no_training(tmp_path):
-    """A disk that takes no latents: it is said, and the step's checkpoint is still to come."""
+    """A disk that takes no latents: it is reported, and the step's checkpoint is still to come."""
     made, log = sampler(tmp_path / "gone")
     made._write(3, torch.zeros(1, 2, 3, 4))
     [said] = log.said
@@ -85,7 +85,7 @@ os._exit(1)
 
 
 def test_what_decodes_ends_with_its_training(tmp_path):
-    """A killed training leaves no process that would decode beside the next start's."""
+    """A killed training leaves no process that would decode next to the next start's."""
     os.mkfifo(tmp_path / "step-00000001.safetensors")  # who reads it waits for ever
     words = [sys.executable, "-c", ORPHAN, str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as training:

@@ -1,4 +1,4 @@
-"""A checkpoint is written beside the next step, and holds the step at which it began."""
+"""A checkpoint is written during the next step, and holds the step at which it began."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from zerotrain.training.reporting.validation import Validation
 from zerotrain.training.reporting.validation_history import ValidationHistory, best_step
 
 
-def test_a_step_beside_the_writing_is_not_in_the_checkpoint(tmp_path: Path, gate) -> None:
+def test_a_step_during_the_writing_is_not_in_the_checkpoint(tmp_path: Path, gate) -> None:
     """The tensors are changed while none is written yet; the checkpoint has them as they were, and
     is not there before it is whole."""
     engine = Engine()
@@ -101,7 +101,7 @@ class Swapping(Engine):
 def test_an_engine_whose_buffers_are_reused_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All is written before begin returns; a thread hashes it beside the next steps, and the
+    """All is written before begin returns; a thread hashes it during the next steps, and the
     checkpoint is not there before."""
     gate = threading.Event()
 
@@ -199,7 +199,7 @@ def test_each_process_tells_the_sizes_of_its_files(tmp_path: Path) -> None:
         assert told.host == socket.gethostname()
 
 
-def test_an_error_of_the_loop_loses_no_checkpoint_that_has_begun(tmp_path: Path, gate) -> None:
+def test_an_error_of_the_loop_loses_no_checkpoint_that_has_started(tmp_path: Path, gate) -> None:
     """What is on its way when a step fails is brought to its end."""
 
     def fail(saved: Saving) -> None:
@@ -213,7 +213,7 @@ def test_an_error_of_the_loop_loses_no_checkpoint_that_has_begun(tmp_path: Path,
     assert saved_steps(tmp_path / "p") == [1]
 
 
-def test_a_failure_to_publish_is_told_to_all(tmp_path: Path, monkeypatch) -> None:
+def test_a_failure_to_publish_reaches_all_ranks(tmp_path: Path, monkeypatch) -> None:
     """Only the first process publishes; the others end by its sentence, and not by a time-out."""
     told: list[Any] = []
 
@@ -286,7 +286,7 @@ def test_resume_from_a_save_by_the_clock(training) -> None:
     ],
 )
 def test_a_save_at_every_step_changes_nothing(training, preset, changes) -> None:
-    """With an average and a save beside each step, weights and losses are those of a run that saves
+    """With an average and a save during each step, weights and losses are those of a run that saves
     at its end alone; and every checkpoint is that of its own step."""
     changes = {"use_ema": True, "ema_decay": 0.9, **changes}
     whole = training.run("plain", preset, 6, **changes)
@@ -414,7 +414,7 @@ def test_room_is_made_for_the_next_checkpoint(tmp_path: Path, disk) -> None:
 
 def test_the_disk_is_compared_before_the_start(tmp_path: Path, disk) -> None:
     """Two of a checkpoint's size must fit, the one before and the new one; where not all of those
-    that are to be kept do, it is said. What is there already needs no more room."""
+    that are to be kept do, it is reported. What is there already needs no more room."""
     sizes = ModelSizes(2, 2, 1, "", 1, 1)  # of 2 trained parameters: 24 bytes with Adam's moments
     adam = phase(optimizer="adamw", save_every=10, keep=3)
     assert checkpoint_room.forecast(adam, sizes) == 24
@@ -462,7 +462,7 @@ def test_the_export_is_counted_before_the_start(
     assert checkpoint_room.check_room(tmp_path, adam, sizes) == []
 
 
-def test_a_restart_goes_on_where_the_training_would_have(tmp_path: Path, disk) -> None:
+def test_a_restart_continues_where_the_training_would_have(tmp_path: Path, disk) -> None:
     """What would be removed before its time for the next save counts as free."""
     sizes = ModelSizes(2, 2, 1, "", 1, 1)
     adam = phase(optimizer="adamw", save_every=10, keep=3)
@@ -531,7 +531,8 @@ def test_what_is_forecast_is_what_is_written(training) -> None:
 
 
 def test_a_low_disk_stops_the_training_with_a_checkpoint(training, monkeypatch) -> None:
-    """It ends as one that was asked to stop, after one step, and says why; with room it goes on."""
+    """It ends as one that was asked to stop, after one step, and says why; with room it
+    continues."""
     whole = training.run("plain", "torch", 6)
     training.phase("low", "torch", 6, disk_low_threshold=2**60)
     training.train_unfinished("low")

@@ -144,7 +144,7 @@ def test_a_damaged_copy_is_made_again(cache: Path, place: Path, damage: str) -> 
 
 
 def test_a_damaged_copy_that_is_read_is_left_alone(cache: Path, place: Path) -> None:
-    """Nobody waits for the end of another training: the shared folder is there."""
+    """No one waits for the end of another training: the shared folder is there."""
     with copy_of_cache(str(place), cache) as (copy, _):
         (copy / "shard.safetensors").write_text("NUMBERS")
         with copy_of_cache(str(place), cache) as (found, said):
@@ -154,7 +154,7 @@ def test_a_damaged_copy_that_is_read_is_left_alone(cache: Path, place: Path) -> 
     assert list(place.iterdir()) == []
 
 
-def test_what_is_in_the_way_is_said_and_the_shared_folder_read(
+def test_what_is_in_the_way_is_reported_and_the_shared_folder_read(
     cache: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy saves time alone: no reason to refuse a training."""
@@ -219,7 +219,7 @@ def test_weights_are_the_same_with_it_and_after_a_kill(
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a training that read its copy, was killed in the middle, left the copy, and went on; the
+    """Of a training that read its copy, was killed in the middle, left the copy, and continued; the
     undisturbed one read the shared cache. Nothing is left on the disk."""
     monkeypatch.setenv("JOB_DISK", str(place))
     command = phase("copied", save_every=20, scratch="$JOB_DISK/caches")

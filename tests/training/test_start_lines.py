@@ -47,7 +47,8 @@ def test_the_lines_say_what_is_trained_on_what_and_what_is_saved(tmp_path) -> No
 
 
 def test_a_disk_that_is_too_small_is_not_called_large_enough(tmp_path, monkeypatch) -> None:
-    """Three checkpoints while the third is written; what happens where they do not fit is said."""
+    """Three checkpoints while the third is written; what happens where they do not fit is
+    reported."""
     monkeypatch.setattr(
         "zerotrain.training.process.start_lines.shutil.disk_usage",
         lambda _: SimpleNamespace(free=24 << 20),
@@ -91,14 +92,14 @@ def test_quantized_layers_count_as_parameters(tmp_path) -> None:
 
 
 def test_what_auto_has_planned_is_repeated(tmp_path) -> None:
-    """The planner's own words, and no line where nobody has planned."""
+    """The planner's own words, and no line where no one has planned."""
     sources: Any = {"preset": ("derived", "needs 20.5 GiB of 24.0 GiB")}
     model = torch.nn.Linear(4, 4)
     assert "memory: needs 20.5 GiB of 24.0 GiB" in lines(tmp_path, model, sources=sources)
     assert not any(line.startswith("memory") for line in lines(tmp_path, model))
 
 
-def test_trackers_elsewhere_are_named(tmp_path) -> None:
+def test_other_trackers_are_named(tmp_path) -> None:
     """After the files that are here."""
     said = lines(tmp_path, torch.nn.Linear(4, 4), report_to=["wandb", "mlflow"])
     assert said[-1] == (
@@ -108,7 +109,7 @@ def test_trackers_elsewhere_are_named(tmp_path) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_the_size_of_a_checkpoint_is_known_before_it_is_written(training, optimizer) -> None:
-    """Its tensors to the byte, without the headers and records beside them."""
+    """Its tensors to the byte, without the headers and records next to them."""
     averaged = {"use_ema": True} if optimizer == "adamw" else {}
     changes: Any = {"optimizer": optimizer, **averaged}
     if optimizer == "adafactor":

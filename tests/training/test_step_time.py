@@ -31,7 +31,7 @@ def test_each_span_belongs_to_the_part_that_ends_it(monkeypatch) -> None:
 
 
 class Device:
-    """A device that gets its work done later than it is told."""
+    """A device that does its work later than it is called."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Signals to a training's processes: one request however often it is told, and a second one."""
+"""Signals to a training's processes: one request however often they arrive, and a second one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ended(Exception):
 
 @pytest.fixture(autouse=True)
 def _unheard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Signals reach nobody after a test, and end no test."""
+    """Signals reach no process after a test, and end no test."""
 
     def end(code: int) -> None:
         raise Ended(code)

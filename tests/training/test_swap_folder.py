@@ -68,7 +68,7 @@ def test_the_folder_goes_when_training_fails(tmp_path: Path) -> None:
 
 
 def test_a_dead_owners_folder_is_cleared_at_any_start(tmp_path: Path, dead: Holder) -> None:
-    """Whole, whatever run and stage wrote it; and said."""
+    """Whole, whatever run and stage wrote it; and reported."""
     left_by(tmp_path, "zerotrain-other-phase-x1", dead)
     with swap_folder(make_swapped_phase(tmp_path), 0) as (mine, said):
         assert list(tmp_path.iterdir()) == [mine]
@@ -108,7 +108,7 @@ def test_another_hosts_folder_is_untouched(tmp_path: Path, dead: Holder) -> None
     assert folder.exists()
 
 
-def test_folder_of_another_container_is_cleared_when_nobody_holds_it(
+def test_folder_of_another_container_is_cleared_when_no_process_holds_it(
     tmp_path: Path, dead: Holder
 ) -> None:
     """Its pid says nothing here; the lock on its owner's file does, as the disk is local."""

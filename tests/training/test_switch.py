@@ -1,4 +1,4 @@
-"""The switch: a phase that goes on from a state goes on as if nothing had happened."""
+"""The switch: a phase that continues from a state continues as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_switch_without_moments_would_be_noticed(matrix, precision):
 
 
 def test_switch_carries_the_position(training):
-    """Step, sampler, schedule and optimizer count cross the switch; the log goes on."""
+    """Step, sampler, schedule and optimizer count cross the switch; the log continues."""
     training.run("first", "torch", SWITCH)
     state = export_state(
         training.progress("first") / f"step-{SWITCH:08d}", training.folder / "state"
@@ -256,10 +256,10 @@ def without_moments(tmp_path_factory, inputs, server) -> tuple[list[float], Path
         ),
     ],
 )
-def test_switch_with_allowed_loss_begins_the_optimizer_anew(
+def test_switch_with_allowed_loss_resets_the_optimizer(
     training, without_moments, preset, precision
 ):
-    """From weights alone a phase goes on: the first loss is that of the weights, the optimizer
+    """From weights alone a phase continues: the first loss is that of the weights, the optimizer
     counts from the start, and the moments' loss is seen in the losses after."""
     whole, state = without_moments
     losses = training.run("second", preset, STEPS, state=state,

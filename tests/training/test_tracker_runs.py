@@ -58,7 +58,7 @@ IDENTITIES = {
     "clearml": ("Task.init", "continue_last_task"),
     "trackio": ("init", "name"),
 }
-"""What a run that goes on is called by."""
+"""What a run that continues is called by."""
 
 
 class Library(ModuleType):
@@ -111,7 +111,7 @@ def test_every_tracker_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TITLES))
-def test_a_run_begins_and_goes_on_by_its_librarys_arguments(tmp_path, monkeypatch, name) -> None:
+def test_a_run_begins_and_continues_by_its_librarys_arguments(tmp_path, monkeypatch, name) -> None:
     """With the user's names where the library takes one, and what the first start is known by is
     what the second one asks for."""
     library = Library(name)

@@ -1,4 +1,4 @@
-"""Trackers get every point once, and whatever happens to them the training goes on."""
+"""Trackers get every point once, and whatever happens to them the training continues."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def report(progress: Path, first: int, last: int, *names: str, **changes: Any) -
     return said
 
 
-def test_a_training_that_goes_on_goes_on_in_its_run(tmp_path, wandb) -> None:
+def test_a_training_that_continues_does_so_in_its_run(tmp_path, wandb) -> None:
     """Steps that are made again after a crash are not sent again; the run, its name and project
-    stay, and its hyperparameters are told once."""
+    stay, and its hyperparameters are reported once."""
     assert report(tmp_path, 1, 5, "wandb") == []
     assert report(tmp_path, 4, 8, "wandb") == []
     assert wandb.points == [(step, {"train/loss": 1 / step}) for step in range(1, 9)]
@@ -99,7 +99,7 @@ def test_a_run_has_the_users_names(tmp_path, wandb) -> None:
     assert (wandb.runs[0]["project"], wandb.runs[0]["name"]) == ("cats", "first")
 
 
-def test_a_tracker_that_fails_is_said_once_and_takes_later_points(tmp_path, wandb) -> None:
+def test_a_tracker_that_fails_is_reported_once_and_takes_later_points(tmp_path, wandb) -> None:
     """A network that is away for some steps costs those points of that tracker alone."""
 
     def log(values: dict[str, float], step: int) -> None:
@@ -118,7 +118,7 @@ def test_a_tracker_that_fails_is_said_once_and_takes_later_points(tmp_path, wand
     assert [step for step, _ in board(tmp_path, "train/loss")] == [1, 2, 3, 4, 5]
 
 
-def test_a_tracker_that_cannot_be_started_is_said_once(tmp_path, wandb, monkeypatch) -> None:
+def test_a_tracker_that_cannot_be_started_is_reported_once(tmp_path, wandb, monkeypatch) -> None:
     """Without an account, say: a sentence, no point, no error."""
 
     def init(**_: Any) -> None:
@@ -131,7 +131,7 @@ def test_a_tracker_that_cannot_be_started_is_said_once(tmp_path, wandb, monkeypa
 
 def test_a_tracker_that_hangs_holds_nothing_up(tmp_path, wandb, monkeypatch) -> None:
     """Neither a step nor, for longer than it is granted, the end; what it has no room for is left
-    out and said."""
+    out and reported."""
     monkeypatch.setattr(trackers, "SECONDS_TO_FINISH", 0.05)
     monkeypatch.setattr(trackers, "MOST_WAITING", 3)
     release = threading.Event()
@@ -254,8 +254,8 @@ print(json.dumps(report(Path(sys.argv[1]), int(sys.argv[3]), int(sys.argv[4]), s
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "swanlab"])
 def test_real_trackers_work_offline(tmp_path, name) -> None:
-    """The libraries themselves, where they are installed, without a network: a run begins, goes on
-    as the same run, and nothing has to be said."""
+    """The libraries themselves, where they are installed, without a network: a run begins,
+    continues as the same run, and nothing has to be reported."""
     if not is_installed(name):
         pytest.skip(f"{name} is not installed")
     environment = {

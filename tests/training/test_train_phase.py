@@ -121,8 +121,8 @@ def test_resume_after_the_training_process_was_killed(phase):
 
 @pytest.mark.slow
 def test_a_training_whose_lock_is_anothers_ends(phase):
-    """A cluster may give up a machine that runs on, and start the job elsewhere: there is one
-    training soon, and it is the later one's lock that stays."""
+    """A cluster may give up a machine that runs on, and start the job on another machine: there is
+    one training soon, and it is the later one's lock that stays."""
     command = phase("lost", save_every=3, until=10**5)
     running = command.start()
     command.wait_for_save()
@@ -143,7 +143,7 @@ def test_a_training_whose_lock_is_anothers_ends(phase):
 @pytest.mark.parametrize("preset", [pytest.param("torch", marks=pytest.mark.soak), "zero2"])
 def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
     """The others do not wait for it until their time-out: the command ends, names the rank and its
-    signal in one sentence, without the launcher's traceback; the next start goes on to the same
+    signal in one sentence, without the launcher's traceback; the next start continues to the same
     weights."""
     until = 60
     command = phase(f"{preset}-widow", preset, until, num_processes=2, save_every=3)

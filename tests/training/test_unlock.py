@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
 
 
 def held(folder: Path, silent: float = 100, **changes: object) -> Holder:
-    """Write the lock of a holder elsewhere, with its last sign so many seconds ago."""
+    """Write the lock of a holder on another machine, with its last sign so many seconds ago."""
     found = replace(this_process(120), **{"host": "n1", "pid": 7, **changes})  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / lock.LOCK).write_text(json.dumps(asdict(found)))
@@ -73,7 +73,7 @@ def test_without_a_terminal_only_yes_removes_a_lock(tmp_path: Path, monkeypatch)
 
 
 def test_holder_that_lives_is_not_unlocked(tmp_path: Path, monkeypatch) -> None:
-    """By its pid here, or by the signs that it gives elsewhere; not even with --yes."""
+    """By its pid here, or by the signs that it gives on another machine; not even with --yes."""
     holder = held(tmp_path, host=this_process().host, pid=os.getpid())
     with pytest.raises(PipelineError, match=f"its holder lives: pid {os.getpid()} on"):
         unlock(tmp_path, yes=True)

@@ -24,7 +24,7 @@ slow = pytest.mark.slow
 
 @pytest.mark.parametrize("preset", ["torch", "zero2", pytest.param("zero3_offload", marks=slow)])
 def test_unused_parameters_are_named(training, preset):
-    """Once, at the first step of a start; the training goes on, and says how they change."""
+    """Once, at the first step of a start; the training continues, and says how they change."""
     training.run("a", preset, 3, family="unused", gradient_accumulation_steps=2)
     said = training.output.read_text()
     assert said.count(f"{NAMED}; weight decay alone changes them") == 1
@@ -39,7 +39,7 @@ def test_unused_parameters_are_none_of_an_ordinary_model(training):
 
 
 def test_ddp_looks_for_unused_parameters_by_itself(training):
-    """Its first step is made again, and the weights are those of a training that was told to look
+    """Its first step is made again, and the weights are those of a training that was asked to look
     from its start, bit by bit, and those of one process but for the order of sums."""
     changes = {"family": "unused", "max_grad_norm": 0.0, "gradient_accumulation_steps": 2}
     training.run("two", "torch", 3, num_processes=2, **changes)

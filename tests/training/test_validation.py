@@ -175,8 +175,8 @@ def test_validation_ends_a_phase_and_publishes_its_best(training, tmp_path):
         assert end_step(progress, until, rule) == end
 
 
-def test_validation_goes_on_with_more_patience(training):
-    """A phase that had ended early goes on where it stopped when the rule is relaxed, in the bits
+def test_validation_continues_with_more_patience(training):
+    """A phase that had ended early continues where it stopped when the rule is relaxed, in the bits
     of one that knew the new rule from the start."""
     patient = {**PATIENT, "early_stopping_patience": 4}
     training.run("whole", "torch", 40, **RISING, validation=patient)
@@ -200,7 +200,7 @@ def test_validation_after_a_kill_is_that_of_the_undisturbed_run(training, server
     assert ended(training.start("whole", kill=counter)) == 0
     expected = ending(training, "whole")
     assert expected["history"] is not None
-    late = range(counter.begun // 2, counter.begun + 1)  # after the best step at the latest
+    late = range(counter.started // 2, counter.started + 1)  # after the best step at the latest
     chosen = random.Random(SEED)
     for change in [chosen.choice(range(1, late[0])), *chosen.sample(late, 3)]:
         name = f"cut-{change}"
@@ -242,7 +242,7 @@ def ended(process: Any) -> int:
 @pytest.mark.slow
 def test_validation_through_the_command(training):
     """The command publishes the best step of a phase that ended early, and called again publishes
-    the same without training; the next phase goes on from that step."""
+    the same without training; the next phase continues from that step."""
     chosen = {**PATIENT, "load_best_model_at_end": True}
     training.phase("p", "torch", 40, **RISING, validation=chosen)
     command = Command(training, "p")

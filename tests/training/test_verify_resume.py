@@ -40,7 +40,7 @@ def test_another_position_is_not_exact():
 
 
 def test_a_phase_before_it_is_not_trained_unasked(monkeypatch, tmp_path):
-    """What the phase goes on from may take days: it is named, with the command that makes it."""
+    """What the phase continues from may take days: it is named, with the command that makes it."""
     (tmp_path / "Snakefile").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(snakemake, "plan", lambda config, targets: {"train_phase": 1})
@@ -78,7 +78,7 @@ def test_a_kill_through_the_real_launcher_changes_no_bit(training, preset, chang
 
 
 @pytest.mark.slow
-def test_a_training_that_fails_is_told(training):
+def test_a_training_that_fails_is_reported(training):
     """Its last lines are repeated, and its folder is kept."""
     training.phase("a", "torch", 4)
     cache = training.folder / "cache"

@@ -31,7 +31,7 @@ LORA = {"rank": 3, "alpha": 4.0, "dropout": 0.0, "target_modules": ["to_q", "to_
     ],
 )
 def test_zero3_init_gives_the_same_bits(training, preset, changes):
-    """Losses and every tensor of the checkpoint, also of a phase that goes on from a state."""
+    """Losses and every tensor of the checkpoint, also of a phase that continues from a state."""
     for name, own in (("whole", {}), ("parts", {"zero3_init": True})):
         first, second = f"{name}-1", f"{name}-2"
         training.run(first, preset, 2, **changes, **own)

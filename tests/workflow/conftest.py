@@ -112,7 +112,7 @@ class Project:
         self.must("snakemake", "--cores", "2", *words)
 
     def forked(self, *words: str, **environment: str) -> tuple[int, str]:
-        """The exit code of `snakemake`, and what it said."""
+        """The exit code of `snakemake`, and what it printed."""
         return self._forked(("snakemake", *words), environment)
 
     def _forked(self, words: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str]:
@@ -160,12 +160,12 @@ class Project:
             stream.write(text)
 
     def copy_to(self, folder: Path) -> Project:
-        """The same project elsewhere: contents, times and Snakemake's records."""
+        """The same project in another folder: contents, times and Snakemake's records."""
         shutil.copytree(self.folder, folder, symlinks=True)
         return self.at(folder)
 
     def at(self, folder: Path) -> Project:
-        """A project that lies elsewhere already."""
+        """A project that is in another folder already."""
         return Project(folder, self._server)
 
 
@@ -222,7 +222,7 @@ def create(folder: Path, base: str, planner: subprocess.Popen[str]) -> Project:
 
 
 def _write_base(folder: Path) -> None:
-    """A folder with the names of an SDXL's files; its weights are bytes that nobody reads."""
+    """A folder with the names of an SDXL's files; its weights are bytes that no one reads."""
     layout = LAYOUTS["sdxl"]
     index = {part: ["library", layout.classes.get(part, "Class")] for part in layout.parts}
     for part in layout.parts:

@@ -34,7 +34,7 @@ def source(module: str) -> Callable:
 
 
 def refused(done) -> str:
-    """What a refused command said, held to one ERROR with its hint."""
+    """What a refused command printed, held to one ERROR with its hint."""
     assert done.returncode == EXIT_USER_ERROR, done.stdout
     assert "Traceback" not in done.stdout
     assert done.stdout.count("ERROR: ") == 1

@@ -32,7 +32,7 @@ def of(found: dict[str, dict[str, Any]], phase: str, key: str) -> Any:
 
 
 def test_cluster_resources_are_not_forecast_for_one_machine(project: Project):
-    """Without a cluster nobody asks for memory, and nothing is forecast; a phase of one machine
+    """Without a cluster no one asks for memory, and nothing is forecast; a phase of one machine
     wants no nodes, and one GPU a process."""
     code, said = project.forked("-n", "--verbose", "train")
     assert code == 0, said
@@ -102,8 +102,8 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
 
 @pytest.mark.slow
 def test_cluster_resources_grow_after_a_kill_alone(project: Project):
-    """A stage that begins anew asks for twice the memory, and never for more; so does a training
-    that was killed, but not one that has said how it ended, as at its time limit."""
+    """A stage that begins again asks for twice the memory, and never for more; so does a training
+    that was killed, but not one that has reported how it ended, as at its time limit."""
     first = resources(project.forked("-n", "--verbose", "train", *ASKED)[1])
     progress = project.folder / "results/tiny/plain/progress"
     progress.mkdir(parents=True)
@@ -120,7 +120,7 @@ def test_cluster_resources_grow_after_a_kill_alone(project: Project):
 
 
 @pytest.mark.slow
-def test_cluster_resources_of_an_unknown_model_are_said(built_on_folder: Project):
+def test_cluster_resources_of_an_unknown_model_are_reported(built_on_folder: Project):
     """What the planner does not know gets a figure of its own, and a warning that names it."""
     code, said = built_on_folder.forked("-n", "--verbose", "train", "--forceall", *ASKED)
     assert code == 0, said

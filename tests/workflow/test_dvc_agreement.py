@@ -113,7 +113,7 @@ def test_a_failed_run_enters_what_it_made(agreed):
 
 @pytest.mark.parametrize("missing", [".dvc", ".git", "dvc.yaml", "another run"])
 def test_without_dvc_snakemake_is_left_alone(agreed, missing):
-    """Nothing is entered and nothing is said of it; the run goes on as ever."""
+    """Nothing is entered or reported; the run continues as always."""
     if missing == "another run":
         agreed.edit("dvc.yaml", "Generated", "Written")
         text = (agreed.folder / "dvc.yaml").read_text()
@@ -147,8 +147,8 @@ def test_a_run_that_lives_is_not_disturbed(agreed):
     assert manifest.stat().st_mtime > time.time() - 600
 
 
-def test_outputs_that_dvc_brought_back_are_told_from_others(agreed):
-    """After `dvc checkout` nothing is to do; an output that nobody made is made again."""
+def test_outputs_that_dvc_brought_back_are_distinguished_from_others(agreed):
+    """After `dvc checkout` nothing is to do; an output that no one made is made again."""
     shutil.rmtree(agreed.folder / "results")
     shutil.rmtree(agreed.folder / ".snakemake")
     assert agreed.command("dvc", "checkout").returncode == 0
@@ -299,8 +299,8 @@ def test_a_damaged_output_does_not_replace_the_stored_one(agreed):
 
 @pytest.mark.slow
 def test_what_could_not_be_done_is_done_by_the_next_call(agreed):
-    """While DVC is at work, neither is settled nor entered: snakemake says so and goes on. The next
-    call does both."""
+    """While DVC is at work, neither is settled nor entered: snakemake says so and continues. The
+    next call does both."""
     lock = agreed.folder / ".dvc" / "tmp" / "lock"
     lock.unlink(missing_ok=True)
     lock.mkdir(parents=True)
@@ -330,7 +330,7 @@ def test_what_could_not_be_done_is_done_by_the_next_call(agreed):
 
 
 @pytest.mark.slow
-def test_a_stage_that_comes_back_is_judged_anew(agreed):
+def test_a_stage_that_comes_back_is_judged_again(agreed):
     """dvc.lock has it from before; what it was made from is not what it would be made from now."""
     text = (agreed.folder / CONFIG).read_text()
     phase = "  - name: offload\n    until: 700\n    launch: zero2_offload\n"
@@ -392,7 +392,7 @@ def test_a_look_from_another_branch_leaves_what_was_right(agreed):
         (".snakemake/agreement.json", '{"running": {"pid": 1}}'),
     ],
 )
-def test_files_that_cannot_be_read_stop_nobody(agreed, file, content):
+def test_files_that_cannot_be_read_stop_no_one(agreed, file, content):
     """A merge that was left half done, a book of another version: snakemake works all the same."""
     (agreed.folder / file).write_text(content)
     code, said = agreed.forked("--cores", "2", "train")
@@ -403,7 +403,7 @@ def test_files_that_cannot_be_read_stop_nobody(agreed, file, content):
 
 @pytest.mark.slow
 def test_a_stage_of_ones_own_stays_in_dvc_yaml(agreed):
-    """Written anew, the file keeps what was not generated."""
+    """Written again, the file keeps what was not generated."""
     own = "  mine:\n    cmd: echo don't\n    deps:\n    - photos\n"
     agreed.edit("dvc.yaml", "stages:\n", f"stages:\n{own}")
     agreed.edit(CONFIG, "launch: zero2_offload\n", "launch: zero2_offload\n" + MORE)

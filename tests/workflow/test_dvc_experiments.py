@@ -31,7 +31,7 @@ def test_a_copy_of_the_project_runs_its_own_code(project):
 
 
 def test_experiments_leave_the_examples_pointer_as_it_is(tmp_path):
-    """DVC writes each .dvc file anew: one that it would lay out otherwise is left to commit."""
+    """DVC writes each .dvc file again: one that it would lay out otherwise is left to commit."""
     shipped = Path("data/digits.csv.gz.dvc")
     shutil.copy(shipped, tmp_path)
     with modify_yaml(tmp_path / shipped.name):

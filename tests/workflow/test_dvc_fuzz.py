@@ -57,10 +57,10 @@ class Fuzz:
 
     def must(self, *words: str) -> str:
         done = self.project.command(*words)
-        assert done.returncode == 0, self.told(done.stdout)
+        assert done.returncode == 0, self.report(done.stdout)
         return done.stdout
 
-    def told(self, said: str) -> str:
+    def report(self, said: str) -> str:
         return "\n".join([*self.story, said[-6000:]])
 
     # What is right.
@@ -94,7 +94,7 @@ class Fuzz:
                     shutil.copy2(source, folder / name)
             scratch = self.project.at(folder)
             code, said = scratch.forked("--cores", "2", "train")
-            assert code == 0, self.told(said)
+            assert code == 0, self.report(said)
             self.known[digest.hexdigest()] = self.outputs(folder)
         return self.known[digest.hexdigest()]
 
@@ -104,20 +104,20 @@ class Fuzz:
         right, before = self.oracle(), self.outputs(self.project.folder)
         self.project.made()
         code, said = run()
-        assert code == 0, self.told(said)
+        assert code == 0, self.report(said)
         self.check(right, before, said)
 
     def check(self, right: dict[str, str], before: dict[str, str], said: str) -> None:
         made = self.project.made()
-        assert DISAGREED not in said, self.told(said)
-        assert "not entered" not in said, self.told(said)
+        assert DISAGREED not in said, self.report(said)
+        assert "not entered" not in said, self.report(said)
         here = self.outputs(self.project.folder)
         unsound = {name for name, digest in right.items() if here.get(name) != digest}
-        assert not unsound, self.told(f"{said}\nunsound: {unsound}")
+        assert not unsound, self.report(f"{said}\nunsound: {unsound}")
         # A stage has one call: its first output stands for all.
         spurious = {n for n in made if before.get(n) == right[n]} - self.killed - self.unknown
-        assert not spurious, self.told(f"{said}\nspurious: {spurious}")
-        assert len(made) == len(set(made)), self.told(f"{said}\ntwice: {made}")
+        assert not spurious, self.report(f"{said}\nspurious: {spurious}")
+        assert len(made) == len(set(made)), self.report(f"{said}\ntwice: {made}")
         self.killed.clear()
         self.unknown.clear()
         self.nothing_to_do()
@@ -125,11 +125,11 @@ class Fuzz:
 
     def nothing_to_do(self) -> None:
         status = self.must("dvc", "status")
-        assert "up to date" in status, self.told(status)
+        assert "up to date" in status, self.report(status)
         code, said = self.project.forked("-n", "train")
-        assert code == 0, self.told(said)
-        assert "Nothing to be done" in said, self.told(said)
-        assert DISAGREED not in said, self.told(said)
+        assert code == 0, self.report(said)
+        assert "Nothing to be done" in said, self.report(said)
+        assert DISAGREED not in said, self.report(said)
 
     def snakemake(self) -> None:
         self.whole_run(lambda: self.project.forked("--cores", "2", "train"))
@@ -160,7 +160,7 @@ class Fuzz:
         target = self.random.choice(["dataset", "cache", "launch", "weights"])
         self.story[-1] += f" {target}"
         code, said = self.project.forked("--cores", "2", target)
-        assert code == 0, self.told(said)
+        assert code == 0, self.report(said)
         self.project.made()
 
     def fail(self) -> None:
@@ -246,7 +246,7 @@ class Fuzz:
         self.story[-1] += f" {what}"
 
     def _another_phase(self) -> None:
-        """One more at the end, or the last of three gone; for DVC, dvc.yaml is generated anew."""
+        """One more at the end, or the last of three gone; for DVC, dvc.yaml is generated again."""
         path = self.project.folder / CONFIG
         text = path.read_text()
         more, last = "  - {name: more, until: 900, launch: torch}\n", "    launch: zero2_offload\n"

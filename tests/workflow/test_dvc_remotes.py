@@ -53,7 +53,7 @@ class Remote:
 
 
 class Project:
-    """A project under Git and DVC, with the shipped settings of DVC and of nobody else."""
+    """A project under Git and DVC, with the shipped settings of DVC and of no one else."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -66,7 +66,7 @@ class Project:
         }
 
     def run(self, *words: str) -> tuple[int, str]:
-        """A command's exit code, and what it said."""
+        """A command's exit code, and what it printed."""
         done = subprocess.run(
             words, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
@@ -74,7 +74,7 @@ class Project:
         return done.returncode, done.stdout
 
     def __call__(self, *words: str) -> str:
-        """What a command said that has to end well."""
+        """What a command printed that has to end well."""
         code, said = self.run(*words)
         assert code == 0, f"{words}: {said}"
         return said
@@ -90,7 +90,7 @@ class Project:
         self("git", "commit", "-qm", "a run", "--allow-empty")
 
     def clone(self, name: str) -> Project:
-        """A fresh clone beside it."""
+        """A fresh clone next to it."""
         self("git", "clone", "-q", ".", str(self.folder.with_name(name)))
         made = Project(self.folder.with_name(name))
         set_author(made)

@@ -205,7 +205,7 @@ def spoil(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["spoiled", "emptied"])
-def test_dvc_restore_mends_the_cache(harm, stored):
+def test_dvc_restore_repairs_the_cache(harm, stored):
     """What the cache has lost or spoiled comes from the remote, where results lie here too."""
     before = hashes(stored)
     if harm == "spoiled":
@@ -219,7 +219,7 @@ def test_dvc_restore_mends_the_cache(harm, stored):
 
 @pytest.mark.slow
 def test_dvc_restore_names_the_configuration(stored):
-    """Where dvc.yaml is of another run, the command that is told is that run's."""
+    """Where dvc.yaml is of another run, the command that is reported is that run's."""
     shutil.copy(stored.folder / CONFIG, stored.folder / "config/b.yaml")
     zerotrain(stored, "dvc", "generate", "--config", "config/b.yaml")
     said = zerotrain(stored, "restore", code=1)
@@ -227,7 +227,7 @@ def test_dvc_restore_names_the_configuration(stored):
 
 
 def test_dvc_restore_is_called_from_the_top(stored):
-    """Below it nothing is looked for, and no revision checked out: the way up is told."""
+    """Below it nothing is looked for, and no revision checked out: the way up is reported."""
     inner = Project(stored.folder / "config", stored._server)
     inner.environment = stored.environment
     head = stored.must("git", "log", "-1", "--format=%D")
@@ -283,8 +283,9 @@ def test_dvc_restore_refuses_uncommitted_changes(change, stored):
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["plain", "offload"])
 def test_dvc_weights_are_found_by_their_content(phase, stored, tmp_path):
-    """A file of weights copied elsewhere leads to the commit, the stage, the phase and the values
-    and hashes that made it, in a clone that has fetched nothing; and that commit comes back."""
+    """A file of weights copied to another folder leads to the commit, the stage, the phase and
+    the values and hashes that made it, in a clone that has fetched nothing; and that commit
+    comes back."""
     weights = f"results/tiny/{phase}/weights"
     old = tmp_path / "old.safetensors"
     shutil.copy2(stored.folder / weights / "payload.bin", old)
@@ -344,7 +345,7 @@ def test_dvc_weights_are_found_on_another_branch_and_in_an_experiment(stored, tm
 
 @pytest.mark.slow
 def test_dvc_unknown_weights_are_no_error_of_ours(stored, tmp_path):
-    """Weights of elsewhere: a sentence that says how many commits were looked at."""
+    """Weights from another program: a sentence that says how many commits were looked at."""
     second_training(stored)
     path = tmp_path / "other.safetensors"
     path.write_bytes(b"not ours")
@@ -445,7 +446,7 @@ def test_dvc_restore_refuses_with_a_hint(reason, stored):
 
 
 @pytest.mark.slow
-def test_dvc_restore_replaces_what_it_is_told_to(stored):
+def test_dvc_restore_replaces_what_it_is_asked_to(stored):
     """--force: a result that was never stored makes room."""
     project = clone(stored)
     _unsaved(project)

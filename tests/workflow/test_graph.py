@@ -48,7 +48,7 @@ def test_the_page_of_targets_lists_each_of_them():
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_graph_target_makes_exactly_what_it_needs(project, target):
-    """From nothing, each target asks for what it needs, once, and for nothing beside it."""
+    """From nothing, each target asks for what it needs, once, and for nothing else."""
     assert project.planned(target) == without_zeros(TARGETS[target])
 
 
@@ -196,7 +196,7 @@ def test_graph_code_is_trained_again_where_that_is_asked_for(built):
 
 
 def test_graph_half_trained_run_plans_the_rest_whatever_the_code(project):
-    """What is missing is planned, and after an edit or an upgrade what is cheap beside it."""
+    """What is missing is planned, and after an edit or an upgrade what costs little."""
     project.snakemake("--cores", "2", "train", STOP="train_phase")
     assert project.planned("train") == FROM_TRAINING
     source("training/loop.py")(project)
@@ -398,7 +398,7 @@ def test_graph_runs_of_one_data_name_share_the_dataset(built):
     "words", [("--config", "seed=7"), ("--configfile", CONFIG, "other.yaml")], ids=["value", "file"]
 )
 def test_graph_values_that_stages_would_not_see_are_refused(project, words):
-    """The stages read one file; values from elsewhere are refused, not ignored."""
+    """The stages read one file; values from other places are refused, not ignored."""
     (project.folder / "other.yaml").write_text("seed: 7\n")
     said = refused(project.snakemake("-n", *words))
     assert "the stages read one file and would not see them" in said
@@ -445,7 +445,7 @@ def test_graph_folder_called_nano_is_not_the_preset(project):
 
 
 def test_graph_brace_in_a_base_folder_is_one_sentence(project):
-    """Snakemake would ask for the values of a wildcard that nobody wrote."""
+    """Snakemake would ask for the values of a wildcard that no one wrote."""
     project.edit(CONFIG, "base: nano", "base: sdxl")
     (project.folder / "sdxl" / "a{b}.json").write_text("{}")
     said = refused(project.snakemake("-n"))
@@ -453,7 +453,7 @@ def test_graph_brace_in_a_base_folder_is_one_sentence(project):
 
 
 def test_graph_works_without_an_activated_environment(project):
-    """Called by its path, snakemake finds the zerotrain that lies beside it."""
+    """Called by its path, snakemake finds the zerotrain that lies next to it."""
     from PIL import Image
 
     for photo in (project.folder / "photos").glob("*.png"):
@@ -466,7 +466,7 @@ def test_graph_works_without_an_activated_environment(project):
 
 def test_graph_stopped_training_is_unfinished(project):
     """Exit code 85 is a job that failed: its sentence is shown without a traceback, nothing is
-    published, what was saved stays, and the same command goes on from there."""
+    published, what was saved stays, and the same command continues from there."""
     done = project.snakemake("--cores", "2", "train", STOP="train_phase")
     assert done.returncode == 1
     said = "plain: unfinished: stopped on request at step 100 of 300"
@@ -483,7 +483,7 @@ def test_graph_stopped_training_is_unfinished(project):
     assert (phase / "progress/step-00000100/manifest.json").is_file()
 
 
-def test_graph_kept_training_whose_inputs_changed_after_all_is_said_and_run_next(built):
+def test_graph_kept_training_whose_inputs_changed_after_all_is_reported_and_run_next(built):
     """What another version renders otherwise is no reason to train in the same call."""
     source("stages/render_launch.py")(built)
     done = built.snakemake("--cores", "2", "train")

@@ -1,4 +1,5 @@
-"""A run that begins with a checkpoint of elsewhere imports it once, and again when it changes."""
+"""A run that begins with a checkpoint from another program imports it once, and again when it
+changes."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_output_of_a_failure_is_the_stages_sentence_its_log_and_a_count(project)
     ]
 
 
-def test_output_of_a_submission_that_failed_is_what_the_scheduler_said(project):
+def test_output_of_a_submission_that_failed_is_what_the_scheduler_printed(project):
     """Nothing of it is in the stage's log, which does not exist yet."""
     submit = project.folder / "submit.sh"
     submit.write_text("#!/bin/sh\necho 'error: invalid partition'; exit 1\n")

@@ -1,4 +1,4 @@
-"""What an earlier version trained is said and kept, and `zerotrain retrain` trains it again."""
+"""What an earlier version trained is reported and kept, and `zerotrain retrain` trains it again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def contents(results):
     }
 
 
-def test_retrain_earlier_version_is_said_and_trained_again_where_asked(built):
+def test_retrain_earlier_version_is_reported_and_trained_again_where_asked(built):
     """An edit of code that decides numbers plans nothing and is one line; retrain moves what was
     trained aside, names the way back, and the next run trains both phases."""
     assert "earlier version" not in built.snakemake("-n", "train").stdout
@@ -78,7 +78,7 @@ def test_retrain_one_phase(built):
 
 
 def test_retrain_checkpoint_without_a_record_is_of_an_earlier_version(built):
-    """As those of versions that recorded it elsewhere, and a record that is cut short."""
+    """As those of versions that recorded it in another place, and a record that is cut short."""
     for name, content in (("plain", None), ("offload", "{")):
         record = built.folder / "results/tiny" / name / "checkpoint/records/made_by.json"
         record.unlink() if content is None else record.write_text(content)

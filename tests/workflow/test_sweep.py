@@ -85,7 +85,7 @@ def test_sweep_of_runs_that_would_disturb_each_other_is_refused(two, old, new, s
     ],
 )
 def test_sweep_file_that_is_wrong_is_one_sentence(two, text, said):
-    """What stands in the file of a sweep is files, and nothing beside them."""
+    """What stands in the file of a sweep is files, and nothing else."""
     (two.folder / "sweep.yaml").write_text(text)
     assert said in refused(two.snakemake("-n", "train", *SWEEP))
 

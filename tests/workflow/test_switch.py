@@ -179,7 +179,8 @@ def test_a_switch_that_fails_restores_the_configuration(project):
     ],
 )
 def test_a_switch_after_a_change_of_what_it_depends_on_is_refused(project, edited, jobs):
-    """Training would start afresh: the refusal names the jobs that would run, and nothing runs."""
+    """Training would start from step 0: the refusal names the jobs that would run, and nothing
+    runs."""
     stop_in(project, "plain")
     save(project, "plain", 250)
     project.append(edited, "\nEDITED = 1\n")
@@ -220,7 +221,7 @@ def test_a_profile_that_hushes_snakemake_hides_no_job(project):
     ],
 )
 def test_a_plan_that_snakemake_does_not_tell_is_none(monkeypatch, said, jobs):
-    """Without whole counts of jobs nobody knows what would run."""
+    """Without whole counts of jobs no one knows what would run."""
     done = subprocess.CompletedProcess([], 0, stdout=said)
     monkeypatch.setattr(snakemake.subprocess, "run", lambda *_, **__: done)
     if jobs is not None:
@@ -275,7 +276,7 @@ def hang(project, stage: str, *words: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_snakemake_that_was_killed_locks_nobody_out(project):
+def test_a_snakemake_that_was_killed_locks_no_one_out(project):
     """The next one removes its lock and says so; that of one that lives stays."""
     target = "results/data/tiny/manifest.json"
     words = ("snakemake", "--cores", "1", "--", target)
@@ -298,7 +299,7 @@ def test_a_snakemake_that_was_killed_locks_nobody_out(project):
 
 @pytest.mark.slow
 def test_what_a_killed_switch_began_ends_with_it(project):
-    """Else its Snakemake would publish for nobody, and lock the same command out."""
+    """Else its Snakemake would publish for no one, and lock the same command out."""
     stop_in(project, "plain")
     save(project, "plain", 250)
     words = (sys.executable, "-m", "zerotrain", "switch", "tiny", "--to", "zero2")
@@ -324,8 +325,8 @@ STAGGERS[4] = pytest.param(4 / 19 * 2, marks=[pytest.mark.slow])
 
 @pytest.mark.parametrize("stagger", STAGGERS)
 def test_of_two_switches_that_start_together_one_is_done(project, stagger):
-    """The other is refused and told whose turn it is, or told that it is done already. What the
-    configuration has, is what the one that is done has said."""
+    """The other is refused with whose turn it is, or learns that it is done already. The
+    configuration has what the one that is done reported."""
     stop_in(project, "plain")
     save(project, "plain", 250)
     former = (project.folder / CONFIG).read_text()

@@ -1,4 +1,4 @@
-"""Coming from elsewhere: a training that another program began goes on here with nothing lost.
+"""A training that another program began continues here with nothing lost.
 
 What docs/from-simpletuner.md and docs/from-diffsynth.md say, on folders that accelerate's own
 save_state made.
@@ -40,7 +40,7 @@ RUN = {
 
 
 @pytest.fixture
-def elsewhere(training, server):
+def external(training, server):
     """Trains half of the steps by another program; the folder that its save_state left."""
 
     def train(name: str, zero: dict[str, Any] | None, wrapped: bool = False) -> Path:
@@ -64,11 +64,11 @@ def elsewhere(training, server):
     ],
     ids=["simpletuner-on", "simpletuner-off", "wrapped-off"],
 )
-def test_import_goes_on_as_if_it_had_been_ours(training, elsewhere, folder, zero, wrapped, preset):
+def test_import_continues_as_if_it_had_been_ours(training, external, folder, zero, wrapped, preset):
     """5 steps there, imported, 5 steps here: the losses are those of 10 steps here, to 1e-5; the
-    steps, the samples and the optimizer's count go on."""
+    steps, the samples and the optimizer's count continue."""
     whole = training.run("whole", "torch", STEPS, **CONSTANT)
-    checkpoint = elsewhere(folder, zero, wrapped)
+    checkpoint = external(folder, zero, wrapped)
     state = training.folder / "imported"
     import_checkpoint(ImportSettings.of(parse_config(RUN, "c")), checkpoint, training.base, state)
     position = State(state).position
