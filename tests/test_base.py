@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import transformers
+from tests.builders.refusals import refusal
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
@@ -60,9 +61,7 @@ def without(*prefixes: str) -> list[str]:
 
 def message(names: list[str]) -> str:
     """The message to the user about a folder of these files."""
-    with pytest.raises(PipelineError) as caught:
-        choose(names)
-    return str(caught.value)
+    return refusal(choose, names)
 
 
 def test_only_what_the_family_loads_is_taken():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.builders.refusals import refusal
 
 from zerotrain.config.edit import Split, split_phase, undo_split
-from zerotrain.errors import PipelineError
 
 BLOCK = """\
 run: flowers   # mine
@@ -188,9 +188,8 @@ def test_a_phase_and_a_launch_with_an_anchor_are_cut_like_others():
 )
 def test_what_only_a_person_can_cut_is_refused(text: str):
     """With the values to write."""
-    with pytest.raises(PipelineError) as caught:
-        split(text, "z")
-    assert str(caught.value) == (
+    message = refusal(split, text, "z")
+    assert message == (
         "ERROR: phase z is written in a way that no program should cut\n"
         "  Hint: do it by hand: give z `until: 250`, and write a phase z-zero2 after it with the "
         "former `until`, `launch: zero2` and the other values of z"

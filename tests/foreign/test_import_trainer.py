@@ -205,7 +205,10 @@ DAMAGE = {
         r"model-00001-of-00002\.safetensors: first\.bias is in this file or in model\.safet",
     ),
     "shard missing": (_lost_shard, r"model-00002-of-00002\.safetensors: missing"),
-    "shard outside the folder": (_shard_in_another_folder, r"index\.json: the name '\.\./model-.*' leaves"),
+    "shard outside the folder": (
+        _shard_in_another_folder,
+        r"index\.json: the name '\.\./model-.*' leaves",
+    ),
     "weights truncated": (
         lambda folder: _truncate(folder / "model.safetensors"),
         r"model\.safetensors: missing, truncated or no safetensors file",
