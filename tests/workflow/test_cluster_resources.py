@@ -34,8 +34,7 @@ def of(found: dict[str, dict[str, Any]], phase: str, key: str) -> Any:
 def test_cluster_resources_are_not_forecast_for_one_machine(project: Project):
     """Without a cluster no one asks for memory, and nothing is forecast; a phase of one machine
     wants no nodes, and one GPU a process."""
-    code, said = project.forked("-n", "--verbose", "train")
-    assert code == 0, said
+    said = project.must("snakemake", "-n", "--verbose", "train")
     found = resources(said)
     assert "mem_mb" not in said
     assert not (project.folder / ".snakemake/forecasts").exists()
@@ -61,8 +60,7 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
     phase takes where the profile gives it no GPU. Forecasts are made once."""
     project.edit("config/config.yaml", "launch: zero2_offload", SEVERAL)
     without = ("--set-resources", "train_phase:gres=none") if gres == "none" else ()
-    code, said = project.forked("-n", "--verbose", "train", *ASKED, *without)
-    assert code == 0, said
+    said = project.must("snakemake", "-n", "--verbose", "train", *ASKED, *without)
     found = resources(said)
     monkeypatch.chdir(project.folder)
     run, cpu = read_config(project.folder / "config/config.yaml"), gres == "none"
@@ -122,8 +120,7 @@ def test_cluster_resources_grow_after_a_kill_alone(project: Project):
 @pytest.mark.slow
 def test_cluster_resources_of_an_unknown_model_are_reported(built_on_folder: Project):
     """What the planner does not know gets a figure of its own, and a warning that names it."""
-    code, said = built_on_folder.forked("-n", "--verbose", "train", "--forceall", *ASKED)
-    assert code == 0, said
+    said = built_on_folder.must("snakemake", "-n", "--verbose", "train", "--forceall", *ASKED)
     assert of(resources(said), "plain", "mem_mb") == str(32 * 1024)
     assert said.count("WARNING: run tiny: its memory cannot be forecast, 32 GiB a process") == 1
     assert "model_index.json" in said.partition("WARNING: run tiny")[2].partition("\n")[0]

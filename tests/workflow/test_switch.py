@@ -40,9 +40,9 @@ def save(project, phase: str, *steps: int, preset: str = "torch") -> Path:
     return progress
 
 
-def switch(project, *words: str):
-    """Run the command as a user does; the stages that Snakemake calls are the fake's."""
-    return project.command("python", "-m", "zerotrain", "switch", "tiny", *words)
+def switch(project, *words: str, code: int = 0) -> str:
+    """What the command prints, as a user runs it; the stages that Snakemake calls are the fake's."""
+    return project.must("python", "-m", "zerotrain", "switch", "tiny", *words, code=code)
 
 
 def stop_in(project, phase: str) -> None:
@@ -62,9 +62,8 @@ def test_switch_of_a_stopped_phase(project):
     stop_in(project, "plain")
     save(project, "plain", 100, 200, 250)
     former = (project.folder / CONFIG).read_text()
-    done = switch(project, "--to", "zero2")
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1] == (
+    printed = switch(project, "--to", "zero2")
+    assert printed.splitlines()[-1] == (
         "plain: ends at step 250 (was 300), exported; plain-zero2 continues to 300 under zero2. "
         "Next: snakemake --cores all train"
     )
@@ -95,11 +94,10 @@ def test_a_switch_to_more_processes_keeps_the_preset(project):
     stop_in(project, "plain")
     save(project, "plain", 250)
     words = ("--num-processes", "2", "--mixed-precision", "bf16", "--machines", "2")
-    done = switch(project, *words)
-    assert done.returncode == 0, done.stdout
+    printed = switch(project, *words)
     assert project.calls() == ["render_launch", "train_phase", "export_weights"]
     said = "continues to 300 under torch with "
-    assert said in done.stdout.splitlines()[-1]
+    assert said in printed.splitlines()[-1]
     text = (project.folder / CONFIG).read_text()
     assert "  - name: plain-x2-bf16\n    until: 300\n    launch: {preset: torch, " in text
     assert "    global_batch_size: 4\n" in text.split("plain-x2-bf16")[1]
@@ -112,9 +110,8 @@ def test_switch_of_the_last_phase_leaves_the_first_alone(project):
     """Only the cut phase is published; the finished one is neither trained nor exported."""
     stop_in(project, "offload")
     save(project, "offload", 400, 500, preset="zero2_offload")
-    done = switch(project, "--to", "torch", "--at", "400", "--name", "rest")
-    assert done.returncode == 0, done.stdout
-    assert "offload: ends at step 400 (was 700), exported; rest continues to 700" in done.stdout
+    printed = switch(project, "--to", "torch", "--at", "400", "--name", "rest")
+    assert "offload: ends at step 400 (was 700), exported; rest continues to 700" in printed
     assert project.calls() == ["render_launch", "train_phase", "export_weights"]
     assert project.planned("train") == REST | {"evaluate": 3}
 
@@ -127,9 +124,8 @@ def test_switch_of_another_file(project):
     project.build(*inputs, "--configfile", "config/mine.yaml")
     project.calls()
     save(project, "plain", 250)
-    done = switch(project, "--to", "zero2")
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.endswith("snakemake --cores all train --configfile config/mine.yaml\n")
+    printed = switch(project, "--to", "zero2")
+    assert printed.endswith("snakemake --cores all train --configfile config/mine.yaml\n")
     assert project.calls() == ["render_launch", "train_phase", "export_weights"]
 
 
@@ -138,9 +134,8 @@ def test_dry_run_of_a_switch_changes_nothing(project):
     stop_in(project, "plain")
     save(project, "plain", 250)
     former = (project.folder / CONFIG).read_text()
-    done = switch(project, "--to", "zero2", "--dry-run")
-    assert done.returncode == 0, done.stdout
-    assert done.stdout == (
+    printed = switch(project, "--to", "zero2", "--dry-run")
+    assert printed == (
         f"--- {CONFIG}\n+++ {CONFIG}\n@@ -16,8 +16,11 @@\n"
         " \n phases:\n   - name: plain\n+    until: 250\n+    launch: torch\n"
         "+  - name: plain-zero2\n     until: 300\n-    launch: torch\n+    launch: zero2\n"
@@ -185,10 +180,9 @@ def test_a_switch_after_a_change_of_what_it_depends_on_is_refused(project, edite
     save(project, "plain", 250)
     project.append(edited, "\nEDITED = 1\n")
     former = (project.folder / CONFIG).read_text()
-    done = switch(project, "--to", "zero2")
-    assert done.returncode == 2
-    assert f"depends on has changed since it was trained: {jobs} would run first" in done.stdout
-    assert "results/data/tiny/cache/64/manifest.json` (first with -n" in done.stdout
+    printed = switch(project, "--to", "zero2", code=2)
+    assert f"depends on has changed since it was trained: {jobs} would run first" in printed
+    assert "results/data/tiny/cache/64/manifest.json` (first with -n" in printed
     assert (project.folder / CONFIG).read_text() == former
     assert project.calls() == []
 
@@ -200,12 +194,11 @@ def test_a_profile_that_hushes_snakemake_hides_no_job(project):
     save(project, "plain", 250)
     project.append("profiles/default/config.yaml", "\nquiet: [rules, progress]\n")
     assert "\ntrain_phase tiny/plain: " not in project.snakemake("-n", "--cores", "1").stdout
-    done = switch(project, "--to", "zero2", "--dry-run")
-    assert done.stdout.endswith(": render_launch, train_phase, export_weights\n")
+    printed = switch(project, "--to", "zero2", "--dry-run")
+    assert printed.endswith(": render_launch, train_phase, export_weights\n")
     project.append("photos/cat.txt", "\nEDITED = 1\n")
-    done = switch(project, "--to", "zero2")
-    assert done.returncode == 2
-    assert "build_base, cache_latents, prepare_dataset would run first" in done.stdout
+    printed = switch(project, "--to", "zero2", code=2)
+    assert "build_base, cache_latents, prepare_dataset would run first" in printed
 
 
 @pytest.mark.parametrize(
@@ -243,8 +236,7 @@ def test_a_switch_after_the_launch_was_changed_by_hand(project):
     former = (project.folder / CONFIG).read_text()
     cut = "  - name: plain\n    until: 300\n    launch: torch\n  - name: offload\n"
     project.edit(CONFIG, cut, cut.replace("torch", "zero2"))
-    done = switch(project, "--to", "zero2")
-    assert done.returncode == 0, done.stdout
+    switch(project, "--to", "zero2")
     assert (project.folder / CONFIG).read_text() == former.replace(cut, AFTER)
 
 
@@ -256,9 +248,8 @@ def test_a_second_switch_gets_a_name_of_its_own(project):
     assert switch(project, "--to", "zero2").returncode == 0
     save(project, "plain-zero2", 260, preset="zero2")
     (project.folder / "results/tiny/plain-zero2-torch").mkdir()
-    done = switch(project, "--to", "torch")
-    assert done.returncode == 0, done.stdout
-    assert "plain-zero2: ends at step 260 (was 300), exported; plain-zero2-torch-2" in done.stdout
+    printed = switch(project, "--to", "torch")
+    assert "plain-zero2: ends at step 260 (was 300), exported; plain-zero2-torch-2" in printed
 
 
 def hang(project, stage: str, *words: str) -> subprocess.Popen[str]:
@@ -289,10 +280,9 @@ def test_a_snakemake_that_was_killed_locks_no_one_out(project):
     assert locked.returncode == 1
     assert " was killed, and its job prepare_dataset (pid " in locked.stdout
     os.killpg(process.pid, signal.SIGKILL)
-    done = project.snakemake(*words[1:])
-    assert done.returncode == 0, done.stdout
+    printed = project.must("snakemake", *words[1:])
     said = f".snakemake/locks: unlocked: the snakemake that held it was killed (pid {process.pid} "
-    assert done.stdout.count(said) == 1
+    assert printed.count(said) == 1
     assert list((project.folder / ".snakemake/runs").glob("*.json")) == []
 
 
