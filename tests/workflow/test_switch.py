@@ -41,7 +41,7 @@ def save(project, phase: str, *steps: int, preset: str = "torch") -> Path:
 
 
 def switch(project, *words: str, code: int = 0) -> str:
-    """What the command prints, as a user runs it; the stages that Snakemake calls are the fake's."""
+    """What the command prints, as a user runs it; its stages are the fake's."""
     return project.must("python", "-m", "zerotrain", "switch", "tiny", *words, code=code)
 
 
