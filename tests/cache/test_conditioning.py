@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.stages.test_cache_latents import FakeFamily
+from tests.builders.caching import FakeFamily
 
 from zerotrain import artifact
 from zerotrain.cache import Cache, read_cache, stacked

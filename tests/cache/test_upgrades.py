@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from tests.builders.caching import FakeFamily, Run, contents
+from tests.builders.talks import cached
 from tests.cache.earlier_version import make_earlier
-from tests.cache.test_tokens import bases, cached  # noqa: F401
-from tests.stages.test_cache_latents import FakeFamily, Run, contents
 
 from zerotrain import artifact
 from zerotrain.cache import comparison, encoding, record
@@ -361,7 +361,7 @@ def test_the_items_are_spread_over_the_dataset():
 TALKS = [(f"{a}+{b}=", str(a + b)) for a in range(5) for b in range(4)]
 
 
-def test_tokens_are_compared_exactly(bases, tmp_path, upgrade, monkeypatch, capsys):  # noqa: F811
+def test_tokens_are_compared_exactly(bases, tmp_path, upgrade, monkeypatch, capsys):
     """An upgrade keeps them to the byte; one other token of eight examples tokenises all again."""
     before = cached(tmp_path, bases["causal_lm"], TALKS)
     capsys.readouterr()
@@ -383,7 +383,7 @@ def test_tokens_are_compared_exactly(bases, tmp_path, upgrade, monkeypatch, caps
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_tokens_of_an_earlier_version_are_kept_to_the_byte(bases, tmp_path, capsys, packing):  # noqa: F811
+def test_tokens_of_an_earlier_version_are_kept_to_the_byte(bases, tmp_path, capsys, packing):
     """All rows are tokenised again, which takes no GPU, and compared."""
     talks = [*TALKS, ("x" * 60 + "?", "no")]  # the last has no room for an answer
     made = cached(tmp_path, bases["causal_lm"], talks, packing=packing)

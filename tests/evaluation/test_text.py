@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.cache.test_tokens import bases, publish_dataset, run_config  # noqa: F401
+from tests.builders.talks import publish_dataset, run_config
 from tests.families.texts import asked
 
 from zerotrain import artifact
@@ -63,7 +63,7 @@ def loss_of(family: str, base: Path, talks) -> float:
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("batch_size", [2, 8])
 @pytest.mark.parametrize("family", ["causal_lm", "seq2seq_lm"])
-def test_what_is_held_out_is_answered_and_measured(bases, tmp_path, family, batch_size):  # noqa: F811
+def test_what_is_held_out_is_answered_and_measured(bases, tmp_path, family, batch_size):
     """Exact match counts answers, spaces around them aside, perplexity every learned token once;
     prompts are answered too."""
     held_out = [("5+1=", "6"), ("6+1=", " 7\n"), ("7+1=", "8")]
@@ -87,7 +87,7 @@ def test_what_is_held_out_is_answered_and_measured(bases, tmp_path, family, batc
 
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("most", [1, 2, 3, 9])
-def test_both_numbers_are_of_the_same_examples(bases, tmp_path, most):  # noqa: F811
+def test_both_numbers_are_of_the_same_examples(bases, tmp_path, most):
     """Of max_samples at most, without what has no room for an answer; a larger number adds some."""
     made = measured(bases["causal_lm"], tmp_path, [*TALKS, TOO_LONG], 4, max_samples=most)
     first = measured(bases["causal_lm"], tmp_path, [*TALKS, TOO_LONG], 4, max_samples=1)
@@ -100,7 +100,7 @@ def test_both_numbers_are_of_the_same_examples(bases, tmp_path, most):  # noqa: 
 
 
 @pytest.mark.parametrize("held_out", [[], [TOO_LONG]], ids=["none", "none that fits"])
-def test_without_held_out_examples_training_questions_are_shown(bases, tmp_path, held_out):  # noqa: F811
+def test_without_held_out_examples_training_questions_are_shown(bases, tmp_path, held_out):
     """And nothing is measured of them."""
     made = measured(
         bases["causal_lm"], tmp_path, [*TALKS, *held_out], len(held_out), max_new_tokens=2
@@ -110,7 +110,7 @@ def test_without_held_out_examples_training_questions_are_shown(bases, tmp_path,
 
 
 @pytest.mark.usefixtures("known")
-def test_trained_examples_are_measured_where_the_run_says_so(bases, tmp_path):  # noqa: F811
+def test_trained_examples_are_measured_where_the_run_says_so(bases, tmp_path):
     """As PEFT's guide prints its accuracy; their loss is no validation loss."""
     made = measured(bases["causal_lm"], tmp_path, TALKS, 0, split="train")
     assert made.metrics["exact_match"] == 7 / 8
@@ -121,7 +121,7 @@ def test_trained_examples_are_measured_where_the_run_says_so(bases, tmp_path):  
 
 
 @pytest.mark.usefixtures("known")
-def test_the_prompt_to_try_is_the_last_question_alone(bases, tmp_path):  # noqa: F811
+def test_the_prompt_to_try_is_the_last_question_alone(bases, tmp_path):
     """The table shows all turns before the answer; a command takes one."""
     talk = [Message("system", "add"), *asked("1+1=", "2").messages, *asked("5+1=", "6").messages]
     content = conversations_content([conversation("line 1", talk, 0.0)], repeats=1, bad=[])

@@ -11,10 +11,10 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline, FluxPipeline, FluxPriorReduxPipeline, ReduxImageEncoder
 from PIL import Image
+from tests.builders.exports import Export
 from tests.builders.images import build_nano, make_pictures
 from tests.builders.models import make_trained
 from tests.families.promises import first_call
-from tests.stages.test_export_weights import Export
 from transformers import SiglipVisionModel
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from tests.stages.test_import_checkpoint import RUN, assert_moments
+from tests.builders.exports import IMPORTING_RUN, assert_slots
 from tests.training.conftest import write_base
 
 from zerotrain.config.read import parse_config
@@ -62,7 +62,7 @@ def write(folder: Path, form: str, plain: Any, header: Any = None, **config: Any
 
 def imported(path: Path, base: Path, state: Path, **lora: Any) -> State:
     """The state of the checkpoint, under a run with this LoRA."""
-    config = parse_config({**RUN, "lora": {**LORA, **lora}}, "c")
+    config = parse_config({**IMPORTING_RUN, "lora": {**LORA, **lora}}, "c")
     import_checkpoint(ImportSettings.of(config), path, base, state)
     return State(state)
 
@@ -85,7 +85,7 @@ def test_an_adapter_with_its_optimizer_keeps_its_moments(
     torch.save(own.state_dict(), folder / optimizer)
     state = imported(folder, base, tmp_path / "state")
     assert_weights(state, tensors)
-    assert_moments(state, moments)
+    assert_slots(state, moments)
     assert (state.position.step, state.position.optimizer_step) == (1, 1)
 
 

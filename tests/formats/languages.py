@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from tests.builders.exports import Export
 from tests.families.texts import LORA, batch, build, logits
-from tests.stages.test_export_weights import Export
 
 from zerotrain import artifact
 from zerotrain.data.conversation import Message

@@ -12,10 +12,10 @@ import pytest
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL import Image
+from tests.builders.exports import Export
 from tests.builders.images import make_pictures, publish_nano
 from tests.builders.models import make_trained
 from tests.formats.commands import code_of, join_lines, run_code
-from tests.stages.test_export_weights import Export
 
 from zerotrain.export.formats.conditioning_code import SIDE as DEFAULT_SIDE
 from zerotrain.export.formats.loading_code import loading_code

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.builders.adapters import adapter_of, make_adapted
+from tests.builders.exports import Export
 from tests.formats.conftest import ADAPTER, LAYERS
-from tests.stages.test_export_weights import Export
 from typer.testing import CliRunner
 
 from zerotrain import artifact, cli

@@ -16,12 +16,12 @@ import diffusers
 import pytest
 import torch
 from PIL import Image
+from tests.builders.exports import Export
 from tests.builders.images import publish_nano
 from tests.builders.models import make_trained, move_far
 from tests.conftest import ROOT
 from tests.families.texts import build as build_text
 from tests.formats.commands import code_of, join_lines, run_code
-from tests.stages.test_export_weights import Export
 from tests.training.test_peft_methods import LAYERS as METHODS
 from tests.training.test_peft_methods import PROMPTS
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 from tests.builders.adapters import difference
+from tests.builders.states import HISTORY, RAN_ON
 from tests.formats.conftest import FORMATS, REPO, head_of, publish, upload
-from tests.lineage.test_ran_on import HISTORY, RAN_ON
 
 from zerotrain import artifact
 from zerotrain.export.formats.conversion import convert

@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tests.builders.exports import Export
 from tests.families.texts import build
 from tests.formats.conftest import header, tensors_below
 from tests.formats.languages import ADAPTER, MESSAGES, Language, config_of, publish_base
-from tests.stages.test_export_weights import Export
 from transformers import AddedToken
 
 from zerotrain import artifact

@@ -2,84 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.builders.caching import SIDE, FakeFamily, Run, contents
 
 from zerotrain import artifact
 from zerotrain.cache import encoding, read_cache
 from zerotrain.cache.prompts import Prompts
 from zerotrain.cache.record import LONG_CAPTIONS
-from zerotrain.config.read import parse_config
-from zerotrain.config.run import RunConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import nano as nano_parts
-from zerotrain.models.families.conditioning import Conditioning
-from zerotrain.models.families.prompt_tokens import TokenLimit, token_limits
 from zerotrain.models.families.sdxl import FAMILY as SDXL
 from zerotrain.stages import CacheSettings
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
-
-SIDE = 16
-
-
-class FakeFamily:
-    """A family whose encoders are arithmetic; it counts what it encodes and in which batches."""
-
-    name = "sdxl"
-    modality = "image"
-    image_parts = ("vae",)
-    text_parts = ("text_encoder",)
-    encoding_code = ("zerotrain.models.families.sdxl",)
-    prompt_code = ("zerotrain.models.families.prompt_tokens",)
-
-    def __init__(self) -> None:
-        self.image_batches: list[int] = []
-        self.prompt_batches: list[list[str]] = []
-        self.loads = 0
-        self.scale = 1.0
-
-    def load_encoders(
-        self,
-        base: Path,
-        device: str,
-        max_sequence_length: int | None,
-        dtype: torch.dtype,
-        long_captions: str = "truncate",
-    ) -> FakeFamily:
-        self.loads += 1
-        self.long_captions = long_captions
-        self.max_sequence_length = max_sequence_length
-        return self
-
-    def conditioning(self, base: Path) -> Conditioning | None:
-        return None
-
-    def caption_limits(
-        self, base: Path, captions: Sequence[str], max_sequence_length: int | None
-    ) -> list[TokenLimit]:
-        counts = {"tokenizer": [len(caption.split()) for caption in captions]}
-        return token_limits({"tokenizer": max_sequence_length or 8}, counts)
-
-    def encode_images(self, pixels: torch.Tensor) -> torch.Tensor:
-        self.image_batches.append(len(pixels))
-        return torch.nn.functional.avg_pool2d(pixels, 4) * self.scale
-
-    def encode_prompts(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
-        self.prompt_batches.append(list(prompts))
-        rows = [list(hashlib.sha256(prompt.encode()).digest()) for prompt in prompts]
-        embeds = torch.tensor(rows, dtype=torch.float32)
-        return {"prompt_embeds": embeds.view(-1, 4, 8), "pooled": embeds[:, :4]}
 
 
 @pytest.fixture
@@ -98,64 +42,10 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-class Run:
-    """A folder of images and all that the stage needs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.shard_size = 2048
-        self.train: dict[str, object] = {}
-        self.family = "sdxl"
-        self.images = folder / "images"
-        self.images.mkdir()
-        draw = np.random.default_rng(0)
-        for number in range(20):
-            pixels = draw.integers(0, 256, (30, 24 + number, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(self.images / f"{number:02d}.png")
-            (self.images / f"{number:02d}.txt").write_text(f"house {number % 3}")
-        self.base(vae="1", text_encoder="1")
-
-    def base(self, **parts: str) -> None:
-        """Publish a base model with these digests."""
-        with artifact.publish(self.folder / "base", "base") as draft:
-            draft.content = {"parts": parts}
-
-        self.prompts: list[str] = []
-
-    def config(self, data: dict[str, object], **cache: object) -> RunConfig:
-        """The configuration with changes."""
-        raw = {
-            "run": "r",
-            "family": self.family,
-            "base": "nano",
-            "data": {"images": str(self.images), "num_workers": 0, "holdout": 0.3, **data},
-            "cache": {"shard_size": self.shard_size, **cache},
-            "train": {"resolution": SIDE, **self.train},
-            "launch": {"num_cpu_threads_per_process": 1},
-            "phases": [{"name": "p", "until": 1}],
-            **({"validation": {"prompts": self.prompts}} if self.prompts else {}),
-        }
-        return parse_config(raw, "test")
-
-    def cache(self, name: str = "cache", data: dict[str, object] | None = None, **cache) -> Path:
-        """Prepare the dataset and run the stage."""
-        config = self.config(data or {}, **cache)
-        prepare_dataset(config.data, self.folder / "dataset")
-        output = self.folder / name
-        dataset, base = self.folder / "dataset", self.folder / "base"
-        cache_latents(CacheSettings.of(config), SIDE, dataset, base, output)
-        return output
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run with twenty images."""
     return Run(tmp_path)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder."""
-    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*.*")}
 
 
 def test_the_reader_gives_what_the_encoders_gave(run, family):

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import pytest
 from PIL import Image
+from tests.builders.states import make_position
 
 from zerotrain import artifact
 from zerotrain.artifact import link_or_copy
@@ -24,7 +25,6 @@ from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.evaluate import EvaluateSettings, evaluate, finite
 from zerotrain.stages.prepare_dataset import prepare_dataset
-from zerotrain.state.position import TrainerState
 from zerotrain.state.state import write_state
 from zerotrain.training.reporting import holdout_loss as holdout_loss_module
 from zerotrain.training.reporting.holdout_loss import TIMESTEPS, HeldOutImages, holdout_loss
@@ -80,19 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with artifact.publish(folder / "weights", "weights") as draft:
         for name in base.files:
             link_or_copy(base.path(name), draft.folder / name)
-    position = TrainerState(
-        run="houses",
-        phase="only",
-        step=20,
-        samples=80,
-        optimizer="adamw",
-        optimizer_step=20,
-        param_groups=[],
-        lr_scheduler="constant",
-        lr_scheduler_steps=20,
-        rng={},
-        engine={},
-    )
+    position = make_position(20, run="houses", phase="only")
     with artifact.publish(folder / "state", "state") as draft:
         write_state(draft.folder, position, {}, [], lambda name, slot: pytest.fail("no tensors"))
         (draft.folder / "records").mkdir()

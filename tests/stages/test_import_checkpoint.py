@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.lineage.test_ran_on import HISTORY, RAN_ON
+from tests.builders.exports import IMPORTING_RUN, assert_slots
+from tests.builders.states import HISTORY, RAN_ON
 from tests.training.conftest import write_base
 
 from zerotrain import artifact
@@ -19,10 +20,6 @@ from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.state.external.order import spared_names
 from zerotrain.state.state import State, write_state
 
-RUN = {
-    "run": "tiny", "base": "nano", "data": {"images": "photos"},
-    "train": {"global_batch_size": 4}, "phases": [{"name": "on", "until": 10}],
-}  # fmt: skip
 ATTENTION = r"attentions\."
 
 
@@ -52,16 +49,9 @@ def saved(folder: Path, base: Path, groups: Any) -> dict[str, dict[str, torch.Te
 def imported(folder: Path, base: Path, state: Path, **changes: Any) -> State:
     """The state of the checkpoint, under the run with these changes."""
     resume = {"folder": str(folder), **changes.pop("resume", {})}
-    config = parse_config({**RUN, "resume_from_checkpoint": resume, **changes}, "c")
+    config = parse_config({**IMPORTING_RUN, "resume_from_checkpoint": resume, **changes}, "c")
     import_checkpoint(ImportSettings.of(config), folder, base, state)
     return State(state)
-
-
-def assert_moments(state: State, moments: Any) -> None:
-    """Each parameter has its own."""
-    assert sorted(state.slots) == ["exp_avg", "exp_avg_sq", "master"]
-    for name, entry in moments.items():
-        assert torch.equal(state.tensor(name, "exp_avg"), entry["exp_avg"]), name
 
 
 def attention_last(own: dict[str, Any]) -> Any:
@@ -82,9 +72,9 @@ def test_the_runs_param_groups_keep_the_moments(base: Path, tmp_path: Path) -> N
     assert "allow: [moments]` into the phase on" in str(caught.value)
     assert not (tmp_path / "state").exists()
     groups = [{"parameters": [ATTENTION], "learning_rate": 1e-4}]
-    train = {**RUN["train"], "param_groups": groups}
+    train = {**IMPORTING_RUN["train"], "param_groups": groups}
     state = imported(tmp_path / "there", base, tmp_path / "state", train=train)
-    assert_moments(state, moments)
+    assert_slots(state, moments)
     assert [group["lr"] for group in state.position.param_groups] == [1e-3, 1e-4]
 
 
@@ -107,7 +97,7 @@ def test_names_of_a_file_keep_the_moments(base: Path, tmp_path: Path) -> None:
              [n for n in moments if "attentions." in n])  # fmt: skip
     (tmp_path / "names.txt").write_text("\n".join([*parts[0], *parts[1]]) + "\n")
     names = {"names": str(tmp_path / "names.txt")}
-    assert_moments(imported(tmp_path / "there", base, tmp_path / "state", resume=names), moments)
+    assert_slots(imported(tmp_path / "there", base, tmp_path / "state", resume=names), moments)
     resume = {"names": str(tmp_path / "absent.txt")}
     with pytest.raises(PipelineError, match=r"resume_from_checkpoint\.names: .*absent\.txt"):
         imported(tmp_path / "there", base, tmp_path / "other", resume=resume)
@@ -122,7 +112,7 @@ def test_names_module_is_the_modules_order(base: Path, tmp_path: Path) -> None:
 
     moments = saved(tmp_path / "there", base, halves)
     state = imported(tmp_path / "there", base, tmp_path / "state", resume={"names": "module"})
-    assert_moments(state, moments)
+    assert_slots(state, moments)
 
 
 def test_spared_names_are_those_of_transformers(base: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from io import BytesIO
@@ -13,8 +12,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.lineage.test_ran_on import HISTORY, RAN_ON
-from tests.test_state_view import POSITION
+from tests.builders.states import HISTORY, RAN_ON, make_position
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
@@ -213,7 +211,7 @@ def trained(folder: Path, step: int, **recorded: object) -> Path:
     """An evaluated phase with its checkpoint."""
     phase(folder, step=step)
     with artifact.publish(folder / "checkpoint", "checkpoint") as draft:
-        position = replace(POSITION, phase=folder.name, step=step, **recorded)
+        position = make_position(step, phase=folder.name, **recorded)
         write_position(draft.folder, position, {}, [], [])
     return folder
 

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 import torch
 from tests.builders.images import make_pictures
-from tests.cache.test_tokens import publish_dataset, run_config
-from tests.families.texts import SUMS, build
+from tests.builders.talks import publish_dataset, publish_language, run_config
+from tests.families.texts import SUMS
 
-from zerotrain import artifact
-from zerotrain.artifact import file_sha256
 from zerotrain.config.read import parse_config
 from zerotrain.data.dataset import read_dataset
-from zerotrain.models.base import part_digests
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
@@ -59,10 +56,7 @@ def write_image_inputs(family: str, folder: Path) -> None:
 
 def text_inputs(family: str, folder: Path, *, packing: bool = True, holdout: int = 1) -> Path:
     """A nano model and the cache of its dataset; causal rows are packed if they may be."""
-    with artifact.publish(folder / "base", "base") as draft:
-        build(family, draft.folder)
-        draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
-        draft.content = {"family": family, "parts": part_digests(draft.known)}
+    publish_language(family, folder / "base")
     dataset = publish_dataset(folder / "data", TALKS, holdout=holdout)
     config = run_config(family, packing=packing and family == "causal_lm")
     cache_latents(CacheSettings.of(config), 32, dataset, folder / "base", folder / "cache")
