@@ -16,14 +16,14 @@ import diffusers
 import pytest
 import torch
 from PIL import Image
+from tests.builders.adapters import LAYER_METHODS as METHODS
+from tests.builders.adapters import PROMPT_METHODS
 from tests.builders.exports import Export
 from tests.builders.images import publish_nano
 from tests.builders.models import make_trained, move_far
 from tests.conftest import ROOT
 from tests.families.texts import build as build_text
 from tests.formats.commands import code_of, join_lines, run_code
-from tests.training.test_peft_methods import LAYERS as METHODS
-from tests.training.test_peft_methods import PROMPTS
 
 from zerotrain import artifact
 from zerotrain.config.families import FAMILIES
@@ -70,14 +70,14 @@ def settings_of(family: str, kind: str) -> dict[str, Any]:
         return {"trainable_parameters": [f".*{PART.get(family, 'attn')}.*"]}
     if kind == "lora":
         return {"lora": {"rank": 4, "alpha": 6.0, "dropout": 0.5, **layers}}
-    own = PROMPTS.get(kind) or {
+    own = PROMPT_METHODS.get(kind) or {
         key: value
         for key, value in METHODS[kind].items()
         if key not in ("block_size", "gralora_k", "oft_block_size", "target_modules")
     }
     own = own | {"C3A": {"block_size": 8}, "OFT": {"oft_block_size": 8}}.get(kind, {})
     own = own | ({"gralora_k": 2, "r": 2} if kind == "GRALORA" else {})
-    named = {} if kind in PROMPTS or kind == "LN_TUNING" else layers
+    named = {} if kind in PROMPT_METHODS or kind == "LN_TUNING" else layers
     return {"peft": {"peft_type": kind, **own, **named}}
 
 
@@ -144,7 +144,7 @@ ALL = [
     *((family, kind) for family in FAMILIES for kind in ("whole", "part", "lora")),
     *(("sdxl", kind) for kind in METHODS),
     *((family, "LOKR") for family in FAMILIES if family != "sdxl"),
-    *((family, kind) for family in ("causal_lm", "seq2seq_lm") for kind in PROMPTS),
+    *((family, kind) for family in ("causal_lm", "seq2seq_lm") for kind in PROMPT_METHODS),
 ]
 
 

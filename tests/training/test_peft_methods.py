@@ -8,6 +8,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from tests.builders.adapters import LAYER_METHODS, PROMPT_METHODS
 from tests.families.texts import batch
 from tests.training.conftest import Training, trained_model
 from tests.training.inputs import text_inputs
@@ -23,32 +24,6 @@ from zerotrain.training.checkpointing import progress_folder
 CHAIN = ("torch", "zero2_offload", "zero3_offload")
 STEPS = 2
 """Of each phase of the chain."""
-OWN = ["attn1.to_q", "attn1.to_v"]
-"""Layers of 15 to 15, which blocks of 3 divide."""
-LAYERS: dict[str, dict[str, Any]] = {
-    "BEFT": {},
-    "C3A": {"block_size": 3, "target_modules": OWN},
-    # By its default scaling, 150, a last bit of an optimizer step would be 1e-5 of a loss.
-    "FOURIERFT": {"n_frequency": 20, "scaling": 1.0},
-    "GLORA": {"r": 3},
-    "GRALORA": {"r": 3, "gralora_k": 3, "target_modules": OWN},
-    "HIRA": {"r": 3},
-    "HRA": {"r": 4, "target_modules": ["to_q", "conv1"]},
-    "IA3": {},
-    "LN_TUNING": {},
-    "LOHA": {"r": 3, "alpha": 6, "target_modules": ["to_q", "conv1"]},
-    "LOKR": {"r": 3, "alpha": 6, "target_modules": ["to_q", "conv1"]},
-    "MISS": {"r": 3, "target_modules": OWN},
-    "OFT": {"oft_block_size": 3, "target_modules": OWN},
-    "PEANUT": {"r": 3},
-    "ROAD": {"group_size": 2, "target_modules": ["ff.net.0.proj"]},
-    "WAVEFT": {"n_frequency": 20},
-}
-PROMPTS: dict[str, dict[str, Any]] = {
-    "PROMPT_TUNING": {"num_virtual_tokens": 4},
-    "PREFIX_TUNING": {"num_virtual_tokens": 4},
-    "P_TUNING": {"num_virtual_tokens": 4, "encoder_hidden_size": 16},
-}
 QUICK = ("LOHA",)
 """What the default suite trains; the others are slow."""
 
@@ -86,11 +61,11 @@ def chain(
 
 
 def test_every_method_is_tried() -> None:
-    assert LAYERS.keys() | PROMPTS.keys() == METHODS.keys()
+    assert LAYER_METHODS.keys() | PROMPT_METHODS.keys() == METHODS.keys()
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [marked(name, name, own) for name, own in LAYERS.items()]
+    ("name", "settings"), [marked(name, name, own) for name, own in LAYER_METHODS.items()]
 )
 def test_a_method_of_layers_switches_and_is_what_peft_loads(training, name, settings):
     """peft's own reading answers as the trained model does, and merged as far as it merges."""
@@ -127,7 +102,7 @@ def answers(unet: Any) -> torch.Tensor:
     [
         marked(f"{family}-{name}", family, name, own)
         for family in ("causal_lm", "seq2seq_lm")
-        for name, own in PROMPTS.items()
+        for name, own in PROMPT_METHODS.items()
     ],
 )
 def test_a_trained_prompt_switches_and_is_what_peft_loads(server, tmp_path, family, name, settings):
