@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from diffusers import UNet2DConditionModel
+from tests.builders.models import make_unet
 from tests.builders.refusals import refusal
 
 from zerotrain.errors import PipelineError
@@ -43,17 +43,11 @@ def test_a_pattern_that_fits_nothing_is_refused() -> None:
 
 def test_an_adapter_is_all_that_is_trained_also_without_weights() -> None:
     """A model on the meta device has the names and shapes of a real one: imports ask it."""
-    config = dict(
-        sample_size=8, block_out_channels=(4, 8), layers_per_block=1, norm_num_groups=2,
-        cross_attention_dim=8, attention_head_dim=2,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-    )  # fmt: skip
     lora = {"rank": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": ["to_q"]}
     found = []
     for device in ("cpu", "meta"):
         with torch.device(device):
-            model = UNet2DConditionModel(**config)
+            model = make_unet((4, 8), groups=2, text=8, attention_head_dim=2)
         choose_trained(model, lora, [], 7)
         found.append({name: list(p.shape) for name, p in trained_parameters(model).items()})
     assert found[0] == found[1]

@@ -1,4 +1,4 @@
-"""Parameters far from those of a base model."""
+"""A tiny U-Net, and parameters far from those of a base model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import UNet2DConditionModel
 
 from zerotrain.models.families import adapters, load_family
 
@@ -27,3 +28,16 @@ def move_far(parameters: dict[str, torch.nn.Parameter], seed: int) -> dict[str, 
         name: p.detach() + 0.2 * torch.randn(p.shape, generator=draw)
         for name, p in parameters.items()
     }
+
+
+def make_unet(channels: tuple[int, int], *, groups: int = 3, text: int = 16, **changes: Any) -> Any:
+    """A U-Net as SDXL's, of two blocks of so many channels."""
+    return UNet2DConditionModel(**{
+        "sample_size": 8, "in_channels": 4, "out_channels": 4, "block_out_channels": channels,
+        "layers_per_block": 1, "norm_num_groups": groups, "cross_attention_dim": text,
+        "attention_head_dim": 3,
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+        "addition_embed_type": "text_time", "addition_time_embed_dim": 4,
+        "projection_class_embeddings_input_dim": 6 * 4 + 6, **changes,
+    })  # fmt: skip

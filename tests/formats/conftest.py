@@ -133,6 +133,21 @@ def header(path: Path) -> dict[str, str]:
 REPO = "me/houses"
 
 
+def publish_phase(folder: Path, base: Path, weights: Path, family: str) -> None:
+    """Publish a checkpoint, and a copy of weights that leads to it and to this base."""
+    with artifact.publish(folder / "checkpoint", "checkpoint") as draft:
+        (draft.folder / "state.json").write_text("{}")
+    parents = {
+        "base": artifact.read(base, "base"),
+        "checkpoint": artifact.read(folder / "checkpoint", "checkpoint"),
+    }
+    made_by = {"run": folder.parent.name, "phase": folder.name}
+    with artifact.publish(folder / "weights", "weights", parents=parents, made_by=made_by) as draft:
+        shutil.copytree(weights, draft.folder, dirs_exist_ok=True)
+        (draft.folder / "manifest.json").unlink()
+        draft.content = {"family": family, "step": 12, "dtype": "fp32"}
+
+
 def publish(*words: object) -> str:
     """What the command prints, or the message with which it ends."""
     result = CliRunner().invoke(cli.app, ["publish", *map(str, words)])

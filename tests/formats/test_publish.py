@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from tests.builders.adapters import difference
 from tests.builders.states import HISTORY, RAN_ON
-from tests.formats.conftest import FORMATS, REPO, head_of, publish, upload
+from tests.formats.conftest import FORMATS, REPO, head_of, publish, publish_phase, upload
 
 from zerotrain import artifact
 from zerotrain.export.formats.conversion import convert
@@ -29,17 +29,7 @@ def phase(lora: Path, base: Path, tmp_path: Path) -> Path:
         shutil.copytree(base, draft.folder, dirs_exist_ok=True)
         (draft.folder / "manifest.json").unlink()
         draft.content = {"family": "sdxl", "base": "stabilityai/stable-diffusion-xl-base-1.0"}
-    with artifact.publish(folder / "checkpoint", "checkpoint") as draft:
-        (draft.folder / "state.json").write_text("{}")
-    parents = {
-        "base": artifact.read(named, "base"),
-        "checkpoint": artifact.read(folder / "checkpoint", "checkpoint"),
-    }
-    made_by = {"run": "houses", "phase": "only"}
-    with artifact.publish(folder / "weights", "weights", parents=parents, made_by=made_by) as draft:
-        shutil.copytree(lora, draft.folder, dirs_exist_ok=True)
-        (draft.folder / "manifest.json").unlink()
-        draft.content = {"family": "sdxl", "step": 12, "dtype": "fp32"}
+    publish_phase(folder, named, lora, "sdxl")
     with artifact.publish(folder / "evaluation", "evaluation") as draft:
         Image.new("RGB", (8, 8), "red").save(draft.folder / "grid.png")
         draft.content = {"prompts": ["a red house", "a | b"]}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.formats.conftest import REPO, head_of, publish, upload
+from tests.formats.conftest import REPO, head_of, publish, publish_phase, upload
 from tests.formats.languages import Language, publish_base
 
 from zerotrain import artifact
@@ -31,17 +31,7 @@ def phase(language: Language, tmp_path: Path) -> Path:
     """An evaluated phase with a LoRA's weights, and a base that names a hub id."""
     folder = tmp_path / "sums" / "only"
     base = publish_base(language.name, tmp_path / "sums" / "base", "Qwen/Qwen2.5-7B")
-    with artifact.publish(folder / "checkpoint", "checkpoint") as draft:
-        (draft.folder / "state.json").write_text("{}")
-    parents = {
-        "base": artifact.read(base, "base"),
-        "checkpoint": artifact.read(folder / "checkpoint", "checkpoint"),
-    }
-    made_by = {"run": "sums", "phase": "only"}
-    with artifact.publish(folder / "weights", "weights", parents=parents, made_by=made_by) as draft:
-        shutil.copytree(language.lora, draft.folder, dirs_exist_ok=True)
-        (draft.folder / "manifest.json").unlink()
-        draft.content = {"family": language.name, "step": 12, "dtype": "fp32"}
+    publish_phase(folder, base, language.lora, language.name)
     with artifact.publish(folder / "evaluation", "evaluation") as draft:
         write_answers(draft.folder / ANSWERS, ANSWERED)
         draft.content = {"prompts": [answer.prompt for answer in ANSWERED]}

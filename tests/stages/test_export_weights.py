@@ -19,6 +19,7 @@ from diffusers import DDPMScheduler, UNet2DConditionModel
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.builders.exports import POSITION, SLOTS, Export, Trained, moments
+from tests.builders.models import make_unet
 from tests.builders.states import HISTORY, RAN_ON
 from typer.testing import CliRunner
 
@@ -48,14 +49,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base model whose other parts are small files."""
     folder = tmp_path_factory.mktemp("inputs") / "base"
     torch.manual_seed(0)
-    unet = UNet2DConditionModel(
-        sample_size=4, in_channels=4, out_channels=4, block_out_channels=(4, 8),
-        layers_per_block=1, norm_num_groups=2, cross_attention_dim=8, attention_head_dim=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        addition_embed_type="text_time", addition_time_embed_dim=4,
-        projection_class_embeddings_input_dim=6 * 4 + 6,
-    )  # fmt: skip
+    unet = make_unet((4, 8), groups=2, text=8, sample_size=4, attention_head_dim=4)
     with artifact.publish(folder, "base") as draft:
         unet.save_pretrained(draft.folder / "unet")
         DDPMScheduler().save_pretrained(draft.folder / "scheduler")

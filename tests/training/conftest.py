@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from diffusers import DDPMScheduler, UNet2DConditionModel
+from diffusers import DDPMScheduler
+from tests.builders.models import make_unet
 from tests.builders.phases import SAMPLES, SEED, make_tiny_phase
 from tests.builders.processes import join_ranks, start_ranks, wait_until
 from tests.training.inputs import write_image_inputs
@@ -211,14 +212,7 @@ def image_inputs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 def write_base(folder: Path, channels: tuple[int, int]) -> None:
     """Publish a base model: a U-Net of two blocks of so many channels, and a scheduler."""
     torch.manual_seed(0)
-    unet = UNet2DConditionModel(
-        sample_size=8, in_channels=4, out_channels=4, block_out_channels=channels,
-        layers_per_block=1, norm_num_groups=3, cross_attention_dim=16, attention_head_dim=3,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        addition_embed_type="text_time", addition_time_embed_dim=4,
-        projection_class_embeddings_input_dim=6 * 4 + 6,
-    )  # fmt: skip
+    unet = make_unet(channels)
     with artifact.publish(folder, "base") as draft:
         unet.save_pretrained(draft.folder / "unet")
         DDPMScheduler(prediction_type="v_prediction").save_pretrained(draft.folder / "scheduler")

@@ -10,8 +10,8 @@ from diffusers import (
     FluxTransformer2DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
-    UNet2DConditionModel,
 )
+from tests.builders.models import make_unet
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -53,14 +53,7 @@ def _square(output: torch.Tensor) -> torch.Tensor:
 
 
 def _unet() -> torch.nn.Module:
-    return UNet2DConditionModel(
-        sample_size=8, in_channels=4, out_channels=4, block_out_channels=(9, 15), dropout=0.1,
-        layers_per_block=1, norm_num_groups=3, cross_attention_dim=16, attention_head_dim=3,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        addition_embed_type="text_time", addition_time_embed_dim=4,
-        projection_class_embeddings_input_dim=6 * 4 + 6,
-    )  # fmt: skip
+    return make_unet((9, 15), dropout=0.1)
 
 
 def _unet_loss(model: torch.nn.Module, device: torch.device) -> torch.Tensor:
