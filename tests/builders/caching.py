@@ -15,8 +15,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.models.families.conditioning import Conditioning
 from zerotrain.models.families.prompt_tokens import TokenLimit, token_limits
-from zerotrain.stages import CacheSettings
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 SIDE = 16

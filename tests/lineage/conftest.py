@@ -12,10 +12,10 @@ import pytest
 import typer
 from PIL import Image
 from typer.testing import CliRunner
-from zerotrain.cli.trace import command
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
+from zerotrain.cli.inspection import trace as command
 from zerotrain.config.data import DataConfig
 from zerotrain.stages.prepare_dataset import prepare_dataset
 

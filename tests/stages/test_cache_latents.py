@@ -20,9 +20,8 @@ from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.sdxl import FAMILY as SDXL
-from zerotrain.stages import CacheSettings
 from zerotrain.stages import cache_latents as stage
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 
