@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from tests.builders.commands import run_zerotrain
 from typer.testing import CliRunner
 
 from zerotrain import __version__, cli
@@ -22,17 +22,6 @@ from zerotrain.errors import EXIT_USER_ERROR
 ROOT = Path(__file__).parents[1]
 STAGES = sorted(path.stem for path in (ROOT / "workflow/zerotrain/stages").glob("[a-z]*.py"))
 COMMANDS: dict[str, Any] = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
-
-
-def zerotrain(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "zerotrain", *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "100"},
-    )
 
 
 def test_every_stage_is_a_command() -> None:
@@ -144,7 +133,7 @@ def test_help_groups_commands_by_what_they_are_for(
 
 def test_version_names_the_release_and_the_commit() -> None:
     """What a report of a problem needs."""
-    done = zerotrain("--version", cwd=ROOT)
+    done = run_zerotrain("--version", folder=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(
         rf"zerotrain {re.escape(__version__)} \(commit [0-9a-f]{{40}}(-dirty)?\)\n", done.stdout
@@ -153,14 +142,17 @@ def test_version_names_the_release_and_the_commit() -> None:
 
 def test_a_mistyped_command_is_answered_with_the_nearest(tmp_path: Path) -> None:
     """And a mistyped option."""
-    assert "Did you mean 'sample'?" in zerotrain("smaple", cwd=tmp_path).stderr
-    assert "--resolution" in zerotrain("sample", "a", "b", "--resolutoin", "8", cwd=tmp_path).stderr
+    assert "Did you mean 'sample'?" in run_zerotrain("smaple", folder=tmp_path).stderr
+    assert (
+        "--resolution"
+        in run_zerotrain("sample", "a", "b", "--resolutoin", "8", folder=tmp_path).stderr
+    )
 
 
 def test_a_users_mistake_has_no_traceback(tmp_path: Path) -> None:
     """One ERROR, one Hint, exit code 2."""
-    result = zerotrain(
-        "prepare_dataset", "--config", "nowhere.yaml", "--output", "data", cwd=tmp_path
+    result = run_zerotrain(
+        "prepare_dataset", "--config", "nowhere.yaml", "--output", "data", folder=tmp_path
     )
     assert result.returncode == EXIT_USER_ERROR == 2
     assert result.stdout == ""
@@ -172,7 +164,7 @@ def test_a_missing_folder_is_a_users_mistake(tmp_path: Path) -> None:
     """And nothing is made on the way to it."""
     config = ROOT / "config" / "config.yaml"
     words = ["--config", config, "--phase", "plain", "--dataset", "gone", "--preset", "x"]
-    result = zerotrain("render_launch", *words, "--output", "launch", cwd=tmp_path)
+    result = run_zerotrain("render_launch", *words, "--output", "launch", folder=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("ERROR: gone: no manifest.json")
     assert list(tmp_path.iterdir()) == []
@@ -184,7 +176,7 @@ def test_log_is_a_copy_of_the_output(tmp_path: Path, form: str) -> None:
     words = form.format("logs/new.log").split()
     stage = ["new", "a b", "--images", ".", "--base", "nano"]
     for _ in range(2):
-        result = zerotrain(*words, *stage, cwd=tmp_path)
+        result = run_zerotrain(*words, *stage, folder=tmp_path)
         assert result.returncode == 2
         assert "'a b' cannot name a run" in result.stderr
     assert (tmp_path / "logs" / "new.log").read_text() == 2 * result.stderr
@@ -199,7 +191,7 @@ def test_a_manifest_names_its_folder() -> None:
 def test_accept_takes_run_and_phase(tmp_path: Path) -> None:
     """With or without results/ in front."""
     for name in ("digits/plain", "results/digits/plain", "./results/digits/plain/"):
-        result = zerotrain("progress", "accept", name, cwd=tmp_path)
+        result = run_zerotrain("progress", "accept", name, folder=tmp_path)
         assert result.returncode == 2
         assert "ERROR: results/digits/plain: no progress was set aside" in result.stderr
 
@@ -207,7 +199,7 @@ def test_accept_takes_run_and_phase(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", ".", "digits"])
 def test_accept_refuses_what_names_no_phase(tmp_path: Path, name: str) -> None:
     """A sentence, where the words are too few for a run and a phase."""
-    result = zerotrain("progress", "accept", name, cwd=tmp_path)
+    result = run_zerotrain("progress", "accept", name, folder=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith(f"ERROR: {name!r} names no phase\n  Hint: ")
 
@@ -232,9 +224,7 @@ def test_check_refuses_a_file_in_a_sentence(tmp_path: Path, text: str | None) ->
     path = tmp_path / "mine.yaml"
     if text is not None:
         path.write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "zerotrain", "check", str(path)], capture_output=True, text=True
-    )
+    done = run_zerotrain("check", path)
     assert done.returncode == 2
     assert done.stderr.startswith(f"ERROR: {path}: ")
     assert "Hint: " in done.stderr
@@ -243,11 +233,7 @@ def test_check_refuses_a_file_in_a_sentence(tmp_path: Path, text: str | None) ->
 
 def test_check_says_nothing_of_a_right_file() -> None:
     """The example passes."""
-    done = subprocess.run(
-        [sys.executable, "-m", "zerotrain", "check", "config/config.yaml"],
-        capture_output=True,
-        text=True,
-    )
+    done = run_zerotrain("check", "config/config.yaml")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -269,7 +255,7 @@ def test_check_says_what_results_depend_on(tmp_path: Path) -> None:
 
 def test_check_refuses_a_folder(tmp_path: Path) -> None:
     """As CONFIG=config names one."""
-    result = zerotrain("check", tmp_path, cwd=tmp_path)
+    result = run_zerotrain("check", tmp_path, folder=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith(f"ERROR: {tmp_path}: cannot be read: Is a directory\n  Hint: ")
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.builders.commands import run_in_project, run_zerotrain
 from tests.conftest import copy_quick_project
 
 from zerotrain import artifact
@@ -23,17 +22,7 @@ MOST_LINES = 40
 
 def snakemake(folder: Path, *words: str, target: str = "train") -> str:
     """Run the pipeline in a copy of the project; what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--cores", "all", target, *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder / "workflow")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=1500,
-    )
-    assert done.returncode == 0, done.stdout[-5000:]
-    return done.stdout
+    return run_in_project(folder, "snakemake", "--cores", "all", target, *words)
 
 
 def test_example_learns_to_write_digits(private_project):
@@ -135,15 +124,9 @@ def test_example_is_whole_until_a_byte_differs(short_run):
     """`zerotrain trace`: exit code 0; one byte in the first phase's state, and it is 1."""
     folder = short_run
 
-    def trace() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "zerotrain", "trace", WEIGHTS],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder / "workflow")},
-            capture_output=True,
-            text=True,
-        )
-
+    trace = partial(
+        run_zerotrain, "trace", WEIGHTS, folder=folder, PYTHONPATH=str(folder / "workflow")
+    )
     whole = trace()
     assert whole.returncode == 0, whole.stdout + whole.stderr
     assert "1,797 samples are what the manifests say" in whole.stdout

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.builders.commands import run_zerotrain
 from tests.builders.phases import make_swapped_phase, write_launch
 from tests.builders.states import HISTORY, RAN_ON, publish_checkpoint
 from tests.machine.fakes import A100, GIB, T4, machine
@@ -285,10 +284,7 @@ def test_the_real_thing_without_a_working_torch(tmp_path: Path) -> None:
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libcudart.so.12: gone')")
     (tmp_path / "torch" / "version.py").write_text("__version__ = '2.13.0'; cuda = hip = None")
     path = os.pathsep.join([str(tmp_path), str(ROOT / "workflow")])
-    ended = subprocess.run(
-        [sys.executable, "-m", "zerotrain", "doctor"],
-        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    ended = run_zerotrain("doctor", folder=ROOT, PYTHONPATH=path)
     assert ended.returncode == 1, ended.stderr
     assert "torch 2.13.0 is broken: ImportError: libcudart.so.12: gone" in ended.stdout
     assert "  accelerate: " in ended.stdout

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from tests.builders.commands import run_in_project
 from tests.builders.images import CAPTIONS, make_pictures
 from tests.families.promises import LINE, TOY
 
@@ -39,17 +37,8 @@ def test_a_family_is_added_by_a_file_and_a_line(private_project):
         image.save(project / f"photos/{number}.png")
         (project / f"photos/{number}.txt").write_text(CAPTIONS[number % 3])
     (project / "config/toy.yaml").write_text(CONFIG)
-    command = "snakemake --cores 2 results/r/only/weights/manifest.json --configfile"
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split(), "config/toy.yaml"],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(project / "workflow")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout[-5000:]
+    words = ("--cores", 2, "results/r/only/weights/manifest.json", "--configfile")
+    run_in_project(project, "snakemake", *words, "config/toy.yaml")
     run = project / "results/r"
     assert artifact.read(run / "only/weights", "weights").content["step"] == 2
     loaded = StableDiffusionPipeline.from_pretrained(run / "only/weights", safety_checker=None)

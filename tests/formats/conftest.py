@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +21,7 @@ from diffusers import StableDiffusionXLPipeline
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.builders.adapters import make_adapted, write_adapter
+from tests.builders.commands import run_zerotrain
 from tests.builders.images import build_nano
 from tests.formats.languages import Language, exported
 from typer.testing import CliRunner
@@ -248,9 +247,4 @@ def hub() -> Iterator[tuple[type[Hub], str]]:
 def upload(address: str, *words: object) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does whose HF_ENDPOINT is the stand-in."""
     hub_of = {"HF_ENDPOINT": address, "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "zerotrain", "publish", *map(str, words)],
-        env={**os.environ, **hub_of, "HF_HUB_DISABLE_TELEMETRY": "1"},
-        capture_output=True,
-        text=True,
-    )
+    return run_zerotrain("publish", *words, **hub_of, HF_HUB_DISABLE_TELEMETRY="1")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.commands import run_zerotrain
 from tests.builders.refusals import refusal
 
 from zerotrain.errors import PipelineError
@@ -103,11 +102,8 @@ def test_a_skip_without_a_key_is_a_mistake(place: Path) -> None:
 def test_the_command_line_takes_skips(place: Path) -> None:
     """With or without dashes before the key, several."""
     write(place, {"zero_optimization": {"stage": 0}, "pipeline": {"stages": 2}, "elastic": 1})
-    done = subprocess.run(
-        [sys.executable, "-m", "zerotrain", "launch", "import", "ds.json", "--skip", "pipeline",
-         "--skip=--elastic"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    words = ("ds.json", "--skip", "pipeline", "--skip=--elastic")
+    done = run_zerotrain("launch", "import", *words)
     assert done.returncode == 0, done.stderr
     assert "preset: torch" in done.stdout
     assert done.stderr.count("skipped by you") == 2

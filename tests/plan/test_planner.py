@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.commands import run_zerotrain
 from tests.builders.refusals import refusal
 
 from zerotrain.config.read import parse_config
@@ -339,16 +338,11 @@ def test_the_presets_are_those_that_auto_names() -> None:
 
 def test_the_command_plans_a_configuration(tmp_path: Path) -> None:
     """The example, part by part; a mistake is one sentence."""
-    command = [sys.executable, "-m", "zerotrain", "plan"]
-    shown = subprocess.run(
-        [*command, "config/config.yaml", "--phase", "offload", "--parts", "zero2_offload"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    assert "state masters" in shown
-    wrong = subprocess.run(
-        [*command, "--base", "stabilityai/sdxl", "--device-memory", "24 GiB"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    words = ("config/config.yaml", "--phase", "offload", "--parts", "zero2_offload")
+    shown = run_zerotrain("plan", *words)
+    assert shown.returncode == 0, shown.stderr
+    assert "state masters" in shown.stdout
+    wrong = run_zerotrain("plan", "--base", "stabilityai/sdxl", "--device-memory", "24 GiB")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("ERROR: base: 'stabilityai/sdxl' is no folder or file here")
 

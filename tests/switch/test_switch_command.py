@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from ruamel.yaml import YAML
+from tests.builders.commands import run_in_project
 from tests.builders.processes import wait_until
 from tests.builders.states import publish_checkpoint
 from tests.switch.conftest import (
@@ -434,14 +435,6 @@ def test_a_killed_training_continues_under_deepspeed(
     environment = {**os.environ, "PYTHONPATH": str(folder / "workflow")}
     command = [sys.executable, "-m", "snakemake", "--cores", "all"]
 
-    def call(*words: str) -> str:
-        done = subprocess.run(
-            words, cwd=folder, env=environment, text=True, timeout=900,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout[-5000:]
-        return done.stdout
-
     progress = folder / "results/digits/plain/progress"
     with subprocess.Popen([*command, "weights"], cwd=folder, env=environment) as running:
 
@@ -456,7 +449,7 @@ def test_a_killed_training_continues_under_deepspeed(
     end = max(int(path.parent.name[5:]) for path in progress.glob("step-*/manifest.json")) + 9
     config = folder / "config/config.yaml"
     config.write_text(config.read_text().replace("until: 400", f"until: {end}"))
-    said = call(sys.executable, "-m", "zerotrain", "switch", "digits", "--to", "zero2_offload")
+    said = run_in_project(folder, "zerotrain", "switch", "digits", "--to", "zero2_offload")
     assert re.search(
         rf"^plain: ends at step \d+ \(was {end}\), exported; "
         rf"plain-zero2_offload continues to {end}",
@@ -464,11 +457,11 @@ def test_a_killed_training_continues_under_deepspeed(
         re.M,
     )
     assert (folder / "results/digits/plain/weights/model_index.json").is_file()
-    printed = call(*command, "weights")
+    printed = run_in_project(folder, *command[2:], "weights")
     trained = re.findall(r"^\[\d+/\d+\] train_phase (\S+)", printed, re.M)
     assert trained == ["digits/plain-zero2_offload"]
     last = folder / "results/digits/plain-zero2_offload"
     log = (last / "state/records/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in log] == list(range(1, end + 1))
     assert artifact.read(last / "weights", "weights").content["step"] == end
-    assert "Nothing to be done" in call(*command, "weights")
+    assert "Nothing to be done" in run_in_project(folder, *command[2:], "weights")

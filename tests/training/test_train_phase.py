@@ -8,13 +8,12 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from typing import Any
 
 import psutil
 import pytest
+from tests.builders.commands import run_zerotrain
 
 from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR
@@ -270,12 +269,8 @@ def test_resume_with_other_numbers_sets_progress_aside(training, phase):
     assert f"(learning_rate 0.001 -> 0.002): they are set aside as {stale}, and training" in said
     assert "`zerotrain progress accept " in said
 
-    accepted = subprocess.run(
-        [sys.executable, "-m", "zerotrain", "progress", "accept", command.progress.parent],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    accepted = run_zerotrain("progress", "accept", command.progress.parent)
+    assert accepted.returncode == 0, accepted.stderr
     assert "resumes from step 8" in accepted.stdout
     assert not stale.exists()
     code, said = command.run()
