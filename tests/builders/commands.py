@@ -14,7 +14,8 @@ def run_zerotrain(*words: object, folder: Path | None = None, **environment: str
     """Run `zerotrain`, whether or not it ends well."""
     return subprocess.run(
         [sys.executable, "-m", "zerotrain", *map(str, words)],
-        cwd=folder, env={**os.environ, "COLUMNS": "100", **environment}, capture_output=True, text=True,
+        cwd=folder, env={**os.environ, "COLUMNS": "100", **environment}, capture_output=True,
+        text=True,
     )  # fmt: skip
 
 
