@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import HfApi
 from tests.builders.images import build_nano
+from tests.builders.runs import make_run
 from tests.families import texts
 
 from zerotrain import artifact
@@ -53,11 +54,7 @@ def some_of(model: Path, folder: Path, *parts: str) -> Path:
 
 def build(base: str, output: Path, **changes: object) -> artifact.Artifact:
     """Build a base and read it back, verified."""
-    raw = {
-        **{"run": "r", "family": "qwen_image", "base": base, "data": {"images": "photos"}},
-        "phases": [{"name": "only", "until": 1}],
-        **changes,
-    }
+    raw = make_run(family="qwen_image", base=base) | changes
     build_base(BuildSettings.of(parse_config(raw, "test.yaml")), None, output)
     return artifact.read(output, "base")
 

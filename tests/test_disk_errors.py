@@ -28,6 +28,7 @@ import yaml
 from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from tests.builders.runs import make_run
 from tests.builders.states import make_position
 from tests.conftest import ROOT, Mount
 from tests.stages import test_evaluate
@@ -58,19 +59,18 @@ Words = Callable[[Path, Path], list[object]]
 @pytest.fixture(scope="module")
 def inputs(run: Path) -> Path:
     """What the commands read: a run of nano models, its configuration, and a checkpoint."""
-    raw = {
-        "run": "houses",
-        "base": "nano",
-        "data": {"images": str(run / "images"), "holdout": 0.5, "num_workers": 0},
-        "train": {"resolution": 16},
-        "launch": {"num_cpu_threads_per_process": 1},
-        "phases": [{"name": "only", "until": 20, "launch": "torch"}],
-        "evaluate": {
+    raw = make_run(
+        run="houses",
+        data={"images": str(run / "images"), "holdout": 0.5, "num_workers": 0},
+        train={"resolution": 16},
+        launch={"num_cpu_threads_per_process": 1},
+        phases=[{"name": "only", "until": 20, "launch": "torch"}],
+        evaluate={
             "images_per_prompt": 1,
             "num_inference_steps": 1,
             "judge": "nearest_neighbour",
         },
-    }
+    )
     (run / "run.yaml").write_text(yaml.safe_dump(raw))
     (run / "other.yaml").write_text(yaml.safe_dump({**raw, "cache": {"dtype": "bf16"}}))
     (run / "zero.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))

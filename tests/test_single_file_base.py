@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.builders.runs import make_run
 from tests.formats.conftest import base, whole  # noqa: F401
 
 from zerotrain import artifact
@@ -41,10 +42,7 @@ def copied(exported: Path, tmp_path: Path) -> Path:
 
 def build(file: Path, out: Path, **changes: Any) -> artifact.Artifact:
     """The base that the stage makes of the file."""
-    raw = {
-        "run": "r", "base": str(file), "data": {"source": "digits"},
-        "phases": [{"name": "one", "until": 1}], **changes,
-    }  # fmt: skip
+    raw = make_run(base=str(file), data={"source": "digits"}) | changes
     build_stage(BuildSettings.of(parse_config(raw, "test")), None, out)
     return artifact.read(out, "base")
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.builders.runs import make_config
 
 from zerotrain import artifact
-from zerotrain.config.read import parse_config
 from zerotrain.export.trained_values import trained_values
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import LaunchSettings, resolve_phase
@@ -70,11 +70,13 @@ def test_of_accepted_progress_the_launch_counts(rolling):
     """Its own fingerprint is gone; without a launch nothing is known."""
     write(rolling, accepted=True)
     assert trained_values(rolling) is None
-    raw = {
-        **{"run": "flowers", "base": "nano", "data": {"source": "digits"}, "lora": LORA},
-        **{"phases": [{"name": "plain", "until": 3}], "train": {"long_captions": "chunk"}},
-    }
-    config = parse_config(raw, "test")
+    config = make_config(
+        run="flowers",
+        data={"source": "digits"},
+        lora=LORA,
+        phases=[{"name": "plain", "until": 3}],
+        train={"long_captions": "chunk"},
+    )
     launch = rolling.parents[1] / "launch"
     launch.mkdir()
     phase = resolve_phase(LaunchSettings.of(config, "plain"), Preset("torch", "torch"), 10, None)

@@ -21,6 +21,7 @@ import datasets
 import pytest
 from huggingface_hub.errors import HTTPError
 from PIL import Image
+from tests.builders.runs import make_run
 
 from zerotrain.config.data import DataConfig
 from zerotrain.config.read import parse_config
@@ -94,13 +95,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, 
     for name in ("red", "blue"):
         Image.new("RGB", (40, 24), name).save(tmp_path / "images" / f"{name}.png")
         (tmp_path / "images" / f"{name}.txt").write_text(f"a {name} house")
-    raw = {
-        "run": "digits",
-        "base": "nano",
-        "data": {"images": str(tmp_path / "images"), "num_workers": 0},
-        "train": {"resolution": 16},
-        "phases": [{"name": "only", "until": 1}],
-    }
+    raw = make_run(
+        run="digits",
+        data={"images": str(tmp_path / "images"), "num_workers": 0},
+        train={"resolution": 16},
+        phases=[{"name": "only", "until": 1}],
+    )
     config = parse_config(raw, "test.yaml")
     prepare_dataset(config.data, tmp_path / "dataset")
     build_base(BuildSettings.of(config), tmp_path / "dataset", tmp_path / "model")
@@ -161,14 +161,18 @@ def test_a_fetched_dataset_needs_no_hub(tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     rows = "".join(json.dumps({"ask": f"{n}?", "say": f"{n}!"}) + "\n" for n in range(20))
     (tmp_path / "words" / "train.jsonl").write_text(rows)
-    raw = {
-        "run": "words", "family": "causal_lm", "base": "nano",
-        "data": {
-            "source": "text", "path": "owner/words",
-            "prompt_column": "ask", "response_column": "say",
+    raw = make_run(
+        run="words",
+        family="causal_lm",
+        data={
+            "source": "text",
+            "path": "owner/words",
+            "prompt_column": "ask",
+            "response_column": "say",
         },
-        "train": {"max_length": 16}, "phases": [{"name": "only", "until": 1, "launch": "torch"}],
-    }  # fmt: skip
+        train={"max_length": 16},
+        phases=[{"name": "only", "until": 1, "launch": "torch"}],
+    )
     (tmp_path / "config.json").write_text(json.dumps(raw))
     prepare = "zerotrain prepare_dataset --config config.json --output dataset"
     with served(tmp_path / "words") as (address, asked):

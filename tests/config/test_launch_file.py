@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.runs import make_config
 
-from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 
@@ -22,12 +22,11 @@ FILE = {
 
 def parsed(launch: Any, **train: Any) -> RunConfig:
     """A run whose one phase has this launch."""
-    raw = {
-        "run": "r", "base": "nano", "data": {"images": "photos"}, "train": train,
-        "launch": {"num_processes": 2, "mixed_precision": "bf16"},
-        "phases": [{"name": "a", "until": 10, "launch": launch}],
-    }  # fmt: skip
-    return parse_config(raw, "c")
+    return make_config(
+        train=train,
+        launch={"num_processes": 2, "mixed_precision": "bf16"},
+        phases=[{"name": "a", "until": 10, "launch": launch}],
+    )
 
 
 @pytest.fixture
@@ -65,14 +64,15 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
 
 def test_phases_of_plain_pytorch_do_not_inherit_what_is_zeros() -> None:
     """A run's own keys for DeepSpeed go to its ZeRO phases; a phase's own are the phase's."""
-    raw = {
-        "run": "r", "base": "nano", "data": {"images": "photos"},
-        "launch": {"num_processes": 2, "deepspeed": {"communication_data_type": "fp32"}},
-        "phases": [
-            {"name": "a", "until": 1, "global_batch_size": 2, "launch": "torch"},
-            {"name": "b", "until": 2, "global_batch_size": 2, "launch": "zero2"},
-        ],
-    }  # fmt: skip
-    plain, zero = (phase.launch for phase in parse_config(raw, "c").phases)
+    plain, zero = (
+        phase.launch
+        for phase in make_config(
+            launch={"num_processes": 2, "deepspeed": {"communication_data_type": "fp32"}},
+            phases=[
+                {"name": "a", "until": 1, "global_batch_size": 2, "launch": "torch"},
+                {"name": "b", "until": 2, "global_batch_size": 2, "launch": "zero2"},
+            ],
+        ).phases
+    )
     assert (plain.deepspeed, plain.num_processes) == ({}, 2)
     assert zero.deepspeed == {"communication_data_type": "fp32"}

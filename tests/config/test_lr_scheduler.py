@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.builders.runs import make_config
 
 from zerotrain.config.lr_scheduler_args import ARGUMENTS
-from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 
@@ -22,11 +22,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
 
 
 def parse(**train: Any) -> RunConfig:
-    raw = {
-        "run": "flowers", "base": "nano", "data": {"images": "photos"},
-        "phases": [{"name": "a", "until": 300}], "train": train,
-    }  # fmt: skip
-    return parse_config(raw, "flowers.yaml")
+    return make_config(run="flowers", phases=[{"name": "a", "until": 300}], train=train)
 
 
 def refusal(name: str, args: Any = None, **train: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import peft
 import pytest
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from tests.builders.runs import make_run
 
 from zerotrain.config.adapters import KEYS, METHODS, OURS, REFUSED
 from zerotrain.config.read import parse_config
@@ -75,13 +76,7 @@ def test_the_page_lists_every_method(generated: Callable[[Path, str], None]) -> 
 
 def run(**changes: Any) -> dict[str, Any]:
     """A small configuration with these keys."""
-    return {
-        "run": "r",
-        "base": "nano",
-        "data": {"images": "x"},
-        "phases": [{"name": "p", "until": 1}],
-        **changes,
-    }
+    return make_run(data={"images": "x"}) | changes
 
 
 TEXT = {"family": "causal_lm", "data": {"source": "sums"}}

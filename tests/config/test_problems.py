@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.runs import make_run
 
 from zerotrain.config.problems import TOP, section_keys
 from zerotrain.config.read import parse_config, read_config
@@ -183,12 +184,7 @@ def test_a_key_of_another_section_is_named_with_it() -> None:
     """Every key x every section that does not have it: the hint names each section that has."""
     for section, key in _misplaced():
         homes = [home for home in SECTIONS if key in SECTIONS[home]]
-        raw: dict[str, Any] = {
-            "run": "flowers",
-            "base": "nano",
-            "data": {"images": "photos"},
-            "phases": [{"name": "plain", "until": 300}],
-        }
+        raw: dict[str, Any] = make_run(run="flowers", phases=[{"name": "plain", "until": 300}])
         inner: dict[str, Any] = raw
         if section == "phases":
             inner = raw["phases"][0]
@@ -206,11 +202,11 @@ def test_a_key_of_another_section_is_named_with_it() -> None:
 
 def test_the_misplaced_key_of_the_issue() -> None:
     """launch.gradient_checkpointing was answered with cpu_checkpointing, a near name."""
-    raw = {
-        "run": "flowers", "base": "nano", "data": {"images": "photos"},
-        "phases": [{"name": "plain", "until": 300}],
-        "launch": {"gradient_checkpointing": True},
-    }  # fmt: skip
+    raw = make_run(
+        run="flowers",
+        phases=[{"name": "plain", "until": 300}],
+        launch={"gradient_checkpointing": True},
+    )
     with pytest.raises(PipelineError) as caught:
         parse_config(raw, "test")
     assert caught.value.hint == ("gradient_checkpointing is a key of `train`: move it to `train:`")

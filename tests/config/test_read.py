@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.runs import make_config, make_run
 
 from zerotrain.config.read import parse_config, read_config
 from zerotrain.config.run import RunConfig
@@ -16,12 +17,7 @@ ROUTE = {"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": 2}
 
 def raw(**changes: Any) -> dict[str, Any]:
     """The smallest configuration, with changes; None removes a key."""
-    found: dict[str, Any] = {
-        "run": "flowers",
-        "base": "nano",
-        "data": {"images": "photos"},
-        "phases": [{"name": "plain", "until": 300}],
-    }
+    found: dict[str, Any] = make_run(run="flowers", phases=[{"name": "plain", "until": 300}])
     found |= changes
     return {key: value for key, value in found.items() if value is not None}
 
@@ -288,10 +284,7 @@ def test_impossible_values_are_refused(changes: dict[str, Any], message: str) ->
 def test_a_lora_of_layers_one_by_one_is_what_it_was_before_the_key() -> None:
     """fused_layers stands in run.yaml and in digests only where it is on."""
     found = [
-        parse_config(
-            {"run": "r", "family": "flux", "base": "x", "data": {"images": "x"},
-             "lora": lora, "phases": [{"name": "p", "until": 1}]}, "c",
-        ).adapter_values()
+        make_config(family="flux", base="x", data={"images": "x"}, lora=lora).adapter_values()
         for lora in ({"fused_layers": False}, {"fused_layers": True})
     ]  # fmt: skip
     assert found[1] == {**found[0], "fused_layers": True}

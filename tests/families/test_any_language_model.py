@@ -11,11 +11,11 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from tests.builders.refusals import refusal
+from tests.builders.runs import make_config
 from tests.families.texts import batch, build_class, family_of, logits, taught
 
 from zerotrain.config.families import ROOT
 from zerotrain.config.models import EvaluateConfig
-from zerotrain.config.read import parse_config
 from zerotrain.data.conversation import Message
 from zerotrain.models.families.language import LanguageFamily
 from zerotrain.models.families.lora import add_adapter, save_adapter
@@ -131,11 +131,13 @@ def without_head(kind: str, folder: Path, **changes: Any) -> Any:
 
 
 def build_linked(kind: str, model: Path, base: Path) -> Path:
-    config = {
-        "run": "r", "family": family_of(kind).name, "base": str(model), "data": {"source": "sums"},
-        "phases": [{"name": "one", "until": 1}],
-    }  # fmt: skip
-    build_base(BuildSettings.of(parse_config(config, "test")), None, base)
+    build_base(
+        BuildSettings.of(
+            make_config(family=family_of(kind).name, base=str(model), data={"source": "sums"})
+        ),
+        None,
+        base,
+    )
     return base
 
 

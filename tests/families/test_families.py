@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.builders.runs import make_run
 
 from zerotrain.artifact.sources import code_digest
 from zerotrain.config.families import FAMILIES
@@ -36,9 +37,6 @@ def test_an_unknown_family_is_refused_in_a_sentence() -> None:
     with pytest.raises(PipelineError, match="family: 'pixart' is not known") as caught:
         load_family("pixart")
     assert caught.value.hint == "families: " + ", ".join(FAMILIES)
-    raw = {
-        **{"run": "a", "family": "pixart", "base": "nano", "data": {"source": "digits"}},
-        "phases": [{"name": "only", "until": 1}],
-    }
+    raw = make_run(family="pixart", data={"source": "digits"})
     with pytest.raises(PipelineError, match="family: must be one of sdxl, sd3, qwen_image"):
         parse_config(raw, "test.yaml")

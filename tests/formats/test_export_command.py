@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.builders.adapters import adapter_of, make_adapted
 from tests.builders.exports import Export
+from tests.builders.runs import make_run
 from tests.formats.conftest import ADAPTER, LAYERS
 from typer.testing import CliRunner
 
@@ -27,10 +28,10 @@ def checkpoint(base: Path, tmp_path: Path) -> Export:
     made = Export(tmp_path, base)
     made.settings = {"lora": {"rank": 4, "alpha": 6.0, "target_modules": list(LAYERS)}}
     made.save(dict(adapter_of(make_adapted(base, **ADAPTER))))
-    document = {
-        **{"run": "tiny", "base": "nano", "data": {"source": "digits"}},
-        **{"phases": [{"name": "plain", "until": 12}], **made.settings},
-    }
+    document = (
+        make_run(run="tiny", data={"source": "digits"}, phases=[{"name": "plain", "until": 12}])
+        | made.settings
+    )
     (tmp_path / "run.yaml").write_text(json.dumps(document))
     return made
 

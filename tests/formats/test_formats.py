@@ -13,6 +13,7 @@ from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
 from safetensors.torch import load_file, save_file
 from tests.builders.adapters import difference, make_adapted, write_adapter
 from tests.builders.images import draw_house
+from tests.builders.runs import make_run
 from tests.formats.conftest import (
     ADAPTER,
     FORMATS,
@@ -147,10 +148,7 @@ def test_merged_weights_are_those_that_the_library_merges(lora, trained, tmp_pat
 def test_merged_weights_are_the_base_of_another_run(lora, tmp_path):
     """As of DiffSynth-Studio's differential training, which is imported so."""
     convert(lora, "merged", tmp_path / "merged", dtype="bf16")
-    raw = {
-        "run": "second", "base": str(tmp_path / "merged"), "data": {"images": "-"}, "lora": {},
-        "phases": [{"name": "train", "until": 1}],
-    }  # fmt: skip
+    raw = make_run(run="second", base=str(tmp_path / "merged"), data={"images": "-"}, lora={})
     build_base(BuildSettings.of(parse_config(raw, "test")), None, tmp_path / "base")
     assert artifact.read(tmp_path / "base", "base").content["base"] == raw["base"]
     found = FAMILY.load_model(tmp_path / "base").state_dict()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.builders.adapters import adapter_of, make_adapted
 from tests.builders.exports import Export
+from tests.builders.runs import make_run
 from tests.conftest import ROOT
 from tests.formats.conftest import ADAPTER, LAYERS
 from tests.formats.languages import exported
@@ -41,11 +42,12 @@ def project(
     sums = exported("causal_lm", tmp_path_factory.mktemp("sums"))
     shutil.copytree(sums.whole, results / "sums" / "offload" / "weights")
     (tmp_path / "config").mkdir()
-    document = {
-        **{"run": "cats", "base": "nano", "data": {"source": "digits"}},
-        **{"phases": [{"name": "plain", "until": 12}]},
-        "lora": {"rank": 4, "alpha": 6.0, "target_modules": list(LAYERS)},
-    }
+    document = make_run(
+        run="cats",
+        data={"source": "digits"},
+        phases=[{"name": "plain", "until": 12}],
+        lora={"rank": 4, "alpha": 6.0, "target_modules": list(LAYERS)},
+    )
     write_json(tmp_path / "config" / "cats.yaml", document)
     return tmp_path
 

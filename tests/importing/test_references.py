@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ruamel.yaml import YAML
+from tests.builders.runs import make_run
 from tests.importing.conftest import leaves
 
 from zerotrain.config.read import parse_config
@@ -209,9 +210,6 @@ def test_all_of_it_is_what_the_configuration_takes(
     """Of every guide's file, in a run of the example's data."""
     for name in NAMES:
         nested = imported(name, "bf16" if name in ASKS else None).nested()
-        missing = {
-            "run": "a", "base": "nano", "data": {"source": "digits"},
-            "phases": [{"name": "b", "until": 1}],
-        }  # fmt: skip
+        missing = make_run(run="a", data={"source": "digits"})
         config = parse_config({**missing, **nested}, name)
         assert config.phases[0].launch.preset == nested["launch"]["preset"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tests.builders.refusals import refusal
+from tests.builders.runs import make_config
 
-from zerotrain.config.read import parse_config
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import LaunchSettings, resolve_phase
@@ -23,12 +23,13 @@ PRESETS = Path(__file__).parents[2] / "config" / "launch"
 
 def resolve(preset: str, launch: dict[str, Any], *, checkpointing: bool = True) -> ResolvedPhase:
     """A phase under this launch."""
-    raw = {
-        "run": "flowers", "base": "nano", "data": {"images": "photos"},
-        "train": {"gradient_checkpointing": checkpointing},
-        "phases": [{"name": "a", "until": 9, "launch": {"preset": preset, **launch}}],
-    }  # fmt: skip
-    settings = LaunchSettings.of(parse_config(raw, "c"), "a")
+    settings = LaunchSettings.of(
+        make_config(
+            train={"gradient_checkpointing": checkpointing},
+            phases=[{"name": "a", "until": 9, "launch": {"preset": preset, **launch}}],
+        ),
+        "a",
+    )
     return resolve_phase(settings, read_preset(PRESETS / f"{preset}.yaml"), 100, SIZES)
 
 

@@ -13,8 +13,8 @@ from deepspeed import comm
 from deepspeed.runtime.config import DeepSpeedConfig
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders.runs import make_config
 
-from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key
@@ -108,12 +108,8 @@ def test_any_combination_resolves_or_is_refused(monkeypatch: pytest.MonkeyPatch)
     @settings(max_examples=600, deadline=None, derandomize=True)
     @given(st.one_of(TAME, WILD), TRAINS, MODELS)
     def combine(launch: dict[str, Any], train: dict[str, Any], sizes: ModelSizes) -> None:
-        raw = {
-            "run": "r", "base": "nano", "data": {"images": "photos"}, "train": train,
-            "launch": launch, "phases": [{"name": "a", "until": 10}],
-        }  # fmt: skip
         try:
-            config = parse_config(raw, "c")
+            config = make_config(train=train, launch=launch, phases=[{"name": "a", "until": 10}])
             preset = read_preset(PRESETS / f"{config.phase('a').launch.preset}.yaml")
             phase = resolve_phase(LaunchSettings.of(config, "a"), preset, 100, sizes)
         except PipelineError as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.runs import make_run
 
 from zerotrain.config.read import parse_config
 from zerotrain.config.section import Role, keys_with
@@ -33,13 +34,7 @@ TEXT_KEYS = keys_with(TrainConfig, Role.TEXT)
 
 def raw(*phases: dict[str, Any], **sections: Any) -> dict[str, Any]:
     """A configuration of these phases."""
-    return {
-        "run": "flowers",
-        "base": "nano",
-        "data": {"images": "photos"},
-        "phases": list(phases),
-        **sections,
-    }
+    return make_run(run="flowers", phases=list(phases)) | sections
 
 
 def spans(*phases: dict[str, Any], **sections: Any) -> list[tuple[int, int]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
+from tests.builders.runs import make_config
 
-from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.launch.resolve import LaunchSettings, resolve_phase
@@ -26,11 +26,14 @@ def preset(name: str) -> Preset:
 def resolve(launch: str | dict[str, Any] = "torch", **train: Any) -> ResolvedPhase:
     """A phase with these training values."""
     named = launch if isinstance(launch, str) else launch["preset"]
-    raw = {
-        "run": "flowers", "base": "nano", "data": {"images": "photos"},
-        "phases": [{"name": "a", "until": 100, "launch": launch, **train}],
-    }  # fmt: skip
-    return resolve_phase(LaunchSettings.of(parse_config(raw, "c"), "a"), preset(named), 100, SIZES)
+    return resolve_phase(
+        LaunchSettings.of(
+            make_config(phases=[{"name": "a", "until": 100, "launch": launch, **train}]), "a"
+        ),
+        preset(named),
+        100,
+        SIZES,
+    )
 
 
 def refusal(launch: str | dict[str, Any] = "torch", **train: Any) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders.runs import make_config
 from tests.plan.conftest import SMALL
 
-from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.cache_size import conditioning_bytes
@@ -43,16 +43,7 @@ class Recorder(torch.nn.Module):
 def run_of(family: str, base: str, count: int, **data: Any) -> RunConfig:
     """A run whose samples have so many conditioning images."""
     given = {"conditioning_images": [f"{n}" for n in range(count)]} if count else {}
-    return parse_config(
-        {
-            "run": "edits",
-            "family": family,
-            "base": base,
-            "data": {"images": "x", **given, **data},
-            "phases": [{"name": "only", "until": 1}],
-        },
-        "test.yaml",
-    )
+    return make_config(family=family, base=base, data={"images": "x", **given, **data})
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

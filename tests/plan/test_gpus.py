@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.builders.refusals import refusal
+from tests.builders.runs import make_run
 
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
@@ -119,10 +120,7 @@ def test_a_detected_gpu_is_planned_by_its_driver(monkeypatch: pytest.MonkeyPatch
 
 def test_auto_plans_for_the_memory_that_the_phase_names() -> None:
     """A login node renders for nodes that have more; without the key its own memory counts."""
-    raw = {
-        "run": "r", "family": "causal_lm", "base": "nano", "data": {"source": "sums"},
-        "train": {"max_length": 32}, "phases": [{"name": "a", "until": 1}],
-    }  # fmt: skip
+    raw = make_run(family="causal_lm", data={"source": "sums"}, train={"max_length": 32})
 
     def place(**launch: str) -> Place:
         config = parse_config({**raw, "launch": {"preset": "auto", **launch}}, "c")

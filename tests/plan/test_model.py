@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders.runs import make_config
 
 from zerotrain.config.families import FAMILIES, PRESETS
-from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.activations import trace_activations
 from zerotrain.launch.planner.architecture import find_architecture, shipped
@@ -85,14 +85,7 @@ def test_adapters_of_other_methods_are_counted_and_traced(family, peft):
 
 
 def test_a_method_that_cannot_be_traced_is_not_planned():
-    document = {
-        "run": "r",
-        "base": "nano",
-        "data": {"source": "digits"},
-        "peft": {"peft_type": "WAVEFT"},
-        "phases": [{"name": "p", "until": 1}],
-    }
-    config = parse_config(document, "test")
+    config = make_config(data={"source": "digits"}, peft={"peft_type": "WAVEFT"})
     with pytest.raises(PipelineError) as refused:
         trace(config, config.phases[0], None)
     assert "what WaveFT takes cannot be planned: its passes depend on" in refused.value.what

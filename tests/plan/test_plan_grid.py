@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.builders.runs import make_run
 
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
 from zerotrain.config.read import parse_config
@@ -37,10 +38,7 @@ def test_an_image_beyond_the_positions_is_refused() -> None:
     with pytest.raises(PipelineError, match=r"resolution 3088: .* of up to 3072 px a side"):
         plan_report(PlanOptions(**{**values, "resolution": 3088}, device_memory="24 GiB"))
     phases = [{"name": "a", "until": 1}, {"name": "b", "until": 2, "resolution": 128}]
-    raw = {
-        "run": "r", "family": "sd3", "base": "nano", "data": {"images": "images"},
-        "train": {"resolution": 64}, "phases": phases,
-    }  # fmt: skip
+    raw = make_run(family="sd3", data={"images": "images"}, train={"resolution": 64}, phases=phases)
     with pytest.raises(PipelineError, match=r"resolution 128: nano .* of up to 64 px a side"):
         plan(parse_config(raw, "c"), "b", Place(GIB, None))
 

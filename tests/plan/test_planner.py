@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.builders.commands import run_zerotrain
 from tests.builders.refusals import refusal
+from tests.builders.runs import make_config, make_run
 
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
@@ -36,14 +37,13 @@ ORDER = ("torch", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "
 
 def config(processes: int = 1, *, batch: int = 8, **launch: Any) -> RunConfig:
     """Full training of SDXL at 1024 px in bf16."""
-    raw = {
-        "run": "plan", "base": "stabilityai/stable-diffusion-xl-base-1.0",
-        "data": {"images": "images"},
-        "train": {"global_batch_size": batch * processes, "gradient_checkpointing": True},
-        "launch": {"mixed_precision": "bf16", "num_processes": processes, **launch},
-        "phases": [{"name": "a", "until": 1}],
-    }  # fmt: skip
-    return parse_config(raw, "c")
+    return make_config(
+        run="plan",
+        base="stabilityai/stable-diffusion-xl-base-1.0",
+        data={"images": "images"},
+        train={"global_batch_size": batch * processes, "gradient_checkpointing": True},
+        launch={"mixed_precision": "bf16", "num_processes": processes, **launch},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -226,12 +226,11 @@ def test_a_step_is_what_its_parts_take() -> None:
 
 def nano(**train: Any) -> RunConfig:
     """The small model, whose traces take no time."""
-    raw = {
-        "run": "plan", "base": "nano", "data": {"images": "images"},
-        "train": {"resolution": 64, "global_batch_size": 8, **train},
-        "phases": [{"name": "a", "until": 1}],
-    }  # fmt: skip
-    return parse_config(raw, "c")
+    return make_config(
+        run="plan",
+        data={"images": "images"},
+        train={"resolution": 64, "global_batch_size": 8, **train},
+    )
 
 
 def test_fit_lowers_the_micro_batch_first() -> None:
@@ -266,11 +265,12 @@ def test_fit_takes_smaller_images_last() -> None:
 )
 def test_fit_takes_shorter_rows_last(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of text lengths are tokens; nothing of it has pixels."""
-    raw = {
-        "run": "plan", "base": "nano", "family": family, "data": {"source": "sums"},
-        "train": {"max_length": 256, "global_batch_size": 1}, "phases": [{"name": "a", "until": 1}],
-    }  # fmt: skip
-    run = parse_config(raw, "c")
+    run = make_config(
+        run="plan",
+        family=family,
+        data={"source": "sums"},
+        train={"max_length": 256, "global_batch_size": 1},
+    )
     rows = plan(run, "a", Place(None, None)).rows.values()
     least = min(one.device for row in rows for one in row.values())
     lines = search(run, "a", Place(least + RESERVE - 1, None))
@@ -304,10 +304,12 @@ def test_fit_traces_one_sample_a_size_where_nothing_fits(monkeypatch: pytest.Mon
         return whole(self, batch, size)
 
     monkeypatch.setattr(Tracer, "trace", trace)
-    raw = {
-        "run": "plan", "base": "nano", "family": "causal_lm", "data": {"source": "sums"},
-        "train": {"max_length": 64, "global_batch_size": 8}, "phases": [{"name": "a", "until": 1}],
-    }  # fmt: skip
+    raw = make_run(
+        run="plan",
+        family="causal_lm",
+        data={"source": "sums"},
+        train={"max_length": 64, "global_batch_size": 8},
+    )
     with pytest.raises(PipelineError, match="nothing fits"):
         search(parse_config(raw, "c"), "a", Place(RESERVE, 1))
     assert asked == [(1, 64), (1, 48), (1, 32), (1, 16)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders.runs import make_run
 
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
@@ -24,10 +25,9 @@ VALUES = {
     "family": "causal_lm", "base": "nano", "resolution": 64, "max_length": 32, "batch_size": 1,
     "precision": "bf16", "processes": 1, "lora_rank": None, "gradient_checkpointing": False,
 }  # fmt: skip
-RAW = {
-    "run": "r", "family": "causal_lm", "base": "nano", "data": {"source": "sums"},
-    "train": {"max_length": 32, "global_batch_size": 2}, "phases": [{"name": "a", "until": 1}],
-}  # fmt: skip
+RAW = make_run(
+    family="causal_lm", data={"source": "sums"}, train={"max_length": 32, "global_batch_size": 2}
+)
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from tests.builders.images import make_pictures
+from tests.builders.runs import make_config
 from tests.builders.talks import publish_dataset, publish_language, run_config
 from tests.families.texts import SUMS
 
-from zerotrain.config.read import parse_config
 from zerotrain.data.dataset import read_dataset
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.stages.build_base import BuildSettings, build_base
@@ -34,17 +34,13 @@ def write_image_inputs(family: str, folder: Path) -> None:
     for number, image in enumerate(make_pictures(SIDE, COUNT)):
         image.save(folder / "images" / f"{number}.png")
         (folder / "images" / f"{number}.txt").write_text(CAPTIONS[number % 3])
-    raw = {
-        "run": "r",
-        "family": family,
-        "base": "nano",
-        "data": {"images": str(folder / "images"), "num_workers": 0},
-        "train": {"resolution": SIDE},
-        "launch": {"num_cpu_threads_per_process": 1},
-        "validation": {"prompts": list(PROMPTS)},
-        "phases": [{"name": "p", "until": 1}],
-    }
-    config = parse_config(raw, "test")
+    config = make_config(
+        family=family,
+        data={"images": str(folder / "images"), "num_workers": 0},
+        train={"resolution": SIDE},
+        launch={"num_cpu_threads_per_process": 1},
+        validation={"prompts": list(PROMPTS)},
+    )
     prepare_dataset(config.data, folder / "dataset")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 3)

@@ -11,6 +11,7 @@ import torch
 from deepspeed.runtime import lr_schedules
 from tests.builders.phases import make_schedule as section_of
 from tests.builders.processes import run_ranks
+from tests.builders.runs import make_run
 
 from zerotrain.config.read import parse_config
 from zerotrain.launch.preset import Preset
@@ -53,11 +54,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def resolve(name: str, **args: Any) -> ResolvedPhase:
     """A phase with this schedule, as a user writes it."""
-    raw = {
-        "run": "flowers", "base": "nano", "data": {"images": "photos"},
-        "phases": [{"name": "a", "until": STEPS}],
-        "train": {"lr_scheduler": name, "lr_scheduler_args": args},
-    }  # fmt: skip
+    raw = make_run(
+        phases=[{"name": "a", "until": STEPS}],
+        train={"lr_scheduler": name, "lr_scheduler_args": args},
+    )
     if not {"warmup_max_lr", "cycle_max_lr", "lr_range_test_min_lr"} & args.keys():
         raw["train"] |= {"learning_rate": PEAK}
     settings = LaunchSettings.of(parse_config(raw, "c"), "a")

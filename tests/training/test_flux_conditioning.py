@@ -10,11 +10,11 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 from tests.builders.images import CAPTIONS, make_pictures
+from tests.builders.runs import make_config
 from tests.training.conftest import Training, trained_model
 from tests.training.inputs import LORA, SIDE
 
 from zerotrain.cache import read_cache, stacked
-from zerotrain.config.read import parse_config
 from zerotrain.config.training import TrainConfig
 from zerotrain.export.export import export
 from zerotrain.export.target import WeightsTarget
@@ -53,20 +53,17 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             flux_nano.SMALL.build(
                 CAPTIONS, make_pictures(SIDE, COUNT), 0, folder / "fill", pipeline=request.param
             )
-        raw = {
-            "run": "r",
-            "family": "flux",
-            "base": str(folder / "fill") if fill else "nano",
-            "data": {
+        config = make_config(
+            family="flux",
+            base=str(folder / "fill") if fill else "nano",
+            data={
                 "images": str(folder / "images"),
                 "conditioning_images": [str(folder / name) for name in names[1:]],
                 "num_workers": 0,
             },
-            "train": {"resolution": SIDE},
-            "launch": {"num_cpu_threads_per_process": 1},
-            "phases": [{"name": "p", "until": 1}],
-        }
-        config = parse_config(raw, "test")
+            train={"resolution": SIDE},
+            launch={"num_cpu_threads_per_process": 1},
+        )
         prepare_dataset(config.data, folder / "dataset")
         build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
     settings = CacheSettings.of(config)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.builders.processes import run_ranks
+from tests.builders.runs import make_run
 from tests.training import accelerate_loop
 from tests.training.matrix import deviation
 
@@ -33,10 +34,7 @@ ZERO3 = {
     "stage3_param_persistence_threshold": 0,
     "sub_group_size": 3001,
 }
-RUN = {
-    "run": "tiny", "base": "nano", "data": {"images": "photos"},
-    "train": {"global_batch_size": 4}, "phases": [{"name": "on", "until": STEPS}],
-}  # fmt: skip
+RUN = make_run(run="tiny", train={"global_batch_size": 4}, phases=[{"name": "on", "until": STEPS}])
 
 
 @pytest.fixture

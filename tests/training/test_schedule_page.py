@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from tests.builders.runs import make_config
 
 from zerotrain.config.lr_scheduler_args import ARGUMENTS, OWN_KEYS
-from zerotrain.config.read import parse_config
 from zerotrain.evaluation.curves import format_learning_rate
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import LaunchSettings, resolve_phase
@@ -51,11 +51,9 @@ def curve(title: str) -> list[float]:
     train = {"lr_scheduler": name, "lr_scheduler_args": args, "learning_rate": 1e-4}
     if name not in ("OneCycle", "LRRangeTest", "sine"):
         train["lr_warmup_steps"] = 100
-    raw = {
-        "run": "flowers", "base": "nano", "data": {"images": "photos"},
-        "phases": [{"name": "a", "until": STEPS}], "train": train,
-    }  # fmt: skip
-    settings = LaunchSettings.of(parse_config(raw, "c"), "a")
+    settings = LaunchSettings.of(
+        make_config(phases=[{"name": "a", "until": STEPS}], train=train), "a"
+    )
     phase = resolve_phase(settings, Preset("torch", "torch", {}), 100)
     found = momentum if title.endswith("beta1") else learning_rate
     return [float(found(phase.train, step, STEPS) or 0) for step in range(STEPS)]

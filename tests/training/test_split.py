@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from tests.builders.images import make_pictures
+from tests.builders.runs import make_config
 from tests.training.conftest import Training
 
 from zerotrain import artifact
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
-from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.training import TrainConfig
 from zerotrain.models.base import in_part
@@ -54,11 +54,9 @@ def configuration(family: str, folder: Path) -> RunConfig:
             image.save(folder / "images" / f"{number}.png")
             (folder / "images" / f"{number}.txt").write_text("a boat")
     size = "max_length" if family in LANGUAGE_MODELS else "resolution"
-    raw = {
-        "run": "r", "family": family, "base": "nano", "data": data, "train": {size: SIDE},
-        "launch": {"num_cpu_threads_per_process": 1}, "phases": [{"name": "p", "until": 1}],
-    }  # fmt: skip
-    return parse_config(raw, "test")
+    return make_config(
+        family=family, data=data, train={size: SIDE}, launch={"num_cpu_threads_per_process": 1}
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
