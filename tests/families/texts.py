@@ -61,14 +61,14 @@ def logits(model: torch.nn.Module, given: dict[str, torch.Tensor], name: str) ->
         ).logits
 
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def config_of(kind: str, ids: dict[str, Any]) -> Any:
     """A small model's configuration; only the names of the widths differ between classes."""
     if kind == "llama":
         return transformers.LlamaConfig(
-            **SMALL, intermediate_size=64, num_key_value_heads=2, rope_theta=1e6, **ids
+            **SIZES, intermediate_size=64, num_key_value_heads=2, rope_theta=1e6, **ids
         )
     if kind == "gpt2":
         return transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **ids)

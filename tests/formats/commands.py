@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,15 @@ PROMPT = "a red house"
 SETTINGS = ("--steps", 2, "--guidance", 3.0)
 
 
-def run_sample(*words: object) -> str:
-    """What the command prints, or the message with which it ends."""
-    result = CliRunner().invoke(cli.app, ["sample", *map(str, words)])
-    return result.output if result.exception is None else str(result.exception)
+def run_command(command: str, *words: object, progress: bool = True) -> str:
+    """What the command prints, with or without its progress, or the message with which it ends."""
+    result = CliRunner().invoke(cli.app, [command, *map(str, words)])
+    if result.exception is not None:
+        return str(result.exception)
+    return result.output if progress else result.stdout
+
+
+run_sample = partial(run_command, "sample")
 
 
 def sample_images(weights: Path, out: Path, *words: object) -> list[bytes]:
@@ -56,9 +62,3 @@ def sample_images(weights: Path, out: Path, *words: object) -> list[bytes]:
 def distance(one: bytes, other: bytes) -> int:
     """Largest difference of two images, of 255."""
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
-
-
-def run_command(command: str, *words: object) -> str:
-    """What the command prints, or the message with which it ends."""
-    result = CliRunner().invoke(cli.app, [command, *map(str, words)])
-    return result.stdout if result.exception is None else str(result.exception)

@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ from safetensors.torch import load_file
 from tests.builders.adapters import make_adapted, write_adapter
 from tests.builders.commands import run_zerotrain
 from tests.builders.images import build_nano
+from tests.formats.commands import run_command
 from tests.formats.languages import Language, exported
-from typer.testing import CliRunner
 
-from zerotrain import artifact, cli
+from zerotrain import artifact
 from zerotrain.config.families import LANGUAGE_MODELS
 from zerotrain.export.formats import FORMATS as ALL_FORMATS
 from zerotrain.models.families import nano as nano_parts
@@ -147,10 +148,7 @@ def publish_phase(folder: Path, base: Path, weights: Path, family: str) -> None:
         draft.content = {"family": family, "step": 12, "dtype": "fp32"}
 
 
-def publish(*words: object) -> str:
-    """What the command prints, or the message with which it ends."""
-    result = CliRunner().invoke(cli.app, ["publish", *map(str, words)])
-    return result.output if result.exception is None else str(result.exception)
+publish = partial(run_command, "publish")
 
 
 def head_of(card: Path) -> dict[str, Any]:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.builders.adapters import adapter_of, make_adapted
 from tests.builders.exports import Export
 from tests.builders.runs import make_run
+from tests.formats.commands import run_command
 from tests.formats.conftest import ADAPTER, LAYERS
-from typer.testing import CliRunner
 
-from zerotrain import artifact, cli
+from zerotrain import artifact
 
-
-def run(*words: object) -> str:
-    """What the command prints, or the message with which it ends."""
-    result = CliRunner().invoke(cli.app, ["export", *map(str, words)])
-    return result.output if result.exception is None else str(result.exception)
+run = partial(run_command, "export")
 
 
 @pytest.fixture

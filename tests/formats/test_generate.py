@@ -22,7 +22,7 @@ BETWEEN = "\n---\n"
 
 
 def answer(weights: Path, *words: object) -> str:
-    return run_command("generate", weights, PROMPT, *WORDS, *words)
+    return run_command("generate", weights, PROMPT, *WORDS, *words, progress=False)
 
 
 def expected(language: Language, weights: Path) -> str:

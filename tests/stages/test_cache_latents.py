@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,14 +30,6 @@ def family(monkeypatch) -> FakeFamily:
     fake = FakeFamily()
     monkeypatch.setattr(stage, "load_family", lambda name: fake)
     return fake
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """The stage sets torch's number of threads; the tests after it get theirs back."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
