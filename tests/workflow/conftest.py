@@ -6,6 +6,8 @@ ones; only the stages do not run.
 
 from __future__ import annotations
 
+import compileall
+import contextlib
 import json
 import os
 import re
@@ -17,11 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from zerotrain.config.read import read_config
 from zerotrain.models.families.layouts import LAYOUTS
+from zerotrain.pipeline.graph.code import READ_SOURCES, job_code
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("Snakefile", "rules", "config", "profiles", "envs", "workflow/zerotrain",
-          ".dvc/config", ".dvcignore", ".gitignore")  # fmt: skip
+          ".dvc/config", ".dvcignore", ".gitignore", str(READ_SOURCES))  # fmt: skip
 FAKE = Path(__file__).with_name("fake_zerotrain.py")
 SERVER = Path(__file__).with_name("command_server.py")
 ENVIRONMENT_BIN = Path(sys.executable).parent
@@ -181,7 +185,15 @@ def jobs_of(output: str) -> Jobs:
 
 @pytest.fixture(scope="session")
 def planner() -> Iterator[subprocess.Popen[str]]:
-    """A process that runs commands in forks of itself."""
+    """A process that runs commands in forks of itself.
+
+    The copies of the project take along what is compiled, and what calls have read from sources.
+    """
+    compileall.compile_dir(ROOT / "workflow/zerotrain", quiet=2)
+    with contextlib.chdir(ROOT):
+        run = read_config(Path("config/config.yaml"))
+        for rule in ("build_base", "cache_latents", "render_launch", "evaluate", "report"):
+            job_code(rule, run, run.phases[0])
     with subprocess.Popen(
         [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -196,10 +208,10 @@ def create(folder: Path, base: str, planner: subprocess.Popen[str]) -> Project:
     for name in COPIED:
         source = ROOT / name
         target = folder / name
+        target.parent.mkdir(exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, target)
         else:
-            target.parent.mkdir(exist_ok=True)
             shutil.copy2(source, target)
     (folder / "config" / "config.yaml").write_text(CONFIG.format(base=base))
     for name in ("cat", "dog"):
