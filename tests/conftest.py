@@ -89,7 +89,7 @@ def copy_project(folder: Path) -> Path:
     folder.mkdir(parents=True)
     shutil.copy(ROOT / "Snakefile", folder)
     for part in ("rules", "config", "profiles", "envs", "workflow"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+        ignored = shutil.ignore_patterns("*.egg-info")
         shutil.copytree(ROOT / part, folder / part, ignore=ignored)
     return folder
 

@@ -16,6 +16,7 @@ import zerotrain.models.families.sdxl
 import zerotrain.training.engines.torch_engine
 import zerotrain.training.engines.zero_engine
 import zerotrain.training.rank
+import zerotrain.training.reporting.event_files
 
 OWN = {"tied": tied_family, "unused": unused_family, "running": running_family}
 for name, module in OWN.items():
@@ -24,6 +25,7 @@ for name, module in OWN.items():
 # The package has no file of theirs, whose code a training records.
 closure = zerotrain.artifact.sources._training_closure
 zerotrain.artifact.sources._training_closure = lambda name: closure("sdxl" if name in OWN else name)
+zerotrain.artifact.sources.training_digest("sdxl")  # reads most of the package
 CPUAdamBuilder().load()
 ShareMemCommBuilder().load()
 # DeepSpeed asks for processors that are fast at it; every one computes it.

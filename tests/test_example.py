@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.builders.commands import run_in_project, run_zerotrain
-from tests.conftest import copy_quick_project
+from tests.conftest import copy_project, copy_quick_project
 
 from zerotrain import artifact
 
@@ -25,14 +25,20 @@ def snakemake(folder: Path, *words: str, target: str = "train") -> str:
     return run_in_project(folder, "snakemake", "--cores", "all", target, *words)
 
 
-def test_example_learns_to_write_digits(private_project):
+@pytest.fixture(scope="module")
+def example(tmp_path_factory) -> tuple[Path, str]:
+    """A project whose example has been trained, and what that printed."""
+    folder = copy_project(tmp_path_factory.mktemp("example") / "project")
+    return folder, snakemake(folder)
+
+
+def test_example_learns_to_write_digits(example):
     """After the last phase the judge reads at least 95 of 100 generated digits as what was asked
     for, and loses none of its own; a second call has nothing to do; diffusers loads the weights.
     The output besides progress fits a screen."""
-    folder = private_project("project")
-    said = snakemake(folder)
-    shown = [line for line in said.splitlines() if not PROGRESS.search(line)]
-    assert len(shown) <= MOST_LINES, said
+    folder, printed = example
+    shown = [line for line in printed.splitlines() if not PROGRESS.search(line)]
+    assert len(shown) <= MOST_LINES, printed
     metrics = json.loads((folder / "results/digits/offload/metrics.json").read_text())
     assert metrics["prompt_accuracy"] >= 0.95
     assert metrics["judge_accuracy"] >= 0.95
@@ -100,29 +106,23 @@ def run_shortly(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def short_run(tmp_path_factory) -> Path:
-    """A project with those weights."""
-    return run_shortly(tmp_path_factory.mktemp("first") / "project")
-
-
 WEIGHTS = "results/digits/offload/weights"
 
 
 @pytest.mark.soak
-def test_example_twice_gives_the_same_weights(short_run, tmp_path):
+def test_example_twice_gives_the_same_weights(tmp_path):
     """Two runs from one seed on one machine export the same bytes."""
     hashes = []
-    for folder in (short_run, run_shortly(tmp_path / "project")):
-        weights = artifact.read(folder / WEIGHTS, "weights")
+    for name in ("first", "second"):
+        weights = artifact.read(run_shortly(tmp_path / name) / WEIGHTS, "weights")
         hashes.append({file: entry["sha256"] for file, entry in weights.files.items()})
     assert hashes[0] == hashes[1]
     assert "unet/diffusion_pytorch_model.safetensors" in hashes[0]
 
 
-def test_example_is_whole_until_a_byte_differs(short_run):
+def test_example_is_whole_until_a_byte_differs(example):
     """`zerotrain trace`: exit code 0; one byte in the first phase's state, and it is 1."""
-    folder = short_run
+    folder, _ = example
 
     trace = partial(
         run_zerotrain, "trace", WEIGHTS, folder=folder, PYTHONPATH=str(folder / "workflow")

@@ -16,7 +16,14 @@ from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.models.encoding_code import encoding_code
 from zerotrain.pipeline.graph import code
-from zerotrain.pipeline.graph.code import DIGESTS, KEPT, Code, inputs_of, is_code_changed, job_code
+from zerotrain.pipeline.graph.code import (
+    KEPT,
+    READ_SOURCES,
+    Code,
+    inputs_of,
+    is_code_changed,
+    job_code,
+)
 
 LATER = 1_200_000_000
 
@@ -46,8 +53,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 
 def now() -> Code:
-    """The code of the stage, read again."""
+    """The code of the stage, read again by a process that knows nothing yet."""
     code._stage.cache_clear()
+    sources.READ.tokens.clear()
+    sources.READ.imports.clear()
     return code._stage("act")
 
 
@@ -73,14 +82,14 @@ def test_neither_a_time_nor_a_comment_is_code_and_an_edit_is(stage: Path) -> Non
 def test_tokens_are_remembered_until_they_are_read_otherwise(stage: Path) -> None:
     """By the content of a file; a store that is torn or of other tokens is as none."""
     before = now()
-    assert DIGESTS.is_file()
+    assert READ_SOURCES.is_file()
     for content in (
         b"{",
         b"[]",
-        b'{"reader": "another", "digests": {"a": "b"}}',
+        b'{"reader": "another", "tokens": {"a": "b"}}',
         b'{"digests": 1}',
     ):
-        DIGESTS.write_bytes(content)
+        READ_SOURCES.write_bytes(content)
         assert now() == before
 
 

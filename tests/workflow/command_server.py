@@ -1,16 +1,22 @@
 """Runs `snakemake`, `dvc` and `python -m zerotrain` in forks of a process that has imported their
 libraries once.
 
-Each line on stdin is a request, answered by a line with the exit code. The project and its package
-are read again by every fork.
+    python command_server.py SOCKET
+
+A client (forked_command.py) connects to the socket and sends what to run with its three streams. It
+gets the exit code, may send signals for the command, and takes the command with it where it dies.
+The project and its package are read again by every fork.
 """
 
+import contextlib
 import gc
 import json
 import os
 import runpy
 import signal
+import socket
 import sys
+import threading
 from pathlib import Path
 
 # What the commands import when they run, the package of the project excepted.
@@ -33,29 +39,68 @@ snakemake.cli.get_argument_parser()  # imports the plugins
 gc.freeze()  # or each fork copies all pages as it collects
 
 
-def run(folder, words, environment, output, seconds):
+def run(folder, words, environment):
     """Be the command."""
-    signal.alarm(seconds)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    stream = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(nothing, 0)
-    os.dup2(stream, 1)
-    os.dup2(stream, 2)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.dont_write_bytecode = True
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
-    if words[:3] == ["python", "-m", "zerotrain"]:
-        sys.argv = ["zerotrain", *words[3:]]
+    real = sys.executable
+    # What the command starts with its own Python is a fork, too.
+    sys.executable = str(Path(sys.argv[1]).with_name("python"))
+    if words[:2] == ["python", "-m"]:
+        module, *words = words[2:]
+    else:
+        module, *words = words
+    if module == "zerotrain":
+        sys.argv = ["zerotrain", *words]
         runpy.run_module("zerotrain", run_name="__main__", alter_sys=True)
     else:
-        sys.argv = [str(Path(sys.executable).with_name(words[0])), *words[1:]]
-        sys.exit({"snakemake": snakemake.cli.main, "dvc": dvc.cli.main}[words[0]]())
+        sys.argv = [str(Path(real).with_name(module)), *words]
+        sys.exit({"snakemake": snakemake.cli.main, "dvc": dvc.cli.main}[module]())
 
 
-for line in sys.stdin:
+def follow(client, child):
+    """Pass a client's signals on to the command; end the command with the client."""
+    with contextlib.suppress(OSError):
+        while received := client.recv(1):
+            os.kill(child, received[0])
+        os.kill(child, signal.SIGKILL)
+
+
+def serve(client):
+    """Run a client's command and send its exit code."""
+    content, streams, _, _ = socket.recv_fds(client, 16, 3)
+    size = int(content)
+    request = json.loads(client.makefile("rb").read(size))
     child = os.fork()
     if child == 0:
-        run(**json.loads(line))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        client.close()
+        sys.exit(run(**request))
+    threading.Thread(target=follow, args=(client, child), daemon=True).start()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    client.sendall(str(code).encode())
+
+
+def main(path):
+    """Answer clients until stdin ends."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    print("ready", flush=True)
+    while True:
+        client, _ = listener.accept()
+        if os.fork() == 0:
+            if os.fork() == 0:
+                listener.close()
+                serve(client)
+            os._exit(0)
+        os.wait()
+        client.close()
+
+
+main(sys.argv[1])

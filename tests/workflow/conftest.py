@@ -6,6 +6,8 @@ ones; only the stages do not run.
 
 from __future__ import annotations
 
+import compileall
+import contextlib
 import json
 import os
 import re
@@ -17,13 +19,16 @@ from pathlib import Path
 
 import pytest
 
+from zerotrain.config.read import read_config
 from zerotrain.models.families.layouts import LAYOUTS
+from zerotrain.pipeline.graph.code import READ_SOURCES, job_code
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("Snakefile", "rules", "config", "profiles", "envs", "workflow/zerotrain",
-          ".dvc/config", ".dvcignore", ".gitignore")  # fmt: skip
+          ".dvc/config", ".dvcignore", ".gitignore", str(READ_SOURCES))  # fmt: skip
 FAKE = Path(__file__).with_name("fake_zerotrain.py")
 SERVER = Path(__file__).with_name("command_server.py")
+CLIENT = Path(__file__).with_name("forked_command.py")
 ENVIRONMENT_BIN = Path(sys.executable).parent
 SECONDS = 300
 """Longer than any command takes."""
@@ -66,12 +71,13 @@ Jobs = dict[str, int]
 class Project:
     """A copy of the project with a run of its own."""
 
-    def __init__(self, folder: Path, planner: subprocess.Popen[str]) -> None:
+    def __init__(self, folder: Path, server: Path) -> None:
         self.folder = folder
-        self._server = planner
+        self.server = server
+        commands = [str(folder / "bin"), str(server.parent), str(ENVIRONMENT_BIN), os.defpath]
         self.environment = {
             **{name: value for name, value in os.environ.items() if not _leads_away(name)},
-            "PATH": os.pathsep.join([str(folder / "bin"), str(ENVIRONMENT_BIN), os.defpath]),
+            "PATH": os.pathsep.join(commands),
             "PYTHONPATH": str(folder / "workflow"),
             # A source edited twice within a second must not be read from its first compilation.
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -81,15 +87,14 @@ class Project:
         """Run a command in the project; stdout and stderr come together as `stdout`.
 
         `snakemake`, `dvc` and `python -m zerotrain` are forks that need not import their libraries,
-        but where a PYTHONPATH is given, which may hold what Python reads as it starts.
+        and so are those that they start, but where a PYTHONPATH is given, which may hold what
+        Python reads as it starts.
         """
-        known = words[0] in ("snakemake", "dvc") or words[:3] == ("python", "-m", "zerotrain")
-        if known and "PYTHONPATH" not in environment:
-            return subprocess.CompletedProcess(words, *self._forked(words, environment))
+        forked = {"COMMAND_SERVER": str(self.server)} if "PYTHONPATH" not in environment else {}
         return subprocess.run(
             words,
             cwd=self.folder,
-            env=self.environment | environment,
+            env=self.environment | forked | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -113,19 +118,8 @@ class Project:
 
     def forked(self, *words: str, **environment: str) -> tuple[int, str]:
         """The exit code of `snakemake`, and what it printed."""
-        return self._forked(("snakemake", *words), environment)
-
-    def _forked(self, words: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str]:
-        output = self.folder.with_name("said.txt")
-        request = {
-            "folder": str(self.folder), "words": words, "output": str(output),
-            "environment": self.environment | environment, "seconds": SECONDS,
-        }  # fmt: skip
-        assert self._server.stdin
-        assert self._server.stdout
-        print(json.dumps(request), file=self._server.stdin)
-        self._server.stdin.flush()
-        return int(self._server.stdout.readline()), output.read_text()
+        done = self.snakemake(*words, **environment)
+        return done.returncode, done.stdout
 
     def planned(self, *words: str) -> Jobs:
         """The jobs that `snakemake -n` lists, by rule; target rules do nothing and are left out."""
@@ -166,7 +160,7 @@ class Project:
 
     def at(self, folder: Path) -> Project:
         """A project that is in another folder already."""
-        return Project(folder, self._server)
+        return Project(folder, self.server)
 
 
 def _leads_away(name: str) -> bool:
@@ -185,26 +179,38 @@ def jobs_of(output: str) -> Jobs:
 
 
 @pytest.fixture(scope="session")
-def planner() -> Iterator[subprocess.Popen[str]]:
-    """A process that runs commands in forks of itself."""
-    with subprocess.Popen(
-        [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield process
-        assert process.stdin
-        process.stdin.close()
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The socket of a process that runs commands in forks of itself; next to it are its clients.
+
+    The copies of the project take along what is compiled, and what calls have read from sources.
+    """
+    compileall.compile_dir(ROOT / "workflow/zerotrain", quiet=2)
+    with contextlib.chdir(ROOT):
+        run = read_config(Path("config/config.yaml"))
+        for rule in ("build_base", "cache_latents", "render_launch", "evaluate", "report"):
+            job_code(rule, run, run.phases[0])
+    folder = tmp_path_factory.mktemp("commands")
+    for name in ("snakemake", "dvc", "python"):
+        (folder / name).write_text(f"#!{sys.executable} -IS\n{CLIENT.read_text()}")
+        (folder / name).chmod(0o755)
+    server = [sys.executable, str(SERVER), str(folder / "socket")]
+    with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        yield folder / "socket"
+        process.terminate()
 
 
-def create(folder: Path, base: str, planner: subprocess.Popen[str]) -> Project:
+def create(folder: Path, base: str, planner: Path) -> Project:
     """A copy of the project in which nothing has been made."""
     folder.mkdir()
     for name in COPIED:
         source = ROOT / name
         target = folder / name
+        target.parent.mkdir(exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, target)
         else:
-            target.parent.mkdir(exist_ok=True)
             shutil.copy2(source, target)
     (folder / "config" / "config.yaml").write_text(CONFIG.format(base=base))
     for name in ("cat", "dog"):
@@ -242,9 +248,7 @@ def _write_base(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def _built(
-    tmp_path_factory: pytest.TempPathFactory, planner: subprocess.Popen[str]
-) -> Callable[[str], Project]:
+def _built(tmp_path_factory: pytest.TempPathFactory, planner: Path) -> Callable[[str], Project]:
     """One built project for each kind of base, made when first asked for."""
     made: dict[str, Project] = {}
 
@@ -260,7 +264,7 @@ def _built(
 
 
 @pytest.fixture
-def project(tmp_path: Path, planner: subprocess.Popen[str]) -> Project:
+def project(tmp_path: Path, planner: Path) -> Project:
     """A copy of the project in which nothing has been made; base: nano."""
     return create(tmp_path / "project", "nano", planner)
 

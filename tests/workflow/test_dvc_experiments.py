@@ -12,7 +12,7 @@ from dvc.utils.serialize import modify_yaml
 from tests.builders.git import init_repository
 
 from zerotrain.config.read import read_config
-from zerotrain.pipeline.graph.code import DIGESTS
+from zerotrain.pipeline.graph.code import READ_SOURCES
 
 CONFIG = "config/config.yaml"
 
@@ -27,7 +27,7 @@ def test_a_copy_of_the_project_runs_its_own_code(project):
     assert done.returncode == 1
     assert "edited here" in done.stdout
     edited = hashlib.sha256((package / "stages" / "prepare_dataset.py").read_bytes()).hexdigest()
-    assert edited in (project.folder / DIGESTS).read_text()
+    assert edited in (project.folder / READ_SOURCES).read_text()
 
 
 def test_experiments_leave_the_examples_pointer_as_it_is(tmp_path):

@@ -228,7 +228,7 @@ def test_dvc_restore_names_the_configuration(stored):
 
 def test_dvc_restore_is_called_from_the_top(stored):
     """Below it nothing is looked for, and no revision checked out: the way up is reported."""
-    inner = Project(stored.folder / "config", stored._server)
+    inner = Project(stored.folder / "config", stored.server)
     inner.environment = stored.environment
     head = stored.must("git", "log", "-1", "--format=%D")
     for words in (["restore"], ["restore", "HEAD~1"], ["data", "add", "../photos"]):

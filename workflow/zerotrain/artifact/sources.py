@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +20,20 @@ from zerotrain.artifact.code_tokens import code_text
 from zerotrain.artifact.declared_code import NOT_FOLLOWED, WITHOUT_EFFECT
 
 PACKAGE = Path(__file__).parents[1]
+
+
+@dataclass
+class ReadSources:
+    """What was read from sources, by the digest of a file's bytes."""
+
+    tokens: dict[str, str] = field(default_factory=dict)
+    """The digest of the tokens."""
+    imports: dict[str, list[str]] = field(default_factory=dict)
+    """The modules of this package that are imported."""
+
+
+READ = ReadSources()
+"""Of this process. Whoever stores it saves later processes half a second."""
 
 
 def source_files(*modules: str) -> list[str]:
@@ -53,14 +68,13 @@ def source_digest(*modules: str) -> str:
     return _digest(_closure(modules))
 
 
-def training_digest(family: str, known: MutableMapping[str, str] | None = None) -> str:
+def training_digest(family: str) -> str:
     """Return the digest of the code that decides the numbers of a family's training.
 
     Args:
         family: The name of a model family.
-        known: As in `file_code_sha256`.
     """
-    return _digest(_training_closure(family), known)
+    return _digest(_training_closure(family))
 
 
 def code_digest(*names: str) -> str:
@@ -77,34 +91,27 @@ def code_digest(*names: str) -> str:
     return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
 
 
-def file_code_sha256(path: Path, known: MutableMapping[str, str] | None = None) -> str:
-    """Return the digest of a file's tokens; of its bytes if it cannot be tokenised.
-
-    Args:
-        path: A source file or a rule file.
-        known: Token digests by byte digest, which saves reading the tokens; new ones are added.
-    """
+def file_code_sha256(path: Path) -> str:
+    """Return the digest of the tokens of a source or rule file; of its bytes if it has none."""
     content = path.read_bytes()
     of_bytes = hashlib.sha256(content).hexdigest()
-    if known is not None and of_bytes in known:
-        return known[of_bytes]
-    try:
-        found = hashlib.sha256(code_text(_decoded(content)).encode()).hexdigest()
-    except (SyntaxError, UnicodeDecodeError):
-        found = of_bytes
-    if known is not None:
-        known[of_bytes] = found
-    return found
+    if of_bytes not in READ.tokens:
+        try:
+            found = hashlib.sha256(code_text(_decoded(content)).encode()).hexdigest()
+        except (SyntaxError, UnicodeDecodeError):
+            found = of_bytes
+        READ.tokens[of_bytes] = found
+    return READ.tokens[of_bytes]
 
 
 def _decoded(content: bytes) -> str:
     return content.decode("utf-8").replace("\r\n", "\n")
 
 
-def _digest(paths: Iterable[Path], known: MutableMapping[str, str] | None = None) -> str:
+def _digest(paths: Iterable[Path]) -> str:
     total = hashlib.sha256()
     for path in sorted(paths):
-        total.update(f"{file_code_sha256(path, known)}  {_name_of(path)}\n".encode())
+        total.update(f"{file_code_sha256(path)}  {_name_of(path)}\n".encode())
     return total.hexdigest()
 
 
@@ -152,17 +159,24 @@ def _files_of(name: str, *, must_exist: bool = False) -> list[Path]:
 
 @cache
 def _imports(path: Path) -> tuple[Path, ...]:
+    content = path.read_bytes()
+    of_bytes = hashlib.sha256(content).hexdigest()
+    if of_bytes not in READ.imports:
+        READ.imports[of_bytes] = sorted(_imported_names(ast.parse(content)))
+    files = (file for name in READ.imports[of_bytes] for file in _files_of(name))
+    left_out = NOT_FOLLOWED.get(_name_of(path))
+    return tuple(one for one in files if not (left_out and _name_of(one).startswith(left_out)))
+
+
+def _imported_names(tree: ast.Module) -> set[str]:
     names: set[str] = set()
-    for node in _walk(ast.parse(path.read_text()).body):
+    for node in _walk(tree.body):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    ours = (name for name in names if name == "zerotrain" or name.startswith("zerotrain."))
-    files = (file for name in ours for file in _files_of(name))
-    left_out = NOT_FOLLOWED.get(_name_of(path))
-    return tuple(one for one in files if not (left_out and _name_of(one).startswith(left_out)))
+    return {name for name in names if name == "zerotrain" or name.startswith("zerotrain.")}
 
 
 def _walk(statements: Iterable[ast.AST]) -> Iterable[ast.AST]:

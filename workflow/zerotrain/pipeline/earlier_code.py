@@ -10,7 +10,7 @@ from zerotrain.artifact import RECORDS
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.sources import training_digest
 from zerotrain.config.run import RunConfig
-from zerotrain.pipeline.graph.code import known_digests
+from zerotrain.pipeline.graph.code import stored_reading
 
 MADE_BY = Path(RECORDS, "made_by.json")
 """The published checkpoint's record of the code that trained it, relative to its folder."""
@@ -33,8 +33,8 @@ def find_trained_earlier(runs: Iterable[RunConfig]) -> list[tuple[str, str]]:
             if not (checkpoint / "checkpoint.json").exists():
                 continue
             if run.family not in digests:
-                with known_digests() as known:
-                    digests[run.family] = training_digest(run.family, known)
+                with stored_reading():
+                    digests[run.family] = training_digest(run.family)
             if recorded_code(checkpoint) != digests[run.family]:
                 found.append((run.run, phase.name))
     return found

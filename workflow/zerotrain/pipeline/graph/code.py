@@ -11,13 +11,15 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from zerotrain.artifact import code_tokens, write_whole
+from zerotrain.artifact import code_tokens, sources, write_whole
 from zerotrain.artifact.sources import (
+    READ,
     code_digest,
     declared_file,
     file_code_sha256,
@@ -34,8 +36,8 @@ FAMILIES = "zerotrain.models.families."
 PLANNER = "zerotrain.launch.planner.planner"
 WITHOUT_FAMILY = ("prepare_dataset", "report")
 """Rules whose stages load no model."""
-DIGESTS = Path(".snakemake/code_digests.json")
-"""Token digests by byte digest; reading the tokens of all sources takes half a second."""
+READ_SOURCES = Path(".snakemake/code_digests.json")
+"""What earlier calls have read from sources, which takes a second."""
 EARLIER_LISTINGS = ".snakemake/sources/"
 """Where earlier versions stored a job's sources as a file, which was an input of the job."""
 RECORDED = re.compile(r"'code (kept|[0-9a-f]{64})\b")
@@ -97,16 +99,16 @@ def _encoding(family: str) -> Code:
 @cache
 def _training(family: str) -> Code:
     """Return the code that decides the numbers of a family's training."""
-    with known_digests() as known:
-        return Code(training_digest(family, known), [family], training_files(family))
+    with stored_reading():
+        return Code(training_digest(family), [family], training_files(family))
 
 
 @cache
 def _stage(rule: str, *chosen: str) -> Code:
     """Return the sources of a stage, of the modules selected with it, and its rule."""
-    files = [*source_files(f"zerotrain.stages.{rule}", *chosen), f"rules/{rule}.smk"]
-    with known_digests() as known:
-        digests = [file_code_sha256(Path(file), known) for file in files]
+    with stored_reading():
+        files = [*source_files(f"zerotrain.stages.{rule}", *chosen), f"rules/{rule}.smk"]
+        digests = [file_code_sha256(Path(file)) for file in files]
     return Code(_digest(digests, files), [one.rpartition(".")[2] for one in chosen], files)
 
 
@@ -123,22 +125,23 @@ def _builder(run: RunConfig) -> list[str]:
 
 
 @contextlib.contextmanager
-def known_digests() -> Iterator[MutableMapping[str, str]]:
-    """Yield the stored token digests for `zerotrain.artifact.sources`; store new ones at the end.
+def stored_reading() -> Iterator[None]:
+    """Load what earlier calls have read from sources; store what is new at the end.
 
-    They are discarded if the module that reads tokens has changed.
+    It is discarded if the code that reads sources has changed.
     """
-    reader = hashlib.sha256(Path(code_tokens.__file__).read_bytes()).hexdigest()
-    try:
-        found = json.loads(DIGESTS.read_bytes())
-        known = dict(found["digests"]) if found["reader"] == reader else {}
-    except (OSError, ValueError, LookupError, TypeError):
-        known = {}
-    before = len(known)
-    yield known
-    if len(known) != before:
+    modules = (code_tokens.__file__, sources.__file__)
+    reader = hashlib.sha256(b"".join(Path(file).read_bytes() for file in modules)).hexdigest()
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        found = json.loads(READ_SOURCES.read_bytes())
+        if found["reader"] == reader:
+            READ.tokens.update(found["tokens"])
+            READ.imports.update(found["imports"])
+    before = len(READ.tokens), len(READ.imports)
+    yield
+    if (len(READ.tokens), len(READ.imports)) != before:
         with contextlib.suppress(DiskError):
-            write_whole(DIGESTS, json.dumps({"reader": reader, "digests": known}))
+            write_whole(READ_SOURCES, json.dumps({"reader": reader, **asdict(READ)}))
 
 
 def inputs_of(job: Any) -> list[str]:
