@@ -80,8 +80,8 @@ class Inputs:
     def folder(self, family: str) -> Path:
         """The folder with `dataset`, `base` and `cache`."""
         from zerotrain.models.families import nano
-        from zerotrain.stages.build_base import build_base
-        from zerotrain.stages.cache_latents import cache_latents
+        from zerotrain.stages.build_base import BuildSettings, build_base
+        from zerotrain.stages.cache_latents import CacheSettings, cache_latents
         from zerotrain.stages.prepare_dataset import prepare_dataset
 
         folder = self._place / family
@@ -92,9 +92,10 @@ class Inputs:
             config = run_config(folder, family)
             nano.VAE_STEPS = 3
             prepare_dataset(config.data, folder / "dataset")
-            build_base(config, folder / "dataset", folder / "base")
+            build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
             size = config.cache_size(config.phases[0])
-            cache_latents(config, size, folder / "dataset", folder / "base", folder / "cache")
+            settings = CacheSettings.of(config)
+            cache_latents(settings, size, folder / "dataset", folder / "base", folder / "cache")
         return folder
 
 
@@ -151,11 +152,12 @@ def run_config(
 
 def render(config: Any, inputs: Path, start: Path | None, output: Path) -> Path:
     """The launch folder of our phase."""
-    from zerotrain.stages.render_launch import render_launch
+    from zerotrain.stages.render_launch import LaunchSettings, render_launch
 
     preset = ROOT / "config" / "launch" / f"{config.phases[0].launch.preset}.yaml"
     cache = inputs / "cache" if config.is_text else None
-    render_launch(config, "on", inputs / "dataset", preset, inputs / "base", start, output, cache)
+    settings = LaunchSettings.of(config, "on")
+    render_launch(settings, inputs / "dataset", preset, inputs / "base", start, output, cache)
     return output
 
 
@@ -183,13 +185,13 @@ def run_program(program: Any, inputs: Path, place: Path) -> Path:
 
 def continue_here(program: Any, inputs: Path, place: Path, out: Path) -> tuple[Path, Path, str]:
     """Import the program's checkpoint and train on: state, checkpoint, what the import said."""
-    from zerotrain.stages.import_checkpoint import import_checkpoint
+    from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 
     checkpoint = out / program.checkpoint
     config = run_config(inputs, program.family, program, checkpoint)
     state = place / "state"
     with redirect_stderr(StringIO()) as said:
-        import_checkpoint(config, checkpoint, inputs / "base", state)
+        import_checkpoint(ImportSettings.of(config), checkpoint, inputs / "base", state)
     launch = render(config, inputs, state, place / "launch")
     words = {
         "launch": launch, "base": inputs / "base", "cache": inputs / "cache", "start": state,

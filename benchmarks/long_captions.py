@@ -26,7 +26,7 @@ import yaml
 from PIL import Image
 
 from zerotrain import artifact
-from zerotrain.cache.encoding import Encoding
+from zerotrain.cache.encoding import CacheSettings, Encoding
 from zerotrain.config.read import read_config
 from zerotrain.models.families import load_family, nano
 
@@ -69,7 +69,7 @@ def encode(config: Path, base: Path) -> tuple[float, float]:
     """Seconds by the wall and of processors that the captions of a configuration take."""
     run_config = read_config(config)
     model = artifact.read(base, "base")
-    encoding = Encoding(run_config, SIDE, load_family(run_config.family), model)
+    encoding = Encoding(CacheSettings.of(run_config), SIDE, load_family(run_config.family), model)
     captions = sorted(path.read_text() for path in (config.parent / "images").glob("*.txt"))
     keys = [encoding.text_key(caption) for caption in captions]
     assert encoding.encoders  # loaded before the clock starts

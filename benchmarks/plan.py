@@ -26,7 +26,7 @@ from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.planner.planner import Place, plan
 from zerotrain.launch.planner.table import parts_table
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.models.sizes import model_sizes
 
@@ -93,7 +93,7 @@ def render_seconds() -> float:
             folder = Path(name) / str(seed)
             folder.mkdir()
             config = parse_config({**raw, "seed": seed}, "sweep")
-            phase = resolve_phase(config, "headline", preset, 1000, sizes)
+            phase = resolve_phase(LaunchSettings.of(config, "headline"), preset, 1000, sizes)
             write_run_yaml(phase, folder / "run.yaml")
             write_launch_files(phase, folder, folder)
         return time.perf_counter() - start

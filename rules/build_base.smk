@@ -23,21 +23,10 @@ rule build_base:
         **RESOURCES.memory("build_base"),
         runtime=RESOURCES.minutes(120),
     params:
+        **PARAMETERS.settings("build_base"),
         code=PARAMETERS.code("build_base"),
         config_file=PARAMETERS.config_file,
         with_dataset=option("--dataset", "dataset"),
-        base=PARAMETERS.value("base"),
-        revision=PARAMETERS.value("revision"),
-        base_copy=PARAMETERS.value("base_copy"),
-        prediction_type=PARAMETERS.value("prediction_type"),
-        rescale_betas_zero_snr=PARAMETERS.value("rescale_betas_zero_snr"),
-        vae=PARAMETERS.value("vae"),
-        # A preset is made for seed and resolution; a real model is taken as it is.
-        seed=PARAMETERS.of_preset(PARAMETERS.value("seed")),
-        resolution=PARAMETERS.of_preset(PARAMETERS.first_phase("train.resolution")),
-        num_cpu_threads_per_process=PARAMETERS.value(
-            "launch.num_cpu_threads_per_process"
-        ),
     shell:
         """
         zerotrain --log {log:q} build_base \

@@ -24,16 +24,9 @@ rule cache_latents:
         runtime=RESOURCES.minutes(480),
         gres="gpu:1",
     params:
+        **PARAMETERS.settings("cache_latents"),
         code=PARAMETERS.code("cache_latents"),
         config_file=PARAMETERS.config_file,
-        cache=PARAMETERS.value("cache"),
-        validation_prompts=PARAMETERS.value("validation_prompts"),
-        packing=PARAMETERS.first_phase("train.packing"),
-        long_captions=PARAMETERS.value("long_captions"),
-        virtual_tokens=PARAMETERS.virtual_tokens,
-        num_cpu_threads_per_process=PARAMETERS.value(
-            "launch.num_cpu_threads_per_process"
-        ),
     shell:
         """
         zerotrain --log {log:q} cache_latents \

@@ -28,10 +28,9 @@ rule evaluate:
         runtime=RESOURCES.minutes(240),
         gres="gpu:1",
     params:
+        **PARAMETERS.settings("evaluate"),
         code=PARAMETERS.code("evaluate"),
         config_file=PARAMETERS.config_file,
-        evaluate=PARAMETERS.value("evaluate"),
-        seed=PARAMETERS.value("seed"),
     shell:
         """
         zerotrain --log {log:q} evaluate \

@@ -22,13 +22,9 @@ rule export_weights:
         **RESOURCES.memory("export_weights"),
         runtime=RESOURCES.minutes(60),
     params:
+        **PARAMETERS.settings("export_weights"),
         code=PARAMETERS.code("export_weights"),
         config_file=PARAMETERS.config_file,
-        export=PARAMETERS.value("export"),
-        lora=PARAMETERS.value("lora"),
-        peft=PARAMETERS.value("peft"),
-        frozen_parameters=PARAMETERS.value("frozen_parameters"),
-        trainable_parameters=PARAMETERS.value("trainable_parameters"),
     shell:
         """
         zerotrain --log {log:q} export_weights \

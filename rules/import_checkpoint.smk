@@ -22,19 +22,9 @@ rule import_checkpoint:
         **RESOURCES.memory("import_checkpoint"),
         runtime=RESOURCES.minutes(60),
     params:
+        **PARAMETERS.settings("import_checkpoint"),
         code=PARAMETERS.code("import_checkpoint"),
         config_file=PARAMETERS.config_file,
-        folder=PARAMETERS.value("resume_from_checkpoint.folder"),
-        resume_from_checkpoint=PARAMETERS.value("resume_from_checkpoint"),
-        lora=PARAMETERS.value("lora"),
-        peft=PARAMETERS.value("peft"),
-        frozen_parameters=PARAMETERS.value("frozen_parameters"),
-        trainable_parameters=PARAMETERS.value("trainable_parameters"),
-        seed=PARAMETERS.value("seed"),
-        batch=PARAMETERS.first_phase("train.global_batch_size"),
-        param_groups=PARAMETERS.first_phase("train.param_groups"),
-        no_decay_norm_bias=PARAMETERS.first_phase("train.no_decay_norm_bias"),
-        allow=PARAMETERS.first_phase("allow"),
     shell:
         """
         zerotrain --log {log:q} import_checkpoint \

@@ -26,17 +26,9 @@ rule render_launch:
     conda:
         "../envs/zerotrain.yaml"
     params:
+        **PARAMETERS.settings("render_launch"),
         code=PARAMETERS.code("render_launch"),
         config_file=PARAMETERS.config_file,
-        seed=PARAMETERS.value("seed"),
-        family=PARAMETERS.value("family"),
-        lora=PARAMETERS.value("lora"),
-        peft=PARAMETERS.value("peft"),
-        base_model_precision=PARAMETERS.value("base_model_precision"),
-        base_model_exclude_modules=PARAMETERS.value("base_model_exclude_modules"),
-        frozen_parameters=PARAMETERS.value("frozen_parameters"),
-        trainable_parameters=PARAMETERS.value("trainable_parameters"),
-        phases=PARAMETERS.phases_so_far,
         with_base=option("--base", "base"),
         with_cache=option("--cache", "cache"),
         with_start=option("--start", "start"),

@@ -21,7 +21,7 @@ from zerotrain.models.base import choose_files
 from zerotrain.models.composed_base import Selection, listing, local_folders, read_selections
 from zerotrain.models.families import flux_nano, load_family, nano, qwen_image_nano
 from zerotrain.models.hub import ModelLocation
-from zerotrain.stages.build_base import build_base
+from zerotrain.stages.build_base import BuildSettings, build_base
 
 DIFFSYNTH = (
     "Qwen/Qwen-Image:transformer/diffusion_pytorch_model*.safetensors,"
@@ -61,7 +61,7 @@ def build(base: str, output: Path, **changes: object) -> artifact.Artifact:
         "phases": [{"name": "only", "until": 1}],
         **changes,
     }
-    build_base(parse_config(raw, "test.yaml"), None, output)
+    build_base(BuildSettings.of(parse_config(raw, "test.yaml")), None, output)
     return artifact.read(output, "base")
 
 

@@ -44,7 +44,7 @@ from zerotrain.machine.disk_errors import DiskError, check_writable
 from zerotrain.models.families import nano
 from zerotrain.pipeline.cluster import profile
 from zerotrain.pipeline.dvc import pipeline
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
 from zerotrain.state.position import ADAM_SLOTS, MASTER, TrainerState
 from zerotrain.training.reporting.grid import draw_grid
@@ -90,7 +90,8 @@ def inputs(run: Path) -> Path:
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         write_position(draft.folder, position, shapes, slots, spans)
     config = read_config(run / "run.yaml")
-    export_weights(config, run / "checkpoint", run / "base", run / "trained", run / "moments")
+    settings = ExportSettings.of(config)
+    export_weights(settings, run / "checkpoint", run / "base", run / "trained", run / "moments")
     with artifact.publish(run / "only/evaluation", "evaluation") as draft:
         for name in ("loss", "learning_rate"):
             Image.new("RGB", (8, 8), "red").save(draft.folder / f"{name}.png")

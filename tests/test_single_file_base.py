@@ -17,6 +17,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.conversion import convert
 from zerotrain.launch.planner.architecture import find_architecture
+from zerotrain.stages.build_base import BuildSettings
 from zerotrain.stages.build_base import build_base as build_stage
 
 PARTS = ("unet", "vae", "text_encoder", "text_encoder_2")
@@ -44,7 +45,7 @@ def build(file: Path, out: Path, **changes: Any) -> artifact.Artifact:
         "run": "r", "base": str(file), "data": {"source": "digits"},
         "phases": [{"name": "one", "until": 1}], **changes,
     }  # fmt: skip
-    build_stage(parse_config(raw, "test"), None, out)
+    build_stage(BuildSettings.of(parse_config(raw, "test")), None, out)
     return artifact.read(out, "base")
 
 

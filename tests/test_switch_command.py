@@ -24,7 +24,7 @@ from zerotrain.config.find import find_config
 from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.options import SwitchOptions
@@ -115,7 +115,8 @@ def make_inputs() -> None:
             draft.content = {"parts": {}}
     with artifact.publish(results / "plain/launch", "launch") as draft:
         preset = read_preset(ROOT / "config/launch/torch.yaml")
-        write_run_yaml(resolve_phase(config, "plain", preset, 906), draft.folder / "run.yaml")
+        settings = LaunchSettings.of(config, "plain")
+        write_run_yaml(resolve_phase(settings, preset, 906), draft.folder / "run.yaml")
 
 
 def finish(phase: str, step: int) -> None:

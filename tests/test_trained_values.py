@@ -11,7 +11,7 @@ from zerotrain import artifact
 from zerotrain.config.read import parse_config
 from zerotrain.export.trained_values import trained_values
 from zerotrain.launch.preset import Preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.run_yaml import write_run_yaml
 
 LORA = {"rank": 4, "alpha": 4.0}
@@ -77,9 +77,9 @@ def test_of_accepted_progress_the_launch_counts(rolling):
     config = parse_config(raw, "test")
     launch = rolling.parents[1] / "launch"
     launch.mkdir()
-    phase = resolve_phase(config, "plain", Preset("torch", "torch"), 10, None)
+    phase = resolve_phase(LaunchSettings.of(config, "plain"), Preset("torch", "torch"), 10, None)
     write_run_yaml(phase, launch / "run.yaml")
-    expected = {"lora": config.lora_values(), **NOTHING, "long_captions": "chunk"}
+    expected = {"lora": config.adapter_values(), **NOTHING, "long_captions": "chunk"}
     assert trained_values(rolling) == expected
 
 

@@ -24,6 +24,7 @@ from zerotrain.config.training import TrainConfig
 from zerotrain.data.crop import crop_and_resize, to_pixels
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.conditioning import CONDITIONING, REDUX, Conditioning
+from zerotrain.stages import CacheSettings
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -105,7 +106,8 @@ class Edits:
         self._patch.setattr(stage, "load_family", lambda name: family)
         config, dataset, output = self.config(**data), self.folder / "dataset", "cache"
         prepare_dataset(config.data, dataset)
-        cache_latents(config, SIDE, dataset, self.folder / "base", self.folder / output)
+        settings = CacheSettings.of(config)
+        cache_latents(settings, SIDE, dataset, self.folder / "base", self.folder / output)
         found = read_cache(self.folder / output)
         assert isinstance(found, Cache)
         return found, family
@@ -322,6 +324,7 @@ def test_an_image_that_changed_meanwhile_is_refused(edits):
     with artifact.publish(edits.folder / "base", "base") as draft:
         draft.content = {"parts": {"vae": "2", "text_encoder": "1"}}
     config, dataset = edits.config(), edits.folder / "dataset"
+    settings = CacheSettings.of(config)
     with pytest.raises(PipelineError) as caught:
-        cache_latents(config, SIDE, dataset, edits.folder / "base", edits.folder / "cache")
+        cache_latents(settings, SIDE, dataset, edits.folder / "base", edits.folder / "cache")
     assert caught.value.what == f"{edits.folder}/edges: 1.png changed since prepare_dataset"

@@ -12,7 +12,7 @@ import pytest
 
 from zerotrain.artifact import Artifact, sources
 from zerotrain.cache.code import IMAGES, TEXTS
-from zerotrain.cache.encoding import Encoding
+from zerotrain.cache.encoding import CacheSettings, Encoding
 from zerotrain.cache.keys import Encoder, conditioning_key, latents_key, text_key, tokens_key
 from zerotrain.config.read import parse_config
 from zerotrain.data.dataset import Sample
@@ -83,7 +83,7 @@ def encode(tmp_path: Path, monkeypatch) -> Callable[..., tuple[Encoding, list[st
             getattr(cached, "cache_clear", int)()
         phases = [{"name": "p", "until": 1}]
         raw = {"run": "r", "base": "nano", "data": data, "phases": phases}
-        encoding = Encoding(parse_config(raw, "test"), 32, FAMILY, base)
+        encoding = Encoding(CacheSettings.of(parse_config(raw, "test")), 32, FAMILY, base)
         return encoding, [encoding.entry(sample).latents, encoding.text_key("a")]
 
     return make

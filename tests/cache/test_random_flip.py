@@ -13,8 +13,8 @@ from zerotrain.cache import Cache, read_cache
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.training import TrainConfig
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.batches import Batches
 
@@ -35,8 +35,8 @@ def encode(config: RunConfig, base: Path, place: Path) -> Cache:
     """The cache of a run."""
     prepare_dataset(config.data, place / "dataset")
     if not base.exists():
-        build_base(config, place / "dataset", base)
-    cache_latents(config, SIDE, place / "dataset", base, place / "cache")
+        build_base(BuildSettings.of(config), place / "dataset", base)
+    cache_latents(CacheSettings.of(config), SIDE, place / "dataset", base, place / "cache")
     found = read_cache(place / "cache")
     assert isinstance(found, Cache)
     return found

@@ -22,7 +22,7 @@ from zerotrain.data.dataset import KIND
 from zerotrain.errors import PipelineError
 from zerotrain.models.base import part_digests
 from zerotrain.models.families import load_family
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 
 TALKS = [
     ("1+2=", "3"),
@@ -71,7 +71,7 @@ def bases(tmp_path_factory) -> dict[str, Path]:
 def cached(tmp_path: Path, base: Path, talks=TALKS, **options) -> TokenCache:
     """The cache of conversations; a second call in the same folder goes on from the first."""
     dataset = publish_dataset(tmp_path / "data", talks)
-    cache_latents(run_config(**options), 32, dataset, base, tmp_path / "cache")
+    cache_latents(CacheSettings.of(run_config(**options)), 32, dataset, base, tmp_path / "cache")
     found = read_cache(tmp_path / "cache")
     assert isinstance(found, TokenCache)
     return found
@@ -170,7 +170,8 @@ def test_what_a_chat_template_does_not_show_is_counted_and_what_it_refuses_is_na
             (draft.folder / "chat_template.jinja").write_text(template)
             draft.known = {p.name: file_sha256(p) for p in draft.folder.iterdir()}
             draft.content = {"family": "causal_lm", "parts": part_digests(draft.known)}
-        cache_latents(run_config(), 32, tmp_path / "data", tmp_path / name, tmp_path / "cache")
+        settings = CacheSettings.of(run_config())
+        cache_latents(settings, 32, tmp_path / "data", tmp_path / name, tmp_path / "cache")
 
     cache("forgets", turns)
     assert (

@@ -30,7 +30,7 @@ from zerotrain.models.base_places import BaseFiles
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.hub import ModelLocation
 from zerotrain.pipeline import fetch as fetching
-from zerotrain.stages.build_base import build_base
+from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -103,7 +103,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, 
     }
     config = parse_config(raw, "test.yaml")
     prepare_dataset(config.data, tmp_path / "dataset")
-    build_base(config, tmp_path / "dataset", tmp_path / "model")
+    build_base(BuildSettings.of(config), tmp_path / "dataset", tmp_path / "model")
     (tmp_path / "model" / "manifest.json").unlink()
     raw["base"] = REPO
     (tmp_path / "config.json").write_text(json.dumps(raw))

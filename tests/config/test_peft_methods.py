@@ -154,4 +154,4 @@ def test_a_method_is_named_in_any_case_and_keeps_what_is_given() -> None:
     """peft's own defaults are not written out: they are peft's."""
     found = parse_config(run(peft={"peft_type": "loha", "r": 4}), "test")
     assert found.peft == found.adapter_values() == {"peft_type": "LOHA", "r": 4}
-    assert found.lora_values() is None
+    assert found.lora is None

@@ -291,7 +291,7 @@ def test_a_lora_of_layers_one_by_one_is_what_it_was_before_the_key() -> None:
         parse_config(
             {"run": "r", "family": "flux", "base": "x", "data": {"images": "x"},
              "lora": lora, "phases": [{"name": "p", "until": 1}]}, "c",
-        ).lora_values()
+        ).adapter_values()
         for lora in ({"fused_layers": False}, {"fused_layers": True})
     ]  # fmt: skip
     assert found[1] == {**found[0], "fused_layers": True}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zerotrain.config.read import read_config
-from zerotrain.config.runs import read_runs, shared_values
+from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.sweep import sweep
 
@@ -51,28 +50,3 @@ def test_sweep_that_cannot_be_written_writes_nothing(tmp_path, setting, said):
     with pytest.raises(PipelineError, match=said):
         sweep(EXAMPLE, [setting], tmp_path / "lr")
     assert list(tmp_path.iterdir()) == []
-
-
-PARAMS = {
-    "data": "data.source",
-    "resolution": "train.resolution",
-    "cache": "cache.dtype",
-    "validation_prompts": "validation.prompts",
-    "packing": "train.packing",
-    "long_captions": "train.long_captions",
-    "virtual_tokens": "peft.num_virtual_tokens",
-    "num_cpu_threads_per_process": "launch.num_cpu_threads_per_process",
-}
-
-
-@pytest.mark.parametrize("rule", ["prepare_dataset", "build_base", "cache_latents"])
-def test_sweep_compares_what_the_shared_rules_take(rule):
-    """Each parameter of a rule whose output runs share is one of the values they must agree on."""
-    text = Path(f"rules/{rule}.smk").read_text().partition("    params:\n")[2]
-    block = text.partition("    shell:")[0].splitlines()
-    names = [line.strip().partition("=")[0] for line in block
-             if line.startswith("        ") and line[8].isalpha() and "=" in line]  # fmt: skip
-    names = [name for name in names if name not in ("config_file", "code", "with_dataset")]
-    assert names
-    compared = shared_values(read_config(EXAMPLE))
-    assert {PARAMS.get(name, name) for name in names} <= set(compared)

@@ -23,11 +23,11 @@ from zerotrain.config.run import RunConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.draws import IMAGE_SEEDS, generator
 from zerotrain.errors import PipelineError
-from zerotrain.evaluation.images import measure_images
+from zerotrain.evaluation.images import EvaluateSettings, measure_images
 from zerotrain.models.families import load_family
 from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.reporting.grid import cut_rows
 from zerotrain.training.reporting.samples import LatentSampler
@@ -74,8 +74,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 2)
         prepare_dataset(config.data, folder / "dataset")
-        build_base(config, folder / "dataset", folder / "base")
-    cache_latents(config, SIDE, folder / "dataset", folder / "base", folder / "cache")
+        build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
+    settings = CacheSettings.of(config)
+    cache_latents(settings, SIDE, folder / "dataset", folder / "base", folder / "cache")
     base = artifact.read(folder / "base", "base")
     with artifact.publish(folder / "weights", "weights") as draft:
         for name in base.files:
@@ -91,7 +92,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measure(run: Path, **evaluation: Any) -> Any:
     """What the evaluation of the weights measures."""
     config = config_of(run, evaluate={**SAMPLING, **evaluation})
-    return measure_images(config, "only", run / "dataset", run / "cache", run / "weights", "cpu")
+    settings = EvaluateSettings.of(config, "only")
+    return measure_images(settings, run / "dataset", run / "cache", run / "weights", "cpu")
 
 
 def test_default_prompts_are_samples_with_their_own_images(run, tmp_path):
@@ -149,7 +151,7 @@ def test_prompts_of_validations_are_cached_with_their_images(run, tmp_path):
     file = str(run / "before" / "0.png")
     asked = {"prompts": ["make it noise"], "conditioning_images": [[file]]}
     config = config_of(run, validation=asked)
-    cache_latents(config, SIDE, run / "dataset", run / "base", tmp_path / "cache")
+    cache_latents(CacheSettings.of(config), SIDE, run / "dataset", run / "base", tmp_path / "cache")
     cache = read_cache(tmp_path / "cache", verify=False)
     assert isinstance(cache, Cache)
     assert cache.artifact.identity == artifact.read(run / "cache", "cache").identity
@@ -170,7 +172,7 @@ def test_images_while_training_are_those_of_an_evaluation(run, tmp_path):
     (tmp_path / "evaluation").mkdir()
     found.write(tmp_path / "evaluation")
     config = config_of(run, validation=asked)
-    cache_latents(config, SIDE, run / "dataset", run / "base", tmp_path / "cache")
+    cache_latents(CacheSettings.of(config), SIDE, run / "dataset", run / "base", tmp_path / "cache")
     cache = read_cache(tmp_path / "cache", verify=False)
     engine = SimpleNamespace(
         model=FAMILY.load_trained(run / "weights"), rank=0, world_size=1,

@@ -15,7 +15,7 @@ from zerotrain.data.conversation import Message, conversation, conversations_con
 from zerotrain.data.dataset import KIND
 from zerotrain.evaluation.report_page import PhaseFacts, render_page
 from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
-from zerotrain.evaluation.text import measure_text
+from zerotrain.evaluation.text import EvaluateSettings, measure_text
 from zerotrain.models.families import load_family
 from zerotrain.models.families.tokens import IGNORED
 
@@ -29,9 +29,8 @@ def measured(base: Path, folder: Path, talks, holdout: int, family="causal_lm", 
     config = run_config(family)
     changed = config.evaluate.model_copy(update=evaluate)
     dataset = publish_dataset(folder / "data", talks, holdout=holdout)
-    return measure_text(
-        config.model_copy(update={"evaluate": changed}), "one", dataset, base, "cpu"
-    )
+    settings = EvaluateSettings.of(config.model_copy(update={"evaluate": changed}), "one")
+    return measure_text(settings, dataset, base, "cpu")
 
 
 @pytest.fixture
@@ -127,7 +126,8 @@ def test_the_prompt_to_try_is_the_last_question_alone(bases, tmp_path):  # noqa:
     talk = [Message("system", "add"), *asked("1+1=", "2").messages, *asked("5+1=", "6").messages]
     content = conversations_content([conversation("line 1", talk, 0.0)], repeats=1, bad=[])
     artifact.publish_manifest(tmp_path / "data", KIND, content, made_by={})
-    made = measure_text(run_config(), "one", tmp_path / "data", bases["causal_lm"], "cpu")
+    settings = EvaluateSettings.of(run_config(), "one")
+    made = measure_text(settings, tmp_path / "data", bases["causal_lm"], "cpu")
     made.write(tmp_path)
     assert made.prompts == ["5+1="]
     assert read_answers(tmp_path / ANSWERS) == [Answer("add\n1+1=\n2\n5+1=", "6", "6")]

@@ -23,7 +23,7 @@ from zerotrain.models.families.language_nano import train_tokenizer
 from zerotrain.models.families.lora import add_adapter, save_adapter
 from zerotrain.models.families.model_tensors import stored_tensors
 from zerotrain.models.sizes import model_sizes
-from zerotrain.stages.build_base import build_base
+from zerotrain.stages.build_base import BuildSettings, build_base
 
 LORA = {"rank": 2, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
 """Of the attention's projections, whatever the class calls them."""
@@ -191,7 +191,7 @@ def build_linked(kind: str, model: Path, base: Path) -> Path:
         "run": "r", "family": family_of(kind).name, "base": str(model), "data": {"source": "sums"},
         "phases": [{"name": "one", "until": 1}],
     }  # fmt: skip
-    build_base(parse_config(config, "test"), None, base)
+    build_base(BuildSettings.of(parse_config(config, "test")), None, base)
     return base
 
 

@@ -26,7 +26,7 @@ from zerotrain.models.base import choose_files
 from zerotrain.models.families import flux_nano
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.flux import FAMILY
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 PROMPT = "a red house"
 VALUES = EvaluateConfig(num_inference_steps=2)
@@ -208,7 +208,8 @@ def test_exported_weights_load_in_diffusers_and_sample(redux, tmp_path):
     export.settings = {"family": "flux", "lora": {"rank": 4, "target_modules": ["to_q"]}}
     config = export.config("fp32")
     export.save(trained("flux", export.base, config.adapter_values()))
-    export_weights(config, export.checkpoint, export.base, export.weights, export.state)
+    settings = ExportSettings.of(config)
+    export_weights(settings, export.checkpoint, export.base, export.weights, export.state)
     image, folder = pictures(16, 1)[0], export.weights
     pipeline = DiffusionPipeline.from_pretrained(folder)
     pipeline.load_lora_weights(folder)

@@ -22,7 +22,7 @@ from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.read import parse_config
 from zerotrain.export.options import SampleOptions
 from zerotrain.export.sample import sample as sample_command
-from zerotrain.export.target import WeightsTarget
+from zerotrain.export.target import ExportSettings, WeightsTarget
 from zerotrain.models.families import flux_nano, load_family, qwen_image_nano
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.pipelines import pipeline_class
@@ -183,7 +183,8 @@ def test_the_command_reads_long_prompts_as_the_weights_were_trained(nano, tmp_pa
         )
         with artifact.publish(tmp_path / name, "weights") as draft:
             shutil.copytree(nano, draft.folder, dirs_exist_ok=True)
-            draft.content = WeightsTarget.of(config, nano, tmp_path).content(1, averaged=False)
+            settings = ExportSettings.of(config)
+            draft.content = WeightsTarget.of(settings, nano, tmp_path).content(1, averaged=False)
         contents[name] = draft.content.get("long_captions")
         (file,) = sample_command(
             SampleOptions(tmp_path / name, LONG, out=tmp_path / "png", **values)

@@ -19,7 +19,7 @@ from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.export.options import SampleOptions
 from zerotrain.export.sample import sample as sample_command
-from zerotrain.export.target import WeightsTarget
+from zerotrain.export.target import ExportSettings, WeightsTarget
 from zerotrain.models.base import check_model_index, choose_files
 from zerotrain.models.families import load_family
 from zerotrain.models.families.lora import add_adapter, save_adapter
@@ -91,7 +91,7 @@ def test_the_command_samples_at_the_length_that_was_trained(nano_sd3, tmp_path, 
     """Exported weights carry it; where training had none it is the family's own."""
     raw = {"run": "r", "family": "sd3", "base": "nano", "data": {"images": "i"}}
     raw |= {"phases": [{"name": "p", "until": 1}], "cache": {"max_sequence_length": length}}
-    target = WeightsTarget.of(parse_config(raw, "test"), nano_sd3, tmp_path)
+    target = WeightsTarget.of(ExportSettings.of(parse_config(raw, "test")), nano_sd3, tmp_path)
     with artifact.publish(tmp_path / "weights", "weights") as draft:
         shutil.copytree(nano_sd3, draft.folder, dirs_exist_ok=True)
         draft.content = target.content(step=1, averaged=False)

@@ -18,7 +18,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.export.formats.original import SLOTS, layers_by_slot
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.models.trainable import choose_trained, trained_parameters
-from zerotrain.stages.import_checkpoint import import_checkpoint
+from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.state.external import adapter_files, open_external
 from zerotrain.state.state import State
 
@@ -63,7 +63,7 @@ def write(folder: Path, form: str, plain: Any, header: Any = None, **config: Any
 def imported(path: Path, base: Path, state: Path, **lora: Any) -> State:
     """The state of the checkpoint, under a run with this LoRA."""
     config = parse_config({**RUN, "lora": {**LORA, **lora}}, "c")
-    import_checkpoint(config, path, base, state)
+    import_checkpoint(ImportSettings.of(config), path, base, state)
     return State(state)
 
 

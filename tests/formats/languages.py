@@ -13,7 +13,7 @@ from zerotrain import artifact
 from zerotrain.data.conversation import Message
 from zerotrain.models.families import adapters, load_family
 from zerotrain.models.families.language import LanguageFamily
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 ADAPTER = {"rank": 4, "alpha": 6.0}
 """alpha is not rank."""
@@ -79,6 +79,7 @@ def exported(name: str, folder: Path) -> Language:
         export.settings = config_of(name, kind)
         config = export.config("fp32")
         export.save(trained(name, base, config.adapter_values()))
-        export_weights(config, export.checkpoint, base, export.weights, export.state)
+        settings = ExportSettings.of(config)
+        export_weights(settings, export.checkpoint, base, export.weights, export.state)
         made[kind] = export.weights
     return Language(name, base, **made)

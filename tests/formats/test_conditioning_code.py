@@ -25,7 +25,7 @@ from zerotrain.export.sample import sample
 from zerotrain.models.base import README
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.conditioning import IMAGE_EMBEDDER, REDUX
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 SIDE = 32
 """Pixels; the pipelines of editing scale to multiples of it."""
@@ -65,7 +65,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
             export.settings = {"family": family, "train": {"resolution": SIDE}, **settings}
             config = export.config("fp32")
             export.save(trained(family, export.base, config.adapter_values()))
-            export_weights(config, export.checkpoint, export.base, export.weights, export.state)
+            chosen = ExportSettings.of(config)
+            export_weights(chosen, export.checkpoint, export.base, export.weights, export.state)
         return export.weights
 
     return make

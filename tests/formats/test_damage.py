@@ -32,10 +32,10 @@ from zerotrain.export.formats.opening import check_whole
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.lora import ADAPTER as LORA
 from zerotrain.models.hub import open_location
-from zerotrain.stages.cache_latents import cache_latents
-from zerotrain.stages.import_checkpoint import import_checkpoint
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
+from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.stages.prepare_dataset import prepare_dataset
-from zerotrain.stages.render_launch import render_launch
+from zerotrain.stages.render_launch import LaunchSettings, render_launch
 from zerotrain.state.external import ExternalCheckpoint
 from zerotrain.state.open import open_source
 from zerotrain.state.position import MASTER
@@ -221,14 +221,14 @@ def build(base: Path, whole: Path, lora: Path) -> None:
     listed = json.loads(manifest.read_text())
     write_json(manifest, {**listed, "content": {**listed["content"], "ema": True}})
     run = parse_config(config_of("pics"), "pics.yaml")
-    prepare_dataset(run.data, Path(PICTURES))
+    data = Path(PICTURES)
+    prepare_dataset(run.data, data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 2)
-        cache_latents(run, 16, Path(PICTURES), results / "pics/base", Path(PICTURES) / "cache/16")
+        cache_latents(CacheSettings.of(run), 16, data, results / "pics/base", data / "cache/16")
     launch = results / "pics/whole/launch"
-    render_launch(
-        run, "whole", Path(PICTURES), Path("config/launch/torch.yaml"), None, None, launch
-    )
+    settings = LaunchSettings.of(run, "whole")
+    render_launch(settings, data, Path("config/launch/torch.yaml"), None, None, launch)
     with artifact.publish(results / "pics/whole/evaluation", "evaluation") as draft:
         for name in ("grid.png", "loss.png", "learning_rate.png"):
             shutil.copy("images/0.png", draft.folder / name)
@@ -423,7 +423,8 @@ def test_a_universal_export_is_a_start(project: Path, tmp_path: Path) -> None:
             for name in expected.names:
                 assert torch.equal(found.tensor(name, slot), expected.tensor(name, slot))
     base = Path("results/words/base")
-    import_checkpoint(parse_config(config_of("words"), "words.yaml"), folder, base, tmp_path / "on")
+    settings = ImportSettings.of(parse_config(config_of("words"), "words.yaml"))
+    import_checkpoint(settings, folder, base, tmp_path / "on")
     state, weights = State(tmp_path / "on"), {n: expected.tensor(n, MASTER) for n in expected.names}
     assert all(torch.equal(state.tensor(name, MASTER), weights[name]) for name in weights)
     file = min(tag.glob("zero/*/fp32.pt"))

@@ -62,7 +62,7 @@ def test_a_rolling_checkpoint_is_exported_as_it_was_trained(checkpoint, base, tm
     progress = tmp_path / "results" / "tiny" / "plain" / "progress"
     rolling = shutil.copytree(checkpoint.checkpoint, progress / "step-00000012")
     config = checkpoint.config("fp32")
-    trained = {"family": "sdxl", "lora": config.lora_values(), "long_captions": "chunk"}
+    trained = {"family": "sdxl", "lora": config.adapter_values(), "long_captions": "chunk"}
     (progress / "fingerprint.json").write_text(json.dumps(trained))
     document = json.loads((tmp_path / "run.yaml").read_text())
     document["lora"] |= {"alpha": 64.0}

@@ -27,7 +27,7 @@ from zerotrain.export.formats.sdxl_names import UNET, unet_names
 from zerotrain.models.families.lora import ADAPTER as LORA_FILE
 from zerotrain.models.families.lora import METADATA
 from zerotrain.models.families.sdxl import FAMILY
-from zerotrain.stages.build_base import build_base
+from zerotrain.stages.build_base import BuildSettings, build_base
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FORMATS = {name: form for name, form in ALL_FORMATS.items() if form.modality != "text"}
@@ -156,7 +156,7 @@ def test_merged_weights_are_the_base_of_another_run(lora, tmp_path):
         "run": "second", "base": str(tmp_path / "merged"), "data": {"images": "-"}, "lora": {},
         "phases": [{"name": "train", "until": 1}],
     }  # fmt: skip
-    build_base(parse_config(raw, "test"), None, tmp_path / "base")
+    build_base(BuildSettings.of(parse_config(raw, "test")), None, tmp_path / "base")
     assert artifact.read(tmp_path / "base", "base").content["base"] == raw["base"]
     found = FAMILY.load_model(tmp_path / "base").state_dict()
     fused = FAMILY.load_model(tmp_path / "merged").state_dict()

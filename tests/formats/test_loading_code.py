@@ -44,7 +44,7 @@ from zerotrain.models.base import README
 from zerotrain.models.families import adapters, load_family
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.placement import sampling_dtype
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 
 IMAGES = tuple(name for name, kind in FAMILIES.items() if kind.modality == "image")
 PROMPT = {"image": "a red house", "text": "1+2="}
@@ -101,7 +101,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
             export.settings = {"family": family, **data, **settings_of(family, kind)}
             config = export.config("fp32")
             export.save(trained(family, export.base, config.adapter_values()))
-            export_weights(config, export.checkpoint, export.base, export.weights, export.state)
+            settings = ExportSettings.of(config)
+            export_weights(settings, export.checkpoint, export.base, export.weights, export.state)
         return export.weights
 
     return make

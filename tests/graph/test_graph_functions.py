@@ -177,28 +177,29 @@ def test_parameters_are_the_values_of_the_runs_sections(run) -> None:
     )
     first, second = Wildcards(run="one", phase="plain"), Wildcards(run="two", phase="plain")
     assert parameters.config_file(second, None) == "b.yaml"
-    assert parameters.value("seed")(second) == 4
-    assert parameters.value("lora")(first) is None
-    assert parameters.value("export")(first)["dtype"] == run().export.dtype
-    assert parameters.value("launch.num_cpu_threads_per_process")(first) == 3
-    assert parameters.first_phase("train.resolution")(first) == 32
-    assert parameters.of_preset(parameters.value("seed"))(second) == 4
-    assert parameters.virtual_tokens(first) is None
+    export, base = parameters.settings("export_weights"), parameters.settings("build_base")
+    assert export["lora"](first) is None
+    assert export["export"](first)["dtype"] == run().export.dtype
+    assert base["num_cpu_threads_per_process"](first) == 3
+    assert (base["resolution"](first), base["seed"](second)) == (32, 4)
+    assert parameters.settings("cache_latents")["virtual_tokens"](first) is None
+    assert parameters.settings("report") == {}
     assert "name" not in parameters.data(first)
     assert parameters.code("cache_latents")(first).files
     assert JobParameters(Runs({"a.yaml": run()}), records=False).code("report")(first) == KEPT
     real = JobParameters(Runs({"a.yaml": run(base="sdxl")}), records=True)
-    assert real.of_preset(real.value("seed"))(Wildcards()) is None
+    assert real.settings("build_base")["seed"](Wildcards()) is None
 
 
 def test_a_phase_is_recorded_without_what_comes_after_it(run) -> None:
     """Nor with keys that came later, at their defaults: old records stay equal."""
     parameters = JobParameters(Runs({"a.yaml": run()}), records=True)
-    found = parameters.phases_so_far(Wildcards(phase="plain"))
+    found = parameters.settings("render_launch")["phases"](Wildcards(phase="plain"))
     assert [one["name"] for one in found] == ["plain"]
     assert "code_changes" not in found[0]["train"]
     asked = Runs({"a.yaml": run(train={"resolution": 32, "code_changes": "rerun"})})
-    found = JobParameters(asked, records=True).phases_so_far(Wildcards(phase="big"))
+    parameters = JobParameters(asked, records=True)
+    found = parameters.settings("render_launch")["phases"](Wildcards(phase="big"))
     assert [one["train"]["code_changes"] for one in found] == ["rerun", "rerun"]
 
 

@@ -14,10 +14,10 @@ from PIL import Image
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.models.families import nano
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
-from zerotrain.stages.render_launch import render_launch
+from zerotrain.stages.render_launch import LaunchSettings, render_launch
 from zerotrain.stages.train_phase import train_phase
 from zerotrain.state.checkpoint import Checkpoint
 
@@ -105,11 +105,12 @@ def train(config: RunConfig, place: Path) -> Path:
     """Its stages one after another; the checkpoint."""
     dataset, base, cache = place / "dataset", place / "base", place / "cache"
     prepare_dataset(config.data, dataset)
-    build_base(config, dataset, base)
-    cache_latents(config, SIDE, dataset, base, cache)
+    build_base(BuildSettings.of(config), dataset, base)
+    cache_latents(CacheSettings.of(config), SIDE, dataset, base, cache)
     phase = config.phases[0]
     preset = PRESETS / f"{phase.launch.preset}.yaml"
-    render_launch(config, phase.name, dataset, preset, base, None, place / "launch")
+    settings = LaunchSettings.of(config, phase.name)
+    render_launch(settings, dataset, preset, base, None, place / "launch")
     code = train_phase(
         place / "launch", base, cache, None, place / "progress", place / "checkpoint"
     )

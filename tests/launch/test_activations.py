@@ -12,7 +12,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import model_sizes
 
@@ -28,9 +28,8 @@ def resolve(preset: str, launch: dict[str, Any], *, checkpointing: bool = True) 
         "train": {"gradient_checkpointing": checkpointing},
         "phases": [{"name": "a", "until": 9, "launch": {"preset": preset, **launch}}],
     }  # fmt: skip
-    return resolve_phase(
-        parse_config(raw, "c"), "a", read_preset(PRESETS / f"{preset}.yaml"), 100, SIZES
-    )
+    settings = LaunchSettings.of(parse_config(raw, "c"), "a")
+    return resolve_phase(settings, read_preset(PRESETS / f"{preset}.yaml"), 100, SIZES)
 
 
 @pytest.mark.parametrize("preset", ["torch", "zero1", "zero2_offload", "zero3", "zero3_offload"])

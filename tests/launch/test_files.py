@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from zerotrain.config.read import parse_config
 from zerotrain.launch.files import SRUN, accelerate_config, write_launch_files
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.models.sizes import ModelSizes
@@ -106,7 +106,8 @@ def resolved(
         "phases": [{"name": "a", "until": 10}],
     }  # fmt: skip
     chosen = read_preset(ROOT / f"config/launch/{preset}.yaml")
-    return resolve_phase(parse_config(raw, "c"), "a", chosen, EPOCH_SIZE, FAMILIES[family])
+    settings = LaunchSettings.of(parse_config(raw, "c"), "a")
+    return resolve_phase(settings, chosen, EPOCH_SIZE, FAMILIES[family])
 
 
 def write(phase: ResolvedPhase, folder: Path) -> Path:

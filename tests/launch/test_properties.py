@@ -19,7 +19,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.launch.settings import nested
@@ -115,7 +115,7 @@ def test_any_combination_resolves_or_is_refused(monkeypatch: pytest.MonkeyPatch)
         try:
             config = parse_config(raw, "c")
             preset = read_preset(PRESETS / f"{config.phase('a').launch.preset}.yaml")
-            phase = resolve_phase(config, "a", preset, 100, sizes)
+            phase = resolve_phase(LaunchSettings.of(config, "a"), preset, 100, sizes)
         except PipelineError as error:
             refused.append(str(error))
             return

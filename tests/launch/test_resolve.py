@@ -14,7 +14,7 @@ from zerotrain.config.section import Role, keys_with
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset
-from zerotrain.launch.resolve import phase_spans, resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, phase_spans, resolve_phase
 from zerotrain.launch.resolved import OWNERS, ResolvedPhase, keys_of
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.launch.schedule import learning_rate, warmup_share, warmup_steps
@@ -44,14 +44,15 @@ def raw(*phases: dict[str, Any], **sections: Any) -> dict[str, Any]:
 
 def spans(*phases: dict[str, Any], **sections: Any) -> list[tuple[int, int]]:
     """First and last step of each phase, for epochs of 100 samples."""
-    return list(phase_spans(parse_config(raw(*phases, **sections), "c"), EPOCH).values())
+    return list(phase_spans(parse_config(raw(*phases, **sections), "c").phases, EPOCH).values())
 
 
 def resolve(
     *phases: dict[str, Any], name: str = "a", preset: Preset = TORCH, **sections: Any
 ) -> ResolvedPhase:
     """One of these phases, resolved."""
-    return resolve_phase(parse_config(raw(*phases, **sections), "c"), name, preset, EPOCH, SIZES)
+    settings = LaunchSettings.of(parse_config(raw(*phases, **sections), "c"), name)
+    return resolve_phase(settings, preset, EPOCH, SIZES)
 
 
 def resolved_text(**train: Any) -> ResolvedPhase:
@@ -147,8 +148,9 @@ def test_a_phase_that_ends_before_it_begins_is_refused() -> None:
 
 def test_an_empty_dataset_is_refused() -> None:
     """With what can be done about it."""
+    settings = LaunchSettings.of(parse_config(raw({"name": "a", "until": 1}), "c"), "a")
     with pytest.raises(PipelineError, match="no training samples") as caught:
-        resolve_phase(parse_config(raw({"name": "a", "until": 1}), "c"), "a", TORCH, 0)
+        resolve_phase(settings, TORCH, 0)
     assert "lower data.holdout" in str(caught.value)
 
 

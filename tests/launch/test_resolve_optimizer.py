@@ -11,7 +11,7 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset, read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.models.sizes import model_sizes
@@ -30,7 +30,7 @@ def resolve(launch: str | dict[str, Any] = "torch", **train: Any) -> ResolvedPha
         "run": "flowers", "base": "nano", "data": {"images": "photos"},
         "phases": [{"name": "a", "until": 100, "launch": launch, **train}],
     }  # fmt: skip
-    return resolve_phase(parse_config(raw, "c"), "a", preset(named), 100, SIZES)
+    return resolve_phase(LaunchSettings.of(parse_config(raw, "c"), "a"), preset(named), 100, SIZES)
 
 
 def refusal(launch: str | dict[str, Any] = "torch", **train: Any) -> str:

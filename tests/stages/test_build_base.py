@@ -18,7 +18,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import build_base
+from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 PARTS = {
@@ -54,7 +54,7 @@ def config_of(dataset: Path, **changes: object) -> RunConfig:
 
 def build(dataset: Path, output: Path, **changes: object) -> Artifact:
     """Build a base and read it back, verified."""
-    build_base(config_of(dataset, **changes), dataset, output)
+    build_base(BuildSettings.of(config_of(dataset, **changes)), dataset, output)
     return artifact.read(output, "base")
 
 
@@ -77,7 +77,7 @@ def model(nano: Artifact, tmp_path: Path) -> Path:
 def refusal(dataset: Path, output: Path, **changes: object) -> str:
     """What a user is told; nothing may be published."""
     with pytest.raises(PipelineError) as caught:
-        build_base(config_of(dataset, **changes), dataset, output)
+        build_base(BuildSettings.of(config_of(dataset, **changes)), dataset, output)
     assert not output.exists()
     return str(caught.value)
 

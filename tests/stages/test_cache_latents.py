@@ -25,6 +25,7 @@ from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.conditioning import Conditioning
 from zerotrain.models.families.prompt_tokens import TokenLimit, token_limits
 from zerotrain.models.families.sdxl import FAMILY as SDXL
+from zerotrain.stages import CacheSettings
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -142,7 +143,7 @@ class Run:
         prepare_dataset(config.data, self.folder / "dataset")
         output = self.folder / name
         dataset, base = self.folder / "dataset", self.folder / "base"
-        cache_latents(config, SIDE, dataset, base, output)
+        cache_latents(CacheSettings.of(config), SIDE, dataset, base, output)
         return output
 
 
@@ -363,8 +364,9 @@ def test_an_image_that_changed_since_is_refused_by_name(run, family):
     config = run.config({})
     prepare_dataset(config.data, run.folder / "dataset")
     Image.new("RGB", (20, 20)).save(run.images / "04.png")
+    settings = CacheSettings.of(config)
     with pytest.raises(PipelineError) as caught:
-        cache_latents(config, SIDE, run.folder / "dataset", run.folder / "base", run.folder / "c")
+        cache_latents(settings, SIDE, run.folder / "dataset", run.folder / "base", run.folder / "c")
     assert caught.value.what == f"{run.images}: 04.png changed since prepare_dataset"
 
 

@@ -20,9 +20,9 @@ from zerotrain.errors import PipelineError
 from zerotrain.evaluation import images
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.sdxl import FAMILY
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
-from zerotrain.stages.evaluate import evaluate, finite
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
+from zerotrain.stages.evaluate import EvaluateSettings, evaluate, finite
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.state.position import TrainerState
 from zerotrain.state.state import write_state
@@ -73,8 +73,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 2)
         prepare_dataset(config.data, folder / "dataset")
-        build_base(config, folder / "dataset", folder / "base")
-    cache_latents(config, 16, folder / "dataset", folder / "base", folder / "cache")
+        build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
+    settings = CacheSettings.of(config)
+    cache_latents(settings, 16, folder / "dataset", folder / "base", folder / "cache")
     base = artifact.read(folder / "base", "base")
     with artifact.publish(folder / "weights", "weights") as draft:
         for name in base.files:
@@ -104,8 +105,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_stage(folder: Path, name: str, **evaluation: object) -> dict[str, object]:
     """Evaluate into a folder of that name; returns the metrics."""
     evaluate(
-        config_of(folder, **evaluation),
-        "only",
+        EvaluateSettings.of(config_of(folder, **evaluation), "only"),
         folder / "dataset",
         folder / "cache",
         folder / "weights",
@@ -182,7 +182,7 @@ def test_a_judge_without_held_out_images_is_refused(run):
     prepare_dataset(config.data, run / "all_trained")
     folders = [run / name for name in ("all_trained", "cache", "weights", "state")]
     with pytest.raises(PipelineError) as caught:
-        evaluate(config, "only", *folders, run / "empty", run / "empty.json")
+        evaluate(EvaluateSettings.of(config, "only"), *folders, run / "empty", run / "empty.json")
     assert caught.value.what == (
         "evaluate.judge: nearest_neighbour learns from held-out images, and data.holdout: 0.0001 "
         "keeps no image"

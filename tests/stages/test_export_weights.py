@@ -33,7 +33,7 @@ from zerotrain.export.target import WeightsTarget
 from zerotrain.models.families import adapters
 from zerotrain.models.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, add_adapter
 from zerotrain.models.families.sdxl import FAMILY
-from zerotrain.stages.export_weights import export_weights
+from zerotrain.stages.export_weights import ExportSettings, export_weights
 from zerotrain.state import external as foreign
 from zerotrain.state.checkpoint import KIND as CHECKPOINT
 from zerotrain.state.checkpoint import Checkpoint, Fragment, write_position, write_rank
@@ -115,7 +115,8 @@ class Export:
     def __call__(self, trained: Trained, dtype: str = "fp32") -> Trained:
         """Export these parameters, which lie in two ranks' fragments; the weights as written."""
         self.save(trained)
-        export_weights(self.config(dtype), self.checkpoint, self.base, self.weights, self.state)
+        settings = ExportSettings.of(self.config(dtype))
+        export_weights(settings, self.checkpoint, self.base, self.weights, self.state)
         return load_file(self.weights / "unet" / "diffusion_pytorch_model.safetensors")
 
     def save(self, trained: Trained) -> None:

@@ -15,7 +15,7 @@ from zerotrain import artifact
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.sdxl import FAMILY
-from zerotrain.stages.import_checkpoint import import_checkpoint
+from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.state.external.order import spared_names
 from zerotrain.state.state import State, write_state
 
@@ -53,7 +53,7 @@ def imported(folder: Path, base: Path, state: Path, **changes: Any) -> State:
     """The state of the checkpoint, under the run with these changes."""
     resume = {"folder": str(folder), **changes.pop("resume", {})}
     config = parse_config({**RUN, "resume_from_checkpoint": resume, **changes}, "c")
-    import_checkpoint(config, folder, base, state)
+    import_checkpoint(ImportSettings.of(config), folder, base, state)
     return State(state)
 
 

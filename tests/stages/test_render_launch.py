@@ -16,7 +16,7 @@ from zerotrain.data.dataset import Sample, dataset_content
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner import planner
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.stages.render_launch import render_launch
+from zerotrain.stages.render_launch import LaunchSettings, render_launch
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"
 
@@ -60,7 +60,8 @@ def render(folder: Path, dataset: Path, name: str, preset: str, **changes: Any) 
     output = folder / name / "launch"
     chosen = PRESETS / f"{preset}.yaml"
     base = None if preset == "torch" else publish_base(folder / "base")
-    render_launch(parse_config(raw, "c"), name, dataset, chosen, base, None, output)
+    settings = LaunchSettings.of(parse_config(raw, "c"), name)
+    render_launch(settings, dataset, chosen, base, None, output)
     return output
 
 
@@ -83,8 +84,9 @@ def test_buckets_are_those_of_the_base_model(tmp_path: Path) -> None:
     config = {"run": "a", "base": "nano", "data": {"source": "digits"}}
     config["phases"] = [{"name": "a", "until": 1, "launch": "zero1"}]
     preset = PRESETS / "zero1.yaml"
+    settings = LaunchSettings.of(parse_config(config, "c"), "a")
     with pytest.raises(PipelineError, match="preset zero1 is fitted to the model, and none"):
-        render_launch(parse_config(config, "c"), "a", dataset, preset, None, None, tmp_path / "x")
+        render_launch(settings, dataset, preset, None, None, tmp_path / "x")
 
 
 def test_auto_renders_the_preset_that_the_planner_takes(tmp_path: Path, monkeypatch) -> None:

@@ -18,11 +18,10 @@ from tests.test_state_view import POSITION
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
-from zerotrain.config.run import RunConfig
 from zerotrain.data.dataset import Sample, dataset_content
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.loading_code import loading_code
-from zerotrain.stages.report import report, use_command
+from zerotrain.stages.report import ReportSettings, report, use_command
 from zerotrain.state.checkpoint import write_position
 from zerotrain.training.reporting.grid import draw_grid
 
@@ -57,7 +56,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def config() -> RunConfig:
+def settings() -> ReportSettings:
     raw = {
         "run": "digits",
         "base": "nano",
@@ -65,7 +64,7 @@ def config() -> RunConfig:
         "train": {"resolution": 32},
         "phases": [{"name": "plain", "until": 3}, {"name": "offload", "until": 7}],
     }
-    return parse_config(raw, "test.yaml")
+    return ReportSettings.of(parse_config(raw, "test.yaml"))
 
 
 def phase(folder: Path, **metrics: object) -> Path:
@@ -80,11 +79,11 @@ def phase(folder: Path, **metrics: object) -> Path:
     return folder
 
 
-def test_the_page_shows_every_phase_and_needs_no_other_file(config, tmp_path):
+def test_the_page_shows_every_phase_and_needs_no_other_file(settings, tmp_path):
     """Metrics with units side by side, pictures inside the page, and where the weights lie."""
     plain = phase(tmp_path / "plain", prompt_accuracy=0.955, step=3, train_seconds=61.2)
     offload = phase(tmp_path / "offload", prompt_accuracy=0.99, step=7, peak_host_bytes=2**30)
-    report(config, [plain, offload], tmp_path / "report")
+    report(settings, [plain, offload], tmp_path / "report")
     file = artifact.read(tmp_path / "report", "report").path("index.html")
     page = Page(file.read_text())
     assert len(page.references) == 6
@@ -101,12 +100,12 @@ def test_the_page_shows_every_phase_and_needs_no_other_file(config, tmp_path):
     assert page.text.index("95.5%") < page.text.index("99.0%")
 
 
-def test_the_last_lines_say_where_things_lie(config, tmp_path, capsys):
+def test_the_last_lines_say_where_things_lie(settings, tmp_path, capsys):
     """The events of every phase lie below one folder, in progress/tensorboard."""
     run = tmp_path / "my results"
     run.mkdir()
     folders = [phase(run / name, step=3) for name in ("plain", "offload")]
-    report(config, folders, run / "report")
+    report(settings, folders, run / "report")
     assert capsys.readouterr().out.splitlines() == [
         f"report   {run / 'report' / 'index.html'}",
         f"weights  {run / 'offload' / 'weights'}",
@@ -140,11 +139,11 @@ def test_the_line_to_use_asks_as_the_evaluation_did(content, resolution, words):
     assert use_command(Path("w"), content, resolution, Path("e")) == ["zerotrain", *words]
 
 
-def test_images_come_first_with_their_prompts_as_text(config, tmp_path):
+def test_images_come_first_with_their_prompts_as_text(settings, tmp_path):
     """Those of the last phase; then curves, then figures without rows that hold nothing here."""
     zero = {"peak_host_bytes": 2**30, "peak_device_bytes": 0}
     folders = [phase(tmp_path / name, step=3, **zero) for name in ("plain", "offload")]
-    report(config, folders, tmp_path / "report")
+    report(settings, folders, tmp_path / "report")
     page = Page((tmp_path / "report" / "index.html").read_text())
     places = [
         page.text.index(text)
@@ -165,19 +164,19 @@ def test_images_come_first_with_their_prompts_as_text(config, tmp_path):
         ("adapter/adapter_config.json", "pipeline.unet = PeftModel.from_pretrained("),
     ],
 )
-def test_the_page_shows_code_that_loads_the_adapter(config, tmp_path, file, line):
+def test_the_page_shows_code_that_loads_the_adapter(settings, tmp_path, file, line):
     """The code that tests/formats/test_loading_code.py runs."""
     only = phase(tmp_path / "plain", step=3)
     (only / "weights" / file).parent.mkdir(parents=True)
     (only / "weights" / file).write_text("{}")
-    report(config, [only], tmp_path / "report")
+    report(settings, [only], tmp_path / "report")
     text = Page((tmp_path / "report" / "index.html").read_text()).text
     code = loading_code(only / "weights", "sdxl", "a red house", resolution=32)
     assert line in code
     assert " ".join(code.split()) in text
 
 
-def test_the_page_says_what_it_was_made_of(config, tmp_path):
+def test_the_page_says_what_it_was_made_of(settings, tmp_path):
     """Samples by their use, the day, and the commit that trained."""
     only = phase(tmp_path / "plain", step=3)
     sizes = {"a.png": (64, 32), "b.png": (16, 16)}
@@ -200,7 +199,7 @@ def test_the_page_says_what_it_was_made_of(config, tmp_path):
     made_by = {"commit": "0123456789abcdef-dirty"}
     with artifact.publish(only / "checkpoint", "checkpoint", made_by=made_by) as draft:
         (draft.folder / "state.json").write_text("{}")
-    report(config, [only], tmp_path / "report")
+    report(settings, [only], tmp_path / "report")
     text = Page((tmp_path / "report" / "index.html").read_text()).text
     assert "trained on 1,437 held out 360" in text
     assert "left out" not in text
@@ -219,14 +218,14 @@ def trained(folder: Path, step: int, **recorded: object) -> Path:
     return folder
 
 
-def test_the_page_says_what_is_exact_and_what_changed(config, tmp_path):
+def test_the_page_says_what_is_exact_and_what_changed(settings, tmp_path):
     """Each change with the phase that it came in; versions in a part that opens."""
     before = {"ran_on": {**RAN_ON, "versions.torch": "2.13.0"}, "history": HISTORY[:2]}
     folders = [
         trained(tmp_path / "plain", 300, **before),
         trained(tmp_path / "offload", 700, ran_on=RAN_ON, history=HISTORY),
     ]
-    report(config, folders, tmp_path / "report")
+    report(settings, folders, tmp_path / "report")
     text = Page((tmp_path / "report" / "index.html").read_text()).text
     assert "Exactness phase steps that are exact plain steps 121 to 300, since the change" in text
     assert "offload steps 301 to 700, since the change after step 300: training code" in text
@@ -238,10 +237,10 @@ def test_the_page_says_what_is_exact_and_what_changed(config, tmp_path):
     assert "What phase plain ran on device NVIDIA H100 80GB HBM3, driver 570.86" in text
 
 
-def test_a_page_without_changes_or_records_has_no_table_of_them(config, tmp_path):
+def test_a_page_without_changes_or_records_has_no_table_of_them(settings, tmp_path):
     """One phase that recorded what it ran on, one that an earlier version trained."""
     folders = [trained(tmp_path / "plain", 3), trained(tmp_path / "offload", 7, ran_on=RAN_ON)]
-    report(config, folders, tmp_path / "report")
+    report(settings, folders, tmp_path / "report")
     text = Page((tmp_path / "report" / "index.html").read_text()).text
     assert "plain not recorded offload all steps" in text
     assert "Changed while it trained" not in text
@@ -249,7 +248,9 @@ def test_a_page_without_changes_or_records_has_no_table_of_them(config, tmp_path
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_the_commit_is_in_the_records_or_where_earlier_versions_put_it(config, tmp_path, recorded):
+def test_the_commit_is_in_the_records_or_where_earlier_versions_put_it(
+    settings, tmp_path, recorded
+):
     only = phase(tmp_path / "plain", step=3)
     said = {"commit": "0123456789abcdef", "code": "c0de"}
     made_by = {"commit": "old"} if recorded else said
@@ -258,22 +259,22 @@ def test_the_commit_is_in_the_records_or_where_earlier_versions_put_it(config, t
         if recorded:
             (draft.folder / "records").mkdir()
             artifact.write_json(draft.folder / "records" / "made_by.json", said)
-    report(config, [only], tmp_path / "report")
+    report(settings, [only], tmp_path / "report")
     text = Page((tmp_path / "report" / "index.html").read_text()).text
     assert "commit 0123456789" in text
 
 
-def test_a_phase_that_was_not_evaluated_is_named(config, tmp_path):
+def test_a_phase_that_was_not_evaluated_is_named(settings, tmp_path):
     plain = phase(tmp_path / "plain", step=3)
     (plain / "metrics.json").unlink()
     with pytest.raises(PipelineError, match=r"metrics\.json: missing, so phase plain"):
-        report(config, [plain], tmp_path / "report")
+        report(settings, [plain], tmp_path / "report")
 
 
-def test_names_cannot_break_the_page(config, tmp_path):
+def test_names_cannot_break_the_page(settings, tmp_path):
     """Paths are a user's own: they are text, not markup."""
     odd = phase(tmp_path / "<b>&" / "plain", step=3)
-    report(config, [odd], tmp_path / "report")
+    report(settings, [odd], tmp_path / "report")
     assert "<b>&" in Page((tmp_path / "report" / "index.html").read_text()).text
 
 
@@ -299,7 +300,7 @@ def test_the_page_shows_code_that_asks_as_the_training_did(tmp_path, data, conte
             Image.new("RGB", (8, 8), "red").save(draft.folder / f"{name}.png")
         draft.content = {"prompts": ["1+2=", "3+4="], **content}
     (only / "metrics.json").write_text('{"step": 3}')
-    report(parse_config(raw, "test.yaml"), [only], tmp_path / "report")
+    report(ReportSettings.of(parse_config(raw, "test.yaml")), [only], tmp_path / "report")
     text = Page((tmp_path / "report" / "index.html").read_text()).text
     plain = loading_code(only / "weights", "causal_lm", "1+2=")
     code = loading_code(only / "weights", "causal_lm", "1+2=", **form)

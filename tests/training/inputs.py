@@ -15,8 +15,8 @@ from zerotrain.config.read import parse_config
 from zerotrain.data.dataset import read_dataset
 from zerotrain.models.base import part_digests
 from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 SIDE, COUNT = 16, 12
@@ -48,8 +48,9 @@ def write_image_inputs(family: str, folder: Path) -> None:
     prepare_dataset(config.data, folder / "dataset")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 3)
-        build_base(config, folder / "dataset", folder / "base")
-    cache_latents(config, SIDE, folder / "dataset", folder / "base", folder / "cache")
+        build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
+    settings = CacheSettings.of(config)
+    cache_latents(settings, SIDE, folder / "dataset", folder / "base", folder / "cache")
     assert len(read_dataset(folder / "dataset").split("train")) == COUNT
 
 
@@ -61,5 +62,5 @@ def text_inputs(family: str, folder: Path, *, packing: bool = True, holdout: int
         draft.content = {"family": family, "parts": part_digests(draft.known)}
     dataset = publish_dataset(folder / "data", TALKS, holdout=holdout)
     config = run_config(family, packing=packing and family == "causal_lm")
-    cache_latents(config, 32, dataset, folder / "base", folder / "cache")
+    cache_latents(CacheSettings.of(config), 32, dataset, folder / "base", folder / "cache")
     return folder

@@ -14,7 +14,7 @@ from tests.training.test_schedule import schedule as section_of
 
 from zerotrain.config.read import parse_config
 from zerotrain.launch.preset import Preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.schedule import learning_rate, momentum
 from zerotrain.machine.ports import free_port
@@ -61,7 +61,8 @@ def resolve(name: str, **args: Any) -> ResolvedPhase:
     }  # fmt: skip
     if not {"warmup_max_lr", "cycle_max_lr", "lr_range_test_min_lr"} & args.keys():
         raw["train"] |= {"learning_rate": PEAK}
-    return resolve_phase(parse_config(raw, "c"), "a", Preset("torch", "torch"), 100)
+    settings = LaunchSettings.of(parse_config(raw, "c"), "a")
+    return resolve_phase(settings, Preset("torch", "torch"), 100)
 
 
 def optimizer() -> torch.optim.Optimizer:

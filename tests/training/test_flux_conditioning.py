@@ -21,8 +21,8 @@ from zerotrain.export.target import WeightsTarget
 from zerotrain.models.families import flux_nano
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.flux import FAMILY
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.checkpointing import progress_folder
@@ -68,8 +68,9 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         }
         config = parse_config(raw, "test")
         prepare_dataset(config.data, folder / "dataset")
-        build_base(config, folder / "dataset", folder / "base")
-    cache_latents(config, SIDE, folder / "dataset", folder / "base", folder / "cache")
+        build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
+    settings = CacheSettings.of(config)
+    cache_latents(settings, SIDE, folder / "dataset", folder / "base", folder / "cache")
     return folder
 
 

@@ -20,7 +20,7 @@ from zerotrain import artifact
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.machine.ports import free_port
-from zerotrain.stages.import_checkpoint import import_checkpoint
+from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.state.state import State
 from zerotrain.training.checkpointing.preflight import check_start
 
@@ -85,7 +85,7 @@ def test_import_goes_on_as_if_it_had_been_ours(training, elsewhere, folder, zero
     whole = training.run("whole", "torch", STEPS, **CONSTANT)
     checkpoint = elsewhere(folder, zero, wrapped)
     state = training.folder / "imported"
-    import_checkpoint(parse_config(RUN, "c"), checkpoint, training.base, state)
+    import_checkpoint(ImportSettings.of(parse_config(RUN, "c")), checkpoint, training.base, state)
     position = State(state).position
     assert (position.step, position.samples, position.optimizer_step) == (5, 20, 5)
     losses = training.run("on", preset, STEPS, state=state, start_step=SWITCH, **CONSTANT)
@@ -101,7 +101,8 @@ def test_import_of_weights_alone_says_what_is_lost(training, tmp_path, capsys):
     trained = {name: tensor + 1 for name, tensor in unet.items()}  # not what the base has
     file = tmp_path / "step-2000.safetensors"
     save_file({f"pipe.dit.{name}": tensor for name, tensor in trained.items()}, file)
-    import_checkpoint(parse_config(RUN, "c"), file, training.base, tmp_path / "state")
+    settings = ImportSettings.of(parse_config(RUN, "c"))
+    import_checkpoint(settings, file, training.base, tmp_path / "state")
     state = State(tmp_path / "state")
     assert state.slots == ["master"]
     assert state.position.step == 2000
@@ -123,9 +124,8 @@ def test_import_of_another_model_is_refused(training, tmp_path):
     removed = sorted(unet)[-1]
     del unet[removed]
     save_file(unet, tmp_path / "other.safetensors")
+    settings = ImportSettings.of(parse_config(RUN, "c"))
     with pytest.raises(PipelineError, match=f"has no parameter {removed}") as caught:
-        import_checkpoint(
-            parse_config(RUN, "c"), tmp_path / "other.safetensors", training.base, tmp_path / "s"
-        )
+        import_checkpoint(settings, tmp_path / "other.safetensors", training.base, tmp_path / "s")
     assert "base, lora and frozen_parameters have to describe the model" in str(caught.value)
     assert not (tmp_path / "s").exists()

@@ -26,10 +26,10 @@ from zerotrain.config.run import RunConfig
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.models.families import load_family
 from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
-from zerotrain.stages.render_launch import render_launch
+from zerotrain.stages.render_launch import LaunchSettings, render_launch
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.checkpointing import progress_folder
 
@@ -101,10 +101,10 @@ def test_an_imported_script_trains_what_it_trains(script: str, tmp_path: Path, s
     prepare_dataset(config.data, dataset)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 1)
-        build_base(config, dataset, base)
-    cache_latents(config, SIDE, dataset, base, cache)
+        build_base(BuildSettings.of(config), dataset, base)
+    cache_latents(CacheSettings.of(config), SIDE, dataset, base, cache)
     preset = PRESETS / f"{phase.launch.preset}.yaml"
-    render_launch(config, phase.name, dataset, preset, base, None, launch)
+    render_launch(LaunchSettings.of(config, phase.name), dataset, preset, base, None, launch)
     training = Training(tmp_path, tmp_path, server)
     losses = training.train(phase.name)
 

@@ -11,7 +11,7 @@ from zerotrain import artifact
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import model_sizes
 from zerotrain.training.checkpointing.conditions import Changes, Recorded, changes
@@ -34,7 +34,7 @@ def phase(preset: str = "torch", **changes: Any) -> ResolvedPhase:
     }  # fmt: skip
     chosen = read_preset(Path(f"config/launch/{preset}.yaml"))
     sizes = model_sizes({"a.weight": [10, 10]})
-    resolved = resolve_phase(parse_config(raw, "c"), "plain", chosen, 100, sizes)
+    resolved = resolve_phase(LaunchSettings.of(parse_config(raw, "c"), "plain"), chosen, 100, sizes)
     return resolved.changed(**changes)
 
 

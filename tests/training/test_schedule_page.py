@@ -15,7 +15,7 @@ from zerotrain.config.lr_scheduler_args import ARGUMENTS, OWN_KEYS
 from zerotrain.config.read import parse_config
 from zerotrain.evaluation.curves import format_learning_rate
 from zerotrain.launch.preset import Preset
-from zerotrain.launch.resolve import resolve_phase
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.schedule import learning_rate, momentum
 
 PAGE, PICTURE = Path("docs/schedules.md"), Path("docs/images/schedules.png")
@@ -55,7 +55,8 @@ def curve(title: str) -> list[float]:
         "run": "flowers", "base": "nano", "data": {"images": "photos"},
         "phases": [{"name": "a", "until": STEPS}], "train": train,
     }  # fmt: skip
-    phase = resolve_phase(parse_config(raw, "c"), "a", Preset("torch", "torch", {}), 100)
+    settings = LaunchSettings.of(parse_config(raw, "c"), "a")
+    phase = resolve_phase(settings, Preset("torch", "torch", {}), 100)
     found = momentum if title.endswith("beta1") else learning_rate
     return [float(found(phase.train, step, STEPS) or 0) for step in range(STEPS)]
 

@@ -21,8 +21,8 @@ from zerotrain.config.training import TrainConfig
 from zerotrain.models.base import in_part
 from zerotrain.models.families import load_family
 from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import build_base
-from zerotrain.stages.cache_latents import cache_latents
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
 SIDE, COUNT = 16, 4
@@ -71,8 +71,9 @@ def test_the_cache_reads_no_denoiser_and_training_no_encoder(
     prepare_dataset(config.data, dataset)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano_parts, "VAE_STEPS", 1)
-        build_base(config, dataset, base)
-    cache_latents(config, SIDE, dataset, base, tmp_path / "cache")
+        build_base(BuildSettings.of(config), dataset, base)
+    settings = CacheSettings.of(config)
+    cache_latents(settings, SIDE, dataset, base, tmp_path / "cache")
 
     def trained(file: str) -> bool:
         return in_part(file, family.trained_part)
@@ -81,7 +82,8 @@ def test_the_cache_reads_no_denoiser_and_training_no_encoder(
     for folder in inputs.values():
         shutil.copytree(base, folder / "base")
     assert spoil(inputs["encoders"] / "base", trained)
-    cache_latents(config, SIDE, dataset, inputs["encoders"] / "base", inputs["encoders"] / "cache")
+    place = inputs["encoders"]
+    cache_latents(settings, SIDE, dataset, place / "base", place / "cache")
     whole, split = (
         artifact.read(folder / "cache", "cache").files for folder in (tmp_path, inputs["encoders"])
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
+import importlib
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ import yaml
 from pydantic import BaseModel
 from tests.workflow.conftest import Project
 
-from zerotrain.artifact.sources import source_files
 from zerotrain.config.families import FLOW_MATCHING
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Role, keys_with
+from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.checks import find_problems
@@ -401,89 +402,11 @@ def _copy(config: dict[str, Any]) -> dict[str, Any]:
     return yaml.safe_load(yaml.safe_dump(config))
 
 
-STAGES = ("prepare_dataset", "build_base", "import_checkpoint", "cache_latents", "render_launch",
-          "export_weights", "evaluate", "report")  # fmt: skip
-
-REACHES_BY_INPUTS = {
-    "build_base": {
-        "data": "images are read through the dataset's manifest, which names their hashes",
-        "family": "its module is a part of the parameter `code`",
-        "phases": "the first resolution is the parameter `resolution`",
-        "launch": "the parameter num_cpu_threads_per_process",
-    },
-    "cache_latents": {
-        "base": "is named in messages; its folder is an input",
-        "data": "images are read through the dataset's manifest, which names their hashes",
-        "family": "its module is a part of the parameter `code`",
-        "launch": "the parameter num_cpu_threads_per_process",
-        "peft": "the length of a trained prompt is the parameter `virtual_tokens`",
-        "phases": "whether rows are packed is the parameter `packing`; captions `long_captions`",
-    },
-    "import_checkpoint": {
-        "data": "the form of prompts is noted beside weights, which this stage does not write",
-        "cache": "the length of prompts is noted beside weights, which this stage does not write",
-        "export": "the type of weights, which this stage does not write",
-        "family": "its module is a part of the parameter `code`",
-        "phases": "of the first the parameters `batch`, `param_groups`, `no_decay_norm_bias` and "
-        "`allow`; its rates and decays tell groups apart that have them in `param_groups`",
-    },
-    "render_launch": {
-        "run": "is part of every path",
-        "validation": "is a value of each phase, which the parameter `phases` holds",
-    },
-    "export_weights": {
-        "data": "prompts of another form are another cache, from which another training comes",
-        "cache": "captions of another length are another cache, from which another training comes",
-        "family": "its module is a part of the parameter `code`",
-    },
-    "evaluate": {
-        "cache": "captions of another length are another cache, which is an input",
-        "data": "images are read through the dataset's manifest, which names their hashes",
-        "family": "its module is a part of the parameter `code`",
-        "phases": "resolution and threads have made the weights",
-    },
-    "report": {"phases": "their names are the parameter `folders`; their evaluations are inputs"}
-    | {
-        name: "is shown beside the evaluations, which came after it"
-        for name in ("run", "family", "base", "revision", "data", "seed", "cache", "evaluate")
-    },
-}
-"""Sections that a stage reads without a parameter of its rule, and why that is sound."""
-
-
-def sections_read(stage: str) -> set[str]:
-    """The keys of RunConfig that the sources behind a stage read, from a name typed RunConfig or
-    called config."""
-    found = set()
-    for file in source_files(f"zerotrain.stages.{stage}", *FAMILIES):
-        if "/config/" in file or not file.endswith(".py"):
-            continue  # the models and their reader touch every key; tables of keys read none
-        text = Path(file).read_text()
-        by_key = "getattr(config, " in text  # of keys that the module names
-        for node in ast.walk(ast.parse(text)):
-            if by_key and isinstance(node, ast.Constant):
-                found |= {node.value} & set(RunConfig.model_fields)
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in CONFIGS:
-                name = {"phase": "phases", "phase_before": "phases"}.get(node.attr, node.attr)
-                found |= {name} & set(RunConfig.model_fields)
-    return found
-
-
-FAMILIES = ("zerotrain.models.families.sdxl", "zerotrain.models.families.sd3")
-CONFIGS = ("config", "self.config", "self._config")
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_parameters_of_a_rule_name_what_its_stage_reads(stage):
-    """A section of the configuration that a stage reads is a parameter of its rule, or is listed
-    here with the way by which a change of it arrives."""
-    rule = Path(f"rules/{stage}.smk").read_text().partition("    params:\n")[2]
-    declared = {name for name in RunConfig.model_fields if f"        {name}=" in rule}
-    assert sections_read(stage) - declared == set(REACHES_BY_INPUTS.get(stage, {}))
-
-
-def test_parameters_reading_of_sources_sees_what_is_read():
-    """The test above can fail: it finds what stages are known to read."""
-    assert "export" in sections_read("export_weights")
-    assert "cache" in sections_read("cache_latents")
-    assert {"evaluate", "seed"} <= sections_read("evaluate")
+@pytest.mark.parametrize("rule", SETTINGS)
+def test_parameters_of_a_rule_are_what_its_stage_takes(rule):
+    """A stage takes the settings that its rule records, and nothing else of the configuration."""
+    assert f'**PARAMETERS.settings("{rule}"),' in Path(f"rules/{rule}.smk").read_text()
+    stage = getattr(importlib.import_module(f"zerotrain.stages.{rule}"), rule)
+    first, *others = inspect.get_annotations(stage).values()
+    assert first == SETTINGS[rule].__name__
+    assert {*others} <= {"Path", "Path | None", "list[Path]", "int", "bool", "None"}

@@ -20,8 +20,8 @@ from zerotrain.cache.precision import full_precision
 from zerotrain.cache.prompts import PromptKeys
 from zerotrain.cache.reuse import Group
 from zerotrain.cache.writer import Tensors
-from zerotrain.config.run import RunConfig
 from zerotrain.config.section import ConditionedPrompt
+from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.conditioning_file import read_conditioning_images
 from zerotrain.data.crop import centre_crop, crop_and_resize, to_pixels
 from zerotrain.data.dataset import ConditioningImage, Sample, caption_sha256
@@ -67,7 +67,7 @@ class Encoding:
     which is in the key.
 
     Args:
-        config: The run's configuration.
+        settings: The settings of cache_latents.
         pixels: Side of the square images.
         family: The base's family.
         base: The base model.
@@ -76,23 +76,23 @@ class Encoding:
 
     def __init__(
         self,
-        config: RunConfig,
+        settings: CacheSettings,
         pixels: int,
         family: DiffusionFamily,
         base: Artifact,
         *,
         reads: Conditioning | None = None,
     ) -> None:
-        self.config = config
+        self.settings = settings
         self.pixels = pixels
         self.family = family
         self.base = base
-        self.dtype = config.cache.dtype
-        self.long_captions = config.long_captions
+        self.dtype = settings.cache.dtype
+        self.long_captions = settings.long_captions
         self.device = device_type()
         # A GPU that fits a text encoder in 16 bits may be too small for it in 32 bits.
         self.text_dtype = "fp32" if self.device == "cpu" else self.dtype
-        self.source = open_source(config.data)
+        self.source = open_source(settings.data)
         self._in_prompt = reads is not None and reads.in_prompt
         self.code = code_digests(self.source, family, reads)
         """Digest of the code of each group, by its name; not part of the keys."""
@@ -111,7 +111,7 @@ class Encoding:
 
     def entry(self, sample: Sample) -> Entry:
         """Return a sample's entry for the index."""
-        flips = self.config.data.random_flip and sample.split == "train"
+        flips = self.settings.data.random_flip and sample.split == "train"
         left, top, side = sample.crop
         images = self._located(sample)
         seen = images if self._in_prompt else ()
@@ -164,7 +164,7 @@ class Encoding:
         key = text_key(
             caption_sha256(caption),
             self._text_encoder,
-            max_sequence_length=self.config.cache.max_sequence_length,
+            max_sequence_length=self.settings.cache.max_sequence_length,
             long_captions=self.long_captions,
             conditioning=self._pixels_digest(images) if images else None,
         )
@@ -193,7 +193,7 @@ class Encoding:
     def _located_file(self, file: str) -> Located:
         path = Path(file).expanduser()
         [image] = read_conditioning_images([path], "validation.conditioning_images")
-        source = FolderSource(self.config.data, path.parent)
+        source = FolderSource(self.settings.data, path.parent)
         sha256 = source.sha256(path.name)
         return Located(
             source, ConditioningImage(path.name, sha256, image.size, centre_crop(image.size))
@@ -226,7 +226,7 @@ class Encoding:
 
     def _latents(self, keys: Sequence[str]) -> Iterator[Tensors]:
         size = self._batch_size()
-        pixels = in_order(self._pixels, keys, self.config.data.num_workers)
+        pixels = in_order(self._pixels, keys, self.settings.data.num_workers)
         for batch, held in zip(_batches(pixels, size), _batches(keys, size), strict=True):
             with full_precision():
                 encoded = self.encoders.encode_images(torch.stack(_filled(batch, size)))
@@ -237,7 +237,7 @@ class Encoding:
         if not keys:
             return
         size = max(1, self._batch_size() // len(self._conditioning[keys[0]][1]))
-        workers = self.config.data.num_workers
+        workers = self.settings.data.num_workers
         pixels = in_order(lambda key: self._stack(self._conditioning[key][1]), keys, workers)
         for batch, held in zip(_batches(pixels, size), _batches(keys, size), strict=True):
             stacked = torch.stack(_filled(batch, size))
@@ -249,7 +249,7 @@ class Encoding:
 
     def _batch_size(self) -> int:
         most = max(1, min(MOST_IMAGES_AT_A_TIME, PIXELS_AT_A_TIME // self.pixels**2))
-        return self.config.cache.batch_size or most
+        return self.settings.cache.batch_size or most
 
     def _text(self, keys: Sequence[str]) -> Iterator[Tensors]:
         size = PROMPTS_WITH_IMAGES_AT_A_TIME if self._in_prompt else PROMPTS_AT_A_TIME
@@ -276,14 +276,14 @@ class Encoding:
     def encoders(self) -> Encoders:
         """Return the VAE and text encoders, loaded at first use, on the GPU if there is one."""
         if self._encoders is None:
-            threads = self.config.launch.num_cpu_threads_per_process or os.cpu_count() or 1
+            threads = self.settings.num_cpu_threads_per_process or os.cpu_count() or 1
             torch.set_num_threads(threads)
             torch.backends.cudnn.deterministic = True
             torch.backends.cudnn.benchmark = False
             self._encoders = self.family.load_encoders(
                 self.base.folder,
                 self.device,
-                self.config.cache.max_sequence_length,
+                self.settings.cache.max_sequence_length,
                 FLOAT_TYPES[self.text_dtype],
                 **({} if self.long_captions == TRUNCATE else {"long_captions": CHUNK}),
             )

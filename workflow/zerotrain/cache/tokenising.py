@@ -28,7 +28,7 @@ from zerotrain.cache.token_layout import (
 )
 from zerotrain.cache.writer import StoredShards, Tensors, place, write_series
 from zerotrain.config.families import ROOT
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.conversation import Conversation, read_conversations
 from zerotrain.errors import PipelineError
 from zerotrain.machine.progress_bar import progress
@@ -89,7 +89,7 @@ class Tokenising:
 
 
 def cache_text(
-    config: RunConfig,
+    settings: CacheSettings,
     family: LanguageFamily,
     max_length: int,
     dataset: Path,
@@ -99,7 +99,7 @@ def cache_text(
     """Tokenise examples that the cache in `output` does not have yet, and publish the cache again.
 
     Args:
-        config: The run's configuration.
+        settings: The settings of cache_latents.
         family: The base's family.
         max_length: Maximum row length, in tokens.
         dataset: Folder of the dataset.
@@ -115,8 +115,8 @@ def cache_text(
     model = artifact.read(base, "base")
     from zerotrain.models.families.positions import check_row_length
 
-    check_row_length(base, max_length, (config.peft or {}).get("num_virtual_tokens", 0))
-    packing = config.phases[0].train.packing
+    check_row_length(base, max_length, settings.virtual_tokens or 0)
+    packing = settings.packing
     if packing:
         from zerotrain.models.families.packing import check_packable
 
@@ -141,7 +141,7 @@ def cache_text(
     keep_equal(stored, output, [group], now)
     tokenising.left_out = 0
     written = write_series(
-        TOKENS, by_key, encode_all, stored, folder=output, shard_size=config.cache.shard_size
+        TOKENS, by_key, encode_all, stored, folder=output, shard_size=settings.cache.shard_size
     )
     lengths = {key: found for key in by_key if any(found := _lengths(stored.tensors(key)))}
     if left_out := [sample.file for key, sample in by_key.items() if key not in lengths]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,13 @@ Launch = Annotated[Path, folder_option("Launch folder.")]
 Weights = Annotated[Path, folder_option("Weights folder.")]
 State = Annotated[Path, folder_option("State folder.")]
 Output = Annotated[Path, folder_option("Folder to publish.")]
+
+
+def _settings(stage: str, config: Path, phase: str = "") -> Any:
+    from zerotrain.config.read import read_config
+    from zerotrain.config.stage_settings import SETTINGS
+
+    return SETTINGS[stage].of(read_config(config), phase)
 
 
 def prepare_dataset(config: ConfigFile, output: Output) -> None:
@@ -37,10 +44,9 @@ def build_base(
     ] = None,
 ) -> None:
     """Build the base model, or take it from a folder or hub."""
-    from zerotrain.config.read import read_config
     from zerotrain.stages.build_base import build_base
 
-    build_base(read_config(config), dataset, output)
+    build_base(_settings("build_base", config), dataset, output)
 
 
 def cache_latents(
@@ -53,10 +59,9 @@ def cache_latents(
     output: Output,
 ) -> None:
     """Encode images and captions, or text, once; what is encoded already is kept."""
-    from zerotrain.config.read import read_config
     from zerotrain.stages.cache_latents import cache_latents
 
-    cache_latents(read_config(config), size, dataset, base, output)
+    cache_latents(_settings("cache_latents", config), size, dataset, base, output)
 
 
 def render_launch(
@@ -79,10 +84,10 @@ def render_launch(
     ] = None,
 ) -> None:
     """Write a phase's accelerate.yaml, deepspeed.json and run.yaml."""
-    from zerotrain.config.read import read_config
     from zerotrain.stages.render_launch import render_launch
 
-    render_launch(read_config(config), phase, dataset, preset, base, start, output, cache)
+    settings = _settings("render_launch", config, phase)
+    render_launch(settings, dataset, preset, base, start, output, cache)
 
 
 def train_phase(
@@ -110,10 +115,9 @@ def export_weights(
     state: State,
 ) -> None:
     """Turn a phase's checkpoint into weights for use and a state for the next phase."""
-    from zerotrain.config.read import read_config
     from zerotrain.stages.export_weights import export_weights
 
-    export_weights(read_config(config), checkpoint, base, weights, state)
+    export_weights(_settings("export_weights", config), checkpoint, base, weights, state)
 
 
 def import_checkpoint(
@@ -128,10 +132,10 @@ def import_checkpoint(
     ] = False,
 ) -> None:
     """Turn another program's checkpoint into the state that a run begins with."""
-    from zerotrain.config.read import read_config
     from zerotrain.stages.import_checkpoint import import_checkpoint
 
-    import_checkpoint(read_config(config), checkpoint, base, state, trust_pickle=trust_pickle)
+    settings = _settings("import_checkpoint", config)
+    import_checkpoint(settings, checkpoint, base, state, trust_pickle=trust_pickle)
 
 
 def evaluate(
@@ -145,10 +149,10 @@ def evaluate(
     metrics: Annotated[Path, typer.Option(metavar="FILE", help="metrics.json to write.")],
 ) -> None:
     """Sample a grid, measure held-out loss and accuracy, draw the loss curve."""
-    from zerotrain.config.read import read_config
     from zerotrain.stages.evaluate import evaluate
 
-    evaluate(read_config(config), phase, dataset, cache, weights, state, output, metrics)
+    settings = _settings("evaluate", config, phase)
+    evaluate(settings, dataset, cache, weights, state, output, metrics)
 
 
 def report(
@@ -159,7 +163,6 @@ def report(
     ],
 ) -> None:
     """Put grids, curves and metrics of the phases on one page."""
-    from zerotrain.config.read import read_config
     from zerotrain.stages.report import report
 
-    report(read_config(config), phases, output)
+    report(_settings("report", config), phases, output)

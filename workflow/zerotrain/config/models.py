@@ -287,17 +287,7 @@ class RunSections(Section):
 
     def adapter_values(self) -> dict[str, Any] | None:
         """Return the values of the adapter that is trained, by either section; None for none."""
-        return self.lora_values() or self.peft
-
-    def lora_values(self) -> dict[str, Any] | None:
-        """Return the section's values, alpha resolved; None without it."""
-        if self.lora is None:
-            return None
-        alpha = self.lora.rank if self.lora.alpha is None else self.lora.alpha
-        values = {**self.lora.model_dump(), "alpha": float(alpha)}
-        if not self.lora.fused_layers:
-            del values["fused_layers"]  # digests and run.yaml are those of before the key
-        return values
+        return self.lora.values() if self.lora else self.peft
 
     @property
     def validation_prompts(self) -> list[str | ConditionedPrompt]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from zerotrain.config.read import load_config, parse_config
 from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import BuildSettings, CacheSettings
 from zerotrain.errors import PipelineError
 
 KEY = "runs"
@@ -47,24 +48,12 @@ def shared_values(run: RunConfig) -> dict[str, Any]:
 
     The caches' own sizes are left out, for each has a folder of its own.
     """
-    first = run.phases[0].train
-    own = {"seed": run.seed, "train.resolution": first.resolution} if run.is_preset else {}
     return {
         **{f"data.{key}": value for key, value in run.data if key not in ("name", "num_workers")},
         "family": run.family,
-        "base": run.base,
-        "revision": run.revision,
-        "base_copy": run.base_copy,
-        "prediction_type": run.prediction_type,
-        "rescale_betas_zero_snr": run.rescale_betas_zero_snr,
-        "vae": run.vae,
-        **own,
-        **{f"cache.{key}": value for key, value in run.cache},
+        **BuildSettings.of(run).by_key(),
         "validation.prompts": run.validation_prompts,
-        "train.packing": first.packing,
-        "train.long_captions": first.long_captions,
-        "peft.num_virtual_tokens": (run.peft or {}).get("num_virtual_tokens"),
-        "launch.num_cpu_threads_per_process": run.launch.num_cpu_threads_per_process,
+        **CacheSettings.of(run).by_key(),
     }
 
 

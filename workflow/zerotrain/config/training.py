@@ -141,6 +141,14 @@ class LoraConfig(Section):
             )
         return "default" if value is True else value
 
+    def values(self) -> dict[str, Any]:
+        """Return the section's values, alpha resolved."""
+        alpha = self.rank if self.alpha is None else self.alpha
+        values = {**self.model_dump(), "alpha": float(alpha)}
+        if not self.fused_layers:
+            del values["fused_layers"]  # digests and run.yaml are those of before the key
+        return values
+
 
 class TokenRoute(Section):
     """A range of layers that a share of the image's tokens passes by."""

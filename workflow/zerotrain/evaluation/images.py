@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from zerotrain.cache import Cache, read_cache
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import EvaluateSettings
 from zerotrain.data.conditioning_file import read_conditioning_images
 from zerotrain.data.crop import centre_crop, crop_and_resize
 from zerotrain.data.dataset import Dataset, read_dataset
@@ -31,13 +31,12 @@ MOST_PROMPTS = 10
 
 
 def measure_images(
-    config: RunConfig, phase: str, dataset: Path, cache: Path, weights: Path, device: str
+    settings: EvaluateSettings, dataset: Path, cache: Path, weights: Path, device: str
 ) -> Measured:
     """Sample a grid, and measure prompt accuracy by the judge and loss on held-out samples.
 
     Args:
-        config: The run's configuration.
-        phase: The phase's name.
+        settings: The settings of evaluate.
         dataset: Folder of the dataset.
         cache: Folder of the phase's cache.
         weights: Folder of the phase's weights.
@@ -48,10 +47,10 @@ def measure_images(
             image cannot be read.
     """
     samples = read_dataset(dataset)
-    prompts, conditioning = _prompts(config, samples, weights)
-    _check_judge(config, samples, prompts)
-    rows = _sample(config, phase, prompts, conditioning, weights, device)
-    resolution = config.phase(phase).train.resolution
+    prompts, conditioning = _prompts(settings, samples, weights)
+    _check_judge(settings, samples, prompts)
+    rows = _sample(settings, prompts, conditioning, weights, device)
+    resolution = settings.train.resolution
     given = [[_square(image, resolution) for image in images] for images in conditioning or ()]
 
     def write(folder: Path) -> None:
@@ -66,17 +65,17 @@ def measure_images(
                 image.save(folder / "samples" / f"{number:02d}-{column:02d}.png")
 
     metrics = {
-        **_judge(config, phase, samples, prompts, rows),
-        "val_loss": _holdout_loss(config, phase, cache, weights, device),
+        **_judge(settings, samples, prompts, rows),
+        "val_loss": _holdout_loss(settings, cache, weights, device),
     }
     return Measured(metrics, prompts, "grid.png", write, conditioning_images=_names(given))
 
 
 def _prompts(
-    config: RunConfig, dataset: Dataset, weights: Path
+    settings: EvaluateSettings, dataset: Dataset, weights: Path
 ) -> tuple[list[str], list[list[Image]] | None]:
     """Return the prompts and the conditioning images of each, or None for no images."""
-    evaluate, images = config.evaluate, config.evaluate.conditioning_images
+    evaluate, images = settings.evaluate, settings.evaluate.conditioning_images
     if images is not None:
         key = "evaluate.conditioning_images"
         for files in images:
@@ -86,7 +85,7 @@ def _prompts(
         return evaluate.prompts or spread(_captions(dataset), MOST_PROMPTS), None
     # Edits of many images share a caption, so samples also differ by their conditioning images.
     distinct = {(sample.caption, sample.conditioning): sample for sample in dataset.samples}
-    chosen, source = spread([*distinct.values()], MOST_PROMPTS), open_source(config.data)
+    chosen, source = spread([*distinct.values()], MOST_PROMPTS), open_source(settings.data)
     return [sample.caption for sample in chosen], [
         [
             source.conditioning_source(position).image_of(image.file, image.image_sha256)
@@ -113,15 +112,15 @@ def _captions(dataset: Dataset) -> list[str]:
     return list(dict.fromkeys(sample.caption for sample in dataset.samples))
 
 
-def _check_judge(config: RunConfig, dataset: Dataset, prompts: list[str]) -> None:
+def _check_judge(settings: EvaluateSettings, dataset: Dataset, prompts: list[str]) -> None:
     """Reject, before any image is sampled, prompts that the judge cannot judge."""
-    if config.evaluate.judge == "none":
+    if settings.evaluate.judge == "none":
         return
     known = {sample.caption for sample in dataset.split("holdout")}
     if not known:
         raise PipelineError(
-            f"evaluate.judge: {config.evaluate.judge} learns from held-out images, and "
-            f"data.holdout: {config.data.holdout:g} keeps no image",
+            f"evaluate.judge: {settings.evaluate.judge} learns from held-out images, and "
+            f"data.holdout: {settings.data.holdout:g} keeps no image",
             hint="raise data.holdout, or set evaluate.judge to none",
         )
     if not known.intersection(prompts):
@@ -132,40 +131,39 @@ def _check_judge(config: RunConfig, dataset: Dataset, prompts: list[str]) -> Non
 
 
 def _sample(
-    config: RunConfig,
-    phase: str,
+    settings: EvaluateSettings,
     prompts: list[str],
     conditioning: list[list[Image]] | None,
     weights: Path,
     device: str,
 ) -> list[list[Image]]:
     """Sample a row of images for each prompt, with the same seeds in every phase."""
-    count = config.evaluate.images_per_prompt
+    count = settings.evaluate.images_per_prompt
     places = [(number, column) for number in range(len(prompts)) for column in range(count)]
-    family = load_family(config.family)
+    family = load_family(settings.family)
     assert family.modality == "image"
     images = family.sample(
         weights,
         [prompts[number] for number, _ in places],
-        [int(generator(config.seed, IMAGE_SEEDS, *place).integers(2**63)) for place in places],
-        config.evaluate,
-        resolution=config.phase(phase).train.resolution,
+        [int(generator(settings.seed, IMAGE_SEEDS, *place).integers(2**63)) for place in places],
+        settings.evaluate,
+        resolution=settings.train.resolution,
         device=device,
-        max_sequence_length=config.cache.max_sequence_length,
-        long_captions=config.long_captions,
+        max_sequence_length=settings.max_sequence_length,
+        long_captions=settings.long_captions,
         conditioning=conditioning and [conditioning[number] for number, _ in places],
     )
     return [images[start : start + count] for start in range(0, len(images), count)]
 
 
 def _judge(
-    config: RunConfig, phase: str, dataset: Dataset, prompts: list[str], rows: list[list[Image]]
+    settings: EvaluateSettings, dataset: Dataset, prompts: list[str], rows: list[list[Image]]
 ) -> dict[str, float]:
     """Return the samples' accuracy by a judge fitted on held-out images, and the judge's own."""
-    if config.evaluate.judge == "none":
+    if settings.evaluate.judge == "none":
         return {}
-    resolution = config.phase(phase).train.resolution
-    source = open_source(config.data)
+    resolution = settings.train.resolution
+    source = open_source(settings.data)
 
     def crops(split: Literal["train", "holdout"]) -> Iterator[Image]:
         for sample in dataset.split(split):
@@ -185,23 +183,23 @@ def _judge(
 
 
 def _holdout_loss(
-    config: RunConfig, phase: str, cache: Path, weights: Path, device: str
+    settings: EvaluateSettings, cache: Path, weights: Path, device: str
 ) -> float | None:
     """Return the loss, or None if the dataset holds nothing out."""
     opened = read_cache(cache, verify=False)
     assert isinstance(opened, Cache)
-    held_out = HeldOutImages(opened, config.seed)
+    held_out = HeldOutImages(opened, settings.seed)
     if not len(held_out):
         return None
     from zerotrain.models.families.placement import place_model, sampling_dtype
 
-    family = load_family(config.family)
+    family = load_family(settings.family)
     assert family.modality == "image"
-    given = config.phase(phase).train.objective(config.family)
+    given = settings.train.objective(settings.family)
     return holdout_loss(
         place_model(family.load_trained(weights, sampling_dtype(device)), device),
         family.objective(weights, conditions(given)),
         held_out,
         torch.device(device),
-        config.evaluate.batch_size,
+        settings.evaluate.batch_size,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import EvaluateSettings
 from zerotrain.data.conversation import Message, read_conversations
 from zerotrain.data.text_format import question_of
 from zerotrain.evaluation.results import ANSWERS, Answer, Measured, spread, write_answers
@@ -23,38 +23,35 @@ MOST_ASKED = 10
 """Maximum of training examples whose questions are asked if nothing is held out."""
 
 
-def measure_text(
-    config: RunConfig, phase: str, dataset: Path, weights: Path, device: str
-) -> Measured:
+def measure_text(settings: EvaluateSettings, dataset: Path, weights: Path, device: str) -> Measured:
     """Answer prompts and the questions of evaluate.split; measure perplexity and exact match.
 
     val_loss is measured only on held-out examples. At most evaluate.max_samples are used, of those
     with an answer within train.max_length: the first by digest, which is a random but fixed choice.
 
     Args:
-        config: The run's configuration.
-        phase: The phase's name.
+        settings: The settings of evaluate.
         dataset: Folder of the dataset.
         weights: Folder of the phase's weights.
         device: The device to compute on.
     """
-    family = load_family(config.family)
+    family = load_family(settings.family)
     assert family.modality == "text"
-    max_length = config.phase(phase).train.max_length
+    max_length = settings.train.max_length
     tokenizer = family.load_tokenizer(weights)
     samples = read_conversations(dataset)
     measured = (
         (sample, tokens)
-        for sample in sorted(samples.split(config.evaluate.split), key=lambda one: one.sha256)
+        for sample in sorted(samples.split(settings.evaluate.split), key=lambda one: one.sha256)
         if (tokens := family.tokenise(tokenizer, sample.messages, max_length))
     )
-    taken = list(islice(measured, config.evaluate.max_samples))
+    taken = list(islice(measured, settings.evaluate.max_samples))
     asked = [sample for sample, _ in taken] or spread(samples.split("train"), MOST_ASKED)
-    own = [(question_of(config.data, prompt),) for prompt in config.evaluate.prompts]
+    own = [(question_of(settings.data, prompt),) for prompt in settings.evaluate.prompts]
     questions: list[Sequence[Message]] = [*own, *(sample.messages[:-1] for sample in asked)]
     expected = [None] * len(own) + [sample.messages[-1].content.strip() for sample in asked]
     generated = family.generate(
-        weights, questions, config.evaluate, max_length=max_length, device=device
+        weights, questions, settings.evaluate, max_length=max_length, device=device
     )
     answers = [
         Answer("\n".join(message.content for message in question), right, answer)
@@ -65,9 +62,9 @@ def measure_text(
         judged = answers[len(own) :]
         metrics["exact_match"] = sum(a.generated == a.expected for a in judged) / len(judged)
         rows = [tokens for _, tokens in taken]
-        loss = _mean_loss(family, weights, rows, config.evaluate.batch_size, device)
+        loss = _mean_loss(family, weights, rows, settings.evaluate.batch_size, device)
         metrics["perplexity"] = perplexity(loss)
-        metrics["val_loss"] = loss if config.evaluate.split == "holdout" else None
+        metrics["val_loss"] = loss if settings.evaluate.split == "holdout" else None
 
     def write(folder: Path) -> None:
         write_answers(folder / ANSWERS, answers)

@@ -14,6 +14,7 @@ from zerotrain.artifact.tensor_file import FLOAT_TYPES
 from zerotrain.config.adapters import PEFT_TYPE, check_format_supported
 from zerotrain.config.families import FAMILIES
 from zerotrain.config.read import read_config
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
 from zerotrain.export.export import check_no_loss, export, export_universal, find_parents, lineage
@@ -152,7 +153,7 @@ def _weights_target(options: ExportOptions, output: Path) -> WeightsTarget:
     if options.config is not None:
         run = read_config(options.config)
         base = options.base or RunFolder(run.run).base
-        weights = WeightsTarget.of(run, base, output, options.dtype)
+        weights = WeightsTarget.of(ExportSettings.of(run), base, output, options.dtype)
     elif options.family is not None and options.base is not None:
         family = load_family(options.family)
         weights = WeightsTarget(output, options.base, family, options.dtype or "fp32")

@@ -12,7 +12,7 @@ import torch
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
 from zerotrain.config.data import ALPACA
 from zerotrain.config.parameter_patterns import is_frozen
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.models.families import Family, load_family
 from zerotrain.state.position import Source
 
@@ -47,21 +47,21 @@ class WeightsTarget:
 
     @classmethod
     def of(
-        cls, config: RunConfig, base: Path, folder: Path, dtype: str | None = None
+        cls, settings: ExportSettings, base: Path, folder: Path, dtype: str | None = None
     ) -> WeightsTarget:
         """Return the target that a run's configuration describes."""
         return cls(
             folder=folder,
             base=base,
-            family=load_family(config.family),
-            dtype=dtype or config.export.dtype,
-            frozen_parameters=config.frozen_parameters,
-            lora=config.lora_values(),
-            peft=config.peft,
-            trainable_parameters=config.trainable_parameters,
-            max_sequence_length=config.cache.max_sequence_length,
-            long_captions=config.long_captions,
-            prompt_template=ALPACA if config.data.prompt_template == ALPACA else None,
+            family=load_family(settings.family),
+            dtype=dtype or settings.export.dtype,
+            frozen_parameters=settings.frozen_parameters,
+            lora=settings.lora.values() if settings.lora else None,
+            peft=settings.peft,
+            trainable_parameters=settings.trainable_parameters,
+            max_sequence_length=settings.max_sequence_length,
+            long_captions=settings.long_captions,
+            prompt_template=ALPACA if settings.prompt_template == ALPACA else None,
         )
 
     def content(self, step: int, averaged: bool, resolution: int | None = None) -> dict[str, Any]:

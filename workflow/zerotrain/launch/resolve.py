@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from zerotrain.config import optimizers
 from zerotrain.config.launch import LaunchConfig
+from zerotrain.config.models import Phase
 from zerotrain.config.optimizer_arguments import read_optimizer_args
-from zerotrain.config.run import OF_GRIDS, RunConfig
+from zerotrain.config.run import OF_GRIDS
 from zerotrain.config.section import Role, keys_with
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
@@ -35,19 +38,17 @@ EPOCH_OF_TEXT = "training rows x repeats, from the cache's manifest"
 
 
 def resolve_phase(
-    config: RunConfig,
-    name: str,
+    settings: LaunchSettings,
     preset: Preset,
     epoch_size: int,
     sizes: ModelSizes | None = None,
     begun: tuple[int, int] = (0, 0),
     why: str = "",
 ) -> ResolvedPhase:
-    """Resolve one phase.
+    """Resolve the last of the phases in the settings.
 
     Args:
-        config: The run's configuration.
-        name: The phase.
+        settings: The settings of render_launch.
         preset: The preset of the phase's launch.
         epoch_size: Samples per epoch: of the dataset, or rows of a text family's cache.
         sizes: The model's sizes, from which ZeRO's buckets and thresholds are derived; not needed
@@ -63,26 +64,26 @@ def resolve_phase(
     if epoch_size < 1:
         raise PipelineError(
             "the dataset has no training samples",
-            hint=f"add {'text' if config.is_text else 'images'}, or lower data.holdout",
+            hint=f"add {'text' if settings.is_text else 'images'}, or lower data.holdout",
         )
-    phase = config.phase(name)
-    train, launch = phase.train, phase.launch
-    spans = phase_spans(config, epoch_size, begun)
+    phase = settings.phases[-1]
+    name, train, launch = phase.name, phase.train, phase.launch
+    every = [*settings.phases, *settings.later]
+    spans = phase_spans(every, epoch_size, begun)
     start, until = spans[name]
-    sources: Sources = {"run": ("user", ""), "phase": ("user", ""), "seed": _source(config, "seed")}
-    sources["family"] = _source(config, "family")
-    objective = train.objective(config.family)
+    sources: Sources = {"run": ("user", ""), "phase": ("user", "")}
+    for key in ("seed", "family", *OF_MODEL):
+        sources[key] = ("user" if key in settings.given else "default", "")
+    objective = train.objective(settings.family)
     for section in (train, launch):
-        sources |= {key: _source(section, key) for key in _keys(config, section)}
+        sources |= {key: _source(section, key) for key in _keys(settings, section)}
     for key in objective:
         sources[f"objective.{key}"] = _source(train, key)
     if "num_processes" not in launch.model_fields_set and launch.num_processes > 1:
         sources["num_processes"] = ("derived", "launch.machines x launch.processes_per_machine")
-    for key in OF_MODEL:
-        sources[key] = _source(config, key)
     sources["allow"] = _source(phase, "allow")
     preset = with_own_offload(preset, launch, f"phase {name}")
-    validation = _validation(config, name, preset, sources)
+    validation = _validation(settings, preset, sources)
     check_activations(name, launch, preset, train.gradient_checkpointing)
     if preset.engine == "auto":
         raise ValueError("a preset is chosen before a phase is resolved")
@@ -95,8 +96,8 @@ def resolve_phase(
         sources["preset"] = ("derived", why)
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
-    sources["epoch_size"] = ("derived", EPOCH_OF_TEXT if config.is_text else EPOCH_OF_IMAGES)
-    _refuse_late_save(train, name, config.phases[-1].name, spans)
+    sources["epoch_size"] = ("derived", EPOCH_OF_TEXT if settings.is_text else EPOCH_OF_IMAGES)
+    _refuse_late_save(train, name, every[-1].name, spans)
     train = with_own_keys(train, sources)
     if launch.num_cpu_threads_per_process is None:
         of_one = launch.num_processes // launch.machines
@@ -106,7 +107,7 @@ def resolve_phase(
         )
     horizon = train.lr_scheduler_steps
     if horizon is None:
-        last = config.phases[-1].name
+        last = every[-1].name
         horizon = spans[last][1]
         sources["lr_scheduler_steps"] = (
             "derived",
@@ -125,11 +126,11 @@ def resolve_phase(
         f"{_count(launch.num_processes, 'process')}",
     )
     values = {
-        **{key: getattr(config, key) for key in ("run", "family", "seed", *OF_MODEL)},
-        **{key: getattr(train, key) for key in _keys(config, train)},
-        **{key: getattr(launch, key) for key in _keys(config, launch)},
+        **{key: getattr(settings, key) for key in ("run", "family", "seed", *OF_MODEL)},
+        **{key: getattr(train, key) for key in _keys(settings, train)},
+        **{key: getattr(launch, key) for key in _keys(settings, launch)},
         "phase": name,
-        "lora": config.lora_values(),
+        "lora": settings.lora.values() if settings.lora else None,
         "allow": phase.allow,
         "preset": preset.name,
         "engine": preset.engine,
@@ -164,17 +165,17 @@ def resolve_phase(
     return with_files(resolved, launch, sizes)
 
 
-def _keys(config: RunConfig, section: TrainConfig | LaunchConfig) -> set[str]:
+def _keys(settings: LaunchSettings, section: TrainConfig | LaunchConfig) -> set[str]:
     """Return the keys of a section that a training reads and that apply to the family."""
-    others = keys_with(type(section), Role.IMAGES if config.is_text else Role.TEXT)
+    others = keys_with(type(section), Role.IMAGES if settings.is_text else Role.TEXT)
     return (type(section).model_fields.keys() & OWNERS.keys()) - {*others, *FILES}
 
 
 def _validation(
-    config: RunConfig, name: str, preset: Preset, sources: Sources
+    settings: LaunchSettings, preset: Preset, sources: Sources
 ) -> dict[str, Any] | None:
     """Return the phase's validation with its defaults, which depend on other keys."""
-    phase = config.phase(name)
+    phase = settings.phases[-1]
     if (section := phase.validation) is None:
         return None
     found = section.model_dump()
@@ -186,16 +187,16 @@ def _validation(
         metric, why = "val_loss", "averaged weights of what swaps to a disk are not measured"
         if found["metric_for_best_model"] == "val_loss_ema":
             raise PipelineError(
-                f"phase {name}: validation.metric_for_best_model: val_loss_ema, but {why}",
+                f"phase {phase.name}: validation.metric_for_best_model: val_loss_ema, but {why}",
                 hint="remove it: val_loss is the default here",
             )
-    most = MOST_EXAMPLES if config.is_text else MOST_IMAGES
+    most = MOST_EXAMPLES if settings.is_text else MOST_IMAGES
     derived = {"max_samples": (most, "as evaluate takes"), "metric_for_best_model": (metric, why)}
     for key, (value, reason) in derived.items():
         if found[key] is None:
             found[key] = value
             sources[f"validation.{key}"] = ("derived", reason)
-    left_out = OF_GRIDS if config.is_text or not section.prompts else ()
+    left_out = OF_GRIDS if settings.is_text or not section.prompts else ()
     return {key: value for key, value in found.items() if key not in left_out}
 
 
@@ -279,7 +280,7 @@ def _count(number: int, what: str) -> str:
 
 
 def phase_spans(
-    config: RunConfig, epoch_size: int, begun: tuple[int, int] = (0, 0)
+    phases: Sequence[Phase], epoch_size: int, begun: tuple[int, int] = (0, 0)
 ) -> dict[str, tuple[int, int]]:
     """Return the first and last global step of each phase, as half-open ranges.
 
@@ -291,7 +292,7 @@ def phase_spans(
     """
     spans: dict[str, tuple[int, int]] = {}
     step, samples = begun
-    for phase in config.phases:
+    for phase in phases:
         amount, unit = phase.until.split()
         batch = phase.train.global_batch_size
         if unit == "steps":
@@ -311,6 +312,6 @@ def phase_spans(
     return spans
 
 
-def _source(section: RunConfig | object, key: str) -> tuple[Source, str]:
+def _source(section: object, key: str) -> tuple[Source, str]:
     given: set[str] = getattr(section, "model_fields_set", set())
     return ("user", "") if key in given else ("default", "")

@@ -12,7 +12,6 @@ from zerotrain.models.hub import ModelLocation, check_no_revision, open_location
 from zerotrain.models.single_file_base import find_single_file, locate_configurations
 
 if TYPE_CHECKING:
-    from zerotrain.config.run import RunConfig
     from zerotrain.models.families import Family
 
 
@@ -34,21 +33,21 @@ class BaseFiles:
     single_file: Path | None = None
 
 
-def base_files(config: RunConfig, family: Family) -> BaseFiles:
+def base_files(base: str, revision: str | None, family: Family) -> BaseFiles:
     """Return the files that the family needs; at most some config.json are downloaded.
 
     Raises:
         PipelineError: a place does not exist or cannot be reached, a part is missing, or a file is
             a link to another place.
     """
-    if (file := find_single_file(config.base)) is not None:
-        check_no_revision(config.base, config.revision)
-        return BaseFiles(config.base, [locate_configurations(config.base, file, family)], [], file)
-    selections = read_selections(config.base)
+    if (file := find_single_file(base)) is not None:
+        check_no_revision(base, revision)
+        return BaseFiles(base, [locate_configurations(base, file, family)], [], file)
+    selections = read_selections(base)
     if len({selection.place for selection in selections}) > 1:
-        check_no_revision(config.base, config.revision)
-    names = [selection.place for selection in selections] or [config.base]
-    places = {name: open_location(name, config.revision) for name in names}
+        check_no_revision(base, revision)
+    names = [selection.place for selection in selections] or [base]
+    places = {name: open_location(name, revision) for name in names}
     if selections:
         listed, source = listing(selections, places, family), "base"
     else:

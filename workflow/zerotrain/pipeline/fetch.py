@@ -111,7 +111,7 @@ def _models(runs: Mapping[str, RunConfig], folder: Path) -> Iterator[str]:
         if run.is_preset:
             yield f"{file}: base {run.base} is built by the job, nothing to fetch"
             continue
-        files = base_files(run, load_family(run.family))
+        files = base_files(run.base, run.revision, load_family(run.family))
         if files.single_file is not None:
             yield f"{file}: base {files.single_file} is a file, which every node must see"
         for place, names in files.places:

@@ -12,7 +12,7 @@ from zerotrain import artifact
 from zerotrain.artifact import file_sha256, read_shard_names, write_json
 from zerotrain.artifact.sources import code_digest
 from zerotrain.artifact.verdicts import remembering
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.config.suggestions import join_first
 from zerotrain.data.conversation import Conversations, read_conversations
 from zerotrain.data.crop import crop_and_resize
@@ -39,7 +39,7 @@ EPSILON = "epsilon"
 """The default prediction type of a noise scheduler."""
 
 
-def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
+def build_base(settings: BuildSettings, dataset: Path | None, output: Path) -> None:
     """Publish the base model.
 
     A preset is built from the run's seed and the dataset, whose folder keeps the fitted autoencoder
@@ -48,8 +48,7 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
     other names than in its class, is rewritten.
 
     Args:
-        config: The run's configuration (family, base, revision, base_copy, vae, prediction_type,
-            rescale_betas_zero_snr; for a preset also seed, data, launch and first resolution).
+        settings: What the stage reads of the configuration.
         dataset: Folder of the dataset, which a preset is built for; a real model needs none.
         output: Folder to publish.
 
@@ -57,30 +56,30 @@ def build_base(config: RunConfig, dataset: Path | None, output: Path) -> None:
         PipelineError: the base does not exist, is not whole, is of another family, or has a noise
             schedule that the configuration cannot change like this.
     """
-    family = load_family(config.family)
-    samples = _dataset(config, dataset)
+    family = load_family(settings.family)
+    samples = _dataset(settings, dataset)
     parents = {"dataset": samples.artifact} if samples else {}
     sha256 = remembering(file_sha256)  # linked files were hashed when they were checked
     with artifact.publish(output, KIND, parents=parents) as draft:
         commit = None
         if samples:
-            check_no_revision(config.base, config.revision)
-            _build_preset(config, samples, draft.folder)
+            check_no_revision(settings.base, settings.revision)
+            _build_preset(settings, samples, draft.folder)
         else:
-            commit = _link(config, family, draft.folder)
-            if config.vae == "identity" and family.modality == "image":
+            commit = _link(settings, family, draft.folder)
+            if settings.vae == "identity" and family.modality == "image":
                 family.replace_autoencoder(draft.folder)
-        _change_schedule(config, draft.folder)
+        _change_schedule(settings, draft.folder)
         files = sorted(path for path in draft.folder.rglob("*") if path.is_file())
         draft.known = {path.relative_to(draft.folder).as_posix(): sha256(path) for path in files}
         draft.content = {
             "family": family.name,
-            "base": config.base,
-            "revision": config.revision,
+            "base": settings.base,
+            "revision": settings.revision,
             "commit": commit,
             "parts": part_digests(draft.known),
         }
-        if (file := find_single_file(config.base)) is not None:
+        if (file := find_single_file(settings.base)) is not None:
             draft.content["file_sha256"] = sha256(file)
 
 
@@ -115,38 +114,38 @@ class Crops(Sequence["Image"]):
         return crop_and_resize(image, sample.crop, self.resolution)
 
 
-def _dataset(config: RunConfig, folder: Path | None) -> Dataset | Conversations | None:
+def _dataset(settings: BuildSettings, folder: Path | None) -> Dataset | Conversations | None:
     """Return the dataset that a preset is built for; None for a real model."""
-    if not config.is_preset:
+    if not settings.is_preset:
         return None
     if folder is None:
         raise PipelineError(
-            f"base: the preset {config.base} is built for a dataset, and none was named",
+            f"base: the preset {settings.base} is built for a dataset, and none was named",
             hint="add --dataset FOLDER",
         )
-    return (read_conversations if config.is_text else read_dataset)(folder)
+    return (read_conversations if settings.is_text else read_dataset)(folder)
 
 
-def _build_preset(config: RunConfig, dataset: Dataset | Conversations, folder: Path) -> None:
+def _build_preset(settings: BuildSettings, dataset: Dataset | Conversations, folder: Path) -> None:
     import torch
 
-    torch.set_num_threads(config.launch.num_cpu_threads_per_process or os.cpu_count() or 1)
-    family = load_family(config.family)
+    torch.set_num_threads(settings.num_cpu_threads_per_process or os.cpu_count() or 1)
+    family = load_family(settings.family)
+    assert settings.seed is not None
+    assert settings.resolution is not None
     if isinstance(dataset, Conversations):
         assert family.modality == "text"
-        family.build_preset(config.base, dataset, config.seed, folder)
+        family.build_preset(settings.base, dataset, settings.seed, folder)
         return
     assert family.modality == "image"
-    crops = Crops(
-        open_source(config.data), dataset.split("train"), config.phases[0].train.resolution
-    )
+    crops = Crops(open_source(settings.data), dataset.split("train"), settings.resolution)
     family.build_preset(
-        config.base,
+        settings.base,
         dataset,
         crops,
-        config.seed,
+        settings.seed,
         folder,
-        identity=config.vae == "identity",
+        identity=settings.vae == "identity",
         conditioned=dataset.conditioning_images > 0,
         store=_store(dataset, crops),
     )
@@ -162,23 +161,23 @@ def _store(dataset: Dataset, crops: Crops) -> FittedAutoencoders | None:
     return FittedAutoencoders(folder / AUTOENCODERS, crops.digest(), crops.resolution)
 
 
-def _change_schedule(config: RunConfig, folder: Path) -> None:
+def _change_schedule(settings: BuildSettings, folder: Path) -> None:
     """Write the run's own prediction type and schedule into the noise scheduler.
 
     Training, sampling and programs that load the weights read them there.
     """
     changed: dict[str, Any] = {}
-    if config.prediction_type:
-        changed["prediction_type"] = config.prediction_type
-    if config.rescale_betas_zero_snr:
+    if settings.prediction_type:
+        changed["prediction_type"] = settings.prediction_type
+    if settings.rescale_betas_zero_snr:
         # Sampling has to start at the last timestep, the one without signal.
         changed |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
     if changed:
         path = folder / "scheduler" / "scheduler_config.json"
         found = json.loads(path.read_text()) | changed
-        if config.rescale_betas_zero_snr and found.get("prediction_type", EPSILON) == EPSILON:
+        if settings.rescale_betas_zero_snr and found.get("prediction_type", EPSILON) == EPSILON:
             raise PipelineError(
-                f"rescale_betas_zero_snr: the base {config.base} predicts epsilon, of which "
+                f"rescale_betas_zero_snr: the base {settings.base} predicts epsilon, of which "
                 "nothing can be learned at the last timestep, where noise alone is left",
                 hint="set prediction_type: v_prediction, or remove rescale_betas_zero_snr",
             )
@@ -197,16 +196,16 @@ def _take(source: Path, target: Path, how: str) -> None:
         artifact.copy_new(source, target, only_share=how == "reflink")
 
 
-def _link(config: RunConfig, family: Family, target: Path) -> str | None:
+def _link(settings: BuildSettings, family: Family, target: Path) -> str | None:
     """Take the files that the family needs into the draft; return a hub repository's commit."""
-    files = base_files(config, family)
+    files = base_files(settings.base, settings.revision, family)
     for place, wanted in files.places:
         folder = place.fetch(wanted.values())
         if artifact.is_published(folder):
             published = artifact.read(folder, PUBLISHED, verify=False)
             published.verify(remembering(file_sha256), wanted.values())
         for name, file in wanted.items():
-            _take((folder / file).resolve(), target / name, config.base_copy)
+            _take((folder / file).resolve(), target / name, settings.base_copy)
             if name.endswith(".index.json"):
                 read_shard_names(folder / file)
     if files.others:

@@ -31,20 +31,22 @@ from zerotrain.cache.record import (
 from zerotrain.cache.reuse import keep_equal
 from zerotrain.cache.tokenising import cache_text
 from zerotrain.cache.writer import StoredShards, Tensors, Written, place, write_series
-from zerotrain.config.run import RunConfig
 from zerotrain.config.section import ConditionedPrompt
+from zerotrain.config.stage_settings import CacheSettings
 from zerotrain.data.dataset import read_dataset
 from zerotrain.models.families import load_family
 from zerotrain.models.families.conditioning import check_conditioning, check_sampling
 
 
-def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, output: Path) -> None:
+def cache_latents(
+    settings: CacheSettings, size: int, dataset: Path, base: Path, output: Path
+) -> None:
     """Encode what the cache in `output` does not have yet, and publish the cache again.
 
     The bytes of the result depend neither on what was reused nor on data.num_workers.
 
     Args:
-        config: The run's configuration.
+        settings: What the stage reads of the configuration.
         size: Side of the square images in pixels, or longest row of text in tokens.
         dataset: Folder of the dataset.
         base: Folder of the base model.
@@ -54,24 +56,24 @@ def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, outpu
         PipelineError: an image changed since prepare_dataset, a result is not finite, a shard
             cannot hold one, or the base takes another number of conditioning images.
     """
-    family = load_family(config.family)
+    family = load_family(settings.family)
     if family.modality == "text":
-        cache_text(config, family, size, dataset, base, output)
+        cache_text(settings, family, size, dataset, base, output)
         return
     samples = read_dataset(dataset)
     model = artifact.read(base, "base")
     reads = family.conditioning(base)
-    check_conditioning(reads, samples.conditioning_images, config.base)
+    check_conditioning(reads, samples.conditioning_images, settings.base)
     in_prompt = reads is not None and reads.in_prompt
-    encoding = Encoding(config, size, family, model, reads=reads)
+    encoding = Encoding(settings, size, family, model, reads=reads)
     entries = tuple(encoding.entry(sample) for sample in samples.samples)
     empty_text = None if in_prompt else encoding.text_key("")
-    for asked in config.validation_prompts:
+    for asked in settings.validation_prompts:
         if not isinstance(asked, str):
             check_sampling(base, len(asked[1]), "validation.conditioning_images")
-    prompts = {asked: encoding.prompt_keys(asked) for asked in config.validation_prompts}
+    prompts = {asked: encoding.prompt_keys(asked) for asked in settings.validation_prompts}
     captions = [sample.caption for sample in samples.samples]
-    limits = family.caption_limits(base, captions, config.cache.max_sequence_length)
+    limits = family.caption_limits(base, captions, settings.cache.max_sequence_length)
     artifact.recover_interrupted_publish(output)
     now = present(encoding.code, device=encoding.device)
     stored = StoredShards(output, now)
@@ -83,10 +85,10 @@ def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, outpu
         keys: Iterable[str],
         encode: Callable[[Sequence[str]], Iterator[Tensors]],
     ) -> Written:
-        shard_size = config.cache.shard_size
+        shard_size = settings.cache.shard_size
         return write_series(name, keys, encode, stored, folder=output, shard_size=shard_size)
 
-    names = earlier_keys(output, entries, empty_text, prompts, base=model, cache=config.cache)
+    names = earlier_keys(output, entries, empty_text, prompts, base=model, cache=settings.cache)
     names = {key: name for key, name in names.items() if key not in stored and name in stored}
     stored.rename(names)
     images, shown_images = _conditioning(entries), _shown_images(prompts)
@@ -118,7 +120,7 @@ def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, outpu
     seen = write(PROMPT_IMAGES, shown_images, encoding.conditioning) if shown_images else None
     index = Index(
         resolution=size,
-        dtype=config.cache.dtype,
+        dtype=settings.cache.dtype,
         repeats=samples.repeats,
         entries=entries,
         empty_text=empty_text,
@@ -130,8 +132,8 @@ def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, outpu
     # The user's settings are here, not in the identity; the keys of texts depend on them.
     values = {
         "stage": "cache_latents",
-        "max_sequence_length": config.cache.max_sequence_length,
-        "long_captions": config.long_captions,
+        "max_sequence_length": settings.cache.max_sequence_length,
+        "long_captions": settings.long_captions,
         "text_dtype": encoding.text_dtype,
         "device": encoding.device,
     }
@@ -157,7 +159,7 @@ def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, outpu
         write_index(draft.folder, index)
         draft.content = {
             "resolution": size,
-            "dtype": config.cache.dtype,
+            "dtype": settings.cache.dtype,
             "count": {
                 "samples": len(entries),
                 "latents": latents.total,
@@ -166,7 +168,7 @@ def cache_latents(config: RunConfig, size: int, dataset: Path, base: Path, outpu
             },
         }
     for limit in limits:
-        print(f"{limit.describe('captions', config.long_captions)} ({output / LONG_CAPTIONS})")
+        print(f"{limit.describe('captions', settings.long_captions)} ({output / LONG_CAPTIONS})")
     parts = [(latents, "latents"), (text, "captions")]
     if conditioning is not None:
         parts.insert(1, (conditioning, "sets of conditioning images"))

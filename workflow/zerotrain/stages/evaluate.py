@@ -16,7 +16,7 @@ import torch
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, write_json
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import EvaluateSettings
 from zerotrain.evaluation.curves import (
     draw_curve,
     draw_learning_rate,
@@ -37,8 +37,7 @@ KIND = "evaluation"
 
 
 def evaluate(
-    config: RunConfig,
-    phase: str,
+    settings: EvaluateSettings,
     dataset: Path,
     cache: Path,
     weights: Path,
@@ -49,8 +48,7 @@ def evaluate(
     """Publish the evaluation of a phase and write its metrics.
 
     Args:
-        config: The run's configuration.
-        phase: The phase's name.
+        settings: What the stage reads of the configuration.
         dataset: Folder of the dataset.
         cache: Folder of the phase's cache.
         weights: Folder of the phase's weights.
@@ -65,8 +63,8 @@ def evaluate(
     """
     for path in (output, metrics):
         check_writable(path.parent)
-    threads = config.phase(phase).launch.num_cpu_threads_per_process
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    phase = settings.phase
+    torch.set_num_threads(settings.num_cpu_threads_per_process or os.cpu_count() or 1)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     device = device_type()
@@ -80,9 +78,9 @@ def evaluate(
     log = read_log(trained.artifact.path(f"{RECORDS}metrics.jsonl"))
     memory = MemoryWatch()
     made = (
-        measure_text(config, phase, dataset, weights, device)
-        if config.is_text
-        else measure_images(config, phase, dataset, cache, weights, device)
+        measure_text(settings, dataset, weights, device)
+        if settings.is_text
+        else measure_images(settings, dataset, cache, weights, device)
     )
     uses = memory.use()
     measured = {
@@ -111,7 +109,7 @@ def evaluate(
                 if made.conditioning_images
                 else {}
             ),
-            "evaluate": config.evaluate.model_dump(mode="json"),
+            "evaluate": settings.evaluate.model_dump(mode="json"),
         }
     with artifact.replacing(metrics) as new:
         write_json(new, {key: finite(value) for key, value in found.items() if value is not None})

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import ExportSettings
 from zerotrain.export.export import export
 from zerotrain.export.target import WeightsTarget
 from zerotrain.state.checkpoint import Checkpoint
 
 
 def export_weights(
-    config: RunConfig, checkpoint: Path, base: Path, weights: Path, state: Path
+    settings: ExportSettings, checkpoint: Path, base: Path, weights: Path, state: Path
 ) -> None:
     """Publish a phase's weights and state, after checking them.
 
     Args:
-        config: The run's configuration (family, export, lora, peft, frozen_parameters,
-            trainable_parameters).
+        settings: What the stage reads of the configuration.
         checkpoint: Folder of the phase's checkpoint.
         base: Folder of the base model, whose other parts complete the weights.
         weights: Folder to publish the weights at, for the model's own library.
@@ -26,5 +25,5 @@ def export_weights(
     Raises:
         PipelineError: see zerotrain.export.export.export.
     """
-    target = WeightsTarget.of(config, base, weights)
+    target = WeightsTarget.of(settings, base, weights)
     export(Checkpoint(checkpoint), checkpoint, target, state)

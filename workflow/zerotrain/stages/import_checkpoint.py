@@ -12,7 +12,7 @@ import torch
 from zerotrain import artifact
 from zerotrain.artifact.tensor_file import open_tensors
 from zerotrain.config.optimizers import find, slots
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import ImportSettings
 from zerotrain.errors import PipelineError
 from zerotrain.export.export import export
 from zerotrain.export.formats.original import SLOTS, layers_by_slot
@@ -29,12 +29,17 @@ from zerotrain.training.optim.param_groups import param_groups
 
 
 def import_checkpoint(
-    config: RunConfig, checkpoint: Path, base: Path, state: Path, *, trust_pickle: bool = False
+    settings: ImportSettings,
+    checkpoint: Path,
+    base: Path,
+    state: Path,
+    *,
+    trust_pickle: bool = False,
 ) -> None:
     """Publish the state that a run continues from.
 
     Args:
-        config: The run's configuration, which decides what is trained.
+        settings: What the stage reads of the configuration, which decides what is trained.
         checkpoint: A folder of another program (zerotrain.state.external) or a file of one, a
             safetensors file of weights, or a checkpoint or state of zerotrain.
         base: Folder of the base model.
@@ -46,13 +51,13 @@ def import_checkpoint(
     """
     path = find_checkpoint(checkpoint.expanduser())
     artifact.read_around(base, PUBLISHED)
-    family = load_family(config.family)
+    family = load_family(settings.family)
     model = choose_trained(
         family.empty_model(base),
-        config.adapter_values(),
-        config.frozen_parameters,
-        config.seed,
-        config.trainable_parameters,
+        settings.adapter_values(),
+        settings.frozen_parameters,
+        settings.seed,
+        settings.trainable_parameters,
     )
     trained = {name: list(p.shape) for name, p in trained_parameters(model).items()}
     source = open_source(path, trust_pickle=trust_pickle)
@@ -63,18 +68,18 @@ def import_checkpoint(
             return held[name].get_tensor(name) if name in held else None
 
         if source.adapter is not None:
-            own = adapter_files.run_settings(config.adapter_values(), config.peft is not None)
+            own = adapter_files.run_settings(settings.adapter_values(), settings.peft is not None)
             adapter_files.check_settings(source.adapter, own, path)
         if adapter_files.is_kohya(source.names):
             source = _read_kohya(source, trained, list(held), family, base)
-        elif config.lora is not None and config.lora.fused_layers:
+        elif settings.lora is not None and settings.lora.fused_layers:
             source = adapter_files.share_first_factors(source, trained)
-        source = fit(source, trained, of_base, order=_order(config, model))
-        _check_moments(source, config)
+        source = fit(source, trained, of_base, order=_order(settings, model))
+        _check_moments(source, settings)
         for sentence in source.lost:
             print(f"left out: {sentence}", file=sys.stderr)
     check_same_parameters(source.shapes, trained, path)
-    export(source, path, None, state, position=_begun(source.position, config))
+    export(source, path, None, state, position=_begun(source.position, settings))
 
 
 def _read_kohya(
@@ -95,23 +100,22 @@ def _read_kohya(
     return adapter_files.from_kohya(source, trained, places)
 
 
-def _order(config: RunConfig, model: torch.nn.Module) -> ModelOrder:
+def _order(settings: ImportSettings, model: torch.nn.Module) -> ModelOrder:
     """Return what the run's configuration defines on the order of an optimizer's parameters."""
-    train = config.phases[0].train
     module = {name: list(p.shape) for name, p in model.named_parameters()}
 
     def split(names: list[str]) -> list[Members]:
-        groups = param_groups(train, {name: module[name] for name in names})
+        groups = param_groups(settings.train, {name: module[name] for name in names})
         return [
             Members(group.names, {"lr": group.learning_rate, "weight_decay": group.weight_decay})
             for group in groups
         ]
 
-    resume = config.resume_from_checkpoint
+    resume = settings.resume_from_checkpoint
     names = resume.names if resume else None
     return ModelOrder(
         module=module,
-        split=split if train.param_groups or train.no_decay_norm_bias else None,
+        split=split if settings.param_groups or settings.no_decay_norm_bias else None,
         names=None if names is None else _read_names(names),
         no_decay=spared_names(model),
     )
@@ -131,33 +135,34 @@ def _read_names(names: str) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _check_moments(source: ExternalCheckpoint, config: RunConfig) -> None:
+def _check_moments(source: ExternalCheckpoint, settings: ImportSettings) -> None:
     """Reject a folder without usable moments, unless the first phase allows that.
 
     A file of weights obviously has none; for it, the first phase checks this when it starts.
     """
-    first = config.phases[0]
-    own = slots(find(first.train.optimizer)[0].name, first.train.optimizer_args)
-    if source.folder.is_dir() and source.slots == [MASTER] and own and "moments" not in first.allow:
+    train, allow = settings.train, settings.allow
+    own = slots(find(train.optimizer)[0].name, train.optimizer_args)
+    if source.folder.is_dir() and source.slots == [MASTER] and own and "moments" not in allow:
         raise PipelineError(
             f"{source.folder}: weights alone would be kept: {'; '.join(source.lost)}",
-            hint=f"to start without moments, write `allow: [moments]` into the phase {first.name}",
+            hint="to start without moments, write `allow: [moments]` into the phase "
+            f"{settings.phase}",
         )
 
 
-def _begun(position: TrainerState, config: RunConfig) -> TrainerState:
+def _begun(position: TrainerState, settings: ImportSettings) -> TrainerState:
     """Return the run's start: its own schedule, and a position in its own order of samples."""
     samples = position.samples
     if position.step and not samples:
-        samples = position.step * config.phases[0].train.global_batch_size
+        samples = position.step * settings.batch
         print(
             f"the checkpoint does not say how many samples it has seen; {samples} are assumed, "
             f"{position.step} steps of this run's global batch",
             file=sys.stderr,
         )
-    if (seed := position.rng.get("seed")) not in (None, config.seed):
+    if (seed := position.rng.get("seed")) not in (None, settings.seed):
         print(
-            f"the checkpoint's seed is {seed}, this run's {config.seed}: the samples that follow "
+            f"the checkpoint's seed is {seed}, this run's {settings.seed}: the samples that follow "
             "are this run's",
             file=sys.stderr,
         )

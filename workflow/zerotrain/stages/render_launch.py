@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from zerotrain import artifact
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.data.dataset import read_dataset
 from zerotrain.errors import PipelineError
 from zerotrain.launch.files import write_launch_files
@@ -20,8 +20,7 @@ KIND = "launch"
 
 
 def render_launch(
-    config: RunConfig,
-    phase: str,
+    settings: LaunchSettings,
     dataset: Path,
     preset: Path,
     base: Path | None,
@@ -32,8 +31,7 @@ def render_launch(
     """Write the launch files of one phase.
 
     Args:
-        config: The run's configuration.
-        phase: The phase's name.
+        settings: What the stage reads of the configuration, up to the phase.
         dataset: Folder of the dataset, whose number of samples turns epochs into steps.
         preset: The launch preset's file.
         base: Folder of the base model, whose sizes decide ZeRO's; plain PyTorch needs none.
@@ -45,10 +43,11 @@ def render_launch(
     Raises:
         PipelineError: values do not fit together.
     """
-    epoch_size = _epoch_size(config, dataset, cache)
+    phase = settings.phases[-1]
+    epoch_size = _epoch_size(settings, dataset, cache)
     chosen, why = read_preset(preset), ""
     if chosen.engine == "auto":
-        chosen, why = _choose(config, phase, preset, base)
+        chosen, why = _choose(settings, preset, base)
     start_position = (0, 0)
     if start is not None:
         position = read_position(artifact.read(start, "state"), "state.json")
@@ -57,39 +56,41 @@ def render_launch(
     if chosen.engine == "deepspeed":
         if base is None:
             raise PipelineError(
-                f"phase {phase}: preset {chosen.name} is fitted to the model, and none is named",
+                f"phase {phase.name}: preset {chosen.name} is fitted to the model, and none is "
+                "named",
                 hint="give --base, the folder of the base model",
             )
         sizes = read_sizes(
             artifact.read(base, "base", verify=False),
-            config.family,
-            config.adapter_values(),
-            config.frozen_parameters,
-            config.trainable_parameters,
+            settings.family,
+            settings.adapter_values(),
+            settings.frozen_parameters,
+            settings.trainable_parameters,
         )
-    resolved = resolve_phase(config, phase, chosen, epoch_size, sizes, start_position, why)
+    resolved = resolve_phase(settings, chosen, epoch_size, sizes, start_position, why)
     with artifact.publish(output, KIND) as draft:
         write_run_yaml(resolved, draft.folder / "run.yaml")
         write_launch_files(resolved, draft.folder, output)
 
 
-def _epoch_size(config: RunConfig, dataset: Path, cache: Path | None) -> int:
-    if not config.is_text:
+def _epoch_size(settings: LaunchSettings, dataset: Path, cache: Path | None) -> int:
+    if not settings.is_text:
         return read_dataset(dataset).epoch_size
     if cache is None:
         raise PipelineError(
-            f"family {config.family}: an epoch has as many samples as the cache has rows, and no "
+            f"family {settings.family}: an epoch has as many samples as the cache has rows, and no "
             "cache is named",
             hint="give --cache, the folder of the phase's cache",
         )
     return int(artifact.read(cache, "cache", verify=False).content["epoch_size"])
 
 
-def _choose(config: RunConfig, phase: str, auto: Path, base: Path | None) -> tuple[Preset, str]:
+def _choose(settings: LaunchSettings, auto: Path, base: Path | None) -> tuple[Preset, str]:
     """Return the lowest preset that fits this machine's GPU, and why."""
     from zerotrain.launch.planner import planner
 
-    made = planner.plan(config, phase, planner.here(config.phase(phase)), auto=auto, base=base)
+    phase = settings.phases[-1]
+    made = planner.plan(settings, phase.name, planner.here(phase), auto=auto, base=base)
     name, why = planner.choose_preset(made)
-    print(f"{phase}: {name}: {why}", file=sys.stderr, flush=True)
+    print(f"{phase.name}: {name}: {why}", file=sys.stderr, flush=True)
     return read_preset(auto.with_name(f"{name}.yaml")), why

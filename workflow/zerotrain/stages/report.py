@@ -15,7 +15,7 @@ from PIL import Image
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.config.data import ALPACA
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import ReportSettings
 from zerotrain.config.trackers import ALL, TENSORBOARD
 from zerotrain.data.dataset import KIND as DATASET
 from zerotrain.data.dataset import read_dataset
@@ -37,18 +37,18 @@ COUNTS = {"train": "trained on", "holdout": "held out", "bad": "left out as brok
 """Labels of the counts of a dataset."""
 
 
-def report(config: RunConfig, folders: list[Path], output: Path) -> None:
+def report(settings: ReportSettings, folders: list[Path], output: Path) -> None:
     """Publish index.html (grid, curves, metrics, launch of each phase), and print the paths.
 
     Args:
-        config: The run's configuration.
+        settings: What the stage reads of the configuration.
         folders: Folders of the phases, in order.
         output: Folder to publish.
 
     Raises:
         PipelineError: a phase has not been evaluated.
     """
-    facts = [_phase(folder, config) for folder in folders]
+    facts = [_phase(folder, settings) for folder in folders]
     parents = {
         folder.name: artifact.read(folder / "evaluation", "evaluation", verify=False)
         for folder in folders
@@ -56,31 +56,30 @@ def report(config: RunConfig, folders: list[Path], output: Path) -> None:
     evaluated = parents[folders[-1].name]
     with artifact.publish(output, KIND, parents=parents) as draft:
         page = render_page(
-            config.run,
-            _summary(config, folders[-1]),
+            settings.run,
+            _summary(settings, folders[-1]),
             facts,
-            _data_rows(config, evaluated),
+            _data_rows(settings, evaluated),
         )
         (draft.folder / "index.html").write_text(page, encoding="utf-8")
-        draft.content = {"run": config.run, "phases": [folder.name for folder in folders]}
+        draft.content = {"run": settings.run, "phases": [folder.name for folder in folders]}
     last = facts[-1]
-    shown = "answers  " if config.is_text else "grid     "
-    made = folders[-1] / "evaluation" / (ANSWERS if config.is_text else GRID)
-    resolution = config.phase(last.name).train.resolution
+    shown = "answers  " if settings.is_text else "grid     "
+    made = folders[-1] / "evaluation" / (ANSWERS if settings.is_text else GRID)
     command = use_command(
         last.weights,
         evaluated.content,
-        None if config.is_text else resolution,
+        _resolution(settings, last.name),
         folders[-1] / "evaluation",
     )
-    if config.data.prompt_template == ALPACA:
+    if settings.data.prompt_template == ALPACA:
         command.append("--raw")
     print(
         f"report   {output / 'index.html'}\n"
         f"weights  {last.weights}\n"
         f"{shown}{made}\n"
         f"metrics  {folders[-1] / 'metrics.json'}\n"
-        f"curves   {_curves(config, folders)}\n"
+        f"curves   {_curves(settings, folders)}\n"
         f"use it   {shlex.join(command)}"
     )
 
@@ -107,15 +106,20 @@ def use_command(
     return command if resolution is None else [*command, "--resolution", str(resolution)]
 
 
-def _curves(config: RunConfig, folders: list[Path]) -> str:
-    phases = [config.phase(phase.name) for phase in config.phases]
-    named = {name for phase in phases for name in phase.train.report_to}
+def _resolution(settings: ReportSettings, name: str) -> int | None:
+    """Return the side of a phase's images; None for text."""
+    resolutions = {phase.name: phase.train.resolution for phase in settings.phases}
+    return None if settings.is_text else resolutions[name]
+
+
+def _curves(settings: ReportSettings, folders: list[Path]) -> str:
+    named = {name for phase in settings.phases for name in phase.train.report_to}
     if named & {ALL, TENSORBOARD}:
         return f"tensorboard --logdir {shlex.quote(str(folders[-1].parent))}"
     return str(folders[-1] / "state" / "records" / "metrics.jsonl")
 
 
-def _phase(folder: Path, config: RunConfig) -> PhaseFacts:
+def _phase(folder: Path, settings: ReportSettings) -> PhaseFacts:
     evaluation = artifact.read(folder / "evaluation", "evaluation")
     launch, metrics = folder / "launch", folder / "metrics.json"
     if launch.is_dir():  # a phase that was launched by hand has none
@@ -138,12 +142,12 @@ def _phase(folder: Path, config: RunConfig) -> PhaseFacts:
         ran_on=_ran_on(folder / "checkpoint"),
         loading=loading_code(
             folder / "weights",
-            config.family,
+            settings.family,
             evaluation.content["prompts"][0],
-            resolution=None if config.is_text else config.phase(folder.name).train.resolution,
-            max_sequence_length=config.cache.max_sequence_length,
-            long_captions=config.long_captions,
-            raw=config.data.prompt_template == ALPACA,
+            resolution=_resolution(settings, folder.name),
+            max_sequence_length=settings.max_sequence_length,
+            long_captions=settings.long_captions,
+            raw=settings.data.prompt_template == ALPACA,
             system=evaluation.content.get("systems", [None])[0],
             images=[
                 (folder / "evaluation" / file).as_posix()
@@ -182,18 +186,18 @@ def _answers(evaluation: Artifact) -> list[Answer]:
     return read_answers(evaluation.path(ANSWERS)) if ANSWERS in evaluation.files else []
 
 
-def _summary(config: RunConfig, folder: Path) -> list[tuple[str, str]]:
-    evaluate = config.evaluate
+def _summary(settings: ReportSettings, folder: Path) -> list[tuple[str, str]]:
+    evaluate = settings.evaluate
     scale = "default" if evaluate.guidance_scale is None else f"{evaluate.guidance_scale:g}"
     sampling = (
         f"{evaluate.num_inference_steps} steps, guidance {scale}, scheduler {evaluate.scheduler}"
     )
     rows = [
-        ("family", config.family),
-        ("base", config.base + (f" at {config.revision}" if config.revision else "")),
-        ("data", config.data.images or config.data.path or config.data.source),
-        ("seed", str(config.seed)),
-        ("sampling", "greedy" if config.is_text else sampling),
+        ("family", settings.family),
+        ("base", settings.base + (f" at {settings.revision}" if settings.revision else "")),
+        ("data", settings.data.images or settings.data.path or settings.data.source),
+        ("seed", str(settings.seed)),
+        ("sampling", "greedy" if settings.is_text else sampling),
         ("report of", f"{datetime.now(UTC):%Y-%m-%d}"),
     ]
     if artifact.is_published(folder / "checkpoint"):
@@ -203,7 +207,7 @@ def _summary(config: RunConfig, folder: Path) -> list[tuple[str, str]]:
     return rows
 
 
-def _data_rows(config: RunConfig, evaluation: Artifact) -> list[tuple[str, str]]:
+def _data_rows(settings: ReportSettings, evaluation: Artifact) -> list[tuple[str, str]]:
     """Return counts of samples and crops of images; nothing if the dataset is gone."""
     parent = evaluation.parents.get("dataset")
     if parent is None or not artifact.is_published(folder := Path(parent["path"])):
@@ -213,7 +217,7 @@ def _data_rows(config: RunConfig, evaluation: Artifact) -> list[tuple[str, str]]
         return []
     count = dataset.content["count"]
     rows = [(name, f"{count[key]:,}") for key, name in COUNTS.items() if count[key]]
-    if config.is_text or not dataset.content["samples"]:
+    if settings.is_text or not dataset.content["samples"]:
         return rows
-    resolution = max(phase.train.resolution for phase in config.phases)
+    resolution = max(phase.train.resolution for phase in settings.phases)
     return rows + summary_rows(summarise_images(read_dataset(folder).samples, resolution))

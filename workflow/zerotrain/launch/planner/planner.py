@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from zerotrain.config.models import Phase
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.choice import Choice, choose
 from zerotrain.launch.planner.gpus import Gpu, find_gpu, named_gpu
@@ -65,7 +65,7 @@ class Place:
 class Plan:
     """All predictions of a phase."""
 
-    config: RunConfig
+    config: PlannedRun
     phase: Phase
     place: Place
     traced: Traced
@@ -122,7 +122,7 @@ def described(
 
 
 def plan(
-    config: RunConfig,
+    config: PlannedRun,
     name: str,
     place: Place,
     *,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from zerotrain.config import optimizers
 from zerotrain.config.models import Phase
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.launch.overrides import overlay
 from zerotrain.launch.planner.gpus import Gpu
 from zerotrain.launch.planner.hardware import StepTime, step_time
@@ -71,7 +71,7 @@ class Prediction:
 
 
 def predict(
-    config: RunConfig,
+    config: PlannedRun,
     phase: Phase,
     preset: Preset,
     traced: Traced,

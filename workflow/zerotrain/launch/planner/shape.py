@@ -14,7 +14,7 @@ from zerotrain.launch.planner.architecture import Architecture
 from zerotrain.models.families.conditioning import IMAGE_EMBEDDER, read_pipeline
 
 if TYPE_CHECKING:
-    from zerotrain.config.run import RunConfig
+    from zerotrain.config.stage_settings import PlannedRun
 
 CLIP_TOKENS = 77
 TEXT_TOKENS = {"sd3": 256, "qwen_image": 512, "flux": 512}
@@ -54,7 +54,7 @@ class Shape:
     image_text_tokens: int = 0
 
     @classmethod
-    def of(cls, config: RunConfig, base: str, batch: int, size: int) -> Shape:
+    def of(cls, config: PlannedRun, base: str, batch: int, size: int) -> Shape:
         """Return the shape of a run's micro batch.
 
         Args:

@@ -19,7 +19,7 @@ from typing import Any
 from zerotrain.artifact import digest, write_whole
 from zerotrain.artifact.sources import source_digest
 from zerotrain.artifact.verdicts import verdicts_file
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.launch.planner.architecture import Architecture, find_architecture
 from zerotrain.launch.planner.part import Part
 from zerotrain.launch.planner.traced import Activations, ModelShapes, Traced
@@ -42,7 +42,7 @@ def folder() -> Path:
     return verdicts_file().with_name("plans")
 
 
-def model_key(config: RunConfig, base: str, side: int | None) -> dict[str, Any]:
+def model_key(config: PlannedRun, base: str, side: int | None) -> dict[str, Any]:
     """Return what the trained model depends on, with the code that builds and traces it.
 
     Args:

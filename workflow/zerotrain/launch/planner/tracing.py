@@ -15,7 +15,7 @@ from typing import Any
 
 from zerotrain.config.adapters import method_of
 from zerotrain.config.models import Phase
-from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner import trace_store
 from zerotrain.launch.planner.architecture import Architecture, find_architecture
@@ -26,7 +26,7 @@ from zerotrain.machine.verdict import Engine
 
 
 def trace(
-    config: RunConfig,
+    config: PlannedRun,
     phase: Phase,
     base: Path | None,
     *,
@@ -41,7 +41,7 @@ class Tracer:
     """Tracer of a phase's micro batches under both engines; it builds the model at most once."""
 
     def __init__(
-        self, config: RunConfig, phase: Phase, base: Path | None, *, cpu: bool = False
+        self, config: PlannedRun, phase: Phase, base: Path | None, *, cpu: bool = False
     ) -> None:
         """Find the model's architecture.
 

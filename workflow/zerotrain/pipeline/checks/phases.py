@@ -18,6 +18,7 @@ from zerotrain.artifact.layout import RunFolder
 from zerotrain.config import optimizers
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.config.trackers import check_installed
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset, read_preset
@@ -94,7 +95,7 @@ def _resolve(run: RunConfig, name: str) -> ResolvedPhase | None:
     if preset.engine == "auto":
         return None
     sizes = STAND_IN if preset.engine == "deepspeed" else None
-    return resolve_phase(run, name, preset, 1, sizes)
+    return resolve_phase(LaunchSettings.of(run, name), preset, 1, sizes)
 
 
 @cache  # phases and runs share them

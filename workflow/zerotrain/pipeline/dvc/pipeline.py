@@ -15,6 +15,7 @@ from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.sources import PACKAGE
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import local_folders
 from zerotrain.pipeline.dvc.jobs import in_order, stage_command, stage_name, workflow_of
@@ -28,19 +29,22 @@ HEADER = """\
 GUARD = "dvc_yaml"
 """The stage that fails if dvc.yaml is not current. It depends on all values of the configuration:
 other stages depend on single values, and DVC does not notice when a missing value is added."""
+
+
+def _file_keys(path: str) -> tuple[str, ...]:
+    """Return the keys of the file behind a place in the run."""
+    key = path.removeprefix("phases.0.train.")
+    return (path,) if key == path else (f"train.{key}", f"phases.0.{key}")
+
+
 CONFIG_KEYS = {
+    name: _file_keys(path)
+    for settings in SETTINGS.values()
+    for name, path in settings.paths(recorded=True).items()
+} | {
     "data": ("data.*",),
-    "num_cpu_threads_per_process": ("launch.num_cpu_threads_per_process",),
-    "resolution": ("train.resolution", "phases.0.resolution"),
-    "packing": ("train.packing", "phases.0.packing"),
-    "long_captions": ("train.long_captions", "phases.0.long_captions"),
-    "batch": ("train.global_batch_size", "phases.0.global_batch_size"),
     "phases": ("train", "launch", "phases.*"),
     "folder": ("resume_from_checkpoint",),
-    "param_groups": ("train.param_groups", "phases.0.param_groups"),
-    "no_decay_norm_bias": ("train.no_decay_norm_bias", "phases.0.no_decay_norm_bias"),
-    "allow": ("phases.0.allow",),
-    "virtual_tokens": ("peft.num_virtual_tokens",),
     "validation_prompts": tuple(
         f"{where}validation.{key}"
         for where in ("", "phases.*.")

@@ -7,6 +7,7 @@ from typing import Any
 
 from zerotrain.config.models import Phase
 from zerotrain.config.section import Role
+from zerotrain.config.stage_settings import SETTINGS
 from zerotrain.launch.resolved import DEFAULTS, keys_of
 from zerotrain.pipeline.graph.code import KEPT, Code, job_code
 from zerotrain.pipeline.graph.runs import Runs
@@ -42,44 +43,23 @@ class JobParameters:
 
         return of_job
 
-    def value(self, key: str) -> OfJob:
-        """Return a function that gives a value of the run, by its attribute such as
-        `launch.machines`; None for a missing section."""
+    def settings(self, rule: str) -> dict[str, OfJob]:
+        """Return the parameters of a rule that record what its stage reads, by their names."""
+        kind = SETTINGS[rule]
 
-        def of_job(wildcards: Any) -> Any:
-            return as_json(_attribute(self._runs.of(wildcards), key))
+        def recorded(name: str) -> OfJob:
+            def of_job(wildcards: Any) -> Any:
+                settings = kind.of(self._runs.of(wildcards), wildcards.get("phase", ""))
+                return as_json(getattr(settings, name))
 
-        return of_job
+            return of_job
 
-    def first_phase(self, key: str) -> OfJob:
-        """Return a function that gives a value of the run's first phase."""
-
-        def of_job(wildcards: Any) -> Any:
-            return as_json(_attribute(self._runs.of(wildcards).phases[0], key))
-
-        return of_job
-
-    def of_preset(self, value: OfJob) -> OfJob:
-        """Return a function that gives a value which only presets are built from; else None."""
-
-        def of_job(wildcards: Any) -> Any:
-            return value(wildcards) if self._runs.of(wildcards).is_preset else None
-
-        return of_job
+        return {name: recorded(name) for name in kind.paths(recorded=True)}
 
     def data(self, wildcards: Any) -> dict[str, Any]:
         """Return the values that a dataset is made from, without its name and number of workers."""
         data = self._runs.of(wildcards).data
         return data.model_dump(mode="json", exclude={"name", "num_workers"})
-
-    def virtual_tokens(self, wildcards: Any) -> int | None:
-        """Return the length of a trained prompt."""
-        return (self._runs.of(wildcards).peft or {}).get("num_virtual_tokens")
-
-    def phases_so_far(self, wildcards: Any) -> list[dict[str, Any]]:
-        """Return the values of the phase and those before it; later phases change nothing."""
-        run, phase = self._runs.of(wildcards), self._runs.phase_of(wildcards)
-        return [trained_values(one) for one in run.phases[: run.phases.index(phase) + 1]]
 
 
 def option(name: str, input_name: str) -> Callable[[Any, Any], str]:
@@ -107,10 +87,6 @@ def as_json(value: Any) -> Any:
     """Return a value as Snakemake records it: sections as mappings, lists of sections as lists."""
     if isinstance(value, list):
         return [as_json(one) for one in value]
+    if isinstance(value, Phase):
+        return trained_values(value)
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
-
-
-def _attribute(value: Any, key: str) -> Any:
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value

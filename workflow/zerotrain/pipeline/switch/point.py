@@ -29,7 +29,7 @@ def phase_ends(config: RunConfig) -> list[tuple[Phase, int]]:
     if state := imported_state(config):
         position = read_position(artifact.read(state, "state", verify=False), "state.json")
         start = position.step, position.samples
-    spans = phase_spans(config, size, start)
+    spans = phase_spans(config.phases, size, start)
     return [(phase, spans[phase.name][1]) for phase in config.phases]
 
 

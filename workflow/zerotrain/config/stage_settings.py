@@ -1,0 +1,260 @@
+"""The settings of each stage: all that it reads of a run's configuration.
+
+A stage takes its settings and no other part of the configuration. Its rule records their fields as
+parameters of these names, so that a changed value reruns the job, except for Unrecorded ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self, TypeAlias
+
+from zerotrain.config.data import DataConfig
+from zerotrain.config.models import (
+    CacheConfig,
+    EvaluateConfig,
+    ExportConfig,
+    Phase,
+    ResumeConfig,
+    RunSections,
+)
+from zerotrain.config.section import ConditionedPrompt, Section
+from zerotrain.config.training import LoraConfig, ParamGroup, TrainConfig
+
+
+@dataclass(frozen=True)
+class From:
+    """The place of a value in a run, if it is not the attribute of the field's name."""
+
+    path: str
+    """Attributes, keys and indices; `phase` is the job's phase."""
+
+
+@dataclass(frozen=True)
+class Unrecorded:
+    """The reason why a rule need not record a field."""
+
+    reason: str
+
+
+OF_CODE = Unrecorded("the module of the family is a part of the parameter `code`")
+OF_MESSAGES = Unrecorded("is only named in messages")
+OF_PATHS = Unrecorded("is part of every path")
+OF_DATASET = Unrecorded("samples are read through the dataset's manifest, which has their hashes")
+OF_CACHE = Unrecorded("with other captions the cache is another one, which is an input")
+OF_WEIGHTS = Unrecorded("the weights, which are an input, were made with it")
+OF_EVALUATION = Unrecorded("is shown next to the evaluations, which came after it")
+OF_HORIZON = Unrecorded("training keeps the horizon that it began with")
+OF_PLANNER = Unrecorded("only `launch: auto` reads it, whose choice stands")
+OF_GROUPS = Unrecorded("tells apart groups of `param_groups`; without its moments the job fails")
+THREADS = From("launch.num_cpu_threads_per_process")
+MAX_SEQUENCE_LENGTH = From("cache.max_sequence_length")
+
+
+class StageSettings(Section):
+    """The part of the configuration that a stage reads."""
+
+    @classmethod
+    def of(cls, config: RunSections, phase: str = "") -> Self:
+        """Return what the stage reads of a run, and of its phase if its jobs are those of phases.
+
+        Raises:
+            PipelineError: no phase has that name.
+        """
+        own = {"phase": config.phase(phase)} if phase else {}
+        values = {
+            name: _find(own if path.startswith("phase.") else config, path)
+            for name, path in cls.paths().items()
+        }
+        return cls(**values)
+
+    @classmethod
+    def paths(cls, *, recorded: bool = False) -> dict[str, str]:
+        """Return the place of each field in a run; of those alone that the stage's rule records."""
+        found = {}
+        for name, field in cls.model_fields.items():
+            kinds = {type(one): one for one in field.metadata}
+            if not (recorded and Unrecorded in kinds):
+                found[name] = kinds[From].path if From in kinds else name
+        return found
+
+    def by_key(self) -> dict[str, Any]:
+        """Return the recorded values by their keys in the configuration."""
+        found: dict[str, Any] = {}
+        for name, path in self.paths(recorded=True).items():
+            key, value = path.removeprefix("phases.0."), getattr(self, name)
+            inner = [*value] if isinstance(value, Section) else []
+            found |= {f"{key}.{one}": own for one, own in inner} or {key: value}
+        return found
+
+
+def _find(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        if isinstance(value, list):
+            value = value[int(name)]
+        elif isinstance(value, Mapping) or value is None:
+            value = (value or {}).get(name)
+        else:
+            value = getattr(value, name)
+    return value
+
+
+class TrainedPartSettings(StageSettings):
+    """The settings that decide which part of the model is trained."""
+
+    lora: LoraConfig | None
+    peft: dict[str, Any] | None
+    frozen_parameters: list[str]
+    trainable_parameters: list[str]
+
+    def adapter_values(self) -> dict[str, Any] | None:
+        """Return the values of the adapter that is trained; None for none."""
+        return self.lora.values() if self.lora else self.peft
+
+
+class BuildSettings(StageSettings):
+    """The settings of build_base; seed and resolution are None for a real model."""
+
+    base: str
+    revision: str | None
+    base_copy: str
+    prediction_type: str | None
+    rescale_betas_zero_snr: bool
+    vae: str | None
+    seed: int | None
+    resolution: Annotated[int | None, From("phases.0.train.resolution")]
+    num_cpu_threads_per_process: Annotated[int | None, THREADS]
+    is_preset: Annotated[bool, Unrecorded("follows from base")]
+    family: Annotated[str, OF_CODE]
+    is_text: Annotated[bool, OF_CODE]
+    data: Annotated[DataConfig, OF_DATASET]
+
+    @classmethod
+    def of(cls, config: RunSections, phase: str = "") -> Self:
+        """Return the settings of a run's stage."""
+        found = super().of(config)
+        real = {"seed": None, "resolution": None}
+        return found if found.is_preset else found.model_copy(update=real)
+
+
+class CacheSettings(StageSettings):
+    """The settings of cache_latents."""
+
+    cache: CacheConfig
+    validation_prompts: list[str | ConditionedPrompt]
+    packing: Annotated[bool, From("phases.0.train.packing")]
+    long_captions: Annotated[str, From("phases.0.train.long_captions")]
+    virtual_tokens: Annotated[int | None, From("peft.num_virtual_tokens")]
+    num_cpu_threads_per_process: Annotated[int | None, THREADS]
+    base: Annotated[str, OF_MESSAGES]
+    family: Annotated[str, OF_CODE]
+    data: Annotated[DataConfig, OF_DATASET]
+
+
+class ImportSettings(TrainedPartSettings):
+    """The settings of import_checkpoint; the folder is an option of its command."""
+
+    folder: Annotated[str | None, From("resume_from_checkpoint.folder")]
+    resume_from_checkpoint: ResumeConfig | None
+    seed: int
+    batch: Annotated[int, From("phases.0.train.global_batch_size")]
+    param_groups: Annotated[list[ParamGroup], From("phases.0.train.param_groups")]
+    no_decay_norm_bias: Annotated[bool, From("phases.0.train.no_decay_norm_bias")]
+    allow: Annotated[list[str], From("phases.0.allow")]
+    phase: Annotated[str, From("phases.0.name"), OF_MESSAGES]
+    train: Annotated[TrainConfig, From("phases.0.train"), OF_GROUPS]
+    family: Annotated[str, OF_CODE]
+
+
+class LaunchSettings(TrainedPartSettings):
+    """The settings of render_launch, of its resolver and of the planner."""
+
+    seed: int
+    family: str
+    base_model_precision: str
+    base_model_exclude_modules: list[str]
+    phases: list[Phase]
+    """The phase, after those before it."""
+    later: Annotated[list[Phase], From("phases"), OF_HORIZON]
+    run: Annotated[str, OF_PATHS]
+    given: Annotated[frozenset[str], From("model_fields_set"), Unrecorded("tells who set a value")]
+    is_text: Annotated[bool, Unrecorded("follows from family")]
+    is_preset: Annotated[bool, OF_PLANNER]
+    base: Annotated[str, OF_PLANNER]
+    cache: Annotated[CacheConfig, OF_PLANNER]
+    data: Annotated[DataConfig, OF_PLANNER]
+    export: Annotated[ExportConfig, OF_PLANNER]
+
+    @classmethod
+    def of(cls, config: RunSections, phase: str = "") -> Self:
+        """Return the settings of a run's stage for a phase."""
+        end = config.phases.index(config.phase(phase)) + 1
+        parts = {"phases": config.phases[:end], "later": config.phases[end:]}
+        return super().of(config).model_copy(update=parts)
+
+    def phase(self, name: str) -> Phase:
+        """Return the phase of that name."""
+        return next(phase for phase in self.phases if phase.name == name)
+
+    def cache_size(self, phase: Phase) -> int:
+        """Return the number that names a phase's cache, as RunSections.cache_size does."""
+        return phase.train.max_length if self.is_text else phase.train.resolution
+
+
+PlannedRun: TypeAlias = RunSections | LaunchSettings
+"""What the planner takes: a run, or the settings of the stage that plans for `launch: auto`."""
+
+
+class ExportSettings(TrainedPartSettings):
+    """The settings of export_weights."""
+
+    export: ExportConfig
+    family: Annotated[str, OF_CODE]
+    max_sequence_length: Annotated[int | None, MAX_SEQUENCE_LENGTH, OF_CACHE]
+    long_captions: Annotated[str, OF_CACHE]
+    prompt_template: Annotated[str | None, From("data.prompt_template"), OF_CACHE]
+
+
+class EvaluateSettings(StageSettings):
+    """The settings of evaluate."""
+
+    evaluate: EvaluateConfig
+    seed: int
+    phase: Annotated[str, From("phase.name"), OF_PATHS]
+    family: Annotated[str, OF_CODE]
+    is_text: Annotated[bool, OF_CODE]
+    data: Annotated[DataConfig, OF_DATASET]
+    max_sequence_length: Annotated[int | None, MAX_SEQUENCE_LENGTH, OF_CACHE]
+    long_captions: Annotated[str, OF_CACHE]
+    train: Annotated[TrainConfig, From("phase.train"), OF_WEIGHTS]
+    num_cpu_threads_per_process: Annotated[int | None, From(f"phase.{THREADS.path}"), OF_WEIGHTS]
+
+
+class ReportSettings(StageSettings):
+    """The settings of report."""
+
+    run: Annotated[str, OF_EVALUATION]
+    family: Annotated[str, OF_EVALUATION]
+    is_text: Annotated[bool, OF_EVALUATION]
+    base: Annotated[str, OF_EVALUATION]
+    revision: Annotated[str | None, OF_EVALUATION]
+    data: Annotated[DataConfig, OF_EVALUATION]
+    seed: Annotated[int, OF_EVALUATION]
+    evaluate: Annotated[EvaluateConfig, OF_EVALUATION]
+    max_sequence_length: Annotated[int | None, MAX_SEQUENCE_LENGTH, OF_EVALUATION]
+    long_captions: Annotated[str, OF_EVALUATION]
+    phases: Annotated[list[Phase], OF_EVALUATION]
+
+
+SETTINGS: Mapping[str, type[StageSettings]] = {
+    "build_base": BuildSettings,
+    "cache_latents": CacheSettings,
+    "import_checkpoint": ImportSettings,
+    "render_launch": LaunchSettings,
+    "export_weights": ExportSettings,
+    "evaluate": EvaluateSettings,
+    "report": ReportSettings,
+}
+"""The settings of stages, by their rules. prepare_dataset takes `data` itself; train_phase reads
+launch files alone."""
