@@ -24,9 +24,13 @@ rule cache_latents:
         runtime=RESOURCES.minutes(480),
         gres="gpu:1",
     params:
+        **PARAMETERS.settings("cache_latents"),
         code=PARAMETERS.code("cache_latents"),
         config_file=PARAMETERS.config_file,
+<<<<<<< HEAD
         **PARAMETERS.settings("cache_latents"),
+=======
+>>>>>>> w-stages
     shell:
         """
         zerotrain --log {log:q} cache_latents \

@@ -28,9 +28,13 @@ rule evaluate:
         runtime=RESOURCES.minutes(240),
         gres="gpu:1",
     params:
+        **PARAMETERS.settings("evaluate"),
         code=PARAMETERS.code("evaluate"),
         config_file=PARAMETERS.config_file,
+<<<<<<< HEAD
         **PARAMETERS.settings("evaluate"),
+=======
+>>>>>>> w-stages
     shell:
         """
         zerotrain --log {log:q} evaluate \

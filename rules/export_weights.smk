@@ -22,9 +22,13 @@ rule export_weights:
         **RESOURCES.memory("export_weights"),
         runtime=RESOURCES.minutes(60),
     params:
+        **PARAMETERS.settings("export_weights"),
         code=PARAMETERS.code("export_weights"),
         config_file=PARAMETERS.config_file,
+<<<<<<< HEAD
         **PARAMETERS.settings("export_weights"),
+=======
+>>>>>>> w-stages
     shell:
         """
         zerotrain --log {log:q} export_weights \

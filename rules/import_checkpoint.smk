@@ -22,9 +22,13 @@ rule import_checkpoint:
         **RESOURCES.memory("import_checkpoint"),
         runtime=RESOURCES.minutes(60),
     params:
+        **PARAMETERS.settings("import_checkpoint"),
         code=PARAMETERS.code("import_checkpoint"),
         config_file=PARAMETERS.config_file,
+<<<<<<< HEAD
         **PARAMETERS.settings("import_checkpoint"),
+=======
+>>>>>>> w-stages
     shell:
         """
         zerotrain --log {log:q} import_checkpoint \

@@ -23,6 +23,7 @@ rule report:
     conda:
         "../envs/zerotrain.yaml"
     params:
+        **PARAMETERS.settings("report"),
         code=PARAMETERS.code("report"),
         config_file=PARAMETERS.config_file,
         **PARAMETERS.settings("report"),

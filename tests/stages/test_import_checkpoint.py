@@ -49,7 +49,11 @@ def saved(folder: Path, base: Path, groups: Any) -> dict[str, dict[str, torch.Te
 def imported(folder: Path, base: Path, state: Path, **changes: Any) -> State:
     """The state of the checkpoint, under the run with these changes."""
     resume = {"folder": str(folder), **changes.pop("resume", {})}
+<<<<<<< HEAD
     config = parse_config({**IMPORTING_RUN, "resume_from_checkpoint": resume, **changes}, "c")
+=======
+    config = parse_config({**RUN, "resume_from_checkpoint": resume, **changes}, "c")
+>>>>>>> w-stages
     import_checkpoint(ImportSettings.of(config), folder, base, state)
     return State(state)
 

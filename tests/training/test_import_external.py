@@ -20,6 +20,10 @@ from tests.training.matrix import deviation
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
+<<<<<<< HEAD:tests/training/test_import_external.py
+=======
+from zerotrain.machine.ports import free_port
+>>>>>>> w-stages:tests/training/test_import_elsewhere.py
 from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.state.state import State
 from zerotrain.training.checkpointing.preflight import check_start

@@ -10,6 +10,13 @@ from tests.builders.phases import make_phase
 from tests.builders.refusals import refusal
 
 from zerotrain import artifact
+<<<<<<< HEAD
+=======
+from zerotrain.config.read import parse_config
+from zerotrain.errors import PipelineError
+from zerotrain.launch.preset import read_preset
+from zerotrain.launch.resolve import LaunchSettings, resolve_phase
+>>>>>>> w-stages
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.checkpointing.conditions import Changes, Recorded, changes
 from zerotrain.training.checkpointing.preflight import check_progress, check_start
@@ -23,6 +30,21 @@ POSITION = {
 ADAM = ["master", "exp_avg", "exp_avg_sq"]
 
 
+<<<<<<< HEAD
+=======
+def phase(preset: str = "torch", **changes: Any) -> ResolvedPhase:
+    """A phase of a run of cats, until step 300."""
+    raw = {
+        "run": "cats", "base": "nano", "data": {"images": "photos"},
+        "phases": [{"name": "plain", "until": 300, "launch": preset, "global_batch_size": 4}],
+    }  # fmt: skip
+    chosen = read_preset(Path(f"config/launch/{preset}.yaml"))
+    sizes = model_sizes({"a.weight": [10, 10]})
+    resolved = resolve_phase(LaunchSettings.of(parse_config(raw, "c"), "plain"), chosen, 100, sizes)
+    return resolved.changed(**changes)
+
+
+>>>>>>> w-stages
 def state(folder: Path, slots: list[str], **changes: Any) -> artifact.Artifact:
     """A state's JSON without its tensors."""
     with artifact.publish(folder / "state", "state") as draft:

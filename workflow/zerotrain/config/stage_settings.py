@@ -114,7 +114,7 @@ class TrainedPartSettings(StageSettings):
 
 
 class BuildSettings(StageSettings):
-    """The settings of build_base. Seed and resolution are None for a real model, which has its own."""
+    """The settings of build_base; seed and resolution are None for a real model."""
 
     base: str
     revision: str | None
