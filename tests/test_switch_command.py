@@ -42,8 +42,8 @@ from zerotrain.state.position import TrainerState
 from zerotrain.training.checkpointing import set_aside
 from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.process import stop
-from zerotrain.training.process.holder import Holder
-from zerotrain.training.process.lock import holder_of
+from zerotrain.training.process.lock import read_owner
+from zerotrain.training.process.lock_owner import LockOwner
 from zerotrain.training.process.stop import stop_training
 
 ROOT = Path(__file__).parent.parent
@@ -351,7 +351,7 @@ def test_a_running_training_is_asked_to_stop(capfd: pytest.CaptureFixture[str]) 
     with start_training(progress) as child:
         assert stop_training(progress, 60)
         assert child.wait() == 0
-    assert holder_of(progress) is None
+    assert read_owner(progress) is None
     assert capfd.readouterr().err == (
         f"{progress}: pid {child.pid} on {socket.gethostname()} trains here; it is asked to stop "
         "after its step, with a checkpoint\n"
@@ -427,7 +427,7 @@ def test_a_switch_that_fails_accepts_nothing(monkeypatch, failure) -> None:
 
     def make(config: Path, targets: list[str]) -> None:
         found.append(os.environ.get(set_aside.ENVIRONMENT))
-        assert holder_of(progress) is None
+        assert read_owner(progress) is None
         if len(found) == 2:
             raise failure
         export("plain", 100)
@@ -438,7 +438,7 @@ def test_a_switch_that_fails_accepts_nothing(monkeypatch, failure) -> None:
     assert found == [None, accepted]
     assert set_aside.ENVIRONMENT not in os.environ
     assert Path("config/flowers.yaml").read_text() == CONFIG
-    assert holder_of(progress) is None
+    assert read_owner(progress) is None
     assert not list(progress.glob("*.json"))
 
     switch.switch(SwitchOptions("flowers", "zero2", accept=True))
@@ -491,7 +491,7 @@ def test_the_snakemake_above_a_training_is_waited_for() -> None:
     ) as caller:
         assert caller.stdout
         pid = int(caller.stdout.readline())
-        trainer = Holder(socket.gethostname(), pid, psutil.Process(pid).create_time(), "")
+        trainer = LockOwner(socket.gethostname(), pid, psutil.Process(pid).create_time(), "")
         assert [p.pid for p in stop._snakemakes_above(trainer)] == [caller.pid]
         os.kill(pid, signal.SIGKILL)
     assert stop._snakemakes_above(trainer) == []
@@ -555,7 +555,7 @@ def test_a_killed_training_goes_on_under_deepspeed(
             assert running.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        holder = holder_of(progress)
+        holder = read_owner(progress)
         assert holder
         os.kill(holder.pid, signal.SIGKILL)
     end = max(int(path.parent.name[5:]) for path in progress.glob("step-*/manifest.json")) + 9

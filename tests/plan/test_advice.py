@@ -47,7 +47,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.copytree(ROOT / "config" / part, tmp_path / "config" / part)
     monkeypatch.chdir(tmp_path)
     FILE.write_text(CONFIG)
-    monkeypatch.setattr(advice, "here", lambda _: Place(2**40, HOST, "a GPU"))
+    monkeypatch.setattr(advice, "this_machine", lambda _: Place(2**40, HOST, "a GPU"))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def traced_once(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 def phase(**changes: Any) -> ResolvedPhase:
     """The phase that ran out of memory."""
     shape = {"run": "flowers", "phase": "plain", "preset": "torch", "micro_batch_size": 4}
-    return any_phase().changed(**(shape | {"until_step": 300} | changes))
+    return any_phase().with_values(**(shape | {"until_step": 300} | changes))
 
 
 def device(planned: Plan, preset: str) -> dict[str, int]:
@@ -153,7 +153,7 @@ def test_an_engine_that_the_machine_refuses_is_no_way_out(
 ) -> None:
     """A switch to it would be refused at once."""
     refusing = Place(2**40, HOST, "a GPU", {"deepspeed": "DeepSpeed does not run here"})
-    monkeypatch.setattr(advice, "here", lambda _: refusing)
+    monkeypatch.setattr(advice, "this_machine", lambda _: refusing)
     measured = device(planned, "zero2_offload")
     found = advice.after_out_of_memory(phase(), Path("base"), 200, measured)
     assert "no preset after torch fits here" in found.what_to_do

@@ -21,7 +21,7 @@ from zerotrain.launch.planner.gpus import Gpu
 from zerotrain.launch.planner.hardware import step_time
 from zerotrain.launch.planner.options import PlanOptions
 from zerotrain.launch.planner.parts import states
-from zerotrain.launch.planner.planner import Place, Plan, choose_preset, here, plan
+from zerotrain.launch.planner.planner import Place, Plan, choose_preset, plan, this_machine
 from zerotrain.launch.planner.report import plan_report
 from zerotrain.launch.planner.storage import Traffic
 from zerotrain.launch.planner.table import parts_table, table
@@ -323,7 +323,7 @@ def test_fit_needs_a_device() -> None:
 def test_on_a_cpu_all_is_the_machines_memory() -> None:
     """Without a GPU, `auto` takes what fits the machine."""
     run = nano()
-    place = here(run.phase("a"))
+    place = this_machine(run.phase("a"))
     assert place.device_memory
     if place.cpu:
         assert place.device_memory == place.host_memory

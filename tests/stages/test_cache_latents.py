@@ -369,17 +369,17 @@ def test_an_image_that_changed_since_is_refused_by_name(run, family):
 
 
 def test_a_stopped_encoding_goes_on_where_it_was(run, family, monkeypatch, capsys):
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stopping(pixels: torch.Tensor) -> torch.Tensor:
         if len(family.image_batches) == 12:
-            raise Stop
+            raise StopError
         return FakeFamily.encode_images(family, pixels)
 
     monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
     monkeypatch.setattr(family, "encode_images", stopping)
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         run.cache()
     with pytest.raises(PipelineError, match=r"no manifest\.json"):
         read_cache(run.folder / "cache")

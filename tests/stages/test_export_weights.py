@@ -37,8 +37,8 @@ from zerotrain.stages.export_weights import export_weights
 from zerotrain.state import external as foreign
 from zerotrain.state.checkpoint import KIND as CHECKPOINT
 from zerotrain.state.checkpoint import Checkpoint, Fragment, write_position, write_rank
-from zerotrain.state.external import left_out_of_universal
-from zerotrain.state.position import EMA, MASTER, TrainerState
+from zerotrain.state.external import describe_omissions
+from zerotrain.state.position import EMA_SLOT, MASTER, TrainerState
 from zerotrain.state.state import State
 
 SLOTS = [MASTER, "exp_avg", "exp_avg_sq"]
@@ -97,7 +97,7 @@ def trained(base: Path) -> Trained:
 def moments(slot: str, tensor: torch.Tensor) -> torch.Tensor:
     """Made-up moments that differ by slot."""
     return {
-        MASTER: tensor, "exp_avg": 0.5 * tensor, "exp_avg_sq": tensor**2, EMA: 0.9 * tensor
+        MASTER: tensor, "exp_avg": 0.5 * tensor, "exp_avg_sq": tensor**2, EMA_SLOT: 0.9 * tensor
     }[slot]  # fmt: skip
 
 
@@ -194,18 +194,18 @@ def test_weights_in_half_precision_are_rounded(
 
 def test_averaged_weights_are_what_is_exported(export: Export, trained: Trained) -> None:
     """The state holds both, and `--no-ema` writes the weights that the training goes on from."""
-    export.slots = [*SLOTS, EMA]
+    export.slots = [*SLOTS, EMA_SLOT]
     written = export(trained)
     state = State(export.state)
     for name, tensor in trained.items():
-        assert torch.equal(written[name], moments(EMA, tensor))
+        assert torch.equal(written[name], moments(EMA_SLOT, tensor))
         assert torch.equal(state.tensor(name, MASTER), tensor)
-        assert torch.equal(state.tensor(name, EMA), moments(EMA, tensor))
+        assert torch.equal(state.tensor(name, EMA_SLOT), moments(EMA_SLOT, tensor))
     found = artifact.read(export.weights, "weights")
     assert found.content["ema"] is True
     said = CliRunner().invoke(cli.app, ["state", "diff", str(export.state), str(export.weights)])
     assert (said.exit_code, "equal" in said.stdout) == (0, True), said.stdout
-    said_left_out = left_out_of_universal(State(export.state))
+    said_left_out = describe_omissions(State(export.state))
     assert said_left_out == ["the averaged weights (ema): DeepSpeed keeps none"]
     other = export.weights.with_name("other")
     base = ("--family", "sdxl", "--base", export.base)

@@ -16,7 +16,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.stages.import_checkpoint import import_checkpoint
-from zerotrain.state.external.order import spared_names
+from zerotrain.state.external.order import undecayed_names
 from zerotrain.state.state import State, write_state
 
 RUN = {
@@ -132,4 +132,4 @@ def test_spared_names_are_those_of_transformers(base: Path) -> None:
     model = FAMILY.load_model(base)
     decayed = Trainer.get_decay_parameter_names(None, model)  # type: ignore[arg-type]
     names = [name for name, _ in model.named_parameters()]
-    assert spared_names(model) == [name for name in names if name not in set(decayed)]
+    assert undecayed_names(model) == [name for name in names if name not in set(decayed)]

@@ -114,7 +114,7 @@ def test_import_of_weights_alone_says_what_is_lost(training, tmp_path, capsys):
     phase = training.phase("on", "torch", STEPS)
     with pytest.raises(PipelineError, match="the optimizer state would be reset"):
         check_start(state.artifact, phase)
-    assert len(check_start(state.artifact, phase.changed(allow=["moments"]))) == 1
+    assert len(check_start(state.artifact, phase.with_values(allow=["moments"]))) == 1
 
 
 def test_import_of_another_model_is_refused(training, tmp_path):

@@ -25,8 +25,8 @@ import pytest
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import DiskError
 from zerotrain.training.process import lock
-from zerotrain.training.process.holder import Holder
-from zerotrain.training.process.lock import hold_writer, holder_of, take
+from zerotrain.training.process.lock import hold_writer, read_owner, take
+from zerotrain.training.process.lock_owner import LockOwner
 
 TAKERS, ROUNDS = 8, 20
 SECONDS = 60
@@ -43,18 +43,18 @@ time.sleep(60)
 
 LAUNCHER = """
 import pathlib, sys, time
-from zerotrain.training.process.lock import end_with_holder
-end_with_holder(pathlib.Path(sys.argv[1]))
+from zerotrain.training.process.lock import end_with_owner
+end_with_owner(pathlib.Path(sys.argv[1]))
 print("looks", flush=True)
 time.sleep(60)
 """
 
 
-def held_by(folder: Path, **changes: Any) -> Holder:
+def held_by(folder: Path, **changes: Any) -> LockOwner:
     """Write a lock as another holder would have left it; by default of a running process, us."""
     values = {"host": socket.gethostname(), "pid": os.getpid(), "job": ""}
     values["started"] = psutil.Process().create_time()
-    holder = Holder(**{**values, **changes})
+    holder = LockOwner(**{**values, **changes})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / lock.LOCK).write_text(json.dumps(asdict(holder)))
     return holder
@@ -80,12 +80,12 @@ def test_lock_is_taken_and_given_back(tmp_path: Path) -> None:
     """The folder is made; the holder is written down; after the release nobody holds it."""
     folder = tmp_path / "run" / "plain" / "progress"
     held = take(folder)
-    holder = holder_of(folder)
+    holder = read_owner(folder)
     assert holder is not None
     assert (holder.host, holder.pid, holder.job) == (socket.gethostname(), os.getpid(), "")
-    assert holder.lives()
+    assert holder.is_alive()
     held.release()
-    assert holder_of(folder) is None
+    assert read_owner(folder) is None
     take(folder).release()
 
 
@@ -96,7 +96,7 @@ def test_second_start_is_refused_naming_the_holder(tmp_path: Path, sleeper, monk
     text = refusal(tmp_path)
     assert f"pid {sleeper.pid} on {socket.gethostname()}, job 4711, since 20" in text
     assert f"`touch {tmp_path}/stop`" in text
-    assert holder_of(tmp_path) == holder
+    assert read_owner(tmp_path) == holder
     assert not list(tmp_path.glob("lock.new-*"))
 
 
@@ -113,7 +113,7 @@ def test_dead_holder_is_taken_over(tmp_path: Path) -> None:
     child.wait()
     held_by(tmp_path, pid=child.pid)
     take(tmp_path)
-    holder = holder_of(tmp_path)
+    holder = read_owner(tmp_path)
     assert holder is not None
     assert holder.pid == os.getpid()
 
@@ -173,7 +173,7 @@ def test_release_leaves_another_holders_lock(tmp_path: Path) -> None:
     first = take(tmp_path)
     second = held_by(tmp_path, host="elsewhere")
     first.release()
-    assert holder_of(tmp_path) == second
+    assert read_owner(tmp_path) == second
 
 
 def link_fails(number: int) -> Any:
@@ -201,13 +201,13 @@ def test_without_links_a_lock_that_appears_meanwhile_is_not_replaced(
     """Another takes the lock between the look and the taking; the file system knows no links."""
 
     def link(*arguments: object) -> None:
-        if holder_of(tmp_path) is None:
+        if read_owner(tmp_path) is None:
             held_by(tmp_path, pid=sleeper.pid, started=psutil.Process(sleeper.pid).create_time())
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", link)
     assert f"pid {sleeper.pid} on" in refusal(tmp_path)
-    holder = holder_of(tmp_path)
+    holder = read_owner(tmp_path)
     assert holder is not None
     assert holder.pid == sleeper.pid
 
@@ -227,7 +227,7 @@ def test_other_errors_are_sentences_and_replace_no_lock(
     with pytest.raises(DiskError) as caught:
         take(tmp_path)
     assert f"{tmp_path / 'lock'}: cannot be written: {os.strerror(number)}" in str(caught.value)
-    holder = holder_of(tmp_path)
+    holder = read_owner(tmp_path)
     assert holder is not None
     assert holder.pid == sleeper.pid
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "lock.taking"]
@@ -245,7 +245,7 @@ def test_link_that_succeeded_and_says_it_exists_is_a_lock_taken(
 
     monkeypatch.setattr(os, "link", twice)
     take(tmp_path).release()
-    assert holder_of(tmp_path) is None
+    assert read_owner(tmp_path) is None
 
 
 def test_without_locks_a_later_takers_lock_is_not_removed(
@@ -256,15 +256,15 @@ def test_without_locks_a_later_takers_lock_is_not_removed(
     def refuse(*arguments: object) -> None:
         raise OSError("not supported")
 
-    runs = Holder.runs
+    runs = LockOwner.is_running
 
-    def meanwhile(self: Holder) -> bool:
-        monkeypatch.setattr(Holder, "runs", runs)
+    def meanwhile(self: LockOwner) -> bool:
+        monkeypatch.setattr(LockOwner, "is_running", runs)
         held_by(tmp_path, pid=sleeper.pid, started=psutil.Process(sleeper.pid).create_time())
         return False
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(Holder, "runs", meanwhile)
+    monkeypatch.setattr(LockOwner, "is_running", meanwhile)
     held_by(tmp_path, host="elsewhere")
     assert f"pid {sleeper.pid} on" in refusal(tmp_path)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["lock", "lock.taking"]
@@ -287,15 +287,15 @@ def _take_often(folder: Path, barrier: Barrier, results: Any) -> None:
 
 def test_of_many_takers_exactly_one_wins(tmp_path: Path, monkeypatch) -> None:
     """Eight processes at once on the lock of a dead holder: one wins, the others name it."""
-    runs = Holder.runs
+    runs = LockOwner.is_running
 
-    def slowly(self: Holder) -> bool | None:
+    def slowly(self: LockOwner) -> bool | None:
         found = runs(self)
         time.sleep(random.Random(os.getpid() + time.monotonic_ns()).random() * 0.004)
         return found
 
     # Between looking at the lock and acting on it, others have time to act.
-    monkeypatch.setattr(Holder, "runs", slowly)
+    monkeypatch.setattr(LockOwner, "is_running", slowly)
     child = subprocess.Popen(["true"])
     child.wait()
     for number in range(ROUNDS):
@@ -314,7 +314,7 @@ def test_of_many_takers_exactly_one_wins(tmp_path: Path, monkeypatch) -> None:
     for number in range(ROUNDS):
         outcomes = [outcome for place, outcome in found if place == number]
         assert outcomes.count("won") == 1
-        holder = holder_of(tmp_path / str(number))
+        holder = read_owner(tmp_path / str(number))
         assert holder is not None
         assert {outcome for outcome in outcomes if outcome != "won"} == {holder.pid}
 
@@ -359,11 +359,11 @@ def test_the_lock_of_a_jobs_earlier_start_is_taken_over(tmp_path: Path, monkeypa
         take(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     held = take(tmp_path)
-    holder = holder_of(tmp_path)
+    holder = read_owner(tmp_path)
     assert holder is not None
     assert holder.host == "n2"
     held.release()
-    assert holder_of(tmp_path) is None
+    assert read_owner(tmp_path) is None
 
 
 @pytest.mark.parametrize("what", ["released", "taken over", "its holder ends"])

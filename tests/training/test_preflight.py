@@ -14,7 +14,7 @@ from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import model_sizes
-from zerotrain.training.checkpointing.conditions import Changes, Recorded, changes
+from zerotrain.training.checkpointing.conditions import Changes, RecordedConditions, changes
 from zerotrain.training.checkpointing.preflight import check_progress, check_start
 from zerotrain.training.reporting.validation_history import write_finished
 
@@ -35,7 +35,7 @@ def phase(preset: str = "torch", **changes: Any) -> ResolvedPhase:
     chosen = read_preset(Path(f"config/launch/{preset}.yaml"))
     sizes = model_sizes({"a.weight": [10, 10]})
     resolved = resolve_phase(parse_config(raw, "c"), "plain", chosen, 100, sizes)
-    return resolved.changed(**changes)
+    return resolved.with_values(**changes)
 
 
 def state(folder: Path, slots: list[str], **changes: Any) -> artifact.Artifact:
@@ -54,7 +54,7 @@ def refusal(call: Any, *arguments: Any) -> str:
 
 def changed(now: ResolvedPhase) -> Changes:
     """What a phase has otherwise than the one that was trained."""
-    return changes(Recorded(phase().numbers(), {}), now.numbers(), "")
+    return changes(RecordedConditions(phase().numbers(), {}), now.numbers(), "")
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_each_optimizer_continues_its_own_slots(
         assert check_start(found, chosen) == []
     else:
         assert what in refusal(check_start, found, chosen)
-        assert len(check_start(found, chosen.changed(allow=["moments"]))) == 1
+        assert len(check_start(found, chosen.with_values(allow=["moments"]))) == 1
 
 
 def test_an_optimizer_before_its_first_update_has_nothing_to_lose(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_steps_of_which_nothing_is_known_are_not_taken_for_exact(
     history = [{"step": 3, "key": "threads", "old": 1, "new": 2}] if ran_on else []
     changed: conditions.Changes = {"device": ("cpu", "mps")} if step else {}
     position = replace(POSITION, step=step, ran_on=ran_on, history=history)
-    of_change = conditions.entries(step, changed)
+    of_change = conditions.history_entries(step, changed)
     assert continued_history(position, changed) == history + entries + of_change
     found = RanOn.of(replace(position, step=20, ran_on={"device": "cpu"}, history=entries))
     assert (found.exact == "all steps") == (not entries)

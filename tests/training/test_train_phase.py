@@ -24,7 +24,7 @@ from zerotrain.machine.child_process import SAME_SECONDS
 from zerotrain.stages.train_phase import allocator
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.process import lock
-from zerotrain.training.reporting import pulse
+from zerotrain.training.reporting import heartbeat
 
 STEPS = 300
 KILLED = 128 + signal.SIGKILL
@@ -150,11 +150,11 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
     weights of an undisturbed run."""
     command = phase("stopped", preset)
     running = command.start()
-    command.wait_for(lambda: lock.holder_of(command.progress), "the lock")
+    command.wait_for(lambda: lock.read_owner(command.progress), "the lock")
 
     code, said = command.run()
     assert code == EXIT_USER_ERROR
-    holder = lock.holder_of(command.progress)
+    holder = lock.read_owner(command.progress)
     assert f"a training is running here already: pid {holder.pid} on {socket.gethostname()}" in said
     assert holder.pid in {process.pid for process in command.processes()}
     assert said.count("ERROR: ") == said.count("Hint: ") == 1
@@ -170,7 +170,7 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
     assert 5 <= step < STEPS
     assert f"unfinished: stopped on request; a checkpoint was written at step {step}" in said
     assert not command.checkpoint.exists()
-    assert lock.holder_of(command.progress) is None
+    assert lock.read_owner(command.progress) is None
 
     code, said = command.run()
     assert code == 0, said
@@ -191,7 +191,7 @@ def test_resume_after_kill_of_the_command(training, phase, preset):
     running.kill()
     running.wait()
     command.wait_for_silence()
-    assert lock.holder_of(command.progress) is not None
+    assert lock.read_owner(command.progress) is not None
     assert progress_folder.saved_steps(command.progress)
 
     code, said = command.run()
@@ -223,7 +223,7 @@ def test_resume_after_the_training_process_was_killed(phase):
     command.wait_for_silence()
     assert progress_folder.saved_steps(command.progress)
     assert not command.checkpoint.exists()
-    assert lock.holder_of(command.progress) is None
+    assert lock.read_owner(command.progress) is None
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
     command = phase(f"{preset}-widow", preset, until, num_processes=2, save_every=3)
     running = command.start()
     command.wait_for_step(5)
-    victim = next(one for one in pulse.beats(command.progress) if one.rank == 1)
+    victim = next(one for one in heartbeat.read_statuses(command.progress) if one.rank == 1)
     os.kill(victim.pid, signal.SIGKILL)
     code, said = command.end(running)
     assert code == 1, said
@@ -277,7 +277,7 @@ def test_resume_after_one_process_of_two_hung(phase, preset):
     command = phase(f"{preset}-hung", preset, num_processes=2, save_every=3, ddp_timeout=10)
     running = command.start()
     command.wait_for_step(5)
-    victim = next(one for one in pulse.beats(command.progress) if one.rank == 1)
+    victim = next(one for one in heartbeat.read_statuses(command.progress) if one.rank == 1)
     os.kill(victim.pid, signal.SIGSTOP)
     code, said = command.end(running)
     assert code == 1, said
@@ -308,7 +308,7 @@ def test_resume_after_a_signal_to_a_part(phase, whom, number):
     command = phase("parts", num_processes=2)
     running = command.start()
     command.wait_for_step(3)
-    ranks = {one.rank: one.pid for one in pulse.beats(command.progress)}
+    ranks = {one.rank: one.pid for one in heartbeat.read_statuses(command.progress)}
     launcher = psutil.Process(ranks[0]).ppid()
     for pid in {"launcher": [launcher], "rank 1": [ranks[1]],
                 "launcher and ranks": [launcher, *ranks.values()]}[whom]:  # fmt: skip

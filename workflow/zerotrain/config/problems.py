@@ -71,7 +71,7 @@ class Problem:
     location: Location = ()
 
 
-class InvalidConfig(PipelineError):
+class InvalidConfigError(PipelineError):
     """A file whose values are wrong.
 
     Attributes:

@@ -14,7 +14,11 @@ from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.launch.settings import leaves
-from zerotrain.training.checkpointing.conditions import FINGERPRINT, Recorded, read_recorded
+from zerotrain.training.checkpointing.conditions import (
+    FINGERPRINT,
+    RecordedConditions,
+    read_conditions,
+)
 
 if TYPE_CHECKING:
     from zerotrain.export.target import WeightsTarget
@@ -64,12 +68,12 @@ def read_trains(checkpoint: Path) -> dict[str, Any] | None:
     return read_run_yaml(launch).numbers() if accepted else None
 
 
-def _recorded(checkpoint: Path) -> Recorded | None:
+def _recorded(checkpoint: Path) -> RecordedConditions | None:
     rolling = checkpoint.absolute().parent.name.startswith("progress")
-    return read_recorded(checkpoint) if rolling and artifact.is_published(checkpoint) else None
+    return read_conditions(checkpoint) if rolling and artifact.is_published(checkpoint) else None
 
 
-def changed_since(trained: Mapping[str, Any], weights: WeightsTarget) -> Iterator[str]:
+def list_changes_since(trained: Mapping[str, Any], weights: WeightsTarget) -> Iterator[str]:
     """List the values of a configuration that the training did not have."""
     now = dict(leaves({key: getattr(weights, key) for key in trained}))
     then = dict(leaves(trained))

@@ -9,7 +9,7 @@ from zerotrain.config.optimizers import is_plain_adam
 from zerotrain.errors import PipelineError
 from zerotrain.launch.overrides import overlay
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.settings import Settings, nested
+from zerotrain.launch.settings import Settings, nest_keys
 from zerotrain.launch.zero import zero_optimization
 from zerotrain.models.sizes import ModelSizes
 
@@ -39,10 +39,10 @@ def with_files(
     values, sources = phase.values(), dict(phase.sources)
     for program, settings in files.items():
         found = overlay(settings, program, getattr(launch, program), phase.phase)
-        values[program] = nested({key: entry[0] for key, entry in found.items()})
+        values[program] = nest_keys({key: entry[0] for key, entry in found.items()})
         sources |= {f"{program}.{key}": entry[1:] for key, entry in found.items()}
     resolved = ResolvedPhase.from_values(values, sources)
-    names = [name for name, *_ in resolved.explained() if name in sources]
+    names = [name for name, *_ in resolved.explain() if name in sources]
     return replace(resolved, sources={name: sources[name] for name in names})
 
 

@@ -70,7 +70,7 @@ def _run_yaml(place: str) -> Path:
 def _sections(phase: ResolvedPhase) -> Iterator[tuple[str, list[Row]]]:
     """Yield title and rows of the phase's own values, and of each launch file."""
     rows: dict[str, list[Row]] = {"": [], **{file: [] for file in FILES}}
-    for name, value, source, reason in phase.explained():
+    for name, value, source, reason in phase.explain():
         first, _, rest = name.partition(".")
         file = first if first in FILES and rest else ""
         number = isinstance(value, int) and not isinstance(value, bool)

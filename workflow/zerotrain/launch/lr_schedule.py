@@ -47,7 +47,7 @@ def with_own_keys(train: TrainConfig, sources: dict[str, tuple[Source, str]]) ->
     return train.model_copy(update=changes)
 
 
-def refuse_impossible_schedule(phase: ResolvedPhase) -> None:
+def check_schedule(phase: ResolvedPhase) -> None:
     """Refuse a warm-up beyond the horizon, and a cycled momentum that is impossible.
 
     Raises:

@@ -59,7 +59,7 @@ def read_preset(path: Path) -> Preset:
         raise PipelineError(f"{path}: holds {type(found).__name__}, not keys", hint=hint)
     if unknown := sorted(set(found) - KEYS):
         raise PipelineError(f"{path}: unknown keys {', '.join(unknown)}", hint=hint)
-    if wrong := _wrong(found):
+    if wrong := _list_invalid(found):
         key = wrong[0]
         raise PipelineError(
             f"{path}: engine {found.get('engine')!r} with {key} {found.get(key)!r}", hint=hint
@@ -110,7 +110,7 @@ def check_offload(preset: Preset, where: str) -> None:
             )
 
 
-def _wrong(found: dict[str, object]) -> list[str]:
+def _list_invalid(found: dict[str, object]) -> list[str]:
     """Return the keys whose values are invalid for the engine."""
     engine = found.get("engine")
     if engine not in ("torch", "deepspeed", "auto"):

@@ -15,7 +15,7 @@ from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
 from zerotrain.launch.derive import with_files
-from zerotrain.launch.lr_schedule import refuse_impossible_schedule, with_own_keys
+from zerotrain.launch.lr_schedule import check_schedule, with_own_keys
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.resolved import FILES, OWNERS, ResolvedPhase
 from zerotrain.launch.schedule import warmup_steps
@@ -40,7 +40,7 @@ def resolve_phase(
     preset: Preset,
     epoch_size: int,
     sizes: ModelSizes | None = None,
-    begun: tuple[int, int] = (0, 0),
+    origin: tuple[int, int] = (0, 0),
     why: str = "",
 ) -> ResolvedPhase:
     """Resolve one phase.
@@ -52,7 +52,7 @@ def resolve_phase(
         epoch_size: Samples per epoch: of the dataset, or rows of a text family's cache.
         sizes: The model's sizes, from which ZeRO's buckets and thresholds are derived; not needed
             for plain PyTorch.
-        begun: Steps and samples at the start of the run, if it continues another training.
+        origin: Steps and samples at the start of the run, if it continues another training.
         why: The reason for the preset, if the planner chose it.
 
     Raises:
@@ -67,7 +67,7 @@ def resolve_phase(
         )
     phase = config.phase(name)
     train, launch = phase.train, phase.launch
-    spans = phase_spans(config, epoch_size, begun)
+    spans = phase_spans(config, epoch_size, origin)
     start, until = spans[name]
     sources: Sources = {"run": ("user", ""), "phase": ("user", ""), "seed": _source(config, "seed")}
     sources["family"] = _source(config, "family")
@@ -96,7 +96,7 @@ def resolve_phase(
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
     sources["epoch_size"] = ("derived", EPOCH_OF_TEXT if config.is_text else EPOCH_OF_IMAGES)
-    _refuse_late_save(train, name, config.phases[-1].name, spans)
+    _check_save_interval(train, name, config.phases[-1].name, spans)
     train = with_own_keys(train, sources)
     if launch.num_cpu_threads_per_process is None:
         of_one = launch.num_processes // launch.machines
@@ -158,9 +158,9 @@ def resolve_phase(
         ],
     }
     resolved = ResolvedPhase.from_values(values, sources)
-    refuse_impossible_schedule(resolved)
-    _refuse_bf16_states(resolved)
-    _refuse_partitioned_codes(resolved)
+    check_schedule(resolved)
+    _check_bf16_states(resolved)
+    _check_partitioned_codes(resolved)
     return with_files(resolved, launch, sizes)
 
 
@@ -226,7 +226,7 @@ def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) 
     return chosen
 
 
-def _refuse_bf16_states(phase: ResolvedPhase) -> None:
+def _check_bf16_states(phase: ResolvedPhase) -> None:
     """Refuse bf16 moments if no optimizer here supports them."""
     if not phase.launch.bf16_optimizer_states:
         return
@@ -246,7 +246,7 @@ def _refuse_bf16_states(phase: ResolvedPhase) -> None:
         )
 
 
-def _refuse_partitioned_codes(phase: ResolvedPhase) -> None:
+def _check_partitioned_codes(phase: ResolvedPhase) -> None:
     """Refuse quantized weights under stage 3, which only partitions floating-point parameters."""
     if phase.base_model_precision != "no_change" and phase.derived.zero_stage == 3:
         raise PipelineError(
@@ -256,7 +256,7 @@ def _refuse_partitioned_codes(phase: ResolvedPhase) -> None:
         )
 
 
-def _refuse_late_save(
+def _check_save_interval(
     train: TrainConfig, name: str, last: str, spans: dict[str, tuple[int, int]]
 ) -> None:
     """Refuse a user's interval that is longer than the run."""
@@ -279,7 +279,7 @@ def _count(number: int, what: str) -> str:
 
 
 def phase_spans(
-    config: RunConfig, epoch_size: int, begun: tuple[int, int] = (0, 0)
+    config: RunConfig, epoch_size: int, origin: tuple[int, int] = (0, 0)
 ) -> dict[str, tuple[int, int]]:
     """Return the first and last global step of each phase, as half-open ranges.
 
@@ -290,7 +290,7 @@ def phase_spans(
         PipelineError: a phase ends at or before its start.
     """
     spans: dict[str, tuple[int, int]] = {}
-    step, samples = begun
+    step, samples = origin
     for phase in config.phases:
         amount, unit = phase.until.split()
         batch = phase.train.global_batch_size

@@ -148,7 +148,7 @@ class ResolvedPhase:
             for key, owner in OWNERS.items()
         }
 
-    def changed(
+    def with_values(
         self, *, sources: Mapping[str, tuple[Source, str]] | None = None, **values: Any
     ) -> ResolvedPhase:
         """Return the phase with other values of some keys."""
@@ -210,7 +210,7 @@ class ResolvedPhase:
         }
         return found | exact
 
-    def explained(self) -> Iterator[tuple[str, Any, Source, str]]:
+    def explain(self) -> Iterator[tuple[str, Any, Source, str]]:
         """Yield dotted name, value, source and reason of each value, in the order of run.yaml.
 
         Values that do not apply to the family are omitted. A mapping with a source per key gives a

@@ -10,7 +10,7 @@ Settings = dict[str, tuple[Any, Source, str]]
 """Dotted key to value, source and reason."""
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def nest_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by dotted key in the nested form of a file."""
     found: dict[str, Any] = {}
     for key, value in values.items():

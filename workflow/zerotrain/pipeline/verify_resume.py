@@ -33,7 +33,7 @@ from zerotrain.machine.output import print_message
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.switch.point import phase_folder, training_inputs
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing.progress_folder import newest_step, saved_steps, step_folder
 from zerotrain.training.reporting.files import LOG
 
@@ -176,7 +176,7 @@ class ScratchTraining:
         """Write the phase's launch files with another end, and without trackers and validations,
         which do not affect its numbers."""
         launch = self._place / "launch"
-        own = phase.changed(
+        own = phase.with_values(
             until_step=until, save_every=save_every, keep=2, keep_every=None, log_every=1,
             disk_low_threshold=None, validation=None, report_to=[],
         )  # fmt: skip
@@ -272,10 +272,10 @@ class ScratchTraining:
 
 def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     """Yield the tensors of a checkpoint: the weights and their EMA, then the optimizer's."""
-    own = sorted(checkpoint.slots, key=lambda slot: (slot != MASTER, slot != EMA))
+    own = sorted(checkpoint.slots, key=lambda slot: (slot != MASTER, slot != EMA_SLOT))
     for slot in own:
         for name in checkpoint.names:
-            if checkpoint.holds(name, slot):
+            if checkpoint.has_slot(name, slot):
                 yield name, slot
 
 

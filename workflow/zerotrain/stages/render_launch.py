@@ -89,7 +89,9 @@ def _choose(config: RunConfig, phase: str, auto: Path, base: Path | None) -> tup
     """Return the lowest preset that fits this machine's GPU, and why."""
     from zerotrain.launch.planner import planner
 
-    made = planner.plan(config, phase, planner.here(config.phase(phase)), auto=auto, base=base)
+    made = planner.plan(
+        config, phase, planner.this_machine(config.phase(phase)), auto=auto, base=base
+    )
     name, why = planner.choose_preset(made)
     print(f"{phase}: {name}: {why}", file=sys.stderr, flush=True)
     return read_preset(auto.with_name(f"{name}.yaml")), why

@@ -32,7 +32,7 @@ from zerotrain.state.position import (
     read_document,
     read_position,
 )
-from zerotrain.state.state import Shards, sharded, write_tensors
+from zerotrain.state.state import Shards, group_into_shards, write_tensors
 
 KIND = "checkpoint"
 
@@ -97,7 +97,9 @@ def write_rank_files(
         The sha256 of each file by name, for `draft.known`.
     """
     known: dict[str, str] = {}
-    for number, names in enumerate(sharded({name: [size] for name, size in sizes.items()})):
+    for number, names in enumerate(
+        group_into_shards({name: [size] for name, size in sizes.items()})
+    ):
         file = f"{_prefix(rank)}-{number:05d}.safetensors"
         layout = {name: (torch.float32, [sizes[name]]) for name in names}
         known[file] = write_tensor_file(folder / file, layout, read)
@@ -153,7 +155,7 @@ class Checkpoint:
         """List the trained parameters, in the order of the model."""
         return list(self.shapes)
 
-    def holds(self, name: str, slot: str) -> bool:
+    def has_slot(self, name: str, slot: str) -> bool:
         """Return whether a parameter has a slot: in Muon and Adafactor not all have."""
         return any(f"{name}|{slot}" in files for files in self._files.values())
 

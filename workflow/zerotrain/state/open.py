@@ -19,7 +19,7 @@ from zerotrain.models.families.layouts import MODEL_INDEX
 from zerotrain.state.checkpoint import KIND as CHECKPOINT
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.checkpoint_path import OPTIMIZERS
-from zerotrain.state.position import EMA, MASTER, Source
+from zerotrain.state.position import EMA_SLOT, MASTER, Source
 from zerotrain.state.state import KIND as STATE
 from zerotrain.state.state import State
 
@@ -56,7 +56,7 @@ class Weights:
             for name, stored in self._stored.items()
         }
         self.names = list(self.shapes)
-        self.slots = [EMA if self.artifact.content.get("ema") else MASTER]
+        self.slots = [EMA_SLOT if self.artifact.content.get("ema") else MASTER]
 
     def tensor(self, name: str, slot: str) -> torch.Tensor:
         """Return the tensor of a name, in the dtype of the export; there is only one slot."""
@@ -75,7 +75,7 @@ class AveragedWeights:
 
     def tensor(self, name: str, slot: str) -> torch.Tensor:
         """Return the full float32 average of one parameter; the only slot is the master."""
-        return self._source.tensor(name, EMA)
+        return self._source.tensor(name, EMA_SLOT)
 
 
 class EachLayer:
@@ -140,7 +140,7 @@ def open_source(folder: Path, *, trust_pickle: bool = False) -> Source:
 
     # Parts of weights and tags of universal checkpoints have no manifests.
     artifact.read_around(folder, (WEIGHTS, BASE, *IN_FORMATS_OF_OTHERS))
-    _refuse_model(folder)
+    _check_not_model(folder)
     return open_external(
         _only_file(folder) if kind == EXPORTED else folder, trust_pickle=trust_pickle
     )
@@ -174,7 +174,7 @@ def _is_position(path: Path) -> bool:
     return isinstance(found, dict) and {"run", "phase", "optimizer_step"} <= found.keys()
 
 
-def _refuse_model(folder: Path) -> None:
+def _check_not_model(folder: Path) -> None:
     """Refuse a complete model without checkpoints: its trained part is unknown."""
     from zerotrain.state.external import find_checkpoints_below
 

@@ -13,7 +13,7 @@ from zerotrain.errors import PipelineError
 if TYPE_CHECKING:
     import torch
 
-MASTER, EMA = "master", "ema"
+MASTER, EMA_SLOT = "master", "ema"
 """Slots of every engine: the float32 weights, and their average if a training keeps one."""
 ADAM_SLOTS = ("exp_avg", "exp_avg_sq")
 """Adam's names of its moments."""

@@ -47,7 +47,7 @@ class Change:
     @property
     def values(self) -> tuple[str, str]:
         """Return old and new value as text."""
-        return _shown(self.key, self.old), _shown(self.key, self.new)
+        return _format_value(self.key, self.old), _format_value(self.key, self.new)
 
     @property
     def text(self) -> str:
@@ -174,7 +174,7 @@ def _plain(text: str) -> str:
     return escape(" ".join(text.split()), quote=False)
 
 
-def _shown(key: str, value: Scalar) -> str:
+def _format_value(key: str, value: Scalar) -> str:
     if value is None:
         return "unset" if key.startswith(ENVIRONMENT) else "none"
     if isinstance(value, bool):

@@ -115,9 +115,9 @@ def _describe(position: TrainerState) -> Iterator[str]:
     yield _row("optimizer", f"{position.optimizer or 'unknown'}, step {position.optimizer_step:,}")
     for number, group in enumerate(position.param_groups):
         values = {key: value for key, value in group.items() if key != "parameters"}
-        said = [_tensors(group.get("parameters", ()))]
-        said += [f"{key} {_plain(value)}" for key, value in values.items()]
-        yield _row(f"group {number}", ", ".join(said))
+        fields = [_tensors(group.get("parameters", ()))]
+        fields += [f"{key} {_plain(value)}" for key, value in values.items()]
+        yield _row(f"group {number}", ", ".join(fields))
     if position.lr_scheduler:
         schedule = f"{position.lr_scheduler} over {position.lr_scheduler_steps:,} steps"
         yield _row("learning rate", schedule)

@@ -29,7 +29,9 @@ def gather(value: T) -> list[T]:
     return found  # type: ignore[return-value]
 
 
-def settle(loss: float, flags: Sequence[bool], device: torch.device) -> tuple[float, list[bool]]:
+def reduce_loss_and_flags(
+    loss: float, flags: Sequence[bool], device: torch.device
+) -> tuple[float, list[bool]]:
     """Return the mean of the processes' losses, and for each flag whether any process raised it."""
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return loss, list(flags)

@@ -13,7 +13,7 @@ from types import TracebackType
 import torch
 
 from zerotrain.models.families import Batch
-from zerotrain.training.batches import Batches, placed
+from zerotrain.training.batches import Batches, move_to_device
 
 DEPTH = 2
 """Batches held in host memory, so that one read that takes longer than a step delays no step."""
@@ -61,7 +61,7 @@ class ReadAhead:
         if isinstance(found, BaseException):
             self.close()
             raise found
-        return placed(found, device)
+        return move_to_device(found, device)
 
     def name(self, position: int) -> str:
         """Return the name that a user knows a sample by."""

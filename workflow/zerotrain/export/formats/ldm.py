@@ -84,7 +84,7 @@ def load_single_file(pipeline: str, file: Path, config: Path, dtype: torch.dtype
 
 def sdxl(weights: ExportedWeights) -> dict[str, LazyTensor]:
     """Return SDXL's tensors under their original names."""
-    _refuse_equal_widths(weights)
+    _check_widths(weights)
     return {
         **_denoiser(weights, sdxl_names.UNET),
         **_autoencoder(weights),
@@ -149,7 +149,7 @@ def _autoencoder(weights: ExportedWeights) -> dict[str, LazyTensor]:
     return {sdxl_names.VAE + name_of(name): _convolution(name, t) for name, t in tensors}
 
 
-def _refuse_equal_widths(weights: ExportedWeights) -> None:
+def _check_widths(weights: ExportedWeights) -> None:
     first, second = (weights.config(part) for part in ("text_encoder", "text_encoder_2"))
     if first["hidden_size"] == second["hidden_size"]:
         raise PipelineError(
@@ -173,11 +173,11 @@ def _open_clip(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
             found[new] = rows_of(parts)
         else:
             new = sdxl_names.open_clip_name(name)
-            found[new] = _transposed(stored) if new == "text_projection" else stored
+            found[new] = _transpose(stored) if new == "text_projection" else stored
     return {sdxl_names.OPEN_CLIP + name: stored for name, stored in found.items()}
 
 
-def _transposed(stored: LazyTensor) -> LazyTensor:
+def _transpose(stored: LazyTensor) -> LazyTensor:
     return LazyTensor(stored.dtype, stored.shape[::-1], lambda: stored.read().T.contiguous())
 
 

@@ -54,7 +54,7 @@ def search(
     whole = config.cache_size(phase)
     unit, least = ("tokens", "length") if config.is_text else ("px", "area")
     for size in _lengths(whole) if config.is_text else _resolutions(whole):
-        found = list(_of_size(config, phase, place, auto, tracer, size))
+        found = list(_search_size(config, phase, place, auto, tracer, size))
         if found:
             trained = tracer.trace(1, size).model.trained_parameters
             lines = _lines(found, phase, place, trained, f"{size} {unit}")
@@ -66,7 +66,7 @@ def search(
     )
 
 
-def _of_size(
+def _search_size(
     config: RunConfig, phase: Phase, place: Place, auto: Path, tracer: Tracer, size: int
 ) -> Iterator[Fit]:
     """Yield the largest micro batch that fits, for each preset and mode."""

@@ -67,11 +67,11 @@ class GpuOperations(TorchFunctionMode):
             return _attention(*args, **kwargs)
         if func in FLOAT32 and torch.is_autocast_enabled("cpu"):
             with torch.autocast("cpu", enabled=False):
-                return func(*_widened(args), **dict(zip(kwargs, _widened(kwargs.values()))))  # noqa: B905
+                return func(*_widen(args), **dict(zip(kwargs, _widen(kwargs.values()))))  # noqa: B905
         return func(*args, **kwargs)
 
 
-def _widened(values: Any) -> list[Any]:
+def _widen(values: Any) -> list[Any]:
     """Return the values with 16-bit tensors in float32."""
     return [
         value.float()

@@ -81,7 +81,7 @@ def find_gpu(name: str) -> Gpu | None:
     return known.get(wanted) or short.get(wanted)
 
 
-def named_gpu(name: str) -> Gpu:
+def read_gpu(name: str) -> Gpu:
     """Return the GPU that a user names.
 
     Raises:

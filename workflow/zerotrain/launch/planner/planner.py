@@ -11,7 +11,7 @@ from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.choice import Choice, choose
-from zerotrain.launch.planner.gpus import Gpu, find_gpu, named_gpu
+from zerotrain.launch.planner.gpus import Gpu, find_gpu, read_gpu
 from zerotrain.launch.planner.prediction import MODES, Mode, Prediction, predict
 from zerotrain.launch.planner.traced import Traced
 from zerotrain.launch.planner.tracing import trace
@@ -81,7 +81,7 @@ class Plan:
         return [row[mode] for row in self.rows.values()]
 
 
-def here(phase: Phase, machine: Machine | None = None) -> Place:
+def this_machine(phase: Phase, machine: Machine | None = None) -> Place:
     """Return this machine, or the one that the phase's device_memory and host_memory describe."""
     machine = machine or detect()
     given, host = phase.launch.device_memory, phase.launch.host_memory
@@ -95,7 +95,7 @@ def here(phase: Phase, machine: Machine | None = None) -> Place:
     return Place(first.total if first else None, memory, first.name if first else "", engines)
 
 
-def described(
+def described_machine(
     device_memory: int | None,
     host_memory: int | None,
     gpu: str | None,
@@ -112,7 +112,7 @@ def described(
     Raises:
         PipelineError: the GPU's name is unknown.
     """
-    named = named_gpu(gpu) if gpu else None
+    named = read_gpu(gpu) if gpu else None
     return Place(
         device_memory or (named.memory(gpu or "") if named else None),
         (machine or detect()).host.memory if host_memory is None else host_memory,

@@ -19,7 +19,7 @@ from zerotrain.launch.planner.parts import MemoryPart, peak, resident_peak
 from zerotrain.launch.planner.storage import Storage, Traffic, storage, swap_files, traffic
 from zerotrain.launch.planner.traced import Traced
 from zerotrain.launch.preset import Preset, with_own_offload
-from zerotrain.launch.settings import Settings, nested
+from zerotrain.launch.settings import Settings, nest_keys
 from zerotrain.launch.zero import zero_optimization
 from zerotrain.machine.verdict import Engine
 from zerotrain.models.sizes import ModelSizes
@@ -142,7 +142,7 @@ def _zero(phase: Phase, preset: Preset, sizes: ModelSizes) -> dict[str, Any]:
         ).items()
     }  # fmt: skip
     own = overlay(settings, "deepspeed", phase.launch.deepspeed, phase.name)
-    section: dict[str, Any] = nested({key: value for key, (value, _, _) in own.items()})
+    section: dict[str, Any] = nest_keys({key: value for key, (value, _, _) in own.items()})
     return dict(section["zero_optimization"])
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerotrain.launch.planner.buckets import padded
+from zerotrain.launch.planner.buckets import round_up
 from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.launch.planner.parts import MemoryPart, Moment, since
 
@@ -62,7 +62,7 @@ def swap_parts(
         parts.append(
             MemoryPart(
                 "buffers of the optimizer's swapping",
-                count * padded(FP32 * max(groups), ALIGNED_BYTES), "host", since(Moment.MASTERS),
+                count * round_up(FP32 * max(groups), ALIGNED_BYTES), "host", since(Moment.MASTERS),
                 "buffer_count x 4 B a parameter of the largest sub-group (optimizer_utils.py: "
                 "SwapBufferManager)",
             )
@@ -73,7 +73,7 @@ def swap_parts(
         parts.append(
             MemoryPart(
                 "buffers of the weights' swapping",
-                count * padded(launch.item * size, ALIGNED_BYTES), "host", since(Moment.PLACE),
+                count * round_up(launch.item * size, ALIGNED_BYTES), "host", since(Moment.PLACE),
                 f"buffer_count x buffer_size x {launch.item} B (partitioned_param_swapper.py)",
             )
         )  # fmt: skip
@@ -95,12 +95,12 @@ def swap_file_bytes(
     found: dict[str, int] = {}
     if launch.offload_optimizer == "nvme":
         big = [FP32 * group for group in groups if FP32 * group >= LEAST_BYTES]
-        each = sum(padded(size, ALIGNED_BYTES) for size in big)
+        each = sum(round_up(size, ALIGNED_BYTES) for size in big)
         found["masters"] = each
         found["optimizer states"] = launch.slots * each
         cuts = [FP32 * -(-n // launch.processes) for group in model.groups for n in group]
         found["gradients"] = sum(s - s % ALIGNED_BYTES for s in cuts if s >= LEAST_BYTES)
     if launch.offload_param == "nvme":
         cuts = [launch.item * -(-n // launch.processes) for n in model.parameters.values()]
-        found["weights"] = sum(padded(s, ALIGNED_BYTES) for s in cuts if s >= LEAST_BYTES)
+        found["weights"] = sum(round_up(s, ALIGNED_BYTES) for s in cuts if s >= LEAST_BYTES)
     return found

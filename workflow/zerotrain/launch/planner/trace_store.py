@@ -78,7 +78,7 @@ def read(key: Mapping[str, Any]) -> Traced | None:
         content = document["content"]
         if document["sha256"] != digest(content):
             return None
-        found = _traced(content)
+        found = _read_traced(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
         return None
     with contextlib.suppress(OSError):
@@ -119,7 +119,7 @@ def _remove_oldest(place: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _traced(content: Mapping[str, Any]) -> Traced:
+def _read_traced(content: Mapping[str, Any]) -> Traced:
     architecture = content["architecture"]
     parts = {name: Part(**part) for name, part in architecture["parts"].items()}
     model = ModelShapes(

@@ -97,7 +97,7 @@ class Tracer:
             return known
         unit = "tokens" if self._config.is_text else "px"
         what = f"{self._config.family}, micro batch {batch} at {size} {unit}"
-        with progress_line(told=self._model is not None) as tell:
+        with progress_line(written=self._model is not None) as tell:
             tell(f"planning {what}: this model is traced, which takes a while the first time")
             if self._model is None:
                 tell(f"planning {what}: importing torch, and building the model without weights")
@@ -165,7 +165,7 @@ class Tracer:
         global _TRACE
         _TRACE = traced
         with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
-            torch = pool.submit(_traced, True)
+            torch = pool.submit(_trace_in_fork, True)
             deepspeed = traced(False, tell)
             tell("plain PyTorch")
             return {"torch": torch.result(), "deepspeed": deepspeed}
@@ -180,7 +180,7 @@ def micro_batch(phase: Phase) -> int:
 _TRACE: Any = None
 
 
-def _traced(autocast: bool) -> Activations:
+def _trace_in_fork(autocast: bool) -> Activations:
     """Trace in the forked process, which inherits the closure: it cannot be pickled."""
     found: Activations = _TRACE(autocast)
     return found

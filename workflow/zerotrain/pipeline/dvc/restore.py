@@ -69,15 +69,15 @@ def check_nothing_runs() -> None:
         PipelineError: something is running; the message names it.
     """
     from zerotrain.training.process.lock import LOCK as TRAINING
-    from zerotrain.training.process.lock import describe, holder_of, lives, unlocking
+    from zerotrain.training.process.lock import describe, is_alive, read_owner, unlock_hint
 
     for path in sorted(RESULTS.glob(f"*/*/{ROLLING}/{TRAINING}")):
-        holder = holder_of(path.parent)
-        if holder and lives(path.parent, holder):
+        holder = read_owner(path.parent)
+        if holder and is_alive(path.parent, holder):
             raise PipelineError(
                 f"{path.parent}: a training is running here: {describe(path.parent, holder)}",
                 hint=f"wait for it, or stop it with `touch {path.parent}/stop`"
-                + unlocking(path.parent, holder),
+                + unlock_hint(path.parent, holder),
             )
     if any(snakemake_runs.LOCKS.glob("*.lock")):
         snakemake_runs.remove_stale_lock()

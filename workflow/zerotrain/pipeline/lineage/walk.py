@@ -21,7 +21,7 @@ from zerotrain.pipeline.lineage.chain import How, Link, Node, Walk
 from zerotrain.pipeline.lineage.facts import facts_of
 from zerotrain.pipeline.lineage.index import (
     ArtifactIndex,
-    Unreadable,
+    UnreadableError,
     enclosing,
     has_manifest,
     load,
@@ -76,7 +76,7 @@ class Walker:
         node = self._nodes[key] = Node(shown, kind)
         try:
             found = load(folder)
-        except Unreadable:
+        except UnreadableError:
             node.links = self._beside(folder, kind)
             return node
         node.artifact, node.kind = found, found.kind
@@ -141,7 +141,7 @@ class Walker:
         """Return how a folder differs from a child's record: problem, place, and what was found."""
         try:
             found = load(folder)
-        except Unreadable as error:
+        except UnreadableError as error:
             problem: Problem = "different" if os.path.exists(error.path) else "missing"
             return problem, self._index.display(error.path), str(error)
         if identity in (None, found.identity):
@@ -305,7 +305,7 @@ def _trained_on(folder: Path, progress: Path) -> dict[str, Any]:
     If its manifest is missing, they come from the newest rolling checkpoint.
     """
     for place in (folder, *sorted(progress.glob("step-*"), reverse=True)):
-        with suppress(Unreadable):
+        with suppress(UnreadableError):
             trains = load(place).content.get(TRAINS)
             if isinstance(trains, dict):
                 ran_on = _read_json(place / TRAINED_ON["cache"]).get("ran_on")
@@ -342,7 +342,7 @@ def trace(weights: Path) -> Walk:
     # A link may point into a project from outside, or out of it to another disk.
     folder = enclosing(place) or enclosing(place.resolve())
     if folder is None and place.is_dir():
-        _refuse_several(weights)
+        _check_single_alpha(weights)
         # Its manifest is missing: its place tells where its parents may be.
         return Walker(ArtifactIndex(project_of(place, {})), files).walk(place)
     folder = folder or _listing(place, files)
@@ -353,12 +353,12 @@ def trace(weights: Path) -> Walk:
         )
     try:
         root = project_of(folder, load(folder).parents)
-    except Unreadable:
+    except UnreadableError:
         root = project_of(folder, {})
     return Walker(ArtifactIndex(root), files).walk(folder)
 
 
-def _refuse_several(folder: Path) -> None:
+def _check_single_alpha(folder: Path) -> None:
     """Refuse a run, a phase or its progress folder, which have no manifest themselves."""
     inside = sorted(found.parent for found in folder.glob(f"*/{MANIFEST}"))
     inside += sorted(found.parent for found in folder.glob(f"*/weights/{MANIFEST}"))

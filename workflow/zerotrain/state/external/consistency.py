@@ -52,13 +52,13 @@ def read_number(value: Any, where: Path | str, what: str) -> float:
     if math.isfinite(number):
         return number
     raise PipelineError(
-        f"{where}: {what} is {_shown(value)}, no number",
+        f"{where}: {what} is {_format_value(value)}, no number",
         hint="it is damaged, or made by a program that is not read; use an older checkpoint, or "
         "start from the weights alone",
     )
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format any value on one line."""
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         return f"a tensor of shape {list(value.shape)}"
@@ -82,7 +82,7 @@ def group_values(group: Mapping[str, Any], number: int, where: Path | str) -> di
             found[key] = [read_number(beta, where, what) for beta in value]
         else:
             raise PipelineError(
-                f"{where}: {what} is {_shown(value)}, no list of numbers",
+                f"{where}: {what} is {_format_value(value)}, no list of numbers",
                 hint="it is damaged, or made by a program that is not read",
             )
     return found
@@ -136,15 +136,15 @@ def _check_values(
         for number in group["params"]:
             if not isinstance(number, int | str) or number in seen:
                 raise PipelineError(
-                    f"{path}: params of param group {index} holds {_shown(number)}, which is no "
-                    "number of a parameter or there twice",
+                    f"{path}: params of param group {index} holds {_format_value(number)}, which "
+                    "is no number of a parameter or there twice",
                     hint=AGAIN,
                 )
             seen.add(number)
         if not isinstance(group.get("param_names", []), list):
             raise PipelineError(
-                f"{path}: param_names of param group {index} is {_shown(group['param_names'])}, "
-                "no list",
+                f"{path}: param_names of param group {index} is "
+                f"{_format_value(group['param_names'])}, no list",
                 hint=AGAIN,
             )
 

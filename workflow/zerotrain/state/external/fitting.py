@@ -78,7 +78,7 @@ def fit(
         shapes=dict(trained),
         pieces=lambda name, slot: pieces(name_of[name], slot),
         position=replace(
-            found.position, param_groups=[_renamed(g, own) for g in found.position.param_groups]
+            found.position, param_groups=[_rename(g, own) for g in found.position.param_groups]
         ),
     )
 
@@ -114,5 +114,5 @@ def _check_frozen(
             )
 
 
-def _renamed(group: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
+def _rename(group: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
     return {**group, "parameters": [own[n] for n in group["parameters"] if n in own]}

@@ -108,7 +108,7 @@ def open_numbered(
             frozen={n: list(t.shape) for n, t in weights.items() if n not in known},
             frozen_pieces=lambda name: (weights[name],),
             tied={alias: name for alias, name in tied.items() if name in known},
-            lost=[*lost, *_lost(optimizer, weights, trained, number_of), *unlike_adamw],
+            lost=[*lost, *_list_unread(optimizer, weights, trained, number_of), *unlike_adamw],
             numbered=Numbered(optimizer, of_names),
         )
 
@@ -123,7 +123,7 @@ def open_numbered(
     return name(names, names or parameter_names or ())
 
 
-def _lost(
+def _list_unread(
     optimizer: TorchOptimizer, weights: Weights, trained: list[str], number_of: dict[str, int]
 ) -> list[str]:
     """List the contents of the files that are not read."""

@@ -79,7 +79,7 @@ def find_order(
     return _Search(optimizer, trained, order, folder).run()
 
 
-def spared_names(model: torch.nn.Module) -> list[str]:
+def undecayed_names(model: torch.nn.Module) -> list[str]:
     """Return the names that HF's Trainer excludes from weight decay (get_decay_parameter_names)."""
     norms = {
         parameter

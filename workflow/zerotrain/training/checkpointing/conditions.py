@@ -45,7 +45,7 @@ Changes = dict[str, tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedConditions:
     """What a checkpoint records of its making."""
 
     trains: dict[str, Any]
@@ -102,7 +102,7 @@ def data_digest(cache: Artifact) -> str:
     return artifact.digest({"samples": samples, "dtype": dtype, **made_by})
 
 
-def protected(trains: Mapping[str, Any]) -> dict[str, Any]:
+def manifest_content(trains: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a rolling checkpoint's manifest: what it trains, with its digest."""
     return {TRAINS: trains, TRAINS_SHA256: artifact.digest(trains)}
 
@@ -125,7 +125,7 @@ def check_content(manifest: Artifact) -> None:
     )
 
 
-def read_recorded(checkpoint: Path) -> Recorded | None:
+def read_conditions(checkpoint: Path) -> RecordedConditions | None:
     """Read what a rolling or published checkpoint was trained with.
 
     Returns:
@@ -139,9 +139,11 @@ def read_recorded(checkpoint: Path) -> Recorded | None:
     check_content(manifest)
     if TRAINS in manifest.content:
         ran_on = read_document(manifest, "checkpoint.json", {}).get("ran_on")
-        return Recorded(manifest.content[TRAINS], ran_on if isinstance(ran_on, dict) else {})
+        return RecordedConditions(
+            manifest.content[TRAINS], ran_on if isinstance(ran_on, dict) else {}
+        )
     found = read_fingerprint(checkpoint.absolute().parent)
-    return None if found is None else from_fingerprint(found)
+    return None if found is None else split_fingerprint(found)
 
 
 def read_fingerprint(progress: Path) -> dict[str, Any] | None:
@@ -153,15 +155,15 @@ def read_fingerprint(progress: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and not found.get("accepted") else None
 
 
-def from_fingerprint(found: Mapping[str, Any]) -> Recorded:
+def split_fingerprint(found: Mapping[str, Any]) -> RecordedConditions:
     """Split a fingerprint into both kinds of facts."""
-    return Recorded(
+    return RecordedConditions(
         {key: value for key, value in found.items() if key not in MOVED},
         {MOVED[key]: value for key, value in found.items() if key in MOVED},
     )
 
 
-def completed(found: Recorded, present: Mapping[str, Any], cache: str) -> dict[str, Any]:
+def complete(found: RecordedConditions, present: Mapping[str, Any], cache: str) -> dict[str, Any]:
     """Return what a checkpoint was trained with, complete enough to be recorded alone.
 
     Args:
@@ -178,7 +180,7 @@ def completed(found: Recorded, present: Mapping[str, Any], cache: str) -> dict[s
     return trains
 
 
-def changes(found: Recorded, present: Mapping[str, Any], cache: str) -> Changes:
+def changes(found: RecordedConditions, present: Mapping[str, Any], cache: str) -> Changes:
     """List the differences between what a checkpoint and a phase train, by dotted key.
 
     A key that one side lacks has its default there, if it has one.
@@ -229,7 +231,7 @@ def environment_changes(
     }
 
 
-def entries(step: int, found: Changes) -> list[dict[str, Any]]:
+def history_entries(step: int, found: Changes) -> list[dict[str, Any]]:
     """Return the entries of a position's history for what changed after a step."""
     return [{"step": step, "key": key, "old": a, "new": b} for key, (a, b) in found.items()]
 

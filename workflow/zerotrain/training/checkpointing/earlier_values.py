@@ -28,20 +28,20 @@ def read_earlier(found: Artifact, position: TrainerState, inputs: Inputs) -> dic
         The present values, except for those that differ in the checkpoint: there a base or a
         dataset is its identity, and a learning rate that of its step.
     """
-    phase, said = inputs.phase, dict(inputs.trains)
+    phase, trains = inputs.phase, dict(inputs.trains)
     for name, key in {"base": "base", "cache": "data", "start": "start"}.items():
         old = found.parents[name]["identity"] if name in found.parents else None
         present = inputs.parents[name].identity if name in inputs.parents else None
         if old != present:
-            said[key] = old
+            trains[key] = old
     engine = {**position.engine, "num_processes": position.engine.get("world_size")}
     known = {key: engine[key] for key in LAUNCH_KEYS if engine.get(key) is not None}
     known |= {"optimizer": position.optimizer, "lr_scheduler": position.lr_scheduler}
     known |= {"seed": position.rng.get("seed", phase.seed)}
-    said |= {key: value for key, value in known.items() if said.get(key) != value}
+    trains |= {key: value for key, value in known.items() if trains.get(key) != value}
     if (rate := _other_rate(position, inputs)) is not None:
-        said["learning_rate"] = f"{rate:g} at step {position.step}"
-    return said
+        trains["learning_rate"] = f"{rate:g} at step {position.step}"
+    return trains
 
 
 def _other_rate(position: TrainerState, inputs: Inputs) -> float | None:

@@ -17,7 +17,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.software import device_software, software
 from zerotrain.state.position import TrainerState, read_position
 from zerotrain.training.checkpointing import conditions
-from zerotrain.training.checkpointing.conditions import Changes, Recorded
+from zerotrain.training.checkpointing.conditions import Changes, RecordedConditions
 
 MADE_BY = "made_by.json"
 """File among the records of a checkpoint: {"commit", "code"}."""
@@ -115,7 +115,7 @@ def describe_making(
 def _resumed(trains: dict[str, Any], now: dict[str, Any], resume: Path) -> Making:
     manifest = artifact.read_manifest(resume, "checkpoint")
     position = read_position(manifest, "checkpoint.json")
-    found = conditions.read_recorded(resume) or Recorded({}, {})
+    found = conditions.read_conditions(resume) or RecordedConditions({}, {})
     edited = conditions.changes(found, trains, now["cache"]) if found.trains else {}
     changed = edited | conditions.environment_changes(found.ran_on, now)
     return Making(trains, now, continued_history(position, changed), changed)
@@ -133,5 +133,9 @@ def continued_history(position: TrainerState, changed: Changes) -> list[dict[str
         before: an earlier version or another program made them.
     """
     unknown = position.step and not any(key.startswith("versions.") for key in position.ran_on)
-    begin = conditions.entries(position.step, {RECORDED: (None, "from here")}) if unknown else []
-    return position.history + begin + conditions.entries(position.step, changed)
+    begin = (
+        conditions.history_entries(position.step, {RECORDED: (None, "from here")})
+        if unknown
+        else []
+    )
+    return position.history + begin + conditions.history_entries(position.step, changed)

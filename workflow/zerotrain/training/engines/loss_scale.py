@@ -54,12 +54,12 @@ class LossScale:
     def load(self, found: Mapping[str, Any]) -> None:
         """Load what `state` returned, in this engine or another; a fixed scale stays."""
         if self.dynamic:
-            found = fitted(found, self._settings)
+            found = clamp_state(found, self._settings)
             self.scale, self._good_steps = found["scale"], found["good_steps"]
             self._hysteresis = found["hysteresis"]
 
 
-def fitted(found: Mapping[str, Any], settings: Fp16Config) -> dict[str, Any]:
+def clamp_state(found: Mapping[str, Any], settings: Fp16Config) -> dict[str, Any]:
     """Return a loss scale's state within other settings: a due change comes at the next step."""
     hysteresis = settings.hysteresis
     return {
@@ -69,7 +69,7 @@ def fitted(found: Mapping[str, Any], settings: Fp16Config) -> dict[str, Any]:
     }
 
 
-def exhausted(state: Mapping[str, Any], settings: Fp16Config) -> bool:
+def is_at_minimum(state: Mapping[str, Any], settings: Fp16Config) -> bool:
     """Return whether an overflow can no longer lower the scale: it is fixed, or at its lowest.
 
     Then the training has diverged, or the fixed scale is too high.

@@ -26,13 +26,13 @@ from zerotrain.training.engines.engine import STEADY, describe_phase
 from zerotrain.training.engines.loss_scale import LossScale
 from zerotrain.training.optim.optimizer import (
     Packed,
-    counters,
-    drive,
-    filled,
     group_scalars,
     open_optimizers,
+    probe_scalar_state,
     read_slot,
+    scalar_state_like,
     scalars_of,
+    set_hyperparameters,
 )
 from zerotrain.training.optim.param_groups import param_groups
 
@@ -150,7 +150,9 @@ class TorchEngine:
         if self._scale:
             self._scale.update(overflow)
         for optimizer in self._optimizers:
-            drive(optimizer.param_groups, self.groups, self._phase, learning_rate, beta1)
+            set_hyperparameters(
+                optimizer.param_groups, self.groups, self._phase, learning_rate, beta1
+            )
             if not overflow:
                 optimizer.step()
         self._updates += not overflow
@@ -198,7 +200,7 @@ class TorchEngine:
                         optimizer.fill(stepped, optimizer_step, slots)
                         continue
                     template = self._counters(group, stepped)
-                    state = filled(template, optimizer_step, numbers[group])
+                    state = scalar_state_like(template, optimizer_step, numbers[group])
                     optimizer.state[stepped] = state | self._read_slots(fill, group, stepped)
 
     def _counters(self, group: int, stepped: torch.nn.Parameter) -> dict[str, Any]:
@@ -209,7 +211,7 @@ class TorchEngine:
             return next(one for one in made if one.param_groups[0]["params"])
 
         # Muon checks the number of dimensions.
-        return counters(open_small, self._all_slots(), self.device, (2,) * stepped.ndim)
+        return probe_scalar_state(open_small, self._all_slots(), self.device, (2,) * stepped.ndim)
 
     def _read_slots(
         self, fill: FillPart, group: int, stepped: torch.nn.Parameter

@@ -5,7 +5,7 @@ continue while the holder loads, compiles or saves a model. The file stays open:
 becomes the lock, the signs of this thread do not count for it.
 
 Ages are measured by the clock of the file system. A lease only decides if nothing else shows
-whether the holder is alive (zerotrain.training.process.holder).
+whether the holder is alive (zerotrain.training.process.lock_owner).
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.liveness import pid_space
 from zerotrain.machine.output import print_message
 from zerotrain.training.process import lease
-from zerotrain.training.process.holder import Holder, this_process
 from zerotrain.training.process.lock_file import give_name
+from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 LOCK = "lock"
 TAKING = "lock.taking"
@@ -46,7 +46,7 @@ TORN_SECONDS = 5.0
 class Lock:
     """Held lock that gives signs of life. Use `take`, then `release`."""
 
-    def __init__(self, folder: Path, holder: Holder) -> None:
+    def __init__(self, folder: Path, holder: LockOwner) -> None:
         self._path = folder / LOCK
         self.holder = holder
         self._signs = lease.Signs(self._path, holder.lease)
@@ -55,7 +55,7 @@ class Lock:
     def release(self) -> None:
         """Release the lock, unless it was removed and another process has taken it since."""
         self._signs.close()
-        if holder_of(self._path.parent) == self.holder:
+        if read_owner(self._path.parent) == self.holder:
             self._path.unlink(missing_ok=True)
         if self in _HELD:
             _HELD.remove(self)
@@ -71,13 +71,13 @@ def release_all() -> None:
             lock.release()
 
 
-def refuse_taken_over(folder: Path) -> None:
+def check_not_taken_over(folder: Path) -> None:
     """Raise an error if another training has taken the lock over from this process.
 
     Raises:
         PipelineError: another process holds the lock; the message names its process and job.
     """
-    holder = holder_of(folder)
+    holder = read_owner(folder)
     if holder is not None and all(holder != held.holder for held in _HELD):
         raise PipelineError(
             f"{folder}: another training has taken over: pid {holder.pid} on {holder.host}"
@@ -88,7 +88,7 @@ def refuse_taken_over(folder: Path) -> None:
 
 def take(
     folder: Path,
-    refuse: Callable[[Path], Holder | None] | None = None,
+    refuse: Callable[[Path], LockOwner | None] | None = None,
     seconds: float = lease.LEASE_SECONDS,
 ) -> Lock:
     """Take the lock of a folder.
@@ -99,7 +99,7 @@ def take(
     Args:
         folder: A progress folder, or another folder in which one process may work at a time.
         refuse: Raises if a live process holds the lock, else returns its holder; default:
-            `refuse_held`.
+            `check_not_locked`.
         seconds: The lease: how long this process may go without a sign of life.
 
     Raises:
@@ -118,7 +118,7 @@ def take(
             draft.write_text(json.dumps(asdict(me)))
         with _turn(folder):
             while True:
-                _clear_if_dead(folder, draft.with_suffix(".dead"), refuse or refuse_held)
+                _clear_if_dead(folder, draft.with_suffix(".dead"), refuse or check_not_locked)
                 try:
                     give_name(draft, folder / LOCK)
                 except FileExistsError:
@@ -129,19 +129,19 @@ def take(
             draft.unlink(missing_ok=True)
 
 
-def lives(folder: Path, holder: Holder) -> bool:
+def is_alive(folder: Path, holder: LockOwner) -> bool:
     """Return whether the holder of a folder's lock runs, as far as is known without waiting.
 
     If neither its pid nor Slurm shows it, its lease decides; without a lease it counts as alive.
     """
-    found = holder.runs()
-    return not _expired(folder, holder) if found is None else found
+    found = holder.is_running()
+    return not _is_expired(folder, holder) if found is None else found
 
 
-def _expired(folder: Path, holder: Holder) -> bool:
+def _is_expired(folder: Path, holder: LockOwner) -> bool:
     """Return whether a holder of unknown state has been silent for longer than its lease."""
     silent = _silent(folder / LOCK)
-    return holder.before_restart(silent) or 0 < holder.lease < silent
+    return holder.ended_before_boot(silent) or 0 < holder.lease < silent
 
 
 def wait_for_sign(folder: Path, end: float | None = None) -> bool:
@@ -157,29 +157,29 @@ def wait_for_sign(folder: Path, end: float | None = None) -> bool:
     Returns:
         Whether it gave a sign.
     """
-    holder, path = holder_of(folder), folder / LOCK
-    if holder is None or not holder.lease or (end is None and holder.runs() is not None):
+    holder, path = read_owner(folder), folder / LOCK
+    if holder is None or not holder.lease or (end is None and holder.is_running() is not None):
         return False
-    first, begun = lease.last_sign(path), time.monotonic()
-    every, told = lease.sign_seconds(holder.lease), False
+    first, start = lease.last_sign(path), time.monotonic()
+    every, announced = lease.sign_seconds(holder.lease), False
     least = 2 * every if end is None else end
-    while holder_of(folder) == holder and not holder.before_restart(_silent(path)):
+    while read_owner(folder) == holder and not holder.ended_before_boot(_silent(path)):
         if lease.last_sign(path) not in (first, None):
             return True
-        waited = time.monotonic() - begun
-        if waited > least and (end is not None or _expired(folder, holder)):
+        waited = time.monotonic() - start
+        if waited > least and (end is not None or _is_expired(folder, holder)):
             return False
-        if not told and waited > every / 2:
-            told = True
+        if not announced and waited > every / 2:
+            announced = True
             print_message(f"{folder}: waiting for a sign of life of {describe(folder, holder)}")
         time.sleep(min(LOOK_SECONDS, every / 2))
     return False
 
 
-def describe(folder: Path, holder: Holder) -> str:
+def describe(folder: Path, holder: LockOwner) -> str:
     """Describe the holder of a folder's lock: process, host, job, start time, last sign of life."""
     sign = ""
-    if holder.lease and holder.runs_here() is None:
+    if holder.lease and holder.is_running_here() is None:
         sign = f", last sign of life {_silent(folder / LOCK):.0f} s ago"
     return f"pid {holder.pid} on {holder.host}{holder.details}{sign}"
 
@@ -190,21 +190,21 @@ def _silent(path: Path) -> float:
     return 0.0
 
 
-def holder_of(folder: Path) -> Holder | None:
+def read_owner(folder: Path) -> LockOwner | None:
     """Return the holder of a folder's lock, alive or not; None without a readable lock."""
     return _read(folder / LOCK)
 
 
-def _read(lock: Path) -> Holder | None:
+def _read(lock: Path) -> LockOwner | None:
     try:
-        return Holder.read(json.loads(lock.read_text()))
+        return LockOwner.read(json.loads(lock.read_text()))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, AttributeError):
         return None  # after a power cut, or still being written: TORN_SECONDS
 
 
-def _clear_if_dead(folder: Path, aside: Path, refuse: Callable[[Path], Holder | None]) -> None:
+def _clear_if_dead(folder: Path, aside: Path, refuse: Callable[[Path], LockOwner | None]) -> None:
     """Remove a dead holder's lock."""
     while (dead := refuse(folder)) is None and (folder / LOCK).exists():
         if _silent(folder / LOCK) > TORN_SECONDS:
@@ -213,13 +213,13 @@ def _clear_if_dead(folder: Path, aside: Path, refuse: Callable[[Path], Holder | 
     _remove(folder, aside, dead)
 
 
-def remove(folder: Path, holder: Holder) -> None:
+def remove(folder: Path, holder: LockOwner) -> None:
     """Remove the lock if it belongs to this holder."""
     with writing(folder), _turn(folder):
         _remove(folder, folder / f"{LOCK}.removed-{pid_space()}-{os.getpid()}", holder)
 
 
-def _remove(folder: Path, aside: Path, holder: Holder | None) -> None:
+def _remove(folder: Path, aside: Path, holder: LockOwner | None) -> None:
     """Remove the lock if it is this holder's: without flock another process may have taken it."""
     try:
         (folder / LOCK).rename(aside)
@@ -240,7 +240,7 @@ def _turn(folder: Path) -> Iterator[None]:
         yield
 
 
-def refuse_held(folder: Path) -> Holder | None:
+def check_not_locked(folder: Path) -> LockOwner | None:
     """Raise an error if a training runs in a progress folder.
 
     Returns:
@@ -249,20 +249,20 @@ def refuse_held(folder: Path) -> Holder | None:
     Raises:
         PipelineError: a training runs; the message names its process and job, and how to stop it.
     """
-    holder = holder_of(folder)
-    if holder is None or not lives(folder, holder):
+    holder = read_owner(folder)
+    if holder is None or not is_alive(folder, holder):
         return holder
     end_it = f" or `scancel {holder.job}`" if holder.job else ""
     raise PipelineError(
         f"{folder}: a training is running here already: {describe(folder, holder)}",
         hint=f"wait for it, or stop it with `touch {folder}/stop`{end_it}"
-        + unlocking(folder, holder),
+        + unlock_hint(folder, holder),
     )
 
 
-def unlocking(folder: Path, holder: Holder) -> str:
+def unlock_hint(folder: Path, holder: LockOwner) -> str:
     """Return the end of a hint: how to remove a lock whose holder is not visible from here."""
-    if holder.runs_here() is not None:
+    if holder.is_running_here() is not None:
         return ""
     expires = ""
     if holder.lease:
@@ -277,7 +277,7 @@ def end_group() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def end_with_holder(folder: Path, end: Callable[[], None] = end_group) -> Callable[[], None]:
+def end_with_owner(folder: Path, end: Callable[[], None] = end_group) -> Callable[[], None]:
     """End this process group once the lock changes hands, or its holder on this host ends.
 
     For launchers. If there are several machines, the starter is on one of them, and SIGKILL ends
@@ -291,16 +291,16 @@ def end_with_holder(folder: Path, end: Callable[[], None] = end_group) -> Callab
     Returns:
         A function that stops watching, for a process that releases the lock itself.
     """
-    first, stopped = holder_of(folder), threading.Event()
+    first, stopped = read_owner(folder), threading.Event()
 
     def gone() -> bool:
         nonlocal first
         try:
-            now = holder_of(folder)
+            now = read_owner(folder)
         except OSError:  # a shared folder that does not respond now
             return False
         first = first or now  # a network file system may show a new file late
-        return now != first or (now is not None and now.runs_here() is False)
+        return now != first or (now is not None and now.is_running_here() is False)
 
     def watch() -> None:
         times = 0

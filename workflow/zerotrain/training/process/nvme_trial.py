@@ -107,7 +107,7 @@ def _trial_phase(phase: ResolvedPhase, device: str) -> ResolvedPhase:
     """Return the phase scaled to the model, with biases in a group that is never swapped."""
     optimizer, param = phase.derived.offload_optimizer, phase.derived.offload_param
     biases = {"parameters": ["bias"], "learning_rate": LEARNING_RATE, "adam_weight_decay": 0.0}
-    return phase.changed(
+    return phase.with_values(
         num_processes=1,
         global_batch_size=MICRO_BATCH * ACCUMULATION,
         micro_batch_size=MICRO_BATCH,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zerotrain.errors import PipelineError
 from zerotrain.training.process import lease, lock
-from zerotrain.training.process.holder import Holder
+from zerotrain.training.process.lock_owner import LockOwner
 
 RECENT_SIGNS = 3
 """Missed signs after which the holder is no longer waited for."""
@@ -27,18 +27,18 @@ def unlock(folder: Path, *, yes: bool) -> str:
         PipelineError: the holder is alive, there is no terminal to ask, the answer was no, or
             another process has taken the lock since.
     """
-    holder = lock.holder_of(folder)
+    holder = lock.read_owner(folder)
     if holder is None:
         return f"{folder}: no lock to remove"
     who = lock.describe(folder, holder)
-    if holder.runs() is False:
+    if holder.is_running() is False:
         return f"{folder}: nothing to do, the next start takes the lock over: {who}, has ended"
-    _refuse_living(folder, holder)
+    _check_not_alive(folder, holder)
     who = lock.describe(folder, holder)
     if not yes:
         _ask(folder, who)
     lock.remove(folder, holder)
-    if later := lock.holder_of(folder):
+    if later := lock.read_owner(folder):
         raise PipelineError(
             f"{folder}: another process has taken the lock since: {lock.describe(folder, later)}",
             hint="wait for it; it continues from the newest checkpoint",
@@ -46,11 +46,11 @@ def unlock(folder: Path, *, yes: bool) -> str:
     return f"{folder}: unlocked; it was held by {who}"
 
 
-def _refuse_living(folder: Path, holder: Holder) -> None:
+def _check_not_alive(folder: Path, holder: LockOwner) -> None:
     every = lease.sign_seconds(holder.lease)
     recent = holder.lease and lease.silent_seconds(folder / lock.LOCK) < RECENT_SIGNS * every
     gave = recent and lock.wait_for_sign(folder, RECENT_SIGNS * every)
-    if holder.runs_here() or gave:
+    if holder.is_running_here() or gave:
         raise PipelineError(
             f"{folder}: its holder lives: {lock.describe(folder, holder)}",
             hint=f"stop it with `touch {folder}/stop`, or end that process",

@@ -28,9 +28,9 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.training import ranks
 from zerotrain.training.engines.engine import Engine
-from zerotrain.training.reporting.decode_samples import FOLDER, PROGRAM, decode, undecoded
+from zerotrain.training.reporting.decode_samples import FOLDER, PROGRAM, decode, list_undecoded
+from zerotrain.training.reporting.heartbeat import Heartbeat
 from zerotrain.training.reporting.log import Log
-from zerotrain.training.reporting.pulse import Pulse
 
 if TYPE_CHECKING:
     from zerotrain.models.families.diffusion import DiffusionFamily
@@ -99,7 +99,7 @@ class LatentSampler:
         if self._process is not None and not finished:
             self._process.terminate()
         elif self._process is not None:
-            if self._decoded(self._process) == 0 and undecoded(self._folder):
+            if self._decoded(self._process) == 0 and list_undecoded(self._folder):
                 self._start_decoding()
                 self._decoded(self._process)
             if self._process.returncode:
@@ -116,7 +116,7 @@ class LatentSampler:
                 times = psutil.Process(process.pid).cpu_times()
                 if times.user + times.system > used:
                     used = times.user + times.system
-                    Pulse.moves += 1
+                    Heartbeat.moves += 1
             time.sleep(POLL_SECONDS)
         return code
 
@@ -167,7 +167,7 @@ class LatentSampler:
             self._log.say(f"{path}: not written: {error}; training continues")
 
     def _start_decoding(self) -> None:
-        if not undecoded(self._folder):
+        if not list_undecoded(self._folder):
             return
         if self._decode == "inline":
             try:

@@ -38,7 +38,7 @@ tracking.logger = PlainLogger(logging.getLogger(tracking.__name__))
 
 def hyperparameters(phase: ResolvedPhase) -> Iterator[tuple[str, Any]]:
     """Yield dotted names and values of the resolved phase in a form that every tracker accepts."""
-    for name, value, *_ in phase.explained():
+    for name, value, *_ in phase.explain():
         plain = isinstance(value, bool | int | float | str) or value is None
         yield name, value if plain else json.dumps(value)
 

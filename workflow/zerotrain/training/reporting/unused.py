@@ -45,7 +45,7 @@ class UnusedParameters:
                 )
                 self._hooks.append(hook)
 
-    def settle(self, phase: ResolvedPhase, log: Log) -> bool:
+    def report(self, phase: ResolvedPhase, log: Log) -> bool:
         """Report the parameters without a gradient; every process calls this at the same step.
 
         Returns:

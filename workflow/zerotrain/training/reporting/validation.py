@@ -15,7 +15,7 @@ from zerotrain.cache import Cache, TokenCache
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.families import Family, Objective
 from zerotrain.training import ranks
-from zerotrain.training.engines.average import WeightAverage
+from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.reporting.holdout_loss import (
     HeldOut,
@@ -59,7 +59,7 @@ class Validation:
         history: ValidationHistory,
         log: Log,
         progress: Path,
-        average: WeightAverage | None = None,
+        ema: EMA | None = None,
         sampler: Sampler | None = None,
     ) -> None:
         assert phase.derived.validation is not None
@@ -68,17 +68,17 @@ class Validation:
         self._log, self._progress, self._sampler = log, progress, sampler
         # Averages are not measured under NVMe offload: that would read and write all weights.
         on_disk = "nvme" in (phase.derived.offload_optimizer, phase.derived.offload_param)
-        self._average = None if on_disk else average
+        self._ema = None if on_disk else ema
         if engine.rank == 0:
             write_best(progress, history.best(self._settings))
 
     def at(self, step: int) -> Verdict:
         """Validate a step if that is due and not done yet; return the consequences."""
-        if self._history.at(step) or not self._due(step):
+        if self._history.at(step) or not self._is_due(step):
             return Verdict(ended=self._history.ended(self._settings) is not None)
         found = self._measure(step)
         self._history.note(step, found, self._settings)
-        self._log.measured(step, found)
+        self._log.record_validation(step, found)
         best = self._history.best(self._settings)
         shown = ", ".join(f"{key} {value:.6g}" for key, value in found.items())
         if best:
@@ -104,7 +104,7 @@ class Validation:
         if self._sampler:
             self._sampler.close(finished)
 
-    def _due(self, step: int) -> bool:
+    def _is_due(self, step: int) -> bool:
         if step == self._history.began:
             return bool(self._settings["eval_on_start"])
         return step % self._settings["eval_steps"] == 0 or step == self._phase.derived.until_step
@@ -113,8 +113,8 @@ class Validation:
         found: dict[str, float] = {}
         self._engine.model.eval()
         found |= self._losses("")
-        if self._average:
-            with self._average.in_use():
+        if self._ema:
+            with self._ema.in_use():
                 found |= self._losses("_ema")
                 self._sample(step)
         else:
@@ -168,7 +168,7 @@ def open_validation(
     progress: Path,
     step: int,
     resumed: Path | None,
-    average: WeightAverage | None,
+    ema: EMA | None,
 ) -> Validation | None:
     """Return the phase's validation, if it has one.
 
@@ -206,4 +206,4 @@ def open_validation(
         assert isinstance(cache, Cache)
         assert family.modality == "image"
         sampler = LatentSampler(engine, family, base, cache, phase, progress, log)
-    return Validation(engine, objective, held_out, phase, history, log, progress, average, sampler)
+    return Validation(engine, objective, held_out, phase, history, log, progress, ema, sampler)

@@ -21,7 +21,7 @@ from zerotrain.machine.liveness import boot_id, pid_namespace
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockOwner:
     """Process that trains; its start time distinguishes it from a later one with the same pid."""
 
     host: str
@@ -45,7 +45,7 @@ class Holder:
     """Largest number of seconds between two signs of life; 0: it gives none."""
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Holder:
+    def read(cls, values: Mapping[str, Any]) -> LockOwner:
         """Read a holder from JSON values, including those of an earlier or a later version.
 
         Raises:
@@ -56,17 +56,17 @@ class Holder:
         known = {item.name for item in fields(cls)}
         return cls(**{key: value for key, value in values.items() if key in known})
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether the holder runs; if its state is unknown, it counts as alive."""
-        return self.runs() is not False
+        return self.is_running() is not False
 
-    def runs(self) -> bool | None:
+    def is_running(self) -> bool | None:
         """Return whether the holder runs; None if neither its pid nor Slurm shows it.
 
         Slurm starts a job again when it has ended its processes, or when it has lost the node. On a
         node that is lost but runs, the launcher sees that another holder has the lock, and ends.
         """
-        me, here = _slurm(), self.runs_here()
+        me, here = _slurm(), self.is_running_here()
         if self.job and (self.job, self.cluster) == (me["job"], me["cluster"]):
             if self.restart < me["restart"]:
                 return False
@@ -75,11 +75,11 @@ class Holder:
             return slurm_job.runs(self.job, self.cluster, own=own)
         return here
 
-    def runs_here(self) -> bool | None:
+    def is_running_here(self) -> bool | None:
         """Return whether its process runs; None if its pid is meaningless here."""
         return _same_process(self.pid, self.started) if self._is_here() else None
 
-    def before_restart(self, silent: float) -> bool:
+    def ended_before_boot(self, silent: float) -> bool:
         """Return whether it ended with an earlier boot of this machine.
 
         Args:
@@ -109,13 +109,13 @@ class Holder:
         return f"{job}, since {since}{where}"
 
 
-def this_process(lease: float = 0.0) -> Holder:
+def this_process(lease: float = 0.0) -> LockOwner:
     """Return the holder that describes this process.
 
     Args:
         lease: Largest number of seconds between two signs of life, if it gives them.
     """
-    return Holder(
+    return LockOwner(
         socket.gethostname(),
         os.getpid(),
         psutil.Process().create_time(),

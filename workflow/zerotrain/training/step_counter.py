@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Clock:
+class StepCounter:
     """The training's step and sample count, and the horizon of its schedule."""
 
     step: int

@@ -55,7 +55,7 @@ def adopt_single(environment: MutableMapping[str, str]) -> None:
         environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
 
 
-def meet(phase: ResolvedPhase) -> None:
+def init_process_group(phase: ResolvedPhase) -> None:
     """Initialize the process group of a training with several processes, with the phase's timeout.
 
     The engine, which would do it later, finds it initialized.
