@@ -555,9 +555,9 @@ def test_a_killed_training_goes_on_under_deepspeed(
             assert running.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        holder = read_owner(progress)
-        assert holder
-        os.kill(holder.pid, signal.SIGKILL)
+        owner = read_owner(progress)
+        assert owner
+        os.kill(owner.pid, signal.SIGKILL)
     end = max(int(path.parent.name[5:]) for path in progress.glob("step-*/manifest.json")) + 9
     config = folder / "config/config.yaml"
     config.write_text(config.read_text().replace("until: 400", f"until: {end}"))

@@ -131,7 +131,7 @@ def test_that_slurm_does_not_know_a_job_counts_for_ones_own_alone(
 
 
 def held_elsewhere(progress: Path, **changes: object) -> None:
-    """A lock whose holder is a job on another machine."""
+    """A lock whose owner is a job on another machine."""
     values = {"host": "n9", "pid": 1, "started": 0.0, "job": "71", "cluster": "alps", **changes}
     (progress / lock.LOCK).write_text(json.dumps(asdict(LockOwner(**values))))  # type: ignore[arg-type]
 

@@ -194,7 +194,7 @@ def srun(training: Any, server: Any) -> Iterator[Srun]:
 
 def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     """A signal to one of two ends both with 85 and one checkpoint, a second start meanwhile is
-    refused with the holder's name, and the next one goes on to the weights of an undisturbed run;
+    refused with the owner's name, and the next one goes on to the weights of an undisturbed run;
     the stage publishes them without training."""
     training.phase("main", "torch", STEPS, num_processes=2)
     progress = training.progress("main")

@@ -106,7 +106,7 @@ def test_dead_container_is_taken_over_after_its_lease(tmp_path: Path, container:
 
 
 def elsewhere(folder: Path, silent: float, **changes: object) -> LockOwner:
-    """Write the lock of a holder in another PID namespace, with its last sign so long ago."""
+    """Write the lock of an owner in another PID namespace, with its last sign so long ago."""
     me = this_process(60)
     values = {"pid_namespace": me.pid_namespace + 1, **changes}
     found = replace(me, **values)  # type: ignore[arg-type]

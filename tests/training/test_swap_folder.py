@@ -28,13 +28,13 @@ from zerotrain.training.process.lock_owner import LockOwner, this_process
 from zerotrain.training.process.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder
 
 
-def left_by(disk: Path, name: str, holder: LockOwner | None) -> Path:
+def left_by(disk: Path, name: str, owner: LockOwner | None) -> Path:
     """A swap folder with a file of DeepSpeed's, as some training left it."""
     folder = disk / name
     (folder / "zero_stage_3" / "optimizer").mkdir(parents=True)
     (folder / "zero_stage_3" / "optimizer" / "0_2.tensor.swp").write_bytes(b"\0" * 4096)
-    if holder:
-        (folder / OWNER).write_text(json.dumps(asdict(holder)))
+    if owner:
+        (folder / OWNER).write_text(json.dumps(asdict(owner)))
     return folder
 
 

@@ -146,7 +146,7 @@ def train_beforehand(training, name: str, until: int, **changes: Any) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_resume_after_a_signal_to_the_command(training, phase, preset):
     """A signal ends the command with exit code 85 and a checkpoint and leaves no process; meanwhile
-    a second start is refused, naming the holder, and disturbs nothing; the next start ends in the
+    a second start is refused, naming the owner, and disturbs nothing; the next start ends in the
     weights of an undisturbed run."""
     command = phase("stopped", preset)
     running = command.start()
@@ -154,9 +154,9 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
 
     code, said = command.run()
     assert code == EXIT_USER_ERROR
-    holder = lock.read_owner(command.progress)
-    assert f"a training is running here already: pid {holder.pid} on {socket.gethostname()}" in said
-    assert holder.pid in {process.pid for process in command.processes()}
+    owner = lock.read_owner(command.progress)
+    assert f"a training is running here already: pid {owner.pid} on {socket.gethostname()}" in said
+    assert owner.pid in {process.pid for process in command.processes()}
     assert said.count("ERROR: ") == said.count("Hint: ") == 1
     assert "Traceback" not in said
     assert running.poll() is None
@@ -182,7 +182,7 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_resume_after_kill_of_the_command(training, phase, preset):
     """kill -9 of the command, which can do nothing then, ends its training within seconds; the next
-    start takes over the dead holder's lock and ends in the weights of an undisturbed run."""
+    start takes over the dead owner's lock and ends in the weights of an undisturbed run."""
     until = 120
     command = phase("killed", preset, until, save_every=20)
     running = command.start()
@@ -238,8 +238,8 @@ def test_a_training_whose_lock_is_anothers_ends(phase):
     path.write_text(later)
     code, said = command.end(running)
     assert code == EXIT_USER_ERROR
-    holder = json.loads(later)["pid"]
-    assert f"another training has taken over: pid {holder} on elsewhere, job 71, since" in said
+    owner = json.loads(later)["pid"]
+    assert f"another training has taken over: pid {owner} on elsewhere, job 71, since" in said
     assert said.count("ERROR: ") == said.count("Hint: ") == 1
     command.wait_for_silence()
     assert path.read_text() == later

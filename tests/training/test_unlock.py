@@ -1,4 +1,4 @@
-"""`zerotrain progress unlock`: for a holder that is gone and cannot be seen."""
+"""`zerotrain progress unlock`: for an owner that is gone and cannot be seen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
 
 
 def held(folder: Path, silent: float = 100, **changes: object) -> LockOwner:
-    """Write the lock of a holder elsewhere, with its last sign so many seconds ago."""
+    """Write the lock of an owner elsewhere, with its last sign so many seconds ago."""
     found = replace(this_process(120), **{"host": "n1", "pid": 7, **changes})  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / lock.LOCK).write_text(json.dumps(asdict(found)))
@@ -42,17 +42,17 @@ def held(folder: Path, silent: float = 100, **changes: object) -> LockOwner:
 def test_lock_is_removed_when_the_question_is_answered_so(
     tmp_path: Path, monkeypatch, capsys, answer: str, left: bool
 ) -> None:
-    """Nothing is the same as no; the question names the holder and the age of its last sign."""
-    holder = held(tmp_path)
+    """Nothing is the same as no; the question names the owner and the age of its last sign."""
+    owner = held(tmp_path)
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     if left:
         with pytest.raises(PipelineError, match="the lock was left"):
             unlock(tmp_path, yes=False)
     else:
         assert unlock(tmp_path, yes=False).startswith(f"{tmp_path}: unlocked; it was held by pid 7")
-    assert read_owner(tmp_path) == (holder if left else None)
+    assert read_owner(tmp_path) == (owner if left else None)
     asked = capsys.readouterr().err
-    assert f"held by pid 7 on n1{holder.details}, last sign of life 100 s ago" in asked
+    assert f"held by pid 7 on n1{owner.details}, last sign of life 100 s ago" in asked
     assert asked.endswith("Remove its lock? [y/N] ")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "lock.taking") == (
         ["lock"] if left else []
@@ -74,10 +74,10 @@ def test_without_a_terminal_only_yes_removes_a_lock(tmp_path: Path, monkeypatch)
 
 def test_holder_that_lives_is_not_unlocked(tmp_path: Path, monkeypatch) -> None:
     """By its pid here, or by the signs that it gives elsewhere; not even with --yes."""
-    holder = held(tmp_path, host=this_process().host, pid=os.getpid())
+    owner = held(tmp_path, host=this_process().host, pid=os.getpid())
     with pytest.raises(PipelineError, match=f"its holder lives: pid {os.getpid()} on"):
         unlock(tmp_path, yes=True)
-    assert read_owner(tmp_path) == holder
+    assert read_owner(tmp_path) == owner
     monkeypatch.setattr(lease, "SIGN_SECONDS", 0.3)
     away = held(tmp_path, silent=0)
     sign = threading.Timer(0.2, os.utime, [tmp_path / lock.LOCK])
@@ -113,13 +113,13 @@ def test_command_takes_the_name_of_a_phase(tmp_path: Path, monkeypatch, capsys) 
     """As the hint of a refusal has it, or the folder of another lock."""
     monkeypatch.chdir(tmp_path)
     progress = Path("results/digits/plain/progress")
-    holder = held(progress, lease=0.0)
-    assert lock.unlock_hint(progress, holder).endswith("`zerotrain progress unlock digits/plain`")
+    owner = held(progress, lease=0.0)
+    assert lock.unlock_hint(progress, owner).endswith("`zerotrain progress unlock digits/plain`")
     command("digits/plain", yes=True)
     assert read_owner(progress) is None
     switch = Path("results/digits/.switch")
-    holder = held(switch, lease=0.0)
-    named = lock.unlock_hint(switch, holder)
+    owner = held(switch, lease=0.0)
+    named = lock.unlock_hint(switch, owner)
     assert named.endswith("`zerotrain progress unlock results/digits/.switch`")
     command(str(switch), yes=True)
     assert read_owner(switch) is None

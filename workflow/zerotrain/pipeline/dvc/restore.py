@@ -72,12 +72,12 @@ def check_nothing_runs() -> None:
     from zerotrain.training.process.lock import describe, is_alive, read_owner, unlock_hint
 
     for path in sorted(RESULTS.glob(f"*/*/{ROLLING}/{TRAINING}")):
-        holder = read_owner(path.parent)
-        if holder and is_alive(path.parent, holder):
+        owner = read_owner(path.parent)
+        if owner and is_alive(path.parent, owner):
             raise PipelineError(
-                f"{path.parent}: a training is running here: {describe(path.parent, holder)}",
+                f"{path.parent}: a training is running here: {describe(path.parent, owner)}",
                 hint=f"wait for it, or stop it with `touch {path.parent}/stop`"
-                + unlock_hint(path.parent, holder),
+                + unlock_hint(path.parent, owner),
             )
     if any(snakemake_runs.LOCKS.glob("*.lock")):
         snakemake_runs.remove_stale_lock()

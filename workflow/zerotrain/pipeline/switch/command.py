@@ -97,13 +97,13 @@ def switch(options: SwitchOptions) -> str:
 
 
 def _refuse_other_switch(file: Path, folder: Path) -> LockOwner | None:
-    holder = lock.read_owner(folder)
-    if holder is None or not lock.is_alive(folder, holder):
-        return holder
+    owner = lock.read_owner(folder)
+    if owner is None or not lock.is_alive(folder, owner):
+        return owner
     raise PipelineError(
-        f"{file}: another switch of it is under way: {lock.describe(folder, holder)}",
+        f"{file}: another switch of it is under way: {lock.describe(folder, owner)}",
         hint="wait until it has ended, and run this again if it failed"
-        + lock.unlock_hint(folder, holder),
+        + lock.unlock_hint(folder, owner),
     )
 
 

@@ -1,7 +1,7 @@
 """Identity of the process that trains in a progress folder: pid, host and Slurm job, if any.
 
 A pid is only meaningful on the same boot of the machine and in the same PID namespace. Containers
-may share a host name and neither of these. Slurm reports whether the holder of a job on another
+may share a host name and neither of these. Slurm reports whether the owner of a job on another
 machine is alive; outside of Slurm its lease decides (zerotrain.training.process.lease).
 """
 
@@ -46,7 +46,7 @@ class LockOwner:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> LockOwner:
-        """Read a holder from JSON values, including those of an earlier or a later version.
+        """Read an owner from JSON values, including those of an earlier or a later version.
 
         Raises:
             TypeError: the values name no process.
@@ -57,14 +57,14 @@ class LockOwner:
         return cls(**{key: value for key, value in values.items() if key in known})
 
     def is_alive(self) -> bool:
-        """Return whether the holder runs; if its state is unknown, it counts as alive."""
+        """Return whether the owner runs; if its state is unknown, it counts as alive."""
         return self.is_running() is not False
 
     def is_running(self) -> bool | None:
-        """Return whether the holder runs; None if neither its pid nor Slurm shows it.
+        """Return whether the owner runs; None if neither its pid nor Slurm shows it.
 
         Slurm starts a job again when it has ended its processes, or when it has lost the node. On a
-        node that is lost but runs, the launcher sees that another holder has the lock, and ends.
+        node that is lost but runs, the launcher sees that another owner has the lock, and ends.
         """
         me, here = _slurm(), self.is_running_here()
         if self.job and (self.job, self.cluster) == (me["job"], me["cluster"]):
@@ -101,7 +101,7 @@ class LockOwner:
 
     @property
     def details(self) -> str:
-        """The holder's details for a message: its job, its start time, and where it is."""
+        """The owner's details for a message: its job, its start time, and where it is."""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
         job = f", job {self.job}" if self.job else ""
         twin = self.host == socket.gethostname() and not self._is_here()
@@ -110,7 +110,7 @@ class LockOwner:
 
 
 def this_process(lease: float = 0.0) -> LockOwner:
-    """Return the holder that describes this process.
+    """Return the owner that describes this process.
 
     Args:
         lease: Largest number of seconds between two signs of life, if it gives them.

@@ -24,8 +24,8 @@ LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
 
 def trainer_of(progress: Path) -> LockOwner | None:
     """Return the process that trains in a progress folder, if any."""
-    holder = read_owner(progress)
-    return holder if holder and is_alive(progress, holder) else None
+    owner = read_owner(progress)
+    return owner if owner and is_alive(progress, owner) else None
 
 
 def stop_training(progress: Path, wait: float) -> bool:
