@@ -12,7 +12,7 @@ DENOISING = ("snr_gamma", "noise_offset", *LOSS)
 FLOW_MATCHING = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "flow_shift", *LOSS)
 SD3 = (*FLOW_MATCHING, "precondition_outputs")
 CONDITIONS = ("flux_guidance_value",)
-"""Keys of config.objective that the model is told; the others say how it is taught."""
+"""Keys of config.objective that the model receives; the others say how it is trained."""
 
 
 @dataclass(frozen=True)

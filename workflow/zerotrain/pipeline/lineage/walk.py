@@ -56,14 +56,14 @@ class Walker:
         self._index = index
         self._files = files
         self._nodes: dict[Path, Node] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         """Paths and identities that already have a finding."""
         self._moves: list[tuple[Path, Path]] = []
         """Folders as manifests name them, and the current place of their content."""
 
     def walk(self, folder: Path) -> Walk:
         """Walk through everything that a folder was made from."""
-        self._nodes, self._told, self._moves = {}, set(), []
+        self._nodes, self._reported, self._moves = {}, set(), []
         start = self._visit(folder, "weights")
         self._add_unreadable(start, folder)
         return Walk(self._index.root, start, [*self._nodes.values()])
@@ -125,10 +125,10 @@ class Walker:
             folder, how = copies[0].folder, "copy"
         node = self._visit(folder, kind)
         problem, path, found = trouble
-        if how != "moved" and (path, identity) not in self._told:
+        if how != "moved" and (path, identity) not in self._reported:
             # Another child with the same record adds nothing; one with a different record is
             # reported too.
-            self._told.add((path, identity))
+            self._reported.add((path, identity))
             sayer = f"{self._index.display(child.folder)}/{MANIFEST}"
             expected = f"{kind} {identity[:SHORT]}, as {sayer} says"
             node.findings.append(Finding(problem, path, expected, found))
@@ -265,13 +265,13 @@ class Walker:
 def _disagreements(node: Node) -> list[Finding]:
     """List where a folder contradicts its origin. Nothing else verifies weights that have no
     descendants yet."""
-    told = {"step": node.parent("checkpoint", "state", "weights"), "family": node.parent("base")}
+    origins = {"step": node.parent("checkpoint", "state", "weights"), "family": node.parent("base")}
     if node.kind == "state":  # its step is in a file, which is checked against its hash
-        told = {key: origin for key, origin in told.items() if key in node.facts}
+        origins = {key: origin for key, origin in origins.items() if key in node.facts}
     return [
         Finding("different", f"{node.path}/{MANIFEST}", f"{key} {said}, as {origin.path} says",
                 f"{key} {node.facts.get(key)}")
-        for key, origin in told.items()
+        for key, origin in origins.items()
         if node.kind in ("weights", "exported", "state") and origin
         and (said := origin.facts.get(key)) is not None and said != node.facts.get(key)
     ]  # fmt: skip
