@@ -247,10 +247,10 @@ def lineage(
     origins: Mapping[str, Artifact | Path],
 ) -> tuple[dict[str, Artifact], dict[str, Any]]:
     """Return parents, and for folders without a manifest their path and digest of file sizes."""
-    parents = {name: found for name, found in origins.items() if isinstance(found, Artifact)}
+    parents = {name: origin for name, origin in origins.items() if isinstance(origin, Artifact)}
     others = {
-        name: {"path": str(found), "files": artifact.sizes_digest(found)}
-        for name, found in origins.items()
-        if isinstance(found, Path)
+        name: {"path": str(origin), "files": artifact.sizes_digest(origin)}
+        for name, origin in origins.items()
+        if isinstance(origin, Path)
     }
     return parents, others

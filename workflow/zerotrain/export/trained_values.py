@@ -38,15 +38,15 @@ def trained_values(checkpoint: Path) -> dict[str, Any] | None:
         lora, peft, frozen_parameters, trainable_parameters and long_captions; and
         max_sequence_length if the cache still exists. None for another folder.
     """
-    found = read_trains(checkpoint)
-    if found is None:
+    trains = read_trains(checkpoint)
+    if trains is None:
         return None
     values = {
-        "lora": found.get("lora"),
-        "peft": found.get("peft"),
-        "frozen_parameters": found.get("frozen_parameters", []),
-        "trainable_parameters": found.get("trainable_parameters", []),
-        "long_captions": found.get("long_captions") or "truncate",
+        "lora": trains.get("lora"),
+        "peft": trains.get("peft"),
+        "frozen_parameters": trains.get("frozen_parameters", []),
+        "trainable_parameters": trains.get("trainable_parameters", []),
+        "long_captions": trains.get("long_captions") or "truncate",
     }
     recorded = _recorded(checkpoint)
     cache = recorded.ran_on.get("cache") if recorded else None
@@ -59,9 +59,9 @@ def read_trains(checkpoint: Path) -> dict[str, Any] | None:
 
     For progress that an earlier version restored, they are those of the phase's launch.
     """
-    found = _recorded(checkpoint)
-    if found is not None:
-        return found.trains
+    recorded = _recorded(checkpoint)
+    if recorded is not None:
+        return recorded.trains
     progress = checkpoint.absolute().parent
     launch = progress.parent / "launch" / "run.yaml"
     accepted = (progress / FINGERPRINT).is_file() and launch.is_file()
@@ -87,9 +87,9 @@ def _made_by(results: Path, cache: str | None) -> Mapping[str, Any]:
     """Return how a cache was made, from its manifest; nothing if the cache is gone."""
     for folder in results.glob(CACHES) if cache else ():
         try:
-            found = artifact.read_manifest(folder, "cache")
+            manifest = artifact.read_manifest(folder, "cache")
         except PipelineError:
             continue
-        if found.identity == cache:
-            return found.made_by
+        if manifest.identity == cache:
+            return manifest.made_by
     return {}

@@ -68,12 +68,12 @@ def one_cycle_momentum(args: Arguments, step: int) -> float | None:
     low, high = args["cycle_min_mom"], args["cycle_max_mom"]
     after = step - _cycle(args)
     if step == 0:
-        found = low
+        beta1 = low
     elif after <= 0:
-        found = high - (high - low) * _height(args, step)
+        beta1 = high - (high - low) * _height(args, step)
     else:
-        found = high * (1 + args["decay_mom_rate"] * _intervals(args, after))
-    return float(found)
+        beta1 = high * (1 + args["decay_mom_rate"] * _intervals(args, after))
+    return float(beta1)
 
 
 def range_test(peak: float, args: Arguments, step: int, steps: int, horizon: int) -> float:

@@ -32,7 +32,7 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
         PipelineError: a key is unknown, corresponds to one of ours, has no effect, or is refused;
             or a value is "auto" or of another type.
     """
-    found = dict(settings)
+    result = dict(settings)
     for dotted, value in leaves(given):
         where = f"phase {phase}: launch.{program}.{dotted}: {value!r}"
         key = _find(TABLES[program], dotted)
@@ -51,8 +51,8 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
         if not _fits(value, key, dotted):
             words = ", ".join(CHOICES.get(dotted, (EXPECTED.get(key.type, "a mapping"),)))
             raise PipelineError(f"{where} is no value for it", hint=f"it takes {words}")
-        found[dotted] = (value, "user", f"launch.{program}")
-    return found
+        result[dotted] = (value, "user", f"launch.{program}")
+    return result
 
 
 def _find(table: Mapping[str, Key], dotted: str) -> Key | None:

@@ -177,14 +177,14 @@ def _validation(
     phase = config.phase(name)
     if (section := phase.validation) is None:
         return None
-    found = section.model_dump()
-    for key in found:
+    settings = section.model_dump()
+    for key in settings:
         sources[f"validation.{key}"] = _source(section, key)
     use_ema = str(phase.train.use_ema).lower()
     metric, why = "val_loss_ema" if phase.train.use_ema else "val_loss", f"use_ema {use_ema}"
     if "nvme" in (preset.offload_optimizer, preset.offload_param):
         metric, why = "val_loss", "averaged weights of what swaps to a disk are not measured"
-        if found["metric_for_best_model"] == "val_loss_ema":
+        if settings["metric_for_best_model"] == "val_loss_ema":
             raise PipelineError(
                 f"phase {name}: validation.metric_for_best_model: val_loss_ema, but {why}",
                 hint="remove it: val_loss is the default here",
@@ -192,34 +192,34 @@ def _validation(
     most = MOST_EXAMPLES if config.is_text else MOST_IMAGES
     derived = {"max_samples": (most, "as evaluate takes"), "metric_for_best_model": (metric, why)}
     for key, (value, reason) in derived.items():
-        if found[key] is None:
-            found[key] = value
+        if settings[key] is None:
+            settings[key] = value
             sources[f"validation.{key}"] = ("derived", reason)
     left_out = OF_GRIDS if config.is_text or not section.prompts else ()
-    return {key: value for key, value in found.items() if key not in left_out}
+    return {key: value for key, value in settings.items() if key not in left_out}
 
 
 def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) -> dict[str, Any]:
     """Return optimizer, optimizer_args and adam_ values of a phase; None if not applicable."""
-    found, reason = optimizers.find(train.optimizer)
+    table, reason = optimizers.find(train.optimizer)
     arguments, moved = read_optimizer_args(
-        found, train.optimizer_args, train.optimizer_keys_given()
+        table, train.optimizer_args, train.optimizer_keys_given()
     )
     refused, hint = optimizers.refusal(
-        found.name, arguments, engine=preset.engine, offload_optimizer=preset.offload_optimizer
+        table.name, arguments, engine=preset.engine, offload_optimizer=preset.offload_optimizer
     )
     if refused:
         raise PipelineError(f"phase {name}: {refused} (preset {preset.name})", hint=hint)
     if reason:
         sources["optimizer"] = ("derived", reason)
-    chosen: dict[str, Any] = {"optimizer": found.name, "optimizer_args": arguments}
+    chosen: dict[str, Any] = {"optimizer": table.name, "optimizer_args": arguments}
     for key in ("adam_beta1", "adam_beta2", "adam_epsilon"):
-        chosen[key] = moved.get(key, getattr(train, key)) if found.adam_keys else None
+        chosen[key] = moved.get(key, getattr(train, key)) if table.adam_keys else None
     chosen["adam_weight_decay"] = train.adam_weight_decay
     if "adam_weight_decay" not in train.model_fields_set:
-        chosen["adam_weight_decay"] = found.weight_decay or 0.0
-        if found.name != "adamw":
-            sources["adam_weight_decay"] = ("derived", f"the default of {found.title}")
+        chosen["adam_weight_decay"] = table.weight_decay or 0.0
+        if table.name != "adamw":
+            sources["adam_weight_decay"] = ("derived", f"the default of {table.title}")
     for key, value in moved.items():
         chosen[key] = value
         sources[key] = ("user", "optimizer_args")

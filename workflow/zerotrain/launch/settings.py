@@ -12,14 +12,14 @@ Settings = dict[str, tuple[Any, Source, str]]
 
 def nest_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by dotted key in the nested form of a file."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, value in values.items():
         *path, last = key.split(".")
-        inside = found
+        inside = nested
         for name in path:
             inside = inside.setdefault(name, {})
         inside[last] = value
-    return found
+    return nested
 
 
 def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

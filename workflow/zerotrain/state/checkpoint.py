@@ -197,18 +197,18 @@ class Checkpoint:
     def _pieces(self, name: str, slot: str) -> list[tuple[int, int, Path]]:
         """Return start, length and file of a slot's parts, without gaps or overlaps."""
         key, size = tensor_name(name, slot), torch.Size(self.shapes[name]).numel()
-        found: list[tuple[int, int, Path]] = []
+        pieces: list[tuple[int, int, Path]] = []
         covered = 0
         held = [r for r, spans in self._spans.items() if name in spans and key in self._files[r]]
         for rank in sorted(held, key=lambda rank: self._spans[rank][name]):
             start, length = self._spans[rank][name]
             if start != covered:
                 break
-            found.append((start, length, self._files[rank][key]))
+            pieces.append((start, length, self._files[rank][key]))
             covered += length
         if covered != size:
             raise PipelineError(
                 f"{self.artifact.folder}: {name} ({slot}) has {covered} of {size} elements",
                 hint="a rank's file is missing; use an older checkpoint of the phase's progress",
             )
-        return found
+        return pieces

@@ -61,8 +61,8 @@ class Weights:
     def tensor(self, name: str, slot: str) -> torch.Tensor:
         """Return the tensor of a name, in the dtype of the export; there is only one slot."""
         stored = self._stored[name]
-        found: torch.Tensor = self._files[stored].get_tensor(stored)
-        return found
+        tensor: torch.Tensor = self._files[stored].get_tensor(stored)
+        return tensor
 
 
 class AveragedWeights:
@@ -168,10 +168,10 @@ def _is_position(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (ValueError, RecursionError):
         return True
-    return isinstance(found, dict) and {"run", "phase", "optimizer_step"} <= found.keys()
+    return isinstance(document, dict) and {"run", "phase", "optimizer_step"} <= document.keys()
 
 
 def _check_not_model(folder: Path) -> None:

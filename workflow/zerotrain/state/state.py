@@ -167,8 +167,8 @@ class State:
     def tensor(self, name: str, slot: str) -> torch.Tensor:
         """Return the full float32 tensor of one parameter in one slot."""
         path = self.artifact.path(self._files[slot][name])
-        found: torch.Tensor = self._shards.open(path).get_tensor(name)
-        return found
+        tensor: torch.Tensor = self._shards.open(path).get_tensor(name)
+        return tensor
 
     def fill(self, name: str, slot: str, start: int, into: torch.Tensor) -> None:
         """Fill a flat tensor with a parameter's slot from element `start`; read nothing else."""

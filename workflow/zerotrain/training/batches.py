@@ -82,14 +82,14 @@ class Batches:
             random_flip=cache.entries[self._train[0]].flipped is not None,
         )
         number = self._train[draw.index]
-        found = {
+        sample = {
             **cache.sample(number, captioned=not draw.drop_caption, flipped=draw.flip),
             "noise": torch.from_numpy(draw.noise),
             "uniform": torch.tensor(draw.uniform, dtype=torch.float64),
         }
         if self._phase.train.tread_config is not None:
-            found["route"] = self._routes(self._phase.train.tread_config.routes, position, found)
-        return found
+            sample["route"] = self._routes(self._phase.train.tread_config.routes, position, sample)
+        return sample
 
     def _routes(
         self,

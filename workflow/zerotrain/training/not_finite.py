@@ -86,5 +86,5 @@ class SkippedSteps:
         which = spoilt or [position for position, _ in every]
         names = list(dict.fromkeys(self._batches.name(position) for position in which))
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        found = f"{', '.join(names[:NAMED])}{more}"
-        return f"the loss is not finite for {found}" if spoilt else f"its samples: {found}"
+        listed = f"{', '.join(names[:NAMED])}{more}"
+        return f"the loss is not finite for {listed}" if spoilt else f"its samples: {listed}"

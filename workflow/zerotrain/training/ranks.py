@@ -24,9 +24,9 @@ def gather(value: T) -> list[T]:
     """Return every process's value, by rank, in every process; it must be picklable."""
     if not distributed.is_initialized():
         return [value]
-    found: list[T | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, value)
-    return found  # type: ignore[return-value]
+    values: list[T | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return values  # type: ignore[return-value]
 
 
 def reduce_loss_and_flags(

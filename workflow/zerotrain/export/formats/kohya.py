@@ -134,11 +134,11 @@ def _alpha(weights: ExportedWeights, layer: str) -> float:
 
 def _check_single_alpha(alphas: Mapping[str, float], weights: ExportedWeights) -> None:
     """Reject several alphas: diffusers looks for those of attention layers under another name."""
-    found = sorted(set(alphas.values()))
-    if len(found) > 1:
+    different = sorted(set(alphas.values()))
+    if len(different) > 1:
         raise PipelineError(
-            f"--to kohya: layers of {weights.folder} have several alphas, {found[0]:g} to "
-            f"{found[-1]:g}, and diffusers would read one for all",
+            f"--to kohya: layers of {weights.folder} have several alphas, {different[0]:g} to "
+            f"{different[-1]:g}, and diffusers would read one for all",
             hint=INSTEAD,
         )
 

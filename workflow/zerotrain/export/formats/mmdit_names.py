@@ -157,6 +157,6 @@ def flux_slot(name: str) -> TensorSlot:
 
 def _block(layer: str) -> tuple[str, str, str]:
     """Split `transformer_blocks.0.attn.to_q` into blocks, number and the rest."""
-    found = re.fullmatch(r"(\w+_blocks)\.(\d+)\.(.+)", layer)
-    assert found, layer
-    return found[1], found[2], found[3]
+    match = re.fullmatch(r"(\w+_blocks)\.(\d+)\.(.+)", layer)
+    assert match, layer
+    return match[1], match[2], match[3]

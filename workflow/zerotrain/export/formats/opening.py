@@ -51,12 +51,14 @@ def check_whole(path: Path, base: Path | None) -> Artifact | None:
     sha256 = remembering(file_sha256)
     if base is not None:
         read_around(base, OPENED, sha256=sha256)
-    found = read_around(path, OPENED, sha256=sha256)
-    if found is not None:
+    manifest = read_around(path, OPENED, sha256=sha256)
+    if manifest is not None:
         for name in ADAPTERS:
-            if (found.folder / name).exists() and not any(n.startswith(name) for n in found.files):
-                found.path(name)  # a loader would apply it
-    return found
+            if (manifest.folder / name).exists() and not any(
+                n.startswith(name) for n in manifest.files
+            ):
+                manifest.path(name)  # a loader would apply it
+    return manifest
 
 
 def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[DiffusionFamily, Any]:
@@ -90,9 +92,11 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Diffusion
         config = base or file.parent / ldm.CONFIG
         family = family_of(_read_base(config, path))
         with name_file_in_errors(file):
-            found: Any = ldm.load_single_file(family.pipeline, file, config, sampling_dtype(device))
-        found.set_progress_bar_config(disable=True)
-        return family, place_pipeline(found, device)
+            loaded: Any = ldm.load_single_file(
+                family.pipeline, file, config, sampling_dtype(device)
+            )
+        loaded.set_progress_bar_config(disable=True)
+        return family, place_pipeline(loaded, device)
     folder = _read_base(base, path)
     family, pipeline = _open_folder(folder, device)
     with name_file_in_errors(file):
@@ -111,13 +115,13 @@ def family_of(folder: Path) -> DiffusionFamily:
     Raises:
         PipelineError: the pipeline belongs to no family; it is named.
     """
-    found = json.loads((folder / MODEL_INDEX).read_text()).get("_class_name")
+    class_name = json.loads((folder / MODEL_INDEX).read_text()).get("_class_name")
     for name in FAMILIES:
         family = load_family(name)
-        if family.modality == "image" and found in (family.pipeline, *family.pipelines):
+        if family.modality == "image" and class_name in (family.pipeline, *family.pipelines):
             return family
     raise PipelineError(
-        f"{folder / MODEL_INDEX}: {found} is the pipeline of no family here",
+        f"{folder / MODEL_INDEX}: {class_name} is the pipeline of no family here",
         hint="open it with diffusers: DiffusionPipeline.from_pretrained(FOLDER)",
     )
 

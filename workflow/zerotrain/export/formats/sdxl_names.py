@@ -115,9 +115,9 @@ def open_clip_name(name: str) -> str:
 
 def _parts(name: str) -> tuple[str, str, int, str]:
     """Split `down_blocks.1.resnets.0.conv1.weight` into block, kind, number and the rest."""
-    found = re.fullmatch(r"(mid_block|\w+_blocks\.\d+)\.(\w+)\.(\d+)\.(.+)", name)
-    assert found, name
-    return found[1], found[2], int(found[3]), found[4]
+    match = re.fullmatch(r"(mid_block|\w+_blocks\.\d+)\.(\w+)\.(\d+)\.(.+)", name)
+    assert match, name
+    return match[1], match[2], int(match[3]), match[4]
 
 
 def _block(place: str) -> int:

@@ -65,23 +65,23 @@ def after_out_of_memory(
         f"planned for {phase.launch.preset}: {gib(own.device)} of "
         f"{'memory' if own.launch.cpu else 'the device'}{on_host}",
     )
-    found = None if kind == HOST_MEMORY else _find_lighter_preset(made, own)
-    if found is None:
+    lighter = None if kind == HOST_MEMORY else _find_lighter_preset(made, own)
+    if lighter is None:
         return Advice(
             facts,
             f"{_list_cheap_changes(phase)}; no preset after {phase.launch.preset} fits here: "
             f"`zerotrain plan {file} --phase {phase.phase} --fit` searches micro batch, size and "
             "checkpointing",
         )
-    needs = f"{gib(found.device)} of the device and {gib(found.host)} of host memory"
+    needs = f"{gib(lighter.device)} of the device and {gib(lighter.host)} of host memory"
     if saved_step is None or saved_step >= phase.derived.until_step:
         way = (
-            f"write `launch: {found.preset}` into phase {phase.phase} of {file} and start again: "
+            f"write `launch: {lighter.preset}` into phase {phase.phase} of {file} and start again: "
             f"it needs {needs}; no checkpoint is saved yet for a switch to continue from"
         )
     else:
         way = (
-            f"`zerotrain switch {phase.run} --to {found.preset}{named}` continues from step "
+            f"`zerotrain switch {phase.run} --to {lighter.preset}{named}` continues from step "
             f"{saved_step} with {needs}"
         )
     return Advice(facts, f"{way}; or {_list_cheap_changes(phase)}")

@@ -112,15 +112,15 @@ def find_architecture(family: str, base: str, side: int | None = None) -> Archit
 
 def read_shipped(family: str | None = None) -> list[Architecture]:
     """Return the architectures of config/models; `source` has their hub ids with commas between."""
-    found = []
+    architectures = []
     for file in sorted(MODELS.glob("*.json"), key=lambda file: file.stem):
         document = json.loads(file.read_text())
         parts = {
             name: Part(part["library"], part["class"], part["config"], part["parameters"])
             for name, part in document["parts"].items()
         }
-        found.append(Architecture(document["family"], ", ".join(document["hub"]), parts))
-    return [known for known in found if family in (None, known.family)]
+        architectures.append(Architecture(document["family"], ", ".join(document["hub"]), parts))
+    return [known for known in architectures if family in (None, known.family)]
 
 
 def _read_from_weights(family: str, path: Path) -> Architecture:
@@ -233,10 +233,10 @@ def _check(family: str, source: str, parts: Mapping[str, Part]) -> Architecture:
             f"{source}: the part {trained} is missing, which the family {family} trains",
             hint=f"the parts are {', '.join(parts) or 'none'}; check `base` and `family`",
         )
-    found = parts[trained].class_name
-    if family not in LANGUAGE_MODELS and found not in expected:
+    class_name = parts[trained].class_name
+    if family not in LANGUAGE_MODELS and class_name not in expected:
         raise PipelineError(
-            f"{source}: {trained} is a {found}, the family {family} trains "
+            f"{source}: {trained} is a {class_name}, the family {family} trains "
             f"{' or '.join(sorted(expected))}",
             hint="check `base` and `family`",
         )

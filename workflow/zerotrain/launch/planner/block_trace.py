@@ -85,11 +85,11 @@ def detach_like(tensor: torch.Tensor) -> torch.Tensor:
 def block_key(leaves: list[Any]) -> tuple[Any, ...]:
     """Return a key for the arguments of blocks: metadata, values, and shared storages."""
     first: dict[int, int] = {}
-    found: list[Any] = []
+    key: list[Any] = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             place = first.setdefault(leaf.untyped_storage()._cdata, index)
-            found.append((TensorMetadata.of(leaf), place))
+            key.append((TensorMetadata.of(leaf), place))
         else:
-            found.append(repr(leaf))
-    return tuple(found)
+            key.append(repr(leaf))
+    return tuple(key)

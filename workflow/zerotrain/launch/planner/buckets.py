@@ -65,18 +65,18 @@ def sub_groups(groups: Sequence[Sequence[int]], processes: int, size: int) -> li
 
     Source: deepspeed/runtime/zero/stage3.py, _create_fp16_sub_groups.
     """
-    found: list[int] = []
+    sizes_of_groups: list[int] = []
     for group in groups:
         parts = [-(-numel // processes) for numel in group]
         if size >= sum(parts):
-            found.append(sum(parts))
+            sizes_of_groups.append(sum(parts))
             continue
         held = 0
         for part in parts:
             held += part
             if held >= size:
-                found.append(held)
+                sizes_of_groups.append(held)
                 held = 0
         if held:
-            found.append(held)
-    return found
+            sizes_of_groups.append(held)
+    return sizes_of_groups

@@ -101,10 +101,10 @@ def _attention(
             attn_mask = attn_mask.to(dtype)
     with torch.autocast("cpu", enabled=False):
         if attn_mask is None and query.dtype != torch.float32:
-            found: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+            output: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
                 query, key, value, dropout_p, is_causal, scale=scale
             )[0]
-            return found
+            return output
         if enable_gqa:
             groups = query.shape[1] // key.shape[1]
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))

@@ -114,10 +114,10 @@ class ParameterSizes:
     @property
     def modules(self) -> list[list[str]]:
         """Names of the parameters by their direct module, roughly in the order of calls."""
-        found: dict[str, list[str]] = {}
+        modules: dict[str, list[str]] = {}
         for name in self.parameters:
-            found.setdefault(name.rpartition(".")[0], []).append(name)
-        return list(found.values())
+            modules.setdefault(name.rpartition(".")[0], []).append(name)
+        return list(modules.values())
 
 
 @dataclass(frozen=True, kw_only=True)

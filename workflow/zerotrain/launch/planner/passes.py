@@ -68,7 +68,7 @@ class Trace:
         try:
             with memory, _blocks_through(self._model, self.block):
                 with saved_tensors_hooks(self._save, lambda tensor: tensor):
-                    found = loss()
+                    value = loss()
                 if mode == "plain":
                     self.now.forward_flops += memory.flops
                 else:
@@ -76,7 +76,7 @@ class Trace:
                     memory.expected = 0  # autocast has freed its casts
                 self.now.saved = self.now.storages.nbytes + self.now.inner
                 memory.flops = 0
-                found.backward()  # type: ignore[no-untyped-call]
+                value.backward()  # type: ignore[no-untyped-call]
                 self.now.backward_flops += memory.flops
         finally:
             self._model.forward = forward

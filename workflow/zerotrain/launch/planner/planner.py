@@ -163,18 +163,18 @@ def plan(
     mode: Mode = "plain"
     if phase.train.gradient_checkpointing:
         mode = "on_host" if phase.launch.cpu_checkpointing else "checkpointed"
-    found = None
+    choice = None
     if place.device_memory is not None:
         usable = [preset for preset in presets if not place.refusal(preset)]
-        found = choose(
+        choice = choose(
             [rows[preset.name][mode] for preset in usable],
             place.device_memory,
             place.host_memory,
             has_disk=phase.launch.offload_path is not None,
         )
         refused = dict.fromkeys(why for preset in presets if (why := place.refusal(preset)))
-        found = Choice(found.chosen, (*found.reasons, *refused))
-    return Plan(config, phase, place, traced, rows, mode, found)
+        choice = Choice(choice.chosen, (*choice.reasons, *refused))
+    return Plan(config, phase, place, traced, rows, mode, choice)
 
 
 def choose_preset(made: Plan) -> tuple[str, str]:

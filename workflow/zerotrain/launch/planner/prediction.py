@@ -110,16 +110,16 @@ def predict(
         average=train.use_ema,
         average_on_host=train.ema_device == "cpu",
     )
-    found = traced.engines[engine]
+    traced_activations = traced.engines[engine]
     activations, on_host = {
-        "plain": (found.peak, 0),
-        "checkpointed": (found.peak_checkpointed, 0),
-        "on_host": (found.peak_on_host, found.on_host),
+        "plain": (traced_activations.peak, 0),
+        "checkpointed": (traced_activations.peak_checkpointed, 0),
+        "on_host": (traced_activations.peak_on_host, traced_activations.on_host),
     }[mode]
     parts = memory_parts(
         planned, traced.parameters, activations, on_host, casts_traced=engine == "torch"
     )
-    samples = found.batch * planned.accumulation
+    samples = traced_activations.batch * planned.accumulation
     return Prediction(
         preset=preset.name,
         launch=planned,
@@ -128,7 +128,7 @@ def predict(
         swap=swap_files(planned, traced.parameters) if preset.zero_stage == 3 else {},
         disk=tuple(storage(planned, traced.parameters, config.export.dtype)),
         traffic=traffic(planned, traced.parameters),
-        flops=samples * found.flops_per_sample(mode != "plain"),
+        flops=samples * traced_activations.flops_per_sample(mode != "plain"),
         useless=saves_nothing(planned),
     )
 

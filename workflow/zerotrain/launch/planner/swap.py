@@ -92,15 +92,15 @@ def swap_file_bytes(
     launch: PlannedLaunch, model: ParameterSizes, groups: list[int]
 ) -> dict[str, int]:
     """Return the bytes of one process's swap files by content; for gradients an upper bound."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     if launch.offload_optimizer == "nvme":
         big = [FP32 * group for group in groups if FP32 * group >= LEAST_BYTES]
         each = sum(round_up(size, ALIGNED_BYTES) for size in big)
-        found["masters"] = each
-        found["optimizer states"] = launch.slots * each
+        sizes["masters"] = each
+        sizes["optimizer states"] = launch.slots * each
         cuts = [FP32 * -(-n // launch.processes) for group in model.groups for n in group]
-        found["gradients"] = sum(s - s % ALIGNED_BYTES for s in cuts if s >= LEAST_BYTES)
+        sizes["gradients"] = sum(s - s % ALIGNED_BYTES for s in cuts if s >= LEAST_BYTES)
     if launch.offload_param == "nvme":
         cuts = [launch.item * -(-n // launch.processes) for n in model.parameters.values()]
-        found["weights"] = sum(round_up(s, ALIGNED_BYTES) for s in cuts if s >= LEAST_BYTES)
-    return found
+        sizes["weights"] = sum(round_up(s, ALIGNED_BYTES) for s in cuts if s >= LEAST_BYTES)
+    return sizes

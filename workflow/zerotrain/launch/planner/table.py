@@ -74,12 +74,13 @@ def _model(plan: Plan) -> str:
 
 
 def _activations(plan: Plan) -> str:
-    found = plan.traced.engines["deepspeed"]
+    activations = plan.traced.engines["deepspeed"]
     return (
-        f"Activations of a micro batch (ZeRO presets): {gib(found.saved)} kept, "
-        f"{gib(found.checkpointed)} with gradient_checkpointing, {gib(found.on_device)} with "
-        f"cpu_checkpointing and {gib(found.on_host)} on the host; forward "
-        f"{found.forward_flops / found.batch / 1e12:.2f} TFLOP a sample"
+        f"Activations of a micro batch (ZeRO presets): {gib(activations.saved)} kept, "
+        f"{gib(activations.checkpointed)} with gradient_checkpointing, "
+        f"{gib(activations.on_device)} with cpu_checkpointing and {gib(activations.on_host)} on "
+        "the host; forward "
+        f"{activations.forward_flops / activations.batch / 1e12:.2f} TFLOP a sample"
     )
 
 

@@ -78,12 +78,12 @@ def read(key: Mapping[str, Any]) -> Traced | None:
         content = document["content"]
         if document["sha256"] != digest(content):
             return None
-        found = _read_traced(content)
+        traced = _read_traced(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
-    return found
+    return traced
 
 
 def write(key: Mapping[str, Any], traced: Traced) -> None:
@@ -94,7 +94,7 @@ def write(key: Mapping[str, Any], traced: Traced) -> None:
         "shapes": model.shapes,
         "trained": model.trained,
         "quantized": model.quantized,
-        "engines": {name: asdict(found) for name, found in traced.engines.items()},
+        "engines": {name: asdict(activations) for name, activations in traced.engines.items()},
     }
     try:
         content = json.loads(json.dumps(content))
@@ -111,11 +111,11 @@ def _path(key: Mapping[str, Any]) -> Path:
 
 
 def _remove_oldest(place: Path) -> None:
-    found = []
+    files = []
     for path in place.glob("*.json"):
         with contextlib.suppress(OSError):
-            found.append((path.stat().st_mtime, path))
-    for _, path in sorted(found)[:-MOST]:
+            files.append((path.stat().st_mtime, path))
+    for _, path in sorted(files)[:-MOST]:
         path.unlink(missing_ok=True)
 
 
@@ -128,5 +128,5 @@ def _read_traced(content: Mapping[str, Any]) -> Traced:
         tuple(content["trained"]),
         content["quantized"],
     )
-    engines = {name: Activations(**found) for name, found in content["engines"].items()}
+    engines = {name: Activations(**values) for name, values in content["engines"].items()}
     return Traced(model, engines)

@@ -102,8 +102,10 @@ class Tracer:
             if self._model is None:
                 tell(f"planning {what}: importing torch, and building the model without weights")
                 self._model = self._build()
-            found = self._trace(batch, size, engines, lambda text: tell(f"planning {what}: {text}"))
-            made = Traced(self._shapes(), {**(known.engines if known else {}), **found})
+            engines_traced = self._trace(
+                batch, size, engines, lambda text: tell(f"planning {what}: {text}")
+            )
+            made = Traced(self._shapes(), {**(known.engines if known else {}), **engines_traced})
         self._made[batch, size] = made
         trace_store.write(key, made)
         return made
@@ -182,5 +184,5 @@ _TRACE: Any = None
 
 def _trace_in_fork(autocast: bool) -> Activations:
     """Trace in the forked process, which inherits the closure: it cannot be pickled."""
-    found: Activations = _TRACE(autocast)
-    return found
+    activations: Activations = _TRACE(autocast)
+    return activations

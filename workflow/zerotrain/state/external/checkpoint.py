@@ -84,14 +84,14 @@ class ExternalCheckpoint:
         return whole
 
     def _fill(self, whole: torch.Tensor, pieces: Iterable[torch.Tensor], what: str) -> None:
-        flat, found = whole.view(-1), 0
+        flat, filled = whole.view(-1), 0
         for piece in pieces:
-            if found + piece.numel() <= flat.numel():
-                flat[found : found + piece.numel()] = piece.detach().reshape(-1)
-            found += piece.numel()
-        if found != flat.numel():
+            if filled + piece.numel() <= flat.numel():
+                flat[filled : filled + piece.numel()] = piece.detach().reshape(-1)
+            filled += piece.numel()
+        if filled != flat.numel():
             raise PipelineError(
-                f"{self.folder}: {what} has {found} elements, its shape {list(whole.shape)} needs "
+                f"{self.folder}: {what} has {filled} elements, its shape {list(whole.shape)} needs "
                 f"{flat.numel()}",
                 hint="the checkpoint is damaged; use an older one",
             )

@@ -161,11 +161,11 @@ def named_groups(
     Raises:
         PipelineError: as group_values.
     """
-    found: list[dict[str, Any]] = []
+    named: list[dict[str, Any]] = []
     lost: list[str] = []
     for number, (group, parameters) in enumerate(zip(groups, names, strict=False)):
         kept = {"parameters": list(parameters), **group_values(group, number, where)}
-        found.append(kept)
+        named.append(kept)
         if group.get("decoupled_weight_decay") is False and kept.get("weight_decay"):
             lost.append(
                 f"param group {number}: Adam's weight decay {kept['weight_decay']} was part of the "
@@ -173,4 +173,4 @@ def named_groups(
             )
         if group.get("amsgrad"):
             lost.append(f"param group {number}: amsgrad's largest second moment")
-    return found, lost
+    return named, lost

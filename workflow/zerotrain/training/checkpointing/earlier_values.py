@@ -16,11 +16,11 @@ from zerotrain.training.checkpointing.inputs import Inputs
 from zerotrain.training.checkpointing.preflight import LAUNCH_KEYS
 
 
-def read_earlier(found: Artifact, position: TrainerState, inputs: Inputs) -> dict[str, Any]:
+def read_earlier(checkpoint: Artifact, position: TrainerState, inputs: Inputs) -> dict[str, Any]:
     """Describe what a published checkpoint was trained with, as far as it says so.
 
     Args:
-        found: The published checkpoint.
+        checkpoint: The published checkpoint.
         position: Its position.
         inputs: What the phase is trained from now.
 
@@ -30,7 +30,7 @@ def read_earlier(found: Artifact, position: TrainerState, inputs: Inputs) -> dic
     """
     phase, trains = inputs.phase, dict(inputs.trains)
     for name, key in {"base": "base", "cache": "data", "start": "start"}.items():
-        old = found.parents[name]["identity"] if name in found.parents else None
+        old = checkpoint.parents[name]["identity"] if name in checkpoint.parents else None
         present = inputs.parents[name].identity if name in inputs.parents else None
         if old != present:
             trains[key] = old
@@ -52,9 +52,9 @@ def _other_rate(position: TrainerState, inputs: Inputs) -> float | None:
     own = [one.learning_rate for one in phase.train.param_groups]
     rates = [rate, *(rate * one / peak for one in own if one is not None and peak)]
     for group in position.param_groups:
-        found = group.get("lr")
-        if isinstance(found, int | float) and not any(
-            math.isclose(found, one, rel_tol=1e-9, abs_tol=1e-18) for one in rates
+        own_rate = group.get("lr")
+        if isinstance(own_rate, int | float) and not any(
+            math.isclose(own_rate, one, rel_tol=1e-9, abs_tol=1e-18) for one in rates
         ):
-            return float(found)
+            return float(own_rate)
     return None

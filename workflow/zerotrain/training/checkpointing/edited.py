@@ -36,12 +36,12 @@ def prepare_progress_folder(
     Raises:
         PipelineError: the edit is refused, or needs a switch.
     """
-    found = set_aside.read_recorded(progress, phase.derived.until_step)
-    if found is None:
+    recorded = set_aside.read_recorded(progress, phase.derived.until_step)
+    if recorded is None:
         if saved_steps(progress):
             return []  # none can be read; the choice of a checkpoint reports it
         return _restore_matching(progress, present, phase, cache)
-    step, made = found
+    step, made = recorded
     if made is None:
         return _handle_unreadable_fingerprint(progress, step, phase)
     changed = conditions.changes(made, present, cache)
@@ -141,10 +141,10 @@ def _raise_other_cache(
 def _has_accepted_any(progress: Path) -> bool:
     """Return whether an earlier version accepted any values."""
     try:
-        found: object = json.loads((progress / FINGERPRINT).read_text())
+        fingerprint: object = json.loads((progress / FINGERPRINT).read_text())
     except (OSError, ValueError, RecursionError):
         return False
-    return found == {"accepted": True}
+    return fingerprint == {"accepted": True}
 
 
 def _describe_change(progress: Path, phase: ResolvedPhase, step: int, changed: Changes) -> str:

@@ -42,8 +42,8 @@ class Making:
     def write_records(self, records: Path) -> None:
         """Write which source made a checkpoint; it is not part of the checkpoint's identity."""
         records.mkdir(exist_ok=True)
-        found = {"commit": self._commit, "code": self.ran_on.get("code")}
-        write_json(records / MADE_BY, found)
+        source = {"commit": self._commit, "code": self.ran_on.get("code")}
+        write_json(records / MADE_BY, source)
 
 
 def ran_on(
@@ -115,9 +115,9 @@ def describe_making(
 def _resumed(trains: dict[str, Any], now: dict[str, Any], resume: Path) -> Making:
     manifest = artifact.read_manifest(resume, "checkpoint")
     position = read_position(manifest, "checkpoint.json")
-    found = conditions.read_conditions(resume) or RecordedConditions({}, {})
-    edited = conditions.changes(found, trains, now["cache"]) if found.trains else {}
-    changed = edited | conditions.environment_changes(found.ran_on, now)
+    recorded = conditions.read_conditions(resume) or RecordedConditions({}, {})
+    edited = conditions.changes(recorded, trains, now["cache"]) if recorded.trains else {}
+    changed = edited | conditions.environment_changes(recorded.ran_on, now)
     return Making(trains, now, continued_history(position, changed), changed)
 
 

@@ -94,11 +94,11 @@ def find_losses(
     """Describe what a phase cannot take over from a state, by its name in `allow`."""
     losses: dict[str, str] = {}
     if lacks_moments(position, slots, phase):
-        own, found = _own_slots(phase), sorted(set(slots) - {MASTER, EMA_SLOT})
+        own, slots_there = _own_slots(phase), sorted(set(slots) - {MASTER, EMA_SLOT})
         losses["moments"] = (
             f"{phase.train.optimizer} continues {' and '.join(own) or 'nothing'}, but the state of "
             f"{position.optimizer or 'an unknown optimizer'} has "
-            f"{' and '.join(found) or 'weights alone'}: the optimizer state would be reset"
+            f"{' and '.join(slots_there) or 'weights alone'}: the optimizer state would be reset"
         )
     if position.loss_scale is not None and phase.launch.mixed_precision != "fp16":
         losses["loss_scale"] = (
@@ -116,10 +116,10 @@ def lacks_moments(position: TrainerState, slots: Collection[str], phase: Resolve
     Each optimizer continues from its own slots, Adam and AdamW from each other's. Nothing is lost
     if neither optimizer has slots, or if the same one had made no update.
     """
-    found = set(slots) - {MASTER, EMA_SLOT}
+    slots_there = set(slots) - {MASTER, EMA_SLOT}
     if continues(position.optimizer, phase.train.optimizer):
-        return bool(position.optimizer_step) and found != set(_own_slots(phase))
-    return bool(found or _own_slots(phase))
+        return bool(position.optimizer_step) and slots_there != set(_own_slots(phase))
+    return bool(slots_there or _own_slots(phase))
 
 
 def _own_slots(phase: ResolvedPhase) -> list[str]:

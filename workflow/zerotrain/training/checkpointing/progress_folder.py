@@ -151,8 +151,8 @@ def list_removable(progress: Path, before: int, keep_every: int | None = None) -
 
 def freed_bytes(folder: Path) -> int:
     """Return the bytes that removing a checkpoint frees; files shared with a published one stay."""
-    found = (path.stat() for path in folder.rglob("*") if path.is_file())
-    return sum(one.st_size for one in found if one.st_nlink == 1)
+    stats = (path.stat() for path in folder.rglob("*") if path.is_file())
+    return sum(one.st_size for one in stats if one.st_nlink == 1)
 
 
 def _looks_whole(folder: Path) -> bool:

@@ -54,10 +54,10 @@ def check_written(folder: Path, parts: Sequence[PartReport]) -> None:
     seen = set(os.listdir(folder))
     for rank, part in enumerate(parts):
         for name, size in part.sizes.items():
-            found = _size(folder / name) if name in seen else None
-            if found == size:
+            size_here = _size(folder / name) if name in seen else None
+            if size_here == size:
                 continue
-            here = "is missing" if found is None else f"has {found:,} bytes"
+            here = "is missing" if size_here is None else f"has {size_here:,} bytes"
             raise PipelineError(
                 f"{folder}: {name}, which rank {rank} on {part.host} wrote with {size:,} bytes, "
                 f"{here} as rank 0 on {socket.gethostname()} sees it: no checkpoint is published",

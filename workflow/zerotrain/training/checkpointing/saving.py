@@ -225,20 +225,20 @@ class Saving:
     def _run_on_first_rank(self, act: Callable[[], T]) -> T:
         """Return the result of `act` in the first process, or raise its failure, in every one."""
         assert self._position is not None
-        found: T | None = None
+        result: T | None = None
         trouble = None
         if self._engine.rank == 0:
             try:
-                found = act()
+                result = act()
             except (OSError, DiskError) as error:
                 trouble = write_error(self._progress, self._position.step, error)
             except PipelineError as error:
                 trouble = error
         failure = (trouble.what, trouble.hint) if trouble else None
-        found, failure = ranks.broadcast((found, failure))
+        result, failure = ranks.broadcast((result, failure))
         if failure is not None:
             raise PipelineError(failure[0], hint=failure[1])
-        return found  # type: ignore[return-value]
+        return result  # type: ignore[return-value]
 
     def _make_draft(self, step: int) -> Path:
         assert self._position is not None

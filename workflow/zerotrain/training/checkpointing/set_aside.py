@@ -74,8 +74,8 @@ def set_aside(progress: Path, present: Mapping[str, Any]) -> Path:
         DiskError: nothing can be written, and nothing was moved.
     """
     _write(progress / SET_ASIDE, present)
-    found = read_recorded(progress, 0)
-    of = found[1].trains if found and found[1] else {}
+    recorded = read_recorded(progress, 0)
+    of = recorded[1].trains if recorded and recorded[1] else {}
     moving = _unused_name(progress, MOVING, digest(of)[:TEXT])
     moving.mkdir()
     return _complete_aside(progress, moving)
@@ -133,8 +133,8 @@ def complete_moves(progress: Path) -> None:
 
 def stale_folders(progress: Path) -> list[Path]:
     """Return the set-aside folders that have checkpoints, the newest last."""
-    found = progress.parent.glob(f"{progress.name}.{STALE}-*")
-    return sorted((one for one in found if saved_steps(one)), key=lambda one: one.stat().st_mtime)
+    folders = progress.parent.glob(f"{progress.name}.{STALE}-*")
+    return sorted((one for one in folders if saved_steps(one)), key=lambda one: one.stat().st_mtime)
 
 
 def find_matching(
@@ -148,8 +148,8 @@ def find_matching(
     for stale in reversed(stale_folders(progress)):
         if not (stale / SET_ASIDE).is_file():
             continue
-        found = read_recorded(stale, until)
-        if found and found[1] and not conditions.changes(found[1], present, cache):
+        recorded = read_recorded(stale, until)
+        if recorded and recorded[1] and not conditions.changes(recorded[1], present, cache):
             return stale
     return None
 
@@ -220,8 +220,8 @@ def _write(path: Path, trains: Mapping[str, Any]) -> None:
 def _read(path: Path) -> dict[str, Any] | None:
     """Read the values in a file; return None, which accepts nothing, if missing or damaged."""
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    trains = found.get(conditions.TRAINS) if isinstance(found, dict) else None
+    trains = document.get(conditions.TRAINS) if isinstance(document, dict) else None
     return trains if isinstance(trains, dict) else None

@@ -33,24 +33,24 @@ class Buffers:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        found = dict(_buffers(model))
-        self.names = sorted(found)
-        self._digests = {name: compute_digest(one) for name, one in found.items()}
+        buffers = dict(_buffers(model))
+        self.names = sorted(buffers)
+        self._digests = {name: compute_digest(one) for name, one in buffers.items()}
         # A tensor that is kept alive has a unique id.
-        self._seen = found
-        self._marks = {name: _mark(one) for name, one in found.items()}
+        self._seen = buffers
+        self._marks = {name: _mark(one) for name, one in buffers.items()}
 
     def list_changed(self) -> list[str]:
         """Return the names of the buffers that changed in this process since the start."""
-        found = []
+        names = []
         for name, one in _buffers(self._model):
             mark = _mark(one)
             if one.nbytes > LARGE and self._marks.get(name) == mark:
                 continue
             if compute_digest(one) != self._digests.get(name):
-                found.append(name)
+                names.append(name)
             self._seen[name], self._marks[name] = one, mark
-        return sorted(found)
+        return sorted(names)
 
     def check_unchanged(self, phase: ResolvedPhase) -> None:
         """Raise if training changed a buffer; every process calls this at the same step.

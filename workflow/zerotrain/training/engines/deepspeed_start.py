@@ -50,11 +50,11 @@ def remember_processor() -> None:
 def _read_or_detect(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     path = ops_folder() / PROCESSOR
     with contextlib.suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
-    found = look()
+        processor: dict[str, Any] = json.loads(path.read_text())
+        return processor
+    processor = look()
     draft = path.with_name(f"{PROCESSOR}.new-{os.getpid()}")
     with contextlib.suppress(OSError):  # the folder may be read-only
-        draft.write_text(json.dumps(found))
+        draft.write_text(json.dumps(processor))
         draft.replace(path)
-    return found
+    return processor

@@ -109,10 +109,10 @@ def _alias_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     connections, the embedding of the timestep. It also excludes a block from the graph, with all
     that is trained inside, if no input requires a gradient: LoRA's first block.
     """
-    found: list[torch.Tensor] = [_Alias.apply(t) for t in tensors]  # type: ignore[no-untyped-call]
-    if not any(tensor.requires_grad for tensor in found):
-        next(tensor for tensor in found if tensor.is_floating_point()).requires_grad_()
-    return found
+    aliases: list[torch.Tensor] = [_Alias.apply(t) for t in tensors]  # type: ignore[no-untyped-call]
+    if not any(tensor.requires_grad for tensor in aliases):
+        next(tensor for tensor in aliases if tensor.is_floating_point()).requires_grad_()
+    return aliases
 
 
 class _Alias(torch.autograd.Function):

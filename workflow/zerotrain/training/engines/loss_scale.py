@@ -51,21 +51,21 @@ class LossScale:
             "hysteresis": self._hysteresis,
         }
 
-    def load(self, found: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Load what `state` returned, in this engine or another; a fixed scale stays."""
         if self.dynamic:
-            found = clamp_state(found, self._settings)
-            self.scale, self._good_steps = found["scale"], found["good_steps"]
-            self._hysteresis = found["hysteresis"]
+            state = clamp_state(state, self._settings)
+            self.scale, self._good_steps = state["scale"], state["good_steps"]
+            self._hysteresis = state["hysteresis"]
 
 
-def clamp_state(found: Mapping[str, Any], settings: Fp16Config) -> dict[str, Any]:
+def clamp_state(state: Mapping[str, Any], settings: Fp16Config) -> dict[str, Any]:
     """Return a loss scale's state within other settings: a due change comes at the next step."""
     hysteresis = settings.hysteresis
     return {
-        "scale": float(found["scale"]),
-        "good_steps": min(int(found["good_steps"]), settings.loss_scale_window),
-        "hysteresis": min(int(found.get("hysteresis", hysteresis)), hysteresis),
+        "scale": float(state["scale"]),
+        "good_steps": min(int(state["good_steps"]), settings.loss_scale_window),
+        "hysteresis": min(int(state.get("hysteresis", hysteresis)), hysteresis),
     }
 
 

@@ -219,13 +219,13 @@ class TorchEngine:
         flat = self._flats[group]
         if self._whole:
             name = next(name for name, own in flat.parameters.items() if own is stepped)
-            found = {}
+            values = {}
             for slot in self._slots_of(name, self._all_slots()):
                 shape = optimizers.slot_shape(self._phase.train.optimizer, slot, self.shapes[name])
                 assert shape is not None
-                found[slot] = torch.empty(shape, device=self.device)
-                fill(name, slot, 0, found[slot].view(-1))
-            return found
+                values[slot] = torch.empty(shape, device=self.device)
+                fill(name, slot, 0, values[slot].view(-1))
+            return values
         slots = {slot: torch.zeros_like(flat.weights.data) for slot in self._all_slots()}
         for name in flat.names:
             for slot, whole in slots.items():
@@ -240,9 +240,9 @@ class TorchEngine:
         shape, optimizer = self.shapes[name], self._phase.train.optimizer
         return [slot for slot in slots if optimizers.slot_shape(optimizer, slot, shape) is not None]
 
-    def load_loss_scale(self, found: dict[str, Any]) -> None:
+    def load_loss_scale(self, state: dict[str, Any]) -> None:
         if self._scale:
-            self._scale.load(found)
+            self._scale.load(state)
 
     def masters(self) -> Iterator[Fragment]:
         for flat, name in self._own_share():
@@ -271,8 +271,8 @@ class TorchEngine:
     def _slot(self, flat: FlatGroup, name: str, slot: str) -> torch.Tensor:
         stepped = flat.parameters[name] if self._whole else flat.weights
         owner = next(o for o in self._optimizers if stepped in o.state)
-        found = read_slot(owner, stepped, slot)
-        return found if self._whole else flat.part(found, name)
+        values = read_slot(owner, stepped, slot)
+        return values if self._whole else flat.part(values, name)
 
     def slots(self) -> list[str]:
         return self._all_slots() if self._updates else []

@@ -199,12 +199,12 @@ class ZeroEngine:
     def _all_slots(self) -> list[str]:
         return optimizers.slots(self._phase.train.optimizer, self._phase.train.optimizer_args)
 
-    def load_loss_scale(self, found: dict[str, Any]) -> None:
+    def load_loss_scale(self, state: dict[str, Any]) -> None:
         scaler = self._zero.loss_scaler
         if scaler.dynamic:
-            found = clamp_state(found, self._phase.launch.fp16)
-            scaler.cur_scale, scaler.cur_hysteresis = found["scale"], found["hysteresis"]
-            scaler.cur_iter, scaler.last_overflow_iter = found["good_steps"], -1
+            state = clamp_state(state, self._phase.launch.fp16)
+            scaler.cur_scale, scaler.cur_hysteresis = state["scale"], state["hysteresis"]
+            scaler.cur_iter, scaler.last_overflow_iter = state["good_steps"], -1
 
     def masters(self) -> Iterator[Fragment]:
         return self._partitions.fragments([])

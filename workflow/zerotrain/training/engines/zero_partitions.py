@@ -98,10 +98,10 @@ class ParameterPartitions:
 
     def flats(self) -> list[list[torch.Tensor]]:
         """Return the flat tensors of each group, which the optimizer steps."""
-        found: list[list[torch.Tensor]] = [[] for _ in self._zero.optimizer.param_groups]
+        flats_by_group: list[list[torch.Tensor]] = [[] for _ in self._zero.optimizer.param_groups]
         for number, flat in enumerate(self._zero.fp32_partitioned_groups_flat):
-            found[self._zero.sub_group_to_group_id[number]].append(flat)
-        return found
+            flats_by_group[self._zero.sub_group_to_group_id[number]].append(flat)
+        return flats_by_group
 
     def create_states(self, create: CreateState) -> None:
         """Give the optimizer a state for each flat tensor, before the first step has made one."""

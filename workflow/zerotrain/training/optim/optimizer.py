@@ -103,16 +103,16 @@ def _adamw_8bit(phase: ResolvedPhase) -> Callable[..., torch.optim.Optimizer]:
             hint="install it (`pip install bitsandbytes`); or optimizer: adamw, with launch: "
             "zero2_offload where its moments do not fit the GPU",
         ) from error
-    found: Callable[..., torch.optim.Optimizer] = AdamW8bit
-    return found
+    optimizer_class: Callable[..., torch.optim.Optimizer] = AdamW8bit
+    return optimizer_class
 
 
 def read_slot(optimizer: torch.optim.Optimizer, stepped: torch.Tensor, slot: str) -> torch.Tensor:
     """Return a stepped tensor's slot by torch's name, as float32."""
     if isinstance(optimizer, Packed):
         return optimizer.read_slot(stepped, slot)
-    found: torch.Tensor = optimizer.state[stepped][slot]
-    return found
+    values: torch.Tensor = optimizer.state[stepped][slot]
+    return values
 
 
 @runtime_checkable
@@ -197,16 +197,16 @@ def describe_group(
     scalars: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return a group as a position records it, at a step with this phase's rate and first beta."""
-    found: dict[str, Any] = {"parameters": group.names, **_shared_values(phase, group)}
-    found["lr"] = group.rate(learning_rate, phase.train)
-    if "betas" in found:
-        found["betas"] = [
+    described: dict[str, Any] = {"parameters": group.names, **_shared_values(phase, group)}
+    described["lr"] = group.rate(learning_rate, phase.train)
+    if "betas" in described:
+        described["betas"] = [
             phase.train.adam_beta1 if beta1 is None else beta1,
             phase.train.adam_beta2,
         ]
     if phase.train.optimizer_args:
-        found["optimizer_args"] = phase.train.optimizer_args
-    return {**found, "scalars": dict(scalars)} if scalars else found
+        described["optimizer_args"] = phase.train.optimizer_args
+    return {**described, "scalars": dict(scalars)} if scalars else described
 
 
 def scalars_of(phase: ResolvedPhase, state: Mapping[str, Any]) -> dict[str, float]:
@@ -223,7 +223,7 @@ def group_scalars(
     Raises:
         PipelineError: parameters with different scalars are one group now.
     """
-    found: list[dict[str, float]] = []
+    scalars: list[dict[str, float]] = []
     for group in groups:
         inside = set(group.names)
         numbers = [
@@ -237,8 +237,8 @@ def group_scalars(
                 f"{', '.join(numbers[0])} for parameters that are one group now",
                 hint="keep the param_groups of the phase before",
             )
-        found.append(numbers[0] if numbers else {})
-    return found
+        scalars.append(numbers[0] if numbers else {})
+    return scalars
 
 
 def probe_scalar_state(

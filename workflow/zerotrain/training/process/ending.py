@@ -55,11 +55,15 @@ def write_exit_record(
         Whether this process is the first to record how the training ended.
     """
     more = {"hint": hint, "kind": kind, "measured": dict(measured or {})}
-    found = {"code": code, "reason": reason, **{key: value for key, value in more.items() if value}}
+    record = {
+        "code": code,
+        "reason": reason,
+        **{key: value for key, value in more.items() if value},
+    }
     draft = progress / f"{DRAFT}{socket.gethostname()}-{os.getpid()}"
     try:
         # Write it as a whole: a process that finds the file kills this one.
-        draft.write_text(json.dumps(found))
+        draft.write_text(json.dumps(record))
         give_name(draft, progress / EXIT)
     except FileExistsError:
         return False
@@ -126,9 +130,9 @@ class LaunchDeath:
         if known and not of_memory and (known[0].kind != failures.LOST or first is None):
             failure, line = known
             who = heartbeat.describe_past_hang(progress) if failure.kind == failures.TIMEOUT else ""
-            found = failures.format_failure(failure, phase, line)
+            message = failures.format_failure(failure, phase, line)
             return PipelineError(
-                f"{found.what}{f'; {who}' if who else ''}; {newest}", hint=found.hint
+                f"{message.what}{f'; {who}' if who else ''}; {newest}", hint=message.hint
             )
         if not ended and code - 128 in list(signal.Signals):
             why, hint = self._why(code - 128)
@@ -189,11 +193,11 @@ class LaunchDeath:
 
 def read_exit_codes(progress: Path) -> dict[int, int]:
     """Return the exit codes by rank of the processes on all machines that did not end with 0."""
-    found: dict[str, int] = {}
+    codes: dict[str, int] = {}
     for path in sorted(progress.glob(ENDED)):
         with contextlib.suppress(OSError, ValueError):
-            found |= json.loads(path.read_text())
-    return {int(rank): int(code) for rank, code in found.items()}
+            codes |= json.loads(path.read_text())
+    return {int(rank): int(code) for rank, code in codes.items()}
 
 
 def _format_exit_codes(ended: Mapping[int, int]) -> str:

@@ -40,9 +40,9 @@ def report_failure(error: Exception, launch: Path, progress: Path) -> int:
     if failure is None or (failure.kind == failures.LOST and alone):
         raise error  # a single process has no peer to lose: its traceback shows the cause
     phase = read_run_yaml(launch / "run.yaml")
-    found = failures.format_failure(failure, phase.phase, str(error))
+    message = failures.format_failure(failure, phase.phase, str(error))
     if failure.kind == failures.DEVICE_MEMORY:
-        found = PipelineError(found.what, hint=_advise_without_plan(phase))
+        message = PipelineError(message.what, hint=_advise_without_plan(phase))
     if failure.kind == failures.LOST:
         if supervised:
             # The launcher knows which process died and why, unless the network failed.
@@ -52,16 +52,16 @@ def report_failure(error: Exception, launch: Path, progress: Path) -> int:
         time.sleep(heartbeat.BEAT_SECONDS)
     of_others = failure.kind in (failures.LOST, failures.TIMEOUT)
     if of_others and (who := heartbeat.describe_hang(progress, time.time(), but=os.getpid())):
-        found = PipelineError(f"{found.what}; {who}", hint=found.hint)
+        message = PipelineError(f"{message.what}; {who}", hint=message.hint)
     # The planner knows what would fit, but takes memory and time that a rank does not have.
     later = supervised and failure.kind in failures.MEMORY
-    hint, kind = (found.hint, failure.kind) if later else ("", "")
+    hint, kind = (message.hint, failure.kind) if later else ("", "")
     measured = _device_memory() if failure.kind == failures.DEVICE_MEMORY else {}
     if (
-        ending.write_exit_record(progress, failure.code, found.what, hint, kind, measured)
+        ending.write_exit_record(progress, failure.code, message.what, hint, kind, measured)
         and not later
     ):
-        print_message(found)
+        print_message(message)
     _end_other_ranks(progress)
     if of_others:
         lock.release_all()

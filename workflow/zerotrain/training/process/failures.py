@@ -172,8 +172,8 @@ def recognise(error: BaseException) -> Failure | None:
         return _find_kind(HOST_MEMORY)
     if type(error).__name__ == "OutOfMemoryError":  # torch's class, which is not imported here
         return _find_kind(DEVICE_MEMORY)
-    if found := recognise_text(str(error)):
-        return found
+    if failure := recognise_text(str(error)):
+        return failure
     if isinstance(error, OSError):
         return next((one for one in KNOWN if error.errno in one.errnos), None)
     return recognise(error.__cause__) if error.__cause__ else None
@@ -189,8 +189,8 @@ def recognise_log(lines: Iterable[str]) -> tuple[Failure, str] | None:
 
     Lost connections count last: they are a consequence in the processes that remain after one ends.
     """
-    found = [(one, line.strip()) for line in lines if (one := recognise_text(line))]
-    return next((pair for pair in found if pair[0].kind != LOST), found[0] if found else None)
+    matches = [(one, line.strip()) for line in lines if (one := recognise_text(line))]
+    return next((pair for pair in matches if pair[0].kind != LOST), matches[0] if matches else None)
 
 
 def format_failure(failure: Failure, phase: str, text: str) -> PipelineError:

@@ -134,8 +134,8 @@ def is_alive(folder: Path, owner: LockOwner) -> bool:
 
     If neither its pid nor Slurm shows it, its lease decides; without a lease it counts as alive.
     """
-    found = owner.is_running()
-    return not _is_expired(folder, owner) if found is None else found
+    running = owner.is_running()
+    return not _is_expired(folder, owner) if running is None else running
 
 
 def _is_expired(folder: Path, owner: LockOwner) -> bool:

@@ -143,8 +143,8 @@ def _slurm() -> _Slurm:
     """Return our Slurm job, if any, its number of requeues, and the cluster's name."""
     job, count = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "")
     if job and not count.isdecimal():
-        found = slurm_job.this_job()
-        count = str(found.restarts) if found else ""
+        slurm = slurm_job.this_job()
+        count = str(slurm.restarts) if slurm else ""
     return {
         "job": job,
         "restart": int(count) if count.isdecimal() else 0,

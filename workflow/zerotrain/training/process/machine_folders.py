@@ -46,10 +46,17 @@ def on_own_disks(
                 scratch.copy_of_cache(phase.launch.scratch, cache, stop)
             )
             print_message(f"{phase.phase}: {message}")
-        found = ["--launch", str(named.launch), "--base", str(named.base), "--cache", str(cache)]
+        arguments = [
+            "--launch",
+            str(named.launch),
+            "--base",
+            str(named.base),
+            "--cache",
+            str(cache),
+        ]
         machines = phase.launch.machines if one_of_several else 1
         swapping = held.enter_context(swap_arguments(phase, named.launch, named.base, machines))
-        yield [*found, *others, *swapping]
+        yield [*arguments, *others, *swapping]
 
 
 @contextlib.contextmanager

@@ -98,9 +98,9 @@ def _train(
             total += loss.item() / ACCUMULATION
         engine.step(LEARNING_RATE)
         losses.append(total)
-    found = {f.name: {s: v.cpu().clone() for s, v in f.slots.items()} for f in engine.fragments()}
+    tensors = {f.name: {s: v.cpu().clone() for s, v in f.slots.items()} for f in engine.fragments()}
     engine.model.destroy()  # type: ignore[operator]
-    return losses, found
+    return losses, tensors
 
 
 def _trial_phase(phase: ResolvedPhase, device: str) -> ResolvedPhase:
@@ -132,9 +132,9 @@ def _config(small: ResolvedPhase, zero: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _zero(found: dict[str, Any], device: str) -> dict[str, Any]:
+def _zero(section: dict[str, Any], device: str) -> dict[str, Any]:
     """Return the launch's ZeRO settings, changed to swap everything, with suitable buffers."""
-    zero = {key: dict(v) if isinstance(v, dict) else v for key, v in found.items()}
+    zero = {key: dict(v) if isinstance(v, dict) else v for key, v in section.items()}
     for key in ("offload_optimizer", "offload_param"):
         if zero.get(key, {}).get("device") == "nvme":
             zero[key]["device"] = device
@@ -166,10 +166,10 @@ def _dtype(phase: ResolvedPhase) -> torch.dtype:
     )
 
 
-def _deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
+def _deviation(values: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference relative to the largest value."""
     largest = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    return float((found - expected).abs().max() / largest)
+    return float((values - expected).abs().max() / largest)
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ def copy_of_cache(
     start = time.monotonic()
     with contextlib.ExitStack() as held:
         try:
-            found = artifact.read(cache, "cache", verify=False)
-            needed = sum(int(entry["bytes"]) for entry in found.files.values())
-            copy = held.enter_context(_copy(_folder(scratch), found, needed, stop))
+            original = artifact.read(cache, "cache", verify=False)
+            needed = sum(int(entry["bytes"]) for entry in original.files.values())
+            copy = held.enter_context(_copy(_folder(scratch), original, needed, stop))
         except (_NoCopyError, PipelineError, OSError) as error:
             why = error.what if isinstance(error, PipelineError) else str(error)
             yield cache, f"{socket.gethostname()}: the cache is read from {cache}: {why}"
@@ -180,14 +180,14 @@ def _make(place: Path, cache: Artifact, needed: int, stop: Callable[[], bool]) -
         source = cache.folder / name if name == MANIFEST else cache.path(name)
         target = place / NEW / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         with source.open("rb") as reading, target.open("wb") as writing:
             while chunk := reading.read(CHUNK):
                 if stop():
                     raise _NoCopyError("the training is to stop")
-                found.update(chunk)
+                digest.update(chunk)
                 writing.write(chunk)
-        if name != MANIFEST and found.hexdigest() != cache.files[name]["sha256"]:
+        if name != MANIFEST and digest.hexdigest() != cache.files[name]["sha256"]:
             raise _NoCopyError(f"{source}: its copy has another hash than {MANIFEST} says")
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

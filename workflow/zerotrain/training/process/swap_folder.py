@@ -114,10 +114,10 @@ def clear_dead(path: Path) -> list[str]:
 
 def _is_alive(owner: LockOwner, file: Path) -> bool:
     """Return whether an owner is alive; one in another container of this machine locks its file."""
-    found = owner.is_running()
-    if found is None and owner.host == socket.gethostname():
+    running = owner.is_running()
+    if running is None and owner.host == socket.gethostname():
         return is_held(file) is not False
-    return found is not False
+    return running is not False
 
 
 def needed_bytes(phase: ResolvedPhase, base: Artifact, where: str = "nvme") -> int:

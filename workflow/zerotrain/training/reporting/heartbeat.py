@@ -176,27 +176,27 @@ class Heartbeat:
 
 def read_statuses(progress: Path) -> list[RankStatus]:
     """Return the last beats of a training's processes, by rank."""
-    found = []
+    statuses = []
     for path in sorted((progress / RANKS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(RankStatus(**json.loads(path.read_text())))
-    return found
+            statuses.append(RankStatus(**json.loads(path.read_text())))
+    return statuses
 
 
-def late_ranks(found: Sequence[RankStatus], now: float) -> list[RankStatus]:
+def late_ranks(statuses: Sequence[RankStatus], now: float) -> list[RankStatus]:
     """Return the processes that others wait for: gone or silent, or behind, or not waiting."""
     if silent := [
-        one for one in found if not one.is_running() or one.silent(now) >= SILENT_SECONDS
+        one for one in statuses if not one.is_running() or one.silent(now) >= SILENT_SECONDS
     ]:
         return silent
-    return _find_least_advanced(found)
+    return _find_least_advanced(statuses)
 
 
-def _find_least_advanced(found: Sequence[RankStatus]) -> list[RankStatus]:
-    least = min((one.step or 0 for one in found), default=0)
-    if any((one.step or 0) > least for one in found):
-        return [one for one in found if (one.step or 0) == least]
-    return [one for one in found if not one.waits] or list(found)
+def _find_least_advanced(statuses: Sequence[RankStatus]) -> list[RankStatus]:
+    least = min((one.step or 0 for one in statuses), default=0)
+    if any((one.step or 0) > least for one in statuses):
+        return [one for one in statuses if (one.step or 0) == least]
+    return [one for one in statuses if not one.waits] or list(statuses)
 
 
 def describe_hang(progress: Path, now: float, but: int = 0) -> str:
@@ -204,8 +204,8 @@ def describe_hang(progress: Path, now: float, but: int = 0) -> str:
 
     Empty if there are no beats.
     """
-    found = [one for one in read_statuses(progress) if one.pid != but]
-    return "; ".join(one.describe(now) for one in late_ranks(found, now))
+    statuses = [one for one in read_statuses(progress) if one.pid != but]
+    return "; ".join(one.describe(now) for one in late_ranks(statuses, now))
 
 
 def describe_past_hang(progress: Path) -> str:
@@ -213,10 +213,12 @@ def describe_past_hang(progress: Path) -> str:
 
     Empty if there are no beats.
     """
-    found = read_statuses(progress)
-    newest = max((one.time for one in found), default=0.0)
-    late = [one for one in found if one.silent(newest) >= LATE_SECONDS]
-    return "; ".join(one.describe_last_seen(newest) for one in late or _find_least_advanced(found))
+    statuses = read_statuses(progress)
+    newest = max((one.time for one in statuses), default=0.0)
+    late = [one for one in statuses if one.silent(newest) >= LATE_SECONDS]
+    return "; ".join(
+        one.describe_last_seen(newest) for one in late or _find_least_advanced(statuses)
+    )
 
 
 def clear(progress: Path) -> None:

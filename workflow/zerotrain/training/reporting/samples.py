@@ -87,11 +87,11 @@ class LatentSampler:
         engine, own = self._engine, range(len(self._seeds))
         if not self._together:
             own = own[engine.rank :: engine.world_size]
-        found = {number: self._latents(number) for number in own}
+        latents = {number: self._latents(number) for number in own}
         if not self._together:
-            found = {n: one for part in ranks.gather(found) for n, one in part.items()}
+            latents = {n: one for part in ranks.gather(latents) for n, one in part.items()}
         if engine.rank == 0:
-            self._write(step, torch.stack([found[number] for number in sorted(found)]))
+            self._write(step, torch.stack([latents[number] for number in sorted(latents)]))
             self._start_decoding()
 
     def close(self, finished: bool) -> None:

@@ -252,8 +252,8 @@ def _lines(log: Path, phase: str, first: int) -> list[dict[str, Any]]:
 def _read(kept: Path) -> dict[str, Any]:
     """Return the stored values; an empty mapping if they cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(kept.read_text())
-        known = found if isinstance(found, dict) else {}
+        document = json.loads(kept.read_text())
+        known = document if isinstance(document, dict) else {}
         if all(isinstance(known.get(key, kind()), kind) for key, kind in KEPT.items()):
             return known
     return {}

@@ -76,14 +76,14 @@ class Validation:
         """Validate a step if that is due and not done yet; return the consequences."""
         if self._history.at(step) or not self._is_due(step):
             return Verdict(ended=self._history.ended(self._settings) is not None)
-        found = self._measure(step)
-        self._history.note(step, found, self._settings)
-        self._log.record_validation(step, found)
+        results = self._measure(step)
+        self._history.note(step, results, self._settings)
+        self._log.record_validation(step, results)
         best = self._history.best(self._settings)
-        shown = ", ".join(f"{key} {value:.6g}" for key, value in found.items())
+        shown = ", ".join(f"{key} {value:.6g}" for key, value in results.items())
         if best:
             shown += f" (best {best['value']:.6g} at step {best['step']})"
-        if found:
+        if results:
             self._log.say(f"{self._phase.phase}: validation at step {step}: {shown}")
         reason = self._history.ended(self._settings)
         return Verdict(bool(best and best["step"] == step), reason is not None)
@@ -110,17 +110,17 @@ class Validation:
         return step % self._settings["eval_steps"] == 0 or step == self._phase.derived.until_step
 
     def _measure(self, step: int) -> dict[str, float]:
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         self._engine.model.eval()
-        found |= self._losses("")
+        results |= self._losses("")
         if self._ema:
             with self._ema.in_use():
-                found |= self._losses("_ema")
+                results |= self._losses("_ema")
                 self._sample(step)
         else:
             self._sample(step)
         self._engine.model.train()
-        return found
+        return results
 
     def _sample(self, step: int) -> None:
         if self._sampler:
@@ -130,10 +130,10 @@ class Validation:
         if not len(self._held_out):
             return {}
         loss = mean_loss(self._batches())
-        found = {f"val_loss{suffix}": loss}
+        results = {f"val_loss{suffix}": loss}
         if isinstance(self._held_out, HeldOutText):
-            found[f"val_perplexity{suffix}"] = perplexity(loss)
-        return found
+            results[f"val_perplexity{suffix}"] = perplexity(loss)
+        return results
 
     def _batches(self) -> list[torch.Tensor]:
         """Return the losses of all batches in order, each computed by one process.
