@@ -28,7 +28,7 @@ class Kind:
         chunks: Whether captions of any length can be encoded in chunks (long_captions).
         conditioning: Whether samples may have conditioning images (data.conditioning_images).
         noise_schedule: Whether prediction_type, zero terminal SNR and the sampler can be chosen.
-        weighting_scheme: Of flow matching, where nothing else is said.
+        weighting_scheme: Of flow matching, where nothing else is set.
         token_routing: Whether tokens can pass layers by (tread_config).
         no_gradient: Regular expression of parameters that no loss depends on, as the model is made.
     """

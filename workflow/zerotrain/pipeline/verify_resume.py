@@ -127,8 +127,8 @@ def _judge(once: Ending, twice: Ending) -> Verdict:
         for name, ending in (("undisturbed", once), ("resumed", twice))
     ]
     if equal:
-        said = f"{len(once.tensors)} tensors and the losses of {len(once.losses)} steps"
-        return Verdict([*lines, f"EXACT: {said} are equal in every bit"], equal)
+        compared = f"{len(once.tensors)} tensors and the losses of {len(once.losses)} steps"
+        return Verdict([*lines, f"EXACT: {compared} are equal in every bit"], equal)
     steps = sorted({*once.losses, *twice.losses})
     differing = [step for step in steps if once.losses.get(step) != twice.losses.get(step)]
     names = list(dict.fromkeys([*once.tensors, *twice.tensors]))
@@ -253,9 +253,9 @@ class ScratchTraining:
 
     def _failure(self, code: int) -> PipelineError:
         last = [line for line in self._log.read_text().splitlines() if line.strip()][-6:]
-        said = "\n".join(["", *last]) if last else " nothing"
+        output = "\n".join(["", *last]) if last else " nothing"
         return PipelineError(
-            f"the training ended with code {code} where it should not; its output:{said}",
+            f"the training ended with code {code} where it should not; its output:{output}",
             hint=f"fix what it says; all of it is in {self._log}",
         )
 

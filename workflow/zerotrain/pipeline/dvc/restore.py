@@ -170,15 +170,15 @@ def _first(reasons: str) -> str:
 
 def _told(why: Iterable[Any]) -> str:
     """Format what `dvc status` reports about a stage on one line."""
-    said = []
+    parts = []
     for one in why:
         if isinstance(one, Mapping):
             for kind, paths in one.items():
                 named = [f"{path} {state}" for path, state in _flat(paths)]
-                said.append(f"{kind}: {join_first(named, 3)}" if named else str(kind))
+                parts.append(f"{kind}: {join_first(named, 3)}" if named else str(kind))
         else:
-            said.append(str(one))
-    return "; ".join(said)
+            parts.append(str(one))
+    return "; ".join(parts)
 
 
 def _flat(paths: Any) -> list[tuple[str, Any]]:

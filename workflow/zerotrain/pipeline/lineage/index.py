@@ -43,8 +43,8 @@ def load(folder: Path) -> Artifact:
         raise UnreadableError(path, f"what is not JSON ({error})") from error
     found = found if isinstance(found, dict) else {}
     if found.get("format") != FORMAT:
-        said = f"format {found.get('format')!r}, of which this version knows {FORMAT}"
-        raise UnreadableError(path, said)
+        problem = f"format {found.get('format')!r}, of which this version knows {FORMAT}"
+        raise UnreadableError(path, problem)
     if not isinstance(found.get("kind"), str):
         raise UnreadableError(path, "no kind")
     if wrong := find_manifest_error(found):
@@ -131,7 +131,7 @@ def project_of(folder: Path, parents: dict[str, Any]) -> Path:
     here = Path.cwd()
     above = [*folder.parents, *folder.resolve().parents]
     for root in [*([here] if here in above else []), *above, here]:
-        if any(has_manifest(root / said["path"]) for said in parents.values()):
+        if any(has_manifest(root / parent["path"]) for parent in parents.values()):
             return root
     inside = [place.parent for place in above if place.name == RESULTS.name]
     return inside[0] if inside else here

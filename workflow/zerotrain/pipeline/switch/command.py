@@ -191,10 +191,10 @@ def _undone_on_failure(edit: SwitchEdit) -> Iterator[None]:
         yield
     except BaseException as error:
         with handling_signals(signal.SIG_IGN):
-            said = edit.undo()
+            undone = edit.undo()
         if isinstance(error, PipelineError):
-            raise PipelineError(f"{error.what}; {said}", hint=error.hint) from error
-        print_message(said)
+            raise PipelineError(f"{error.what}; {undone}", hint=error.hint) from error
+        print_message(undone)
         raise
 
 
