@@ -48,7 +48,7 @@ def trained_values(checkpoint: Path) -> dict[str, Any] | None:
         "trainable_parameters": trains.get("trainable_parameters", []),
         "long_captions": trains.get("long_captions") or "truncate",
     }
-    recorded = _recorded(checkpoint)
+    recorded = _read_recorded(checkpoint)
     cache = recorded.ran_on.get("cache") if recorded else None
     made_by = _made_by(checkpoint.absolute().parents[3], cache)
     return values | ({LENGTH: made_by[LENGTH]} if LENGTH in made_by else {})
@@ -59,7 +59,7 @@ def read_trains(checkpoint: Path) -> dict[str, Any] | None:
 
     For progress that an earlier version restored, they are those of the phase's launch.
     """
-    recorded = _recorded(checkpoint)
+    recorded = _read_recorded(checkpoint)
     if recorded is not None:
         return recorded.trains
     progress = checkpoint.absolute().parent
@@ -68,7 +68,7 @@ def read_trains(checkpoint: Path) -> dict[str, Any] | None:
     return read_run_yaml(launch).numbers() if accepted else None
 
 
-def _recorded(checkpoint: Path) -> RecordedConditions | None:
+def _read_recorded(checkpoint: Path) -> RecordedConditions | None:
     rolling = checkpoint.absolute().parent.name.startswith("progress")
     return read_conditions(checkpoint) if rolling and artifact.is_published(checkpoint) else None
 

@@ -46,7 +46,7 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
         if key.fate != "passed_through":
             if key.default is not None and key.default == value and key.fate != "mapped":
                 continue  # the default of such a key changes nothing
-            raise PipelineError(where + _why(key), hint=_instead(key))
+            raise PipelineError(where + _why(key), hint=_suggest(key))
         value = _number(value, key)
         if not _fits(value, key, dotted):
             words = ", ".join(CHOICES.get(dotted, (EXPECTED.get(key.type, "a mapping"),)))
@@ -72,7 +72,7 @@ def _why(key: Key) -> str:
     return f" is not possible: {key.reason}"
 
 
-def _instead(key: Key) -> str:
+def _suggest(key: Key) -> str:
     return f"set {key.ours}" if key.fate == "mapped" else "remove the key"
 
 

@@ -148,8 +148,8 @@ def resolve_phase(
         "param_groups": [
             {
                 "parameters": group.parameters,
-                "learning_rate": _given(group.learning_rate, train.learning_rate),
-                "adam_weight_decay": _given(
+                "learning_rate": _value_or_default(group.learning_rate, train.learning_rate),
+                "adam_weight_decay": _value_or_default(
                     group.adam_weight_decay,
                     None if train.no_decay_norm_bias else chosen["adam_weight_decay"],
                 ),
@@ -269,7 +269,7 @@ def _check_save_interval(
         )
 
 
-def _given(value: float | None, default: float | None) -> float | None:
+def _value_or_default(value: float | None, default: float | None) -> float | None:
     return default if value is None else value
 
 

@@ -208,7 +208,7 @@ def _out_of_memory(
     try:
         from zerotrain.launch.planner import advice  # imports torch, only for a failed phase
 
-        found = advice.after_out_of_memory(phase, base, step, record.measured, record.kind)
+        found = advice.advise_after_out_of_memory(phase, base, step, record.measured, record.kind)
     except Exception:  # the known reason must not be lost in looking for advice
         return PipelineError(f"{record.reason}; {newest}", hint=record.hint)
     what = "; ".join([record.reason, *found.facts, newest])

@@ -113,7 +113,7 @@ def run(
         )
     log = _open_log(phase, setup, progress, same_phase=resume is not None)
     if making.changed:
-        log.say(_changed(phase, making, counter.step))
+        log.say(_format_changed(phase, making, counter.step))
     if without_effect:
         log.say(without_effect)
     samples = read_cache(cache, verify=False)
@@ -181,7 +181,7 @@ def _open_log(
     return log
 
 
-def _changed(phase: ResolvedPhase, making: Making, step: int) -> str:
+def _format_changed(phase: ResolvedPhase, making: Making, step: int) -> str:
     values = "; ".join(format_changes(making.changed))
     return f"{phase.phase}: from step {step} on something else than before, recorded: {values}"
 

@@ -35,7 +35,7 @@ class Advice:
     """The hint; empty if nothing is known."""
 
 
-def after_out_of_memory(
+def advise_after_out_of_memory(
     phase: ResolvedPhase,
     base: Path,
     saved_step: int | None,
@@ -51,7 +51,7 @@ def after_out_of_memory(
         measured: Bytes of the device, if there is one: total, allocated, reserved.
         kind: "host_memory" if the host's memory ran out.
     """
-    facts = _measured(measured)
+    facts = _format_measured(measured)
     try:
         file, named = _config(phase)
         made = _plan(read_config(file), phase, base, measured)
@@ -87,7 +87,7 @@ def after_out_of_memory(
     return Advice(facts, f"{way}; or {_list_cheap_changes(phase)}")
 
 
-def _measured(measured: Mapping[str, int]) -> tuple[str, ...]:
+def _format_measured(measured: Mapping[str, int]) -> tuple[str, ...]:
     if not measured:
         return ()
     return (

@@ -202,6 +202,6 @@ class PlannedLaunch:
         """Return a value of offload_optimizer or offload_param, or DeepSpeed's default."""
         return (self.zero.get(target) or {}).get(key, OFFLOAD_DEFAULTS[target][key])
 
-    def pinned(self, target: str) -> bool:
+    def is_pinned(self, target: str) -> bool:
         """Return whether a target's host memory is page-locked: on a CPU it is not."""
         return not self.cpu and bool(self.offload(target, "pin_memory"))

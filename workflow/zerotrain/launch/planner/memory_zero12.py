@@ -196,7 +196,7 @@ def _offloaded_parts(
                 (Moment.MASTERS,), "a copy in 16 bits before it is converted (Tensor.to)",
             )
         )  # fmt: skip
-    if launch.pinned("offload_optimizer"):
+    if launch.is_pinned("offload_optimizer"):
         parts += [
             MemoryPart(
                 "copy for locking pages", FP32 * max(owns), "host",

@@ -91,7 +91,7 @@ def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
         parts += _offloaded_parts(launch, model, groups, in_memory)
     else:
         parts += _step_parts(launch, model, max(groups))
-    if weights == "host" and launch.pinned("offload_param"):
+    if weights == "host" and launch.is_pinned("offload_param"):
         trained, others = (
             [item * -(-n // launch.processes) for n in numels]
             for numels in ((n for group in model.groups for n in group), model.frozen)
@@ -224,7 +224,7 @@ def _offloaded_parts(
             "_constant_buffered_norm2)",
         ),
     ]  # fmt: skip
-    if launch.pinned("offload_optimizer"):
+    if launch.is_pinned("offload_optimizer"):
         sizes = [launch.item * sum(groups)]
         sizes += [FP32 * group for group in groups] if launch.offload_optimizer == "cpu" else []
         parts.append(

@@ -41,7 +41,7 @@ def fit(
     """
     prefix = find_prefix({*checkpoint.shapes, *checkpoint.frozen, *checkpoint.tied}, trained)
 
-    def there(name: str) -> str:
+    def name_in_file(name: str) -> str:
         # Tied parameters have one name here and may have another in the checkpoint.
         return tied.get(prefix + name, prefix + name)
 
@@ -53,9 +53,9 @@ def fit(
             order = replace(order, names=order.names or optimizer.own_names)
             names = find_order(optimizer, trained, order.without_prefix(prefix), checkpoint.folder)
         checkpoint = checkpoint.numbered.name(
-            names and [there(name) for name in names], list(map(there, trained))
+            names and [name_in_file(name) for name in names], list(map(name_in_file, trained))
         )
-    own = {there(name): name for name in trained}
+    own = {name_in_file(name): name for name in trained}
     for theirs, name in own.items():
         if checkpoint.shapes.get(theirs) != trained[name]:
             raise PipelineError(

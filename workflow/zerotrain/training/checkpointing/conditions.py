@@ -52,7 +52,7 @@ class RecordedConditions:
     ran_on: dict[str, Any]
 
 
-def trains(phase: ResolvedPhase, parents: Mapping[str, Artifact]) -> dict[str, Any]:
+def describe_training(phase: ResolvedPhase, parents: Mapping[str, Artifact]) -> dict[str, Any]:
     """Describe what a phase trains, regardless of its name and its end.
 
     Args:
@@ -173,7 +173,7 @@ def complete(
     Args:
         recorded: What the checkpoint records; an earlier version named the cache instead of the
             data.
-        present: What `trains` returns now.
+        present: What `describe_training` returns now.
         cache: Identity of the cache now.
     """
     trains = dict(recorded.trains)
@@ -192,7 +192,7 @@ def changes(recorded: RecordedConditions, present: Mapping[str, Any], cache: str
 
     Args:
         recorded: What the checkpoint records.
-        present: What `trains` returns now.
+        present: What `describe_training` returns now.
         cache: Identity of the cache now.
     """
     old, new = dict(recorded.trains), dict(present)

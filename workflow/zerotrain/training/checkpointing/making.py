@@ -101,27 +101,27 @@ def describe_making(
     }
     if start is not None:
         parents["start"] = artifact.read_manifest(start, "state")
-    trains = conditions.trains(phase, parents)
+    trains = conditions.describe_training(phase, parents)
     now = ran_on(phase, parents["cache"], model, device)
     if resume is not None:
-        return _resumed(trains, now, resume)
+        return _describe_resumed(trains, now, resume)
     if start is not None:
         position = read_position(parents["start"], "state.json")
         changed = conditions.environment_changes(position.ran_on, now, same_phase=False)
-        return Making(trains, now, continued_history(position, changed), changed)
+        return Making(trains, now, continue_history(position, changed), changed)
     return Making(trains, now)
 
 
-def _resumed(trains: dict[str, Any], now: dict[str, Any], resume: Path) -> Making:
+def _describe_resumed(trains: dict[str, Any], now: dict[str, Any], resume: Path) -> Making:
     manifest = artifact.read_manifest(resume, "checkpoint")
     position = read_position(manifest, "checkpoint.json")
     recorded = conditions.read_conditions(resume) or RecordedConditions({}, {})
     edited = conditions.changes(recorded, trains, now["cache"]) if recorded.trains else {}
     changed = edited | conditions.environment_changes(recorded.ran_on, now)
-    return Making(trains, now, continued_history(position, changed), changed)
+    return Making(trains, now, continue_history(position, changed), changed)
 
 
-def continued_history(position: TrainerState, changed: Changes) -> list[dict[str, Any]]:
+def continue_history(position: TrainerState, changed: Changes) -> list[dict[str, Any]]:
     """Return the history of steps that follow a position.
 
     Args:

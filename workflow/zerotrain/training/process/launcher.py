@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = launch_command_parser().parse_args(words[1:])
     several = bool(arguments.main_process_ip)
     if several:
-        _as_one_of_several(arguments)
+        _join_as_machine(arguments)
     else:
         end_with_parent()
     end_with_owner(progress)
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1
 
 
-def _as_one_of_several(arguments: Namespace) -> None:
+def _join_as_machine(arguments: Namespace) -> None:
     """Take the machine's number from srun, and act as supervisor: the real one may be remote."""
     arguments.machine_rank = int(os.environ["SLURM_NODEID"])
     os.environ[SUPERVISOR] = str(os.getpid())

@@ -88,7 +88,7 @@ def check_not_taken_over(folder: Path) -> None:
 
 def take(
     folder: Path,
-    refuse: Callable[[Path], LockOwner | None] | None = None,
+    check: Callable[[Path], LockOwner | None] | None = None,
     seconds: float = lease.LEASE_SECONDS,
 ) -> Lock:
     """Take the lock of a folder.
@@ -98,7 +98,7 @@ def take(
 
     Args:
         folder: A progress folder, or another folder in which one process may work at a time.
-        refuse: Raises if a live process holds the lock, else returns its owner; default:
+        check: Raises if a live process holds the lock, else returns its owner; default:
             `check_not_locked`.
         seconds: The lease: how long this process may go without a sign of life.
 
@@ -118,7 +118,7 @@ def take(
             draft.write_text(json.dumps(asdict(me)))
         with _turn(folder):
             while True:
-                _clear_if_dead(folder, draft.with_suffix(".dead"), refuse or check_not_locked)
+                _clear_if_dead(folder, draft.with_suffix(".dead"), check or check_not_locked)
                 try:
                     give_name(draft, folder / LOCK)
                 except FileExistsError:
@@ -204,9 +204,9 @@ def _read(lock: Path) -> LockOwner | None:
         return None  # after a power cut, or still being written: TORN_SECONDS
 
 
-def _clear_if_dead(folder: Path, aside: Path, refuse: Callable[[Path], LockOwner | None]) -> None:
+def _clear_if_dead(folder: Path, aside: Path, check: Callable[[Path], LockOwner | None]) -> None:
     """Remove a dead owner's lock."""
-    while (dead := refuse(folder)) is None and (folder / LOCK).exists():
+    while (dead := check(folder)) is None and (folder / LOCK).exists():
         if _silent(folder / LOCK) > TORN_SECONDS:
             break
         time.sleep(0.1)

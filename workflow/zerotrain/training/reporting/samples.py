@@ -99,16 +99,16 @@ class LatentSampler:
         if self._process is not None and not finished:
             self._process.terminate()
         elif self._process is not None:
-            if self._decoded(self._process) == 0 and list_undecoded(self._folder):
+            if self._wait_for_decoding(self._process) == 0 and list_undecoded(self._folder):
                 self._start_decoding()
-                self._decoded(self._process)
+                self._wait_for_decoding(self._process)
             if self._process.returncode:
                 self._log.say(
                     f"{self._folder}: its latents were not decoded (exit code "
                     f"{self._process.returncode}); the training is not touched by it"
                 )
 
-    def _decoded(self, process: subprocess.Popen[bytes]) -> int:
+    def _wait_for_decoding(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for a decoding process and return its exit code; its CPU use counts as a move."""
         used = 0.0
         while (code := process.poll()) is None:

@@ -75,7 +75,7 @@ class Validation:
     def at(self, step: int) -> Verdict:
         """Validate a step if that is due and not done yet; return the consequences."""
         if self._history.at(step) or not self._is_due(step):
-            return Verdict(ended=self._history.ended(self._settings) is not None)
+            return Verdict(ended=self._history.end_reason(self._settings) is not None)
         results = self._measure(step)
         self._history.note(step, results, self._settings)
         self._log.record_validation(step, results)
@@ -85,12 +85,12 @@ class Validation:
             shown += f" (best {best['value']:.6g} at step {best['step']})"
         if results:
             self._log.say(f"{self._phase.phase}: validation at step {step}: {shown}")
-        reason = self._history.ended(self._settings)
+        reason = self._history.end_reason(self._settings)
         return Verdict(bool(best and best["step"] == step), reason is not None)
 
     def finish(self, step: int) -> None:
         """Record and report that the phase ends early, at a step whose checkpoint is written."""
-        reason = self._history.ended(self._settings)
+        reason = self._history.end_reason(self._settings)
         if reason is not None and self._engine.rank == 0:
             write_finished(self._progress, step, reason, self._settings)
             self._log.say(f"{self._phase.phase}: ends early at step {step}: {reason}")

@@ -57,7 +57,7 @@ class ValidationHistory:
         value, step = min(finite)
         return {"step": step, "metric": metric, "value": value}
 
-    def ended(self, settings: Mapping[str, Any]) -> str | None:
+    def end_reason(self, settings: Mapping[str, Any]) -> str | None:
         """Return the reason to end the phase at its newest validation; None if it continues."""
         patience = settings["early_stopping_patience"]
         metric, worse, lowest = settings["metric_for_best_model"], 0, float("inf")
