@@ -145,7 +145,7 @@ def test_a_disk_that_nobody_named_is_no_way_out(planned: Plan, traced_once: None
         if one.swap or one.useless:
             made = replace(planned, rows={own.preset: planned.rows[own.preset], name: {
                 "plain": replace(one, parts=())}})  # fmt: skip
-            assert own.preset == name or advice._lower(made, own) is None
+            assert own.preset == name or advice._find_lighter_preset(made, own) is None
 
 
 def test_an_engine_that_the_machine_refuses_is_no_way_out(

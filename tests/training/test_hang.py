@@ -234,7 +234,7 @@ def test_a_process_that_waits_for_images_is_still_where_they_are(
     monkeypatch.setattr(samples.psutil, "Process", lambda pid: asked)
     monkeypatch.setattr(samples, "time", SimpleNamespace(sleep=lambda _: moments.pass_by(1.0)))
     child: Any = SimpleNamespace(pid=1, poll=lambda: 0 if len(moments.seen) == 5 else None)
-    assert object.__new__(samples.LatentSampler)._decoded(child) == 0
+    assert object.__new__(samples.LatentSampler)._wait_for_decoding(child) == 0
     assert moments.seen == still
 
 
