@@ -181,7 +181,7 @@ def start(inputs: Inputs, progress: Path) -> int | None:
         read_exit_codes(progress),
         heartbeat.read_statuses(progress),
     ) == (None, {}, [])
-    trackers.Known.read(trackers._read(progress / "tracker-wandb.json"))
+    trackers.LoggedPoints.read(trackers._read(progress / "tracker-wandb.json"))
     trackers._read(progress / "tensorboard/last_step.json").get("step", 0)
     if resume is None:
         return None

@@ -143,7 +143,7 @@ def test_clock_of_this_machine_decides_nothing(
 def test_expired_holder_that_gives_a_sign_after_all_is_not_taken_over(tmp_path: Path) -> None:
     """A disk that did not answer for a while has kept its signs back."""
     found = elsewhere(tmp_path, 3600)
-    signs = lease.Signs(tmp_path / lock.LOCK, found.lease)
+    signs = lease.SignsOfLife(tmp_path / lock.LOCK, found.lease)
     os.utime(tmp_path / lock.LOCK, (0, 0))
     try:
         with pytest.raises(PipelineError, match="in another container"):
@@ -156,7 +156,7 @@ def test_expired_holder_that_gives_a_sign_after_all_is_not_taken_over(tmp_path: 
 def test_signs_of_a_former_holder_do_not_count_for_the_next(tmp_path: Path) -> None:
     """It goes on giving them through a file that is the lock no more."""
     found = elsewhere(tmp_path, 0)
-    signs = lease.Signs(tmp_path / lock.LOCK, 0.1)
+    signs = lease.SignsOfLife(tmp_path / lock.LOCK, 0.1)
     (tmp_path / lock.LOCK).unlink()
     next_one = elsewhere(tmp_path, 3600, pid=found.pid + 1)
     time.sleep(0.2)

@@ -21,7 +21,7 @@ from zerotrain.export.formats.loading_code import text_of_readme
 from zerotrain.export.target import WeightsTarget
 from zerotrain.models.base import README, check_inside, choose_files, in_part, is_model_file
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.state.open import AveragedWeights, EachLayer
+from zerotrain.state.open import AveragedWeights, PerLayerView
 from zerotrain.state.position import EMA_SLOT, MASTER, Source, TrainerState
 from zerotrain.state.ran_on import RanOn
 from zerotrain.state.state import KIND as STATE
@@ -71,7 +71,7 @@ def export(
             averaged = weights.ema and EMA_SLOT in source.slots
             shown = AveragedWeights(source) if averaged else source
             if weights.lora and weights.lora.get(FUSED):
-                shown = EachLayer(shown)  # as all libraries read it
+                shown = PerLayerView(shown)  # as all libraries read it
             made = {**made_by, "dtype": weights.dtype, **others}
             draft = drafts.enter_context(
                 artifact.publish(weights.folder, "weights", parents=parents, made_by=made)

@@ -78,7 +78,7 @@ class AveragedWeights:
         return self._source.tensor(name, EMA_SLOT)
 
 
-class EachLayer:
+class PerLayerView:
     """A view of a LoRA whose fused layers share lora_A, with a lora_A for each layer."""
 
     def __init__(self, source: Source) -> None:

@@ -8,7 +8,7 @@ from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.launch.planner.live_parameters import Coordinator, live_parameters
 from zerotrain.launch.planner.memory_torch import NORM
 from zerotrain.launch.planner.parts import TRAINING, MemoryPart, Moment, Place, since
-from zerotrain.launch.planner.swap import Swapped, swap_parts
+from zerotrain.launch.planner.swap import SwappedElements, swap_parts
 
 SOURCE = "deepspeed/runtime/zero/stage3.py"
 NORM_ELEMENTS = 250_000_000
@@ -21,7 +21,7 @@ def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
     own = partitioned_numel((n for group in model.groups for n in group), launch.processes)
     frozen = partitioned_numel(model.frozen, launch.processes)
     groups = sub_groups(model.groups, launch.processes, int(launch.value("sub_group_size")))
-    swapped = Swapped.of(launch, model, groups)
+    swapped = SwappedElements.of(launch, model, groups)
     optimizer: Place = "device" if launch.offload_optimizer == "none" else "host"
     weights: Place = "device" if launch.offload_param == "none" else "host"
     in_memory = sum(groups) - swapped.optimizer

@@ -13,7 +13,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.choice import Choice, choose
 from zerotrain.launch.planner.gpus import Gpu, find_gpu, read_gpu
 from zerotrain.launch.planner.prediction import MODES, Mode, Prediction, predict
-from zerotrain.launch.planner.traced import Traced
+from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.planner.tracing import trace
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.machine.detect import Machine, detect
@@ -68,7 +68,7 @@ class Plan:
     config: RunConfig
     phase: Phase
     place: Place
-    traced: Traced
+    traced: TracedModel
     rows: Mapping[str, Mapping[Mode, Prediction]]
     """Predictions by preset, the lowest first, and by activation mode."""
     mode: Mode
@@ -128,7 +128,7 @@ def plan(
     *,
     auto: Path = AUTO,
     base: Path | None = None,
-    traced: Traced | None = None,
+    traced: TracedModel | None = None,
     only: Sequence[str] = (),
 ) -> Plan:
     """Predict every preset that `auto` chooses from.

@@ -17,7 +17,7 @@ from zerotrain.launch.planner.inputs import PlannedLaunch
 from zerotrain.launch.planner.memory_parts import memory_parts, saves_nothing
 from zerotrain.launch.planner.parts import MemoryPart, peak, resident_peak
 from zerotrain.launch.planner.storage import Storage, Traffic, storage, swap_files, traffic
-from zerotrain.launch.planner.traced import Traced
+from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.settings import Settings, nest_keys
 from zerotrain.launch.zero import zero_optimization
@@ -74,7 +74,7 @@ def predict(
     config: RunConfig,
     phase: Phase,
     preset: Preset,
-    traced: Traced,
+    traced: TracedModel,
     mode: Mode,
     *,
     cpu: bool = False,

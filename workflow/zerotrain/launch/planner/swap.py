@@ -18,7 +18,7 @@ ALIGNED_BYTES = 1024
 
 
 @dataclass(frozen=True)
-class Swapped:
+class SwappedElements:
     """Elements that a process swaps.
 
     Attributes:
@@ -33,7 +33,7 @@ class Swapped:
     kept: int = 0
 
     @classmethod
-    def of(cls, launch: PlannedLaunch, model: ParameterSizes, groups: list[int]) -> Swapped:
+    def of(cls, launch: PlannedLaunch, model: ParameterSizes, groups: list[int]) -> SwappedElements:
         """Return the values for a launch; `groups` are the elements of the sub-groups.
 
         The first offload_param.max_in_cpu elements stay in host memory whatever the device setting
@@ -53,7 +53,7 @@ class Swapped:
 
 
 def swap_parts(
-    launch: PlannedLaunch, model: ParameterSizes, groups: list[int], swapped: Swapped
+    launch: PlannedLaunch, model: ParameterSizes, groups: list[int], swapped: SwappedElements
 ) -> list[MemoryPart]:
     """Return the host memory for swapping; aio locks it itself, without rounding."""
     parts = []

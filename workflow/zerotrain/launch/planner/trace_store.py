@@ -22,7 +22,7 @@ from zerotrain.artifact.verdicts import verdicts_file
 from zerotrain.config.run import RunConfig
 from zerotrain.launch.planner.architecture import Architecture, find_architecture
 from zerotrain.launch.planner.part import Part
-from zerotrain.launch.planner.traced import Activations, ModelShapes, Traced
+from zerotrain.launch.planner.traced import Activations, ModelShapes, TracedModel
 from zerotrain.machine.disk_errors import DiskError
 
 MOST = 64
@@ -70,7 +70,7 @@ def model_key(config: RunConfig, base: str, side: int | None) -> dict[str, Any]:
     }
 
 
-def read(key: Mapping[str, Any]) -> Traced | None:
+def read(key: Mapping[str, Any]) -> TracedModel | None:
     """Return the trace of this key; None if it is missing or damaged."""
     try:
         path = _path(key)
@@ -86,7 +86,7 @@ def read(key: Mapping[str, Any]) -> Traced | None:
     return traced
 
 
-def write(key: Mapping[str, Any], traced: Traced) -> None:
+def write(key: Mapping[str, Any], traced: TracedModel) -> None:
     """Write a trace atomically, and remove the least recently used ones."""
     model = traced.model
     content = {
@@ -119,7 +119,7 @@ def _remove_oldest(place: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _read_traced(content: Mapping[str, Any]) -> Traced:
+def _read_traced(content: Mapping[str, Any]) -> TracedModel:
     architecture = content["architecture"]
     parts = {name: Part(**part) for name, part in architecture["parts"].items()}
     model = ModelShapes(
@@ -129,4 +129,4 @@ def _read_traced(content: Mapping[str, Any]) -> Traced:
         content["quantized"],
     )
     engines = {name: Activations(**values) for name, values in content["engines"].items()}
-    return Traced(model, engines)
+    return TracedModel(model, engines)

@@ -21,7 +21,7 @@ from zerotrain.launch.planner import trace_store
 from zerotrain.launch.planner.architecture import Architecture, find_architecture
 from zerotrain.launch.planner.progress import Tell, ignore, progress_line
 from zerotrain.launch.planner.shape import Shape
-from zerotrain.launch.planner.traced import ENGINES, Activations, ModelShapes, Traced
+from zerotrain.launch.planner.traced import ENGINES, Activations, ModelShapes, TracedModel
 from zerotrain.machine.verdict import Engine
 
 
@@ -32,7 +32,7 @@ def trace(
     *,
     cpu: bool = False,
     engines: Collection[Engine] = ENGINES,
-) -> Traced:
+) -> TracedModel:
     """Return the trace of the phase's own micro batch; see Tracer."""
     return Tracer(config, phase, base, cpu=cpu).trace(engines=engines)
 
@@ -67,14 +67,14 @@ class Tracer:
         self._side = None if config.is_text else config.phases[0].train.resolution
         self._key = trace_store.model_key(config, self._base, self._side)
         self._model: Any = None
-        self._made: dict[tuple[int, int], Traced] = {}
+        self._made: dict[tuple[int, int], TracedModel] = {}
 
     def trace(
         self,
         batch: int | None = None,
         size: int | None = None,
         engines: Collection[Engine] = ENGINES,
-    ) -> Traced:
+    ) -> TracedModel:
         """Return the trace of a micro batch.
 
         Args:
@@ -105,7 +105,9 @@ class Tracer:
             engines_traced = self._trace(
                 batch, size, engines, lambda text: tell(f"planning {what}: {text}")
             )
-            made = Traced(self._shapes(), {**(known.engines if known else {}), **engines_traced})
+            made = TracedModel(
+                self._shapes(), {**(known.engines if known else {}), **engines_traced}
+            )
         self._made[batch, size] = made
         trace_store.write(key, made)
         return made

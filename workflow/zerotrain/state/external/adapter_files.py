@@ -40,7 +40,7 @@ PATTERNS = ("rank_pattern", "alpha_pattern", "modules_to_save", "layer_replicati
 """Settings for single layers, which no section of ours supports."""
 
 
-class Renamed(Mapping[str, torch.Tensor]):
+class RenamedTensors(Mapping[str, torch.Tensor]):
     """Tensors under other names, each read or computed on access."""
 
     def __init__(self, read: Mapping[str, Callable[[], torch.Tensor]]) -> None:
@@ -91,7 +91,7 @@ def open_adapter(
     settings = read_settings(path, header, alphas)
     if "lora_alpha" not in settings and settings.get("peft_type", "LORA") == "LORA":
         left.add(f"the adapter's alpha: {path.name} does not say it, and this run's is taken")
-    return Renamed(read), settings, sorted(left)
+    return RenamedTensors(read), settings, sorted(left)
 
 
 def _in_training(name: str) -> str:

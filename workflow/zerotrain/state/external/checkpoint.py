@@ -18,7 +18,7 @@ Pieces = Callable[[str, str], Iterable[torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedWeights:
     """Named weights and a numbered optimizer, until the model determines the matching."""
 
     optimizer: TorchOptimizer
@@ -51,7 +51,7 @@ class ExternalCheckpoint:
     """Sentences for the user: contents of the folder that this reader omits."""
     adapter: Mapping[str, Any] | None = None
     """The settings in an adapter's files, under peft's names; None if it is not an adapter."""
-    numbered: Numbered | None = None
+    numbered: NumberedWeights | None = None
     """The torch optimizer, if its moments have numbers instead of names."""
 
     @property

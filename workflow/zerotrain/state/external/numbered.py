@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from zerotrain.errors import PipelineError
-from zerotrain.state.external.checkpoint import ExternalCheckpoint, Numbered, external_state
+from zerotrain.state.external.checkpoint import ExternalCheckpoint, NumberedWeights, external_state
 from zerotrain.state.external.consistency import group_values
 from zerotrain.state.external.torch_optimizer import TorchOptimizer, Weights
 from zerotrain.state.position import ADAM_SLOTS, MASTER
@@ -109,7 +109,7 @@ def open_numbered(
             frozen_pieces=lambda name: (weights[name],),
             tied={alias: name for alias, name in tied.items() if name in known},
             lost=[*lost, *_list_unread(optimizer, weights, trained, number_of), *unlike_adamw],
-            numbered=Numbered(optimizer, of_names),
+            numbered=NumberedWeights(optimizer, of_names),
         )
 
     of_names = name

@@ -30,7 +30,7 @@ def sign_seconds(lease: float) -> float:
     return min(SIGN_SECONDS, lease / SIGNS_IN_LEASE)
 
 
-class Signs:
+class SignsOfLife:
     """Thread that gives signs of life through a lock file until it is closed."""
 
     def __init__(self, file: Path, lease: float) -> None:

@@ -49,7 +49,7 @@ class Lock:
     def __init__(self, folder: Path, owner: LockOwner) -> None:
         self._path = folder / LOCK
         self.owner = owner
-        self._signs = lease.Signs(self._path, owner.lease)
+        self._signs = lease.SignsOfLife(self._path, owner.lease)
         _HELD.append(self)
 
     def release(self) -> None:
