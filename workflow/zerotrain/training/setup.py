@@ -1,4 +1,4 @@
-"""A phase's engine, filled with what it continues from: weights, moments, position, average."""
+"""Build a phase's engine and load what it continues from: weights, moments, position, EMA."""
 
 from __future__ import annotations
 

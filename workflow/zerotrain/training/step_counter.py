@@ -1,4 +1,4 @@
-"""The position of a training."""
+"""Count the steps and samples of a training."""
 
 from __future__ import annotations
 

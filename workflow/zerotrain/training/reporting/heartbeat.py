@@ -1,4 +1,4 @@
-"""Heartbeat file of each training process, written every second: it shows who hangs, and where."""
+"""Heartbeat: each process writes its location to a file every second; it shows who hangs, where."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class RankStatus:
     time: float
     """Time of this report, seconds since the epoch."""
 
-    def silent(self, now: float) -> float:
-        """Return the seconds since this beat."""
+    def silent_seconds(self, now: float) -> float:
+        """Return the seconds since this report."""
         return now - self.time
 
     def is_running(self) -> bool:
@@ -84,10 +84,12 @@ class RankStatus:
         return False
 
     def describe_last_seen(self, newest: float) -> str:
-        """Describe the process and its last activity after the end; newest: the last beat."""
+        """Describe the process and its last activity after the end; newest: the last report."""
         who, where = self._format_rank_and_place()
-        if self.silent(newest) >= LATE_SECONDS:
-            return f"{who} was last seen {self.silent(newest):.0f} s before the others {where}"
+        if self.silent_seconds(newest) >= LATE_SECONDS:
+            return (
+                f"{who} was last seen {self.silent_seconds(newest):.0f} s before the others {where}"
+            )
         return f"{who} {'waited for the others' if self.waits else 'did not move'} {where}"
 
     def describe(self, now: float) -> str:
@@ -96,11 +98,11 @@ class RankStatus:
         if not self.is_running():
             return f"{who} has ended; it was {where}"
         state = self._state()
-        if state not in HELD and self.silent(now) < SILENT_SECONDS:
+        if state not in HELD and self.silent_seconds(now) < SILENT_SECONDS:
             doing = "waits for the others" if self.waits else "does not move"
-            return f"{who} {doing} {where}, for {self.still + self.silent(now):.0f} s"
+            return f"{who} {doing} {where}, for {self.still + self.silent_seconds(now):.0f} s"
         doing = HELD.get(state, "does not answer")
-        return f"{who} {doing}, last seen {self.silent(now):.0f} s ago {where}"
+        return f"{who} {doing}, last seen {self.silent_seconds(now):.0f} s ago {where}"
 
     def _format_rank_and_place(self) -> tuple[str, str]:
         step = f" of step {self.step}" if self.step else " before the first step"
@@ -157,25 +159,25 @@ class Heartbeat:
         if place != self._place:
             self._place, self._still = place, 0.0
         files = [frame.f_code.co_filename for frame in stack]
-        beat = RankStatus(
+        status = RankStatus(
             self._rank,
             socket.gethostname(),
             os.getpid(),
             self._started,
             step,
-            next((_place(frame) for frame in stack if _ours(frame)), "its start"),
+            next((_place(frame) for frame in stack if _is_ours(frame)), "its start"),
             any(part in file for file in files for part in COLLECTIVES),
             self._still,
             time.time(),
         )
         draft = self._path.with_suffix(".new")
-        draft.write_text(json.dumps(asdict(beat)))
+        draft.write_text(json.dumps(asdict(status)))
         if not self._closed.is_set():
             draft.replace(self._path)
 
 
 def read_statuses(progress: Path) -> list[RankStatus]:
-    """Return the last beats of a training's processes, by rank."""
+    """Return the last reports of a training's processes, by rank."""
     statuses = []
     for path in sorted((progress / RANKS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
@@ -186,7 +188,7 @@ def read_statuses(progress: Path) -> list[RankStatus]:
 def late_ranks(statuses: Sequence[RankStatus], now: float) -> list[RankStatus]:
     """Return the processes that others wait for: gone or silent, or behind, or not waiting."""
     if silent := [
-        one for one in statuses if not one.is_running() or one.silent(now) >= SILENT_SECONDS
+        one for one in statuses if not one.is_running() or one.silent_seconds(now) >= SILENT_SECONDS
     ]:
         return silent
     return _find_least_advanced(statuses)
@@ -202,7 +204,7 @@ def _find_least_advanced(statuses: Sequence[RankStatus]) -> list[RankStatus]:
 def describe_hang(progress: Path, now: float, but: int = 0) -> str:
     """Describe the processes that the others wait for, without the calling one.
 
-    Empty if there are no beats.
+    Empty if no process has reported.
     """
     statuses = [one for one in read_statuses(progress) if one.pid != but]
     return "; ".join(one.describe(now) for one in late_ranks(statuses, now))
@@ -211,18 +213,18 @@ def describe_hang(progress: Path, now: float, but: int = 0) -> str:
 def describe_past_hang(progress: Path) -> str:
     """Describe the processes that the others waited for, after all have ended.
 
-    Empty if there are no beats.
+    Empty if no process has reported.
     """
     statuses = read_statuses(progress)
     newest = max((one.time for one in statuses), default=0.0)
-    late = [one for one in statuses if one.silent(newest) >= LATE_SECONDS]
+    late = [one for one in statuses if one.silent_seconds(newest) >= LATE_SECONDS]
     return "; ".join(
         one.describe_last_seen(newest) for one in late or _find_least_advanced(statuses)
     )
 
 
 def clear(progress: Path) -> None:
-    """Remove the beats of an earlier start."""
+    """Remove the reports of an earlier start."""
     shutil.rmtree(progress / RANKS, ignore_errors=True)
 
 
@@ -241,7 +243,7 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _ours(frame: FrameType) -> bool:
+def _is_ours(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     return PACKAGE in file and file != __file__
 
