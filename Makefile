@@ -2,9 +2,11 @@
 PYTHON ?= python3
 CONFIG ?=
 ARGS ?=
-# What codespell checks with all words; in the rest of the package those of docs/names.txt are names of variables.
+# What codespell checks with all words. In the rest of the package those of docs/names.txt are values
+# of JSON files or parts of messages.
 PLAIN := README.md CHANGELOG.md CONTRIBUTING.md Makefile Snakefile .ci config data docs envs profiles rules \
-	$(addprefix workflow/zerotrain/,cache cli data errors.py evaluation export models stages)
+	$(addprefix workflow/zerotrain/,artifact cache cli config data errors.py evaluation export machine models \
+	stages state training)
 
 VENV := $(CURDIR)/.venv/bin
 export PATH := $(VENV):$(PATH)

@@ -77,7 +77,7 @@ def make(folder: Path, stage: int, parameters: int) -> None:
 
 
 def convert(checkpoint: Path, own: Path) -> None:
-    """The same training as a checkpoint of this project."""
+    """Convert the training to a checkpoint of this project."""
     from zerotrain import artifact
     from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
     from zerotrain.state.external import open_external
@@ -103,7 +103,7 @@ def theirs(checkpoint: Path, out: Path) -> Callable[[], None]:
 
 
 def ours(checkpoint: Path, out: Path, dtype: str) -> Callable[[], float]:
-    """This project's export of the weights, imported and ready; it gives the seconds to the file.
+    """Return this project's export, imported and ready; a call returns the seconds to the file.
 
     What follows these is the comparison.
     """
@@ -203,7 +203,7 @@ def child(*words: object) -> str:
 
 
 def serve(words: list[str]) -> None:
-    """What a child does."""
+    """Run a child's command."""
     act, *rest = words
     if act == "make":
         make(Path(rest[0]), int(rest[1]), int(rest[2]))

@@ -64,7 +64,7 @@ class Measured:
         return max(self.apart.values())
 
     def row(self, name: str) -> str:
-        """The row of the table."""
+        """Return the row of the table."""
         words = {True: "yes", False: "**no**", None: "none"}
         flags = [words[flag] for flag in (self.weights, self.moments, self.step)]
         figures = [f"{value:.1e}" if value else "0" for value in self.apart.values()]
@@ -78,7 +78,7 @@ class Inputs:
         self._place = place
 
     def folder(self, family: str) -> Path:
-        """The folder with `dataset`, `base` and `cache`."""
+        """Return the folder with `dataset`, `base` and `cache`."""
         from zerotrain.models.families import nano
         from zerotrain.stages.build_base import BuildSettings, build_base
         from zerotrain.stages.cache_latents import CacheSettings, cache_latents
@@ -151,7 +151,7 @@ def run_config(
 
 
 def render(config: Any, inputs: Path, start: Path | None, output: Path) -> Path:
-    """The launch folder of our phase."""
+    """Return the launch folder of our phase."""
     from zerotrain.stages.render_launch import LaunchSettings, render_launch
 
     preset = ROOT / "config" / "launch" / f"{config.phases[0].launch.preset}.yaml"
@@ -265,13 +265,13 @@ def _norm(tensors: Iterable[Any]) -> float:
 
 
 def table(rows: Iterable[str]) -> str:
-    """The table in Markdown."""
+    """Return the table in Markdown."""
     head = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     return "\n".join([*head, *rows]) + "\n"
 
 
 def rows_of(page: str) -> dict[str, list[str]]:
-    """The cells of a page's table by the name of their row."""
+    """Return the cells of a page's table by the name of their row."""
     text = page.partition(BEGIN)[2].partition(END)[0]
     lines = [line.strip("| ").split(" | ") for line in text.strip().splitlines()[2:]]
     return {name: cells for name, *cells in lines}

@@ -42,7 +42,7 @@ IMAGE_COUNT = 128
 
 
 def write_images(folder: Path) -> None:
-    """Some of the built-in digits as PNG files with captions."""
+    """Write some of the built-in digits as PNG files with captions."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
@@ -56,7 +56,7 @@ def write_images(folder: Path) -> None:
 
 
 def config(family: str) -> dict[str, object]:
-    """A run of two phases on a built-in dataset."""
+    """Return a run of two phases on a built-in dataset."""
     held_out = {"data": {"source": DATA.get(family), "holdout": 0.2}}
     return {
         **{"run": "r", "family": family, "base": "nano"},

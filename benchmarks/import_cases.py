@@ -33,7 +33,7 @@ from ruamel.yaml import YAML
 from zerotrain.errors import PipelineError
 from zerotrain.importers.command import without_comments
 from zerotrain.importers.command_line import import_command
-from zerotrain.importers.imported_config import ImportedConfig, ImportProblems
+from zerotrain.importers.imported_config import ImportedConfig, ImportProblemsError
 from zerotrain.importers.reading import ImportOptions, import_file
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ class Case:
     """Configuration files that it names, by the names that it uses."""
 
     def facts(self) -> dict[str, Any]:
-        """The case as JSON."""
+        """Return the case as JSON."""
         found = {"config": self.config, "commands": self.commands, "files": dict(self.files)}
         return {name: value for name, value in found.items() if value}
 
@@ -87,7 +87,7 @@ class Outcome:
     """Why it is not imported; empty where it is."""
 
     def golden(self) -> dict[str, Any]:
-        """The outcome as JSON: our values, or the causes."""
+        """Return the outcome as JSON: our values, or the causes."""
         if self.imported is None:
             return {"causes": self.causes}
         reported = [n for n in self.imported.notes if n.outcome in ("changed", "left out")]
@@ -103,14 +103,14 @@ def run(case: Case) -> Outcome:
     """Import a case."""
     try:
         return Outcome(case.read(), [])
-    except ImportProblems as error:
+    except ImportProblemsError as error:
         return Outcome(None, [_cause(problem) for problem in error.problems])
     except PipelineError as error:
         return Outcome(None, [_cause(error)])
 
 
 def _cause(error: PipelineError) -> str:
-    """The error without the name of the file, which differs between cases."""
+    """Return the error without the name of the file, which differs between cases."""
     return re.sub(r"^[^\s:]+\.(?:json|py|yaml|sh): ", "", error.what)
 
 
@@ -144,7 +144,7 @@ class Repository:
         return self._git("ls-tree", "-r", "--name-only", self.commit).splitlines()
 
     def text(self, name: str) -> str:
-        """The text of a file."""
+        """Return the text of a file."""
         return self._git("show", f"{self.commit}:{name}")
 
     def _git(self, *arguments: str) -> str:
@@ -247,7 +247,7 @@ def find_diffusers(repository: Repository) -> Iterator[Case]:
 
 
 def read_fences(text: str) -> list[str]:
-    """The fenced blocks of a page."""
+    """Return the fenced blocks of a page."""
     blocks: list[str] = []
     inside: list[str] | None = None
     for line in text.splitlines():
@@ -263,7 +263,7 @@ def read_fences(text: str) -> list[str]:
 
 
 def read_commands(text: str, variables: dict[str, str] | None = None) -> list[list[str]]:
-    """The words of each launched command of a shell script, variables replaced, texts as well.
+    """Return the words of a shell script's launched commands, with variables and texts replaced.
 
     Args:
         text: The script.
@@ -335,19 +335,19 @@ PEERS = (
 
 
 def read_facts(peer: Peer) -> list[Case]:
-    """The cases as tests/importing/cases keeps them."""
+    """Read the cases as tests/importing/cases keeps them."""
     found = json.loads((FACTS / peer.file).read_text())
     return [Case(path, **facts) for path, facts in found["cases"].items()]
 
 
 def facts_text(peer: Peer, cases: list[Case]) -> str:
-    """The text of a file of facts."""
+    """Return the text of a file of facts."""
     facts = {case.path: case.facts() for case in cases}
     return as_json({"repository": peer.url, "commit": peer.commit, "cases": facts})
 
 
 def golden_text(outcomes: Mapping[str, Outcome]) -> str:
-    """The text of a golden file."""
+    """Return the text of a golden file."""
     return as_json({path: outcome.golden() for path, outcome in outcomes.items()})
 
 
@@ -363,7 +363,7 @@ def _joined(inside: str) -> str:
 
 
 def table(outcomes: Mapping[str, Outcome]) -> str:
-    """A line for each case, and one for each cause."""
+    """Format a line for each case, and one for each cause."""
     lines = []
     for path, outcome in outcomes.items():
         lines.append(f"{'no ' if outcome.causes else 'yes'}  {path}")
@@ -406,7 +406,7 @@ def main() -> int:
 
 
 def _clone(peer: Peer, cache: Path) -> Path:
-    """A clone at the commit, without the history before it."""
+    """Clone a repository at the commit, without the history before it."""
     folder = cache / peer.variable.lower()
     if not folder.is_dir():
         folder.mkdir(parents=True)

@@ -117,8 +117,10 @@ def make_inputs(folder: Path, channels: Sequence[int], samples: int = SAMPLES) -
 
 
 def measured_phase(preset_name: str, sizes: Any, until: int, **values: Any) -> Any:
-    """A phase under a preset, its launch files fitted to a model's sizes: one process, float32, one
-    sample a step, or what `values` say instead."""
+    """Return a phase under a preset, with its launch files fitted to a model's sizes.
+
+    One process, float32 and one sample a step, unless `values` say otherwise.
+    """
     from zerotrain.config.launch import LaunchConfig
     from zerotrain.launch.derive import with_files
     from zerotrain.launch.preset import read_preset
@@ -196,7 +198,7 @@ class Watch:
         self._note()
 
     def close(self) -> dict[str, int]:
-        """The most of each moment."""
+        """Return the most of each moment."""
         self._note()
         self._done.set()
         self._thread.join()
@@ -218,7 +220,7 @@ def resident() -> int:
 
 
 def increase(most: dict[str, int]) -> int:
-    """The most memory at any moment above that of the idle process."""
+    """Return the most memory at any moment above that of the idle process."""
     return max(most.values()) - most["idle"]
 
 
@@ -240,7 +242,7 @@ def watch_training(inputs: Path, launch: Path, progress: Path, modules: Path) ->
 
     What it imports is written to the file `modules`; if that is there, it is imported before.
     """
-    from zerotrain.training import opening, rank
+    from zerotrain.training import rank, setup
     from zerotrain.training.checkpointing import saving
     from zerotrain.training.engines.engine import Engine
 
@@ -250,9 +252,9 @@ def watch_training(inputs: Path, launch: Path, progress: Path, modules: Path) ->
     time.sleep(0.05)
     watch.enter("load")
 
-    plain = opening.open_engine
+    plain = setup.build_engine
 
-    def open_engine(*words: Any, **named: Any) -> Engine:
+    def build_engine(*words: Any, **named: Any) -> Engine:
         watch.enter("build")
         opened = plain(*words, **named)
         watch.enter("forward")
@@ -260,7 +262,7 @@ def watch_training(inputs: Path, launch: Path, progress: Path, modules: Path) ->
         watched(watch, opened, "step", "step", after="forward")
         return opened
 
-    vars(opening)["open_engine"] = open_engine
+    vars(setup)["build_engine"] = build_engine
     watched(watch, saving.Saving, "begin", "save", after="forward")
     rank.run(launch, inputs / "base", inputs / "cache", progress)
     found = watch.close()
@@ -316,7 +318,7 @@ def trace(inputs: Path, precision: str) -> int:
 
 
 def child(*words: object, **environment: str) -> subprocess.Popen[str]:
-    """This file's own sub-command in a process of its own."""
+    """Start this file's sub-command in a process of its own."""
     return subprocess.Popen(
         [sys.executable, __file__, "--child", *map(str, words)],
         env=os.environ | environment,
@@ -327,7 +329,7 @@ def child(*words: object, **environment: str) -> subprocess.Popen[str]:
 
 
 def last_line(process: subprocess.Popen[str]) -> Any:
-    """What a child says last, once it has ended."""
+    """Return the last line of a child's output, once it has ended."""
     said = process.communicate()[0]
     if process.returncode:
         sys.exit(said[-6000:])
@@ -356,7 +358,7 @@ def measure(place: Path, inputs: Path, case: str, modules: Path) -> dict[str, in
 
 
 def predict(launch: Path, inputs: Path, activations: int) -> dict[str, int]:
-    """What the planner says of a case at each moment."""
+    """Return the planner's prediction of a case at each moment."""
     from zerotrain.launch.planner.inputs import ParameterSizes, PlannedLaunch
     from zerotrain.launch.planner.memory_parts import memory_parts
     from zerotrain.launch.run_yaml import read_run_yaml

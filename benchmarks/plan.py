@@ -41,7 +41,7 @@ VARIANTS = 1000
 
 
 def run(resolution: int, deepspeed: dict[str, Any]) -> dict[str, Any]:
-    """The run of the guide."""
+    """Return the run of the guide."""
     launch = {"preset": "zero2_offload", "mixed_precision": "bf16", "deepspeed": deepspeed}
     train = {"resolution": resolution, "global_batch_size": 8, "gradient_checkpointing": True}
     return {
@@ -71,7 +71,7 @@ def headline(resolution: int) -> dict[str, float]:
 
 
 def command_seconds(store: str) -> float:
-    """The whole command, imports and all, with traces in a folder."""
+    """Time the whole command, imports and all, with traces in a folder."""
     command = [
         *(sys.executable, "-m", "zerotrain", "plan", "--base", SDXL, "--batch-size", "8"),
         *("--device-memory", "24 GiB", "--gradient-checkpointing"),
@@ -83,7 +83,7 @@ def command_seconds(store: str) -> float:
 
 
 def render_seconds() -> float:
-    """Configurations to launch files on the disk, each its own."""
+    """Time the rendering of configurations to launch files on the disk, each different."""
     preset = read_preset(Path("config/launch/zero2_offload.yaml"))
     sizes = model_sizes({"a.weight": [4000, 4000], "a.bias": [4000]})
     raw = run(1024, {})

@@ -28,17 +28,17 @@ CASES = {"small": (8, 8), "large": (16, 32)}
 
 
 def measure(folder: Path, case: str, steps: int, rounds: int) -> dict[str, Any]:
-    """The figures of one case."""
+    """Measure the figures of one case."""
     import torch
 
     from zerotrain.cache import read_cache
     from zerotrain.models.families.sdxl import FAMILY
     from zerotrain.training.batches import Batches
-    from zerotrain.training.clock import Clock
     from zerotrain.training.loop import _accumulate
-    from zerotrain.training.opening import open_engine
     from zerotrain.training.read_ahead import ReadAhead
     from zerotrain.training.reporting.log import Log
+    from zerotrain.training.setup import build_engine
+    from zerotrain.training.step_counter import StepCounter
 
     memory.SIDE, batch = CASES[case]
     make_inputs(folder, SIZES["tiny"], samples=64)
@@ -48,21 +48,21 @@ def measure(folder: Path, case: str, steps: int, rounds: int) -> dict[str, Any]:
     )  # fmt: skip
     publish_launch(folder / "launch", phase)
     model = FAMILY.load_model(folder / "base")
-    engine = open_engine(model, phase, folder / "launch", exact=True)
+    engine = build_engine(model, phase, folder / "launch", exact=True)
     objective = FAMILY.objective(folder / "base")
     alone: Any = Batches(read_cache(folder / "cache", verify=False), phase)
     log = Log()
     found: dict[str, list[float]] = {"alone": [], "ahead": []}
     with ReadAhead(alone, batch) as ahead:
-        clocks = {name: Clock(0, 0, 10**6) for name in found}
+        counters = {name: StepCounter(0, 0, 10**6) for name in found}
         for number in range(rounds + 2):
             for name in ("alone", "ahead") if number % 2 else ("ahead", "alone"):
-                clock, batches = clocks[name], {"alone": alone, "ahead": ahead}[name]
+                counter, batches = counters[name], {"alone": alone, "ahead": ahead}[name]
                 began = time.perf_counter()
                 for _ in range(steps):
-                    _accumulate(engine, objective, batches, phase, clock, log)
+                    _accumulate(engine, objective, batches, phase, counter, log)
                     engine.step(1e-6)
-                    clock.step, clock.samples = clock.step + 1, clock.samples + batch
+                    counter.step, counter.samples = counter.step + 1, counter.samples + batch
                 if number > 1:
                     found[name].append((time.perf_counter() - began) / steps)
     seconds = []

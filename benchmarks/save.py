@@ -53,7 +53,7 @@ class Memory:
             self.most = max(self.most, rss_anon())
 
     def close(self) -> int:
-        """The most, in bytes."""
+        """Stop, and return the most bytes."""
         self._done.set()
         self._thread.join()
         return max(self.most, rss_anon())
@@ -73,19 +73,19 @@ def measure(case: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
     from zerotrain.training import ranks
     from zerotrain.training.checkpointing.progress_folder import saved_steps
     from zerotrain.training.checkpointing.saving import Saving
-    from zerotrain.training.clock import Clock
-    from zerotrain.training.opening import open_engine
     from zerotrain.training.reporting.log import Log
+    from zerotrain.training.setup import build_engine
+    from zerotrain.training.step_counter import StepCounter
 
     torch.manual_seed(0)
     width, layers = arguments.width, arguments.layers
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
     phase = write_launch(folder, case, model)
-    engine = open_engine(model, phase, folder, exact=True)
+    engine = build_engine(model, phase, folder, exact=True)
     batch = torch.randn(arguments.batch, width, device=engine.device)
     saving = Saving(engine, phase, Log(), folder / "progress")
     (folder / "progress").mkdir()
-    clock = Clock(0, 0, phase.derived.until_step)
+    counter = StepCounter(0, 0, phase.derived.until_step)
     passes: list[float] = []
 
     def step() -> None:
@@ -93,16 +93,16 @@ def measure(case: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
         with engine.micro_batch(last=True):
             engine.backward(engine.model(batch).square().mean())
         passes.append(time.monotonic() - began)
-        _, (writing,) = ranks.settle(0.0, [saving.writing()], engine.device)
-        saving.settle(writing)
+        _, (writing,) = ranks.reduce_loss_and_flags(0.0, [saving.is_writing()], engine.device)
+        saving.wait_or_stage_tensors(writing)
         engine.step(1e-9)
-        clock.step += 1
+        counter.step += 1
 
     def window(how: str) -> tuple[float, float, int]:
         """Seconds of a window, those for which the loop stood still, and the most memory."""
         memory, held, began = Memory(), saving.seconds, time.monotonic()
         if how != "without":
-            saving.begin(clock, wait=how == "at once")
+            saving.begin(counter, wait=how == "at once")
         for _ in range(arguments.steps):
             step()
         saving.finish()
@@ -153,7 +153,7 @@ def write_launch(folder: Path, case: str, model: Any) -> Any:
 
 @contextlib.contextmanager
 def own_folder(place: Path | None) -> Iterator[Path]:
-    """A folder that is removed at the end."""
+    """Yield a folder that is removed at the end."""
     with tempfile.TemporaryDirectory(dir=place) as name:
         yield Path(name)
 

@@ -97,7 +97,7 @@ class Loop:
                 yield {name: tensor[part] for name, tensor in self.data.items()}
 
     def loss(self, model: Any, batch: dict[str, Any]) -> Any:
-        """The mean squared error of the predicted noise at random timesteps."""
+        """Return the mean squared error of the predicted noise at random timesteps."""
         import torch
 
         latents = batch["latents"]
@@ -138,7 +138,7 @@ def bare(inputs: Path, launch: Path) -> Iterator[None]:
 
 
 def example(inputs: Path, launch: Path) -> Iterator[None]:
-    """What diffusers' example does at each step, without its validation and averages."""
+    """Train as diffusers' example does, without its validation and averages."""
     from accelerate import Accelerator
     from diffusers.optimization import get_scheduler
     from torch.utils.data import DataLoader
@@ -252,7 +252,7 @@ def take_turns(place: Path, preset: str, size: str, rounds: int) -> dict[str, li
 
 
 def middle(values: list[float]) -> tuple[float, list[float]]:
-    """The median, and the order statistics that enclose the true one with 95 %."""
+    """Return the median, and the order statistics that enclose the true one with 95 %."""
     ordered, count = sorted(values), len(values)
     reach = 1.96 * math.sqrt(count) / 2
     low, high = max(0, math.floor(count / 2 - reach)), min(count - 1, math.ceil(count / 2 + reach))

@@ -39,7 +39,7 @@ JOB = re.compile(r"^rule (\w+):.*?^    resources: ([^\n]*)", re.MULTILINE | re.D
 
 
 def make_runs(folder: Path) -> None:
-    """A copy of the project with the sweep's configurations."""
+    """Make a copy of the project with the sweep's configurations."""
     for name in COPIED:
         source = Path(name)
         copy = shutil.copytree if source.is_dir() else shutil.copy2

@@ -40,7 +40,7 @@ dependencies:
 
 
 def pins(constraints: str) -> list[str]:
-    """The lines of constraints.txt that pin a version."""
+    """Return the lines of constraints.txt that pin a version."""
     return [line for line in constraints.splitlines() if line and not line.startswith("#")]
 
 
@@ -69,7 +69,7 @@ def installed() -> list[str]:
 
 
 def conda(constraints: str) -> str:
-    """The conda environment file with the pins of constraints.txt."""
+    """Return the conda environment file with the pins of constraints.txt."""
     return CONDA_HEAD + "".join(f"      - {pin}\n" for pin in pins(constraints))
 
 

@@ -243,13 +243,13 @@ def compile_bytecode() -> None:
 
 
 def pins() -> dict[str, str]:
-    """The pinned version of each package by its name."""
+    """Return the pinned version of each package by its name."""
     lines = CONSTRAINTS.read_text().splitlines()
     return dict(line.split("==", 1) for line in lines if "==" in line and line[0] != "#")
 
 
 def pip_settings() -> dict[str, str]:
-    """What pip's files and variables set, by option; a variable overrides a file."""
+    """Return the settings of pip's files and variables by option; a variable overrides a file."""
     command = [str(BIN), "-m", "pip", "config", "list"]
     found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     settings = {}

@@ -27,10 +27,6 @@ rule build_base:
         code=PARAMETERS.code("build_base"),
         config_file=PARAMETERS.config_file,
         with_dataset=option("--dataset", "dataset"),
-<<<<<<< HEAD
-        **PARAMETERS.settings("build_base"),
-=======
->>>>>>> w-stages
     shell:
         """
         zerotrain --log {log:q} build_base \

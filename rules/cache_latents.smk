@@ -27,10 +27,6 @@ rule cache_latents:
         **PARAMETERS.settings("cache_latents"),
         code=PARAMETERS.code("cache_latents"),
         config_file=PARAMETERS.config_file,
-<<<<<<< HEAD
-        **PARAMETERS.settings("cache_latents"),
-=======
->>>>>>> w-stages
     shell:
         """
         zerotrain --log {log:q} cache_latents \

@@ -31,10 +31,6 @@ rule evaluate:
         **PARAMETERS.settings("evaluate"),
         code=PARAMETERS.code("evaluate"),
         config_file=PARAMETERS.config_file,
-<<<<<<< HEAD
-        **PARAMETERS.settings("evaluate"),
-=======
->>>>>>> w-stages
     shell:
         """
         zerotrain --log {log:q} evaluate \

@@ -25,10 +25,6 @@ rule export_weights:
         **PARAMETERS.settings("export_weights"),
         code=PARAMETERS.code("export_weights"),
         config_file=PARAMETERS.config_file,
-<<<<<<< HEAD
-        **PARAMETERS.settings("export_weights"),
-=======
->>>>>>> w-stages
     shell:
         """
         zerotrain --log {log:q} export_weights \

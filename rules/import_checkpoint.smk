@@ -25,10 +25,6 @@ rule import_checkpoint:
         **PARAMETERS.settings("import_checkpoint"),
         code=PARAMETERS.code("import_checkpoint"),
         config_file=PARAMETERS.config_file,
-<<<<<<< HEAD
-        **PARAMETERS.settings("import_checkpoint"),
-=======
->>>>>>> w-stages
     shell:
         """
         zerotrain --log {log:q} import_checkpoint \

@@ -29,10 +29,6 @@ rule render_launch:
         **PARAMETERS.settings("render_launch"),
         code=PARAMETERS.code("render_launch"),
         config_file=PARAMETERS.config_file,
-<<<<<<< HEAD
-        **PARAMETERS.settings("render_launch"),
-=======
->>>>>>> w-stages
         with_base=option("--base", "base"),
         with_cache=option("--cache", "cache"),
         with_start=option("--start", "start"),

@@ -26,7 +26,6 @@ rule report:
         **PARAMETERS.settings("report"),
         code=PARAMETERS.code("report"),
         config_file=PARAMETERS.config_file,
-        **PARAMETERS.settings("report"),
         folders=INPUTS.of_phases(),
     shell:
         """

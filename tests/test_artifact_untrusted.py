@@ -19,7 +19,7 @@ from zerotrain.cache.layout import listed_shards
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.conversion import convert
 from zerotrain.pipeline.dvc.storage import check_listed_names
-from zerotrain.pipeline.lineage.index import Unreadable, load
+from zerotrain.pipeline.lineage.index import UnreadableError, load
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.external.accelerate import find_weights
 from zerotrain.state.external.ranks import find_tag_folder
@@ -79,7 +79,7 @@ def test_a_name_that_leaves_the_folder_is_refused(folder: Path, name: str) -> No
     said = f"files: the name {name!a} {HOSTILE[name]}"
     for verify in (True, False):
         assert refusal(folder, verify=verify) == f"{folder / MANIFEST}: {said}"
-    with pytest.raises(Unreadable, match="files: the name"):
+    with pytest.raises(UnreadableError, match="files: the name"):
         load(folder)
 
 
@@ -132,7 +132,7 @@ def test_a_manifest_of_wrong_types_is_one_sentence(
     """Well-formed JSON of another shape is a user error in every reader, never a traceback."""
     change(folder, **parts)
     assert refusal(folder) == f"{folder / MANIFEST}: {said}"
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(UnreadableError) as caught:
         load(folder)
     assert str(caught.value) == said
 

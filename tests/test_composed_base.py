@@ -54,15 +54,7 @@ def some_of(model: Path, folder: Path, *parts: str) -> Path:
 
 def build(base: str, output: Path, **changes: object) -> artifact.Artifact:
     """Build a base and read it back, verified."""
-<<<<<<< HEAD
     raw = make_run(family="qwen_image", base=base) | changes
-=======
-    raw = {
-        **{"run": "r", "family": "qwen_image", "base": base, "data": {"images": "photos"}},
-        "phases": [{"name": "only", "until": 1}],
-        **changes,
-    }
->>>>>>> w-stages
     build_base(BuildSettings.of(parse_config(raw, "test.yaml")), None, output)
     return artifact.read(output, "base")
 

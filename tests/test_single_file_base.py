@@ -42,14 +42,7 @@ def copied(exported: Path, tmp_path: Path) -> Path:
 
 def build(file: Path, out: Path, **changes: Any) -> artifact.Artifact:
     """The base that the stage makes of the file."""
-<<<<<<< HEAD
     raw = make_run(base=str(file), data={"source": "digits"}) | changes
-=======
-    raw = {
-        "run": "r", "base": str(file), "data": {"source": "digits"},
-        "phases": [{"name": "one", "until": 1}], **changes,
-    }  # fmt: skip
->>>>>>> w-stages
     build_stage(BuildSettings.of(parse_config(raw, "test")), None, out)
     return artifact.read(out, "base")
 

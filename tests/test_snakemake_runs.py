@@ -14,11 +14,11 @@ import pytest
 
 from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.snakemake_runs import LOCKS, RUNS, Run
-from zerotrain.training.process.holder import Holder, this_process
+from zerotrain.training.process.lock_owner import LockOwner, this_process
 
-GONE = Holder(socket.gethostname(), 2**22 + 1, 1.0, "")
+GONE = LockOwner(socket.gethostname(), 2**22 + 1, 1.0, "")
 """A process that has ended: no pid is so high."""
-AWAY = Holder("other-host", 1, 1.0, "")
+AWAY = LockOwner("other-host", 1, 1.0, "")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (LOCKS / "0.output.lock").write_text("b\n")
 
 
-def record(process: Holder, *, local: bool = True, supervisor: int = 0) -> Path:
+def record(process: LockOwner, *, local: bool = True, supervisor: int = 0) -> Path:
     """The record of a Snakemake."""
     run = Run(RUNS / f"{process.host}-{process.pid}.json", process, local, supervisor)
     run.write()

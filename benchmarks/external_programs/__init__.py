@@ -51,7 +51,7 @@ class Program:
 
 
 def all_programs() -> list[Program]:
-    """The programs of all modules, in the table's order."""
+    """Return the programs of all modules, in the table's order."""
     return [
         program
         for module in MODULES

@@ -80,7 +80,7 @@ PROGRAMS = [
 
 
 def parameters_of(model: torch.nn.Module, options: Any) -> Any:
-    """The parameters in the groups that the options name."""
+    """Return the parameters in the groups that the options name."""
     named = list(model.named_parameters())
     kind = options.get("groups")
     if kind == "attention":

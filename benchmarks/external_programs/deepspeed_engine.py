@@ -143,7 +143,7 @@ def record(job: Job, step: int, engine: Any, model: torch.nn.Module) -> None:
 
 
 def convert(source: Path, target: Path) -> None:
-    """What `ds_to_universal.py --inject_missing_state` does."""
+    """Convert as `ds_to_universal.py --inject_missing_state` does."""
     from deepspeed.checkpoint import ds_to_universal
 
     ds_to_universal.main(

@@ -46,17 +46,17 @@ class Job:
         self._held: dict[str, Any] = {}
 
     def load_model(self) -> torch.nn.Module:
-        """The untrained model, in train mode."""
+        """Load the untrained model, in train mode."""
         model: torch.nn.Module = self._family.load_model(self.base)
         return model.train()
 
     def batch(self, step: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """This process's part of the samples of a step, counted from 0."""
+        """Return this process's part of the samples of a step, counted from 0."""
         part = BATCH // self.world
         return self._batches.batch(step * BATCH + self.rank * part, part, torch.device(device))
 
     def loss(self, model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The mean loss over a batch."""
+        """Return the mean loss over a batch."""
         loss: torch.Tensor = self._objective.loss(model, batch).mean()
         return loss
 

@@ -31,7 +31,7 @@ def make_phase(preset: str = "torch", **changes: Any) -> ResolvedPhase:
     chosen = read_preset(PRESETS / f"{preset}.yaml")
     sizes = model_sizes({"a.weight": [10, 10]})
     resolved = resolve_phase(LaunchSettings.of(parse_config(raw, "c"), "plain"), chosen, 100, sizes)
-    return resolved.changed(**changes)
+    return resolved.with_values(**changes)
 
 
 def make_tiny_phase(name: str, preset: str, until: int, **values: Any) -> ResolvedPhase:
@@ -53,7 +53,7 @@ def make_tiny_phase(name: str, preset: str, until: int, **values: Any) -> Resolv
 
 def make_swapped_phase(disk: Path, precision: Any = "bf16") -> ResolvedPhase:
     """A phase of the preset that offloads to this disk."""
-    phase = make_tiny_phase("swapped", "zero3_nvme", 8, offload_path=str(disk)).changed(
+    phase = make_tiny_phase("swapped", "zero3_nvme", 8, offload_path=str(disk)).with_values(
         mixed_precision=precision, lr_scheduler="constant", lr_warmup_steps=0, lr_scheduler_steps=8,
         epoch_size=8, objective={}, caption_dropout_probability=0.0, save_every=8, keep=1,
     )  # fmt: skip

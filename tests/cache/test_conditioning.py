@@ -24,7 +24,6 @@ from zerotrain.config.training import TrainConfig
 from zerotrain.data.crop import crop_and_resize, to_pixels
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.conditioning import CONDITIONING, REDUX, Conditioning
-from zerotrain.stages import CacheSettings
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset

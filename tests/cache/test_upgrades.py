@@ -121,7 +121,7 @@ def test_a_kill_while_encoding_again_keeps_what_is_new_and_nothing_that_is_old(
 ):
     """The old shards are compared again, and not mixed with the new ones."""
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", 256)
@@ -131,12 +131,12 @@ def test_a_kill_while_encoding_again_keeps_what_is_new_and_nothing_that_is_old(
 
     def stopping(pixels: torch.Tensor) -> torch.Tensor:
         if len(family.image_batches) == 20 + 8 + 12:
-            raise Stop
+            raise StopError
         return FakeFamily.encode_images(family, pixels)
 
     with monkeypatch.context() as patch:
         patch.setattr(family, "encode_images", stopping)
-        with pytest.raises(Stop):
+        with pytest.raises(StopError):
             run.cache()
     lines(capsys)
     resumed = contents(run.cache())
@@ -151,18 +151,18 @@ def test_what_waits_of_a_killed_run_is_compared_too(
 ):
     """A killed encoding, an upgrade: its shards are kept where their numbers are those of now."""
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stopping(pixels: torch.Tensor) -> torch.Tensor:
         if len(family.image_batches) == 12:
-            raise Stop
+            raise StopError
         return FakeFamily.encode_images(family, pixels)
 
     monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", 256)
     with monkeypatch.context() as patch:
         patch.setattr(family, "encode_images", stopping)
-        with pytest.raises(Stop):
+        with pytest.raises(StopError):
             run.cache()
     upgrade()
     family.scale = scale

@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from zerotrain import artifact
 from zerotrain.config.families import FAMILIES
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.architecture import shipped
+from zerotrain.launch.planner.architecture import read_shipped
 from zerotrain.models.families.layouts import LAYOUTS
 from zerotrain.models.single_file_base import PARTS
 from zerotrain.pipeline.checks import base, read_checked_runs
@@ -64,7 +64,7 @@ def write_base(family: str, *, without: tuple[str, ...] = (), extra: tuple[str, 
         without: Parts that have no folder.
         extra: Parts that the family does not know, whose folders have no config.json.
     """
-    folder, known = Path(family), shipped(family)[0].parts
+    folder, known = Path(family), read_shipped(family)[0].parts
     index: dict[str, object] = {"_class_name": "X"}
     for part in (*LAYOUTS[family].parts, *extra):
         loaded = known.get(part)

@@ -303,9 +303,9 @@ def test_a_phase_that_no_node_holds_is_a_problem(
         monkeypatch.setattr(
             phases, "machine_memory", lambda *_, needed=needed, **__: {"train_phase": needed}
         )
-        found = [one for one in phases.of_phases(run, partition) if "memory" in one.said]
+        found = [one for one in phases.of_phases(run, partition) if "memory" in one.text]
         assert [one.level for one in found] == [level] * len(run.phases)
-        assert "has 498.0 GiB" in found[0].said or "nodes of 498.0 GiB" in found[0].said
+        assert "has 498.0 GiB" in found[0].text or "nodes of 498.0 GiB" in found[0].text
 
 
 def test_a_login_nodes_cores_are_no_number_to_rely_on(
@@ -349,7 +349,7 @@ def test_what_stops_a_training_on_a_node_is_a_problem(alps: Cluster) -> None:
         "accelerator": "cpu", "unused": "",
     }  # fmt: skip
     trial = Trial(["srun", "python"], told, skew_seconds=-7.25)
-    found = {one.said: one.level for one in of_trial(trial, partition)}
+    found = {one.text: one.level for one in of_trial(trial, partition)}
     assert found.pop("its clock is 7.2 s behind this one: Snakemake takes files for older than "
                      "they are") == "problem"  # fmt: skip
     assert found.pop("the node does not see a file that was written here") == "problem"
@@ -359,7 +359,7 @@ def test_what_stops_a_training_on_a_node_is_a_problem(alps: Cluster) -> None:
     away = Trial(["srun", "python"], failure="slurmstepd: error: execve(): /x/python: No such file")
     (only,) = of_trial(away, partition)
     assert only.level == "problem"
-    assert "execve(): /x/python" in only.said
+    assert "execve(): /x/python" in only.text
 
 
 REFUSED = "srun: error: Unable to allocate resources: "
@@ -382,8 +382,8 @@ def test_only_full_nodes_are_worth_a_wait(alps: Cluster, said: str, level: str) 
     """What srun of Slurm 22.05 says; a job that is refused will never run."""
     (only,) = of_trial(Trial(["srun"], failure=f"{REFUSED}{said}"), alps.partitions[0])
     assert only.level == level
-    assert said in only.said
-    assert "Python" not in only.said
+    assert said in only.text
+    assert "Python" not in only.text
 
 
 def test_srun_itself_refuses_and_lets_wait(
@@ -395,7 +395,7 @@ def test_srun_itself_refuses_and_lets_wait(
 
     def tried(partition: Partition) -> str:
         (only,) = of_trial(try_job(partition, tmp_path, None, 1.0), partition)
-        return f"{only.level} {only.said}"
+        return f"{only.level} {only.text}"
 
     invalid = f"problem Slurm refuses a trial job: {REFUSED}Invalid partition name specified"
     assert tried(replace(cpu, name="nowhere")) == invalid

@@ -19,8 +19,8 @@ from zerotrain.machine import slurm_job as job
 from zerotrain.machine.ports import port_of_job
 from zerotrain.machine.slurm_job import Job, address_of_first, ask, runs, this_job
 from zerotrain.training.process import lock, machines
-from zerotrain.training.process.holder import Holder
 from zerotrain.training.process.lock import take
+from zerotrain.training.process.lock_owner import LockOwner
 
 LINE = (
     "JobId=71 JobName=a b UserId=me(1) Priority=1 JobState={state} Reason=None Requeue=1 "
@@ -123,9 +123,9 @@ def test_that_slurm_does_not_know_a_job_counts_for_ones_own_alone(
 
 
 def held_on_another_machine(progress: Path, **changes: object) -> None:
-    """A lock whose holder is a job on another machine."""
+    """A lock whose owner is a job on another machine."""
     values = {"host": "n9", "pid": 1, "started": 0.0, "job": "71", "cluster": "alps", **changes}
-    (progress / lock.LOCK).write_text(json.dumps(asdict(Holder(**values))))  # type: ignore[arg-type]
+    (progress / lock.LOCK).write_text(json.dumps(asdict(LockOwner(**values))))  # type: ignore[arg-type]
 
 
 def test_the_lock_of_a_job_that_ended_is_taken_over(tmp_path: Path, slurm: Slurm) -> None:

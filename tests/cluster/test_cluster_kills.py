@@ -163,7 +163,7 @@ def test_kills_change_no_bit(project: Project, events: tuple[Any, ...]) -> None:
 
 @pytest.mark.soak
 def test_of_two_snakemakes_one_trains(project: Project) -> None:
-    """Both have planned and submitted before a training begins. The second job names the holder and
+    """Both have planned and submitted before a training begins. The second job names the owner and
     ends, and its Snakemake fails. Where that sees the failure only after the first job's end, it
     takes away what the job was to make, as Snakemake does: the next one publishes it again from
     progress, and no step is trained twice."""

@@ -284,14 +284,7 @@ def test_impossible_values_are_refused(changes: dict[str, Any], message: str) ->
 def test_a_lora_of_layers_one_by_one_is_what_it_was_before_the_key() -> None:
     """fused_layers stands in run.yaml and in digests only where it is on."""
     found = [
-<<<<<<< HEAD
         make_config(family="flux", base="x", data={"images": "x"}, lora=lora).adapter_values()
-=======
-        parse_config(
-            {"run": "r", "family": "flux", "base": "x", "data": {"images": "x"},
-             "lora": lora, "phases": [{"name": "p", "until": 1}]}, "c",
-        ).adapter_values()
->>>>>>> w-stages
         for lora in ({"fused_layers": False}, {"fused_layers": True})
     ]  # fmt: skip
     assert found[1] == {**found[0], "fused_layers": True}

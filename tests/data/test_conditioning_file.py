@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from zerotrain.data.conditioning_file import check_opaque, read_conditioning_images
-from zerotrain.data.source import BadImage
+from zerotrain.data.source import BadImageError
 from zerotrain.errors import PipelineError
 
 
@@ -39,7 +39,7 @@ def encoded(mode: str, colour: object, **options: object) -> bytes:
 )
 def test_one_pixel_that_is_not_opaque_is_refused(data: bytes, transparent: bool) -> None:
     """In each form that a PNG has for it."""
-    with pytest.raises(BadImage) if transparent else nullcontext():
+    with pytest.raises(BadImageError) if transparent else nullcontext():
         check_opaque(data)
 
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from zerotrain.data.decode import decode
-from zerotrain.data.source import BadImage
+from zerotrain.data.source import BadImageError
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
@@ -74,7 +74,7 @@ def test_other_modes_become_rgb(mode):
     ],
 )
 def test_broken_files_say_why(data, reason):
-    with pytest.raises(BadImage) as caught:
+    with pytest.raises(BadImageError) as caught:
         decode(data)
     assert str(caught.value).startswith(reason)
 
@@ -85,5 +85,7 @@ def test_a_decompression_bomb_is_refused_before_it_fills_memory(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)
     assert decode(data).size == (40, 30)  # above Pillow's limit it would only warn
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)
-    with pytest.raises(BadImage, match="more than 1,000 pixels, a possible decompression bomb"):
+    with pytest.raises(
+        BadImageError, match="more than 1,000 pixels, a possible decompression bomb"
+    ):
         decode(data)

@@ -15,7 +15,7 @@ from zerotrain.data.decode import FORMATS, decode
 from zerotrain.data.hub_text import hub_rows
 from zerotrain.data.listing import EXTENSIONS
 from zerotrain.data.open import open_source
-from zerotrain.data.source import BadImage
+from zerotrain.data.source import BadImageError
 from zerotrain.errors import PipelineError
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("data", [EPS, BINARY_EPS], ids=["text", "binary"])
 def test_postscript_is_not_run(data: bytes, interpreted: list[str]) -> None:
     """PostScript under another name is a program: it is named and not handed to Ghostscript."""
-    with pytest.raises(BadImage) as caught:
+    with pytest.raises(BadImageError) as caught:
         decode(data)
     assert interpreted == []
     assert str(caught.value) == f"of the format EPS, which is not opened; images are {READ}"
@@ -90,7 +90,7 @@ def test_other_known_formats_are_named(tmp_path: Path) -> None:
     """A format that Pillow knows and the documentation does not is named, none is opened."""
     stream = io.BytesIO()
     Image.new("RGB", (2, 2)).save(stream, "PCX")
-    with pytest.raises(BadImage, match="of the format PCX, which is not opened"):
+    with pytest.raises(BadImageError, match="of the format PCX, which is not opened"):
         decode(stream.getvalue())
 
 

@@ -131,7 +131,6 @@ def without_head(kind: str, folder: Path, **changes: Any) -> Any:
 
 
 def build_linked(kind: str, model: Path, base: Path) -> Path:
-<<<<<<< HEAD
     build_base(
         BuildSettings.of(
             make_config(family=family_of(kind).name, base=str(model), data={"source": "sums"})
@@ -139,13 +138,6 @@ def build_linked(kind: str, model: Path, base: Path) -> Path:
         None,
         base,
     )
-=======
-    config = {
-        "run": "r", "family": family_of(kind).name, "base": str(model), "data": {"source": "sums"},
-        "phases": [{"name": "one", "until": 1}],
-    }  # fmt: skip
-    build_base(BuildSettings.of(parse_config(config, "test")), None, base)
->>>>>>> w-stages
     return base
 
 

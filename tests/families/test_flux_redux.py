@@ -203,17 +203,10 @@ def test_exported_weights_load_in_diffusers_and_sample(redux, tmp_path):
         draft.content = {"family": "flux", "base": "nano", "commit": None, "parts": {}}
     export.settings = {"family": "flux", "lora": {"rank": 4, "target_modules": ["to_q"]}}
     config = export.config("fp32")
-<<<<<<< HEAD
     export.save(make_trained("flux", export.base, config.adapter_values()))
     chosen = ExportSettings.of(config)
     export_weights(chosen, export.checkpoint, export.base, export.weights, export.state)
     image, folder = make_pictures(16, 1)[0], export.weights
-=======
-    export.save(trained("flux", export.base, config.adapter_values()))
-    settings = ExportSettings.of(config)
-    export_weights(settings, export.checkpoint, export.base, export.weights, export.state)
-    image, folder = pictures(16, 1)[0], export.weights
->>>>>>> w-stages
     pipeline = DiffusionPipeline.from_pretrained(folder)
     pipeline.load_lora_weights(folder)
     embeds = embeds_of(folder, image)

@@ -62,11 +62,7 @@ def write(folder: Path, form: str, plain: Any, header: Any = None, **config: Any
 
 def imported(path: Path, base: Path, state: Path, **lora: Any) -> State:
     """The state of the checkpoint, under a run with this LoRA."""
-<<<<<<< HEAD
     config = parse_config({**IMPORTING_RUN, "lora": {**LORA, **lora}}, "c")
-=======
-    config = parse_config({**RUN, "lora": {**LORA, **lora}}, "c")
->>>>>>> w-stages
     import_checkpoint(ImportSettings.of(config), path, base, state)
     return State(state)
 

@@ -58,11 +58,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
             publish_nano(family, export.base, side=SIDE, steps=2, pipeline=pipeline)
             export.settings = {"family": family, "train": {"resolution": SIDE}, **settings}
             config = export.config("fp32")
-<<<<<<< HEAD
             export.save(make_trained(family, export.base, config.adapter_values()))
-=======
-            export.save(trained(family, export.base, config.adapter_values()))
->>>>>>> w-stages
             chosen = ExportSettings.of(config)
             export_weights(chosen, export.checkpoint, export.base, export.weights, export.state)
         return export.weights

@@ -148,14 +148,7 @@ def test_merged_weights_are_those_that_the_library_merges(lora, trained, tmp_pat
 def test_merged_weights_are_the_base_of_another_run(lora, tmp_path):
     """As of DiffSynth-Studio's differential training, which is imported so."""
     convert(lora, "merged", tmp_path / "merged", dtype="bf16")
-<<<<<<< HEAD
     raw = make_run(run="second", base=str(tmp_path / "merged"), data={"images": "-"}, lora={})
-=======
-    raw = {
-        "run": "second", "base": str(tmp_path / "merged"), "data": {"images": "-"}, "lora": {},
-        "phases": [{"name": "train", "until": 1}],
-    }  # fmt: skip
->>>>>>> w-stages
     build_base(BuildSettings.of(parse_config(raw, "test")), None, tmp_path / "base")
     assert artifact.read(tmp_path / "base", "base").content["base"] == raw["base"]
     found = FAMILY.load_model(tmp_path / "base").state_dict()

@@ -98,15 +98,9 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Weights:
             data = {"data": {"source": "sums"}} if text else {"train": {"resolution": SIDE}}
             export.settings = {"family": family, **data, **settings_of(family, kind)}
             config = export.config("fp32")
-<<<<<<< HEAD
             export.save(make_trained(family, export.base, config.adapter_values()))
             chosen = ExportSettings.of(config)
             export_weights(chosen, export.checkpoint, export.base, export.weights, export.state)
-=======
-            export.save(trained(family, export.base, config.adapter_values()))
-            settings = ExportSettings.of(config)
-            export_weights(settings, export.checkpoint, export.base, export.weights, export.state)
->>>>>>> w-stages
         return export.weights
 
     return make

@@ -27,7 +27,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.export.formats import Options, kohya, ldm
 from zerotrain.export.formats.conversion import convert
 from zerotrain.export.formats.mmdit_names import flux_slot, sd3_slots
-from zerotrain.export.formats.modelspec import named
+from zerotrain.export.formats.modelspec import base_name
 from zerotrain.export.formats.opening import open_pipeline
 from zerotrain.export.formats.original import to_original_layout
 from zerotrain.export.formats.tensors import LazyTensor
@@ -197,7 +197,7 @@ def test_the_original_layout_gives_the_same_model(made, tmp_path, name):
 )
 def test_a_header_names_the_base(name, config, expected):
     """As sd-scripts does: of one family by what the transformer has."""
-    assert named(name, config) == expected
+    assert base_name(name, config) == expected
 
 
 @pytest.mark.usefixtures("nano_width")

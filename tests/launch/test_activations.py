@@ -23,7 +23,6 @@ PRESETS = Path(__file__).parents[2] / "config" / "launch"
 
 def resolve(preset: str, launch: dict[str, Any], *, checkpointing: bool = True) -> ResolvedPhase:
     """A phase under this launch."""
-<<<<<<< HEAD
     settings = LaunchSettings.of(
         make_config(
             train={"gradient_checkpointing": checkpointing},
@@ -31,14 +30,6 @@ def resolve(preset: str, launch: dict[str, Any], *, checkpointing: bool = True) 
         ),
         "a",
     )
-=======
-    raw = {
-        "run": "flowers", "base": "nano", "data": {"images": "photos"},
-        "train": {"gradient_checkpointing": checkpointing},
-        "phases": [{"name": "a", "until": 9, "launch": {"preset": preset, **launch}}],
-    }  # fmt: skip
-    settings = LaunchSettings.of(parse_config(raw, "c"), "a")
->>>>>>> w-stages
     return resolve_phase(settings, read_preset(PRESETS / f"{preset}.yaml"), 100, SIZES)
 
 

@@ -14,11 +14,6 @@ from ruamel.yaml import YAML
 from tests.launch.conftest import FAMILIES, ROOT, resolved
 
 from zerotrain.launch.files import SRUN, accelerate_config, write_launch_files
-<<<<<<< HEAD
-=======
-from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import LaunchSettings, resolve_phase
->>>>>>> w-stages
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import write_run_yaml
 
@@ -35,44 +30,6 @@ RENDERED = [
 ]
 """Every preset of two families; of the others those whose rendering their sizes, adapters or text
 can change."""
-<<<<<<< HEAD
-=======
-TEXT = {"data": {"source": "text", "path": "rows.json"}}
-OWN: dict[str, dict[str, Any]] = {
-    "flux": {"lora": {"rank": 16}},
-    "qwen_image": {"lora": {"rank": 32, "target_modules": ["to_q", "img_mod.1"]}},
-    "causal_lm": {**TEXT, "train": {"packing": True, "max_length": 2048}},
-    "seq2seq_lm": {**TEXT, "lora": {"rank": 8, "alpha": 32}},
-}
-"""What a family's run has of its own."""
-EPOCH_SIZE = 906
-"""Half of the scanned digits."""
-
-
-def resolved(
-    preset: str, family: str = "sdxl", *, train: Any = None, **launch: Any
-) -> ResolvedPhase:
-    """A phase of a training under a preset."""
-    nvme = {"offload_path": "/nvme"} if preset == "zero3_nvme" else {}
-    own = OWN.get(family, {})
-    batch = {"global_batch_size": 8, "gradient_accumulation_steps": 2}
-    raw = {
-        "run": "flowers",
-        "family": family,
-        "base": "nano",
-        "data": {"images": "photos"},
-        **own,
-        "train": {**batch, **own.get("train", {}), **(train or {})},
-        "launch": {
-            "preset": preset, "mixed_precision": "bf16", "num_processes": 2,
-            "num_cpu_threads_per_process": 1, **nvme, **launch,
-        },
-        "phases": [{"name": "a", "until": 10}],
-    }  # fmt: skip
-    chosen = read_preset(ROOT / f"config/launch/{preset}.yaml")
-    settings = LaunchSettings.of(parse_config(raw, "c"), "a")
-    return resolve_phase(settings, chosen, EPOCH_SIZE, FAMILIES[family])
->>>>>>> w-stages
 
 
 def write(phase: ResolvedPhase, folder: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from zerotrain.launch.pinned_memory import LIMIT, allocator_settings, cached, rounding
+from zerotrain.launch.pinned_memory import LIMIT, allocator_settings, cached_bytes, rounding
 
 KEY = "pinned_max_cached_size_mb"
 OFFLOADED: Any = SimpleNamespace(
@@ -50,4 +50,4 @@ def test_torch_knows_the_setting() -> None:
 def test_rounding_is_to_powers_of_two_up_to_the_limit() -> None:
     assert rounding([2**20, 2**20 + 1, 0]) == 2**20 - 1
     assert rounding([LIMIT, LIMIT + 1]) == 0
-    assert cached([3 * 2**20, LIMIT + 1]) == 4 * 2**20
+    assert cached_bytes([3 * 2**20, LIMIT + 1]) == 4 * 2**20

@@ -22,7 +22,7 @@ from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import LaunchSettings, resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-from zerotrain.launch.settings import nested
+from zerotrain.launch.settings import nest_keys
 from zerotrain.models.sizes import ModelSizes, model_sizes
 
 PRESETS = Path(__file__).parents[2] / "config" / "launch"
@@ -47,7 +47,7 @@ def sections(table: dict[str, Key], *, tame: bool = False) -> st.SearchStrategy[
     fitting = st.sampled_from(free).flatmap(lambda name: st.tuples(st.just(name), value(name)))
     others = st.tuples(st.sampled_from([*sorted(table), "zero_optimization.no_such_key"]), VALUES)
     pairs = st.lists(fitting if tame else st.one_of(fitting, others), max_size=3)
-    return pairs.map(dict).filter(_is_a_file).map(nested)
+    return pairs.map(dict).filter(_is_a_file).map(nest_keys)
 
 
 def _is_a_file(values: dict[str, Any]) -> bool:

@@ -440,7 +440,7 @@ def test_a_quantized_base_is_part_of_the_numbers_and_of_run_yaml_where_there_is_
     packed = resolve(phase, lora={}, base_model_precision="nf4", base_model_exclude_modules=["x"])
     added = {"base_model_precision": "nf4", "base_model_exclude_modules": ["x"]}
     assert packed.numbers() == plain.numbers() | added
-    names = [{name for name, *_ in one.explained()} for one in (plain, packed)]
+    names = [{name for name, *_ in one.explain()} for one in (plain, packed)]
     assert names[1] - names[0] == added.keys()
     with pytest.raises(PipelineError, match="nf4, but preset zero3 is ZeRO 3, which would keep"):
         resolve(phase, lora={}, base_model_precision="nf4", preset=ZERO3)

@@ -26,7 +26,6 @@ def preset(name: str) -> Preset:
 def resolve(launch: str | dict[str, Any] = "torch", **train: Any) -> ResolvedPhase:
     """A phase with these training values."""
     named = launch if isinstance(launch, str) else launch["preset"]
-<<<<<<< HEAD
     return resolve_phase(
         LaunchSettings.of(
             make_config(phases=[{"name": "a", "until": 100, "launch": launch, **train}]), "a"
@@ -35,13 +34,6 @@ def resolve(launch: str | dict[str, Any] = "torch", **train: Any) -> ResolvedPha
         100,
         SIZES,
     )
-=======
-    raw = {
-        "run": "flowers", "base": "nano", "data": {"images": "photos"},
-        "phases": [{"name": "a", "until": 100, "launch": launch, **train}],
-    }  # fmt: skip
-    return resolve_phase(LaunchSettings.of(parse_config(raw, "c"), "a"), preset(named), 100, SIZES)
->>>>>>> w-stages
 
 
 def refusal(launch: str | dict[str, Any] = "torch", **train: Any) -> str:

@@ -21,5 +21,5 @@ from zerotrain.launch.switch_line import switch_command
 )
 def test_each_difference_has_its_option(differing: set[str], options: str) -> None:
     """Nothing that is the same is named."""
-    phase = make_tiny_phase("a", "zero2", 5).changed(num_processes=4, mixed_precision="bf16")
+    phase = make_tiny_phase("a", "zero2", 5).with_values(num_processes=4, mixed_precision="bf16")
     assert switch_command(phase, differing) == f"zerotrain switch tiny {options}"

@@ -47,7 +47,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.copytree(ROOT / "config" / part, tmp_path / "config" / part)
     monkeypatch.chdir(tmp_path)
     FILE.write_text(CONFIG)
-    monkeypatch.setattr(advice, "here", lambda _: Place(2**40, HOST, "a GPU"))
+    monkeypatch.setattr(advice, "this_machine", lambda _: Place(2**40, HOST, "a GPU"))
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def traced_once(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
 def phase(**changes: Any) -> ResolvedPhase:
     """The phase that ran out of memory."""
     shape = {"run": "flowers", "phase": "plain", "preset": "torch", "micro_batch_size": 4}
-    return make_phase().changed(**(shape | {"until_step": 300} | changes))
+    return make_phase().with_values(**(shape | {"until_step": 300} | changes))
 
 
 def device(planned: Plan, preset: str) -> dict[str, int]:
@@ -97,7 +97,7 @@ def test_the_line_of_the_switch_works(planned: Plan, traced_once: None, copies: 
     if copies:
         Path("config/copy.yaml").write_text(CONFIG.replace("plain", "other"))
     measured = device(planned, "zero2_offload")
-    found = advice.after_out_of_memory(phase(), Path("base"), 200, measured)
+    found = advice.advise_after_out_of_memory(phase(), Path("base"), 200, measured)
     (line,) = re.findall(r"`(zerotrain switch [^`]*)`", found.what_to_do)
     named = " --config config/flowers.yaml" if copies else ""
     rows = {name: row["plain"] for name, row in planned.rows.items()}
@@ -119,7 +119,7 @@ def test_the_line_of_the_switch_works(planned: Plan, traced_once: None, copies: 
 def test_without_a_checkpoint_the_launch_is_to_be_changed(planned: Plan, traced_once: None) -> None:
     """A switch would find nothing to cut."""
     measured = device(planned, "zero2_offload")
-    found = advice.after_out_of_memory(phase(), Path("base"), None, measured)
+    found = advice.advise_after_out_of_memory(phase(), Path("base"), None, measured)
     assert "zerotrain switch" not in found.what_to_do
     assert "into phase plain of config/flowers.yaml and start again" in found.what_to_do
     assert "raise gradient_accumulation_steps above 1" in found.what_to_do
@@ -130,7 +130,7 @@ def test_where_nothing_fits_the_search_is_named(planned: Plan, traced_once: None
     tiny = {"total": 2**20, "allocated": 2**20, "reserved": 2**20}
     full = device(planned, "zero2_offload")
     for measured, kind in ((tiny, "device_memory"), (full, advice.HOST_MEMORY)):
-        found = advice.after_out_of_memory(phase(), Path("base"), 200, measured, kind)
+        found = advice.advise_after_out_of_memory(phase(), Path("base"), 200, measured, kind)
         assert "no preset after torch fits here: `zerotrain plan config/flowers.yaml" in (
             found.what_to_do
         )
@@ -145,7 +145,7 @@ def test_a_disk_that_is_not_configured_is_no_way_out(planned: Plan, traced_once:
         if one.swap or one.useless:
             made = replace(planned, rows={own.preset: planned.rows[own.preset], name: {
                 "plain": replace(one, parts=())}})  # fmt: skip
-            assert own.preset == name or advice._lower(made, own) is None
+            assert own.preset == name or advice._find_lighter_preset(made, own) is None
 
 
 def test_an_engine_that_the_machine_refuses_is_no_way_out(
@@ -153,16 +153,16 @@ def test_an_engine_that_the_machine_refuses_is_no_way_out(
 ) -> None:
     """A switch to it would be refused at once."""
     refusing = Place(2**40, HOST, "a GPU", {"deepspeed": "DeepSpeed does not run here"})
-    monkeypatch.setattr(advice, "here", lambda _: refusing)
+    monkeypatch.setattr(advice, "this_machine", lambda _: refusing)
     measured = device(planned, "zero2_offload")
-    found = advice.after_out_of_memory(phase(), Path("base"), 200, measured)
+    found = advice.advise_after_out_of_memory(phase(), Path("base"), 200, measured)
     assert "no preset after torch fits here" in found.what_to_do
 
 
 def test_a_run_that_is_not_in_config_gets_what_is_known() -> None:
     """No traceback on the way to an advice."""
     FILE.unlink()
-    found = advice.after_out_of_memory(phase(), Path("base"), 200, {})
+    found = advice.advise_after_out_of_memory(phase(), Path("base"), 200, {})
     assert found.facts == ()
     assert found.what_to_do.startswith("raise gradient_accumulation_steps above 1")
     assert "what would fit is not known: no file in config has the run flowers" in found.what_to_do

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner import architecture
-from zerotrain.launch.planner.architecture import find_architecture, shipped
+from zerotrain.launch.planner.architecture import find_architecture, read_shipped
 from zerotrain.models.sizes import read_header
 
 COUNTS = {
@@ -36,13 +36,15 @@ COUNTS = {
 
 @pytest.mark.parametrize("base", COUNTS)
 def test_models_of_recipes_are_known_by_their_hub_ids(base):
-    family = next(known.family for known in shipped() if base in known.source.split(", "))
+    family = next(known.family for known in read_shipped() if base in known.source.split(", "))
     assert find_architecture(family, base).trained.parameters == COUNTS[base]
 
 
 def test_only_edit_2511_has_a_timestep_of_zero_for_conditioning_images():
     """It makes activations of the modulation larger; the plain one stands first."""
-    found = {a.source: a.trained.config.get("zero_cond_t", False) for a in shipped("qwen_image")}
+    found = {
+        a.source: a.trained.config.get("zero_cond_t", False) for a in read_shipped("qwen_image")
+    }
     assert [*found.values()] == [False, True]
     assert [*found][1] == "Qwen/Qwen-Image-Edit-2511"
 
@@ -58,7 +60,7 @@ def test_a_model_of_another_family_is_refused_with_its_own():
 
 def test_a_folder_is_read_by_its_config_files(tmp_path):
     """Only models count: schedulers and tokenizers have no parameters."""
-    (known,) = shipped("sd3")
+    (known,) = read_shipped("sd3")
     index = {"_class_name": "StableDiffusion3Pipeline"}
     for name, part in known.parts.items():
         (tmp_path / name).mkdir()
@@ -80,7 +82,7 @@ def test_a_folder_is_read_by_its_config_files(tmp_path):
 
 def test_a_folder_is_read_without_parts_that_training_does_not_load(tmp_path):
     """SD3's T5 may be listed and absent; parts that the family does not know may lie there."""
-    (known,) = shipped("sd3")
+    (known,) = read_shipped("sd3")
     index = {"image_processor": ["transformers", "CLIPImageProcessor"]}
     for name, part in known.parts.items():
         index[name] = [part.library, part.class_name]

@@ -12,9 +12,9 @@ from tests.builders.runs import make_run
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner import planner, report
-from zerotrain.launch.planner.gpus import GPUS, find_gpu, named_gpu
+from zerotrain.launch.planner.gpus import GPUS, find_gpu, read_gpu
 from zerotrain.launch.planner.options import PlanOptions
-from zerotrain.launch.planner.planner import Place, described, here
+from zerotrain.launch.planner.planner import Place, described_machine, this_machine
 from zerotrain.machine.detect import Device, Machine
 from zerotrain.machine.host import Host
 
@@ -27,7 +27,7 @@ VALUES = {
 
 
 @pytest.fixture(autouse=True)
-def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU with 20 GiB."""
     monkeypatch.setattr(planner, "detect", lambda: Machine(accelerator="cpu", host=HOST))
 
@@ -51,7 +51,7 @@ def test_a_gpu_is_known_by_its_names(name: str, known: str | None) -> None:
 
 
 def test_each_gpu_is_known_by_its_own_name() -> None:
-    assert [named_gpu(gpu.name) for gpu in GPUS] == list(GPUS)
+    assert [read_gpu(gpu.name) for gpu in GPUS] == list(GPUS)
     assert [gpu.name for gpu in GPUS if not gpu.bf16] == ["V100", "T4", "RTX 2080 Ti"]
 
 
@@ -61,13 +61,13 @@ def test_a_name_tells_the_memory() -> None:
         "RTX 4090": 24_564, "A100": 40_960, "NVIDIA A100-SXM4-80GB": 81_920,
         "Tesla V100-SXM2-32GB": 32_768,
     }  # fmt: skip
-    found = {name: described(None, None, name).device_memory for name in sizes}
+    found = {name: described_machine(None, None, name).device_memory for name in sizes}
     assert found == {name: mib * MIB for name, mib in sizes.items()}
-    assert described(8 * GIB, None, "RTX 4090").device_memory == 8 * GIB
+    assert described_machine(8 * GIB, None, "RTX 4090").device_memory == 8 * GIB
 
 
 def test_an_unknown_gpu_is_answered_with_the_nearest() -> None:
-    text = refusal(described, None, None, "RTX 4095")
+    text = refusal(described_machine, None, None, "RTX 4095")
     assert "--gpu RTX 4095: this GPU is not known" in text
     assert "did you mean RTX 4090" in text
 
@@ -124,7 +124,7 @@ def test_auto_plans_for_the_memory_that_the_phase_names() -> None:
 
     def place(**launch: str) -> Place:
         config = parse_config({**raw, "launch": {"preset": "auto", **launch}}, "c")
-        return here(config.phase("a"))
+        return this_machine(config.phase("a"))
 
     named = place(device_memory="24 GiB", host_memory="64 GiB")
     assert (named.device_memory, named.host_memory) == (24 * GIB, 64 * GIB)

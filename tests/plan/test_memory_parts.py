@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from zerotrain.launch.pinned_memory import LIMIT
-from zerotrain.launch.planner.buckets import fullest, gradients_of_partition, sub_groups
+from zerotrain.launch.planner.buckets import gradients_of_partition, largest_fill, sub_groups
 from zerotrain.launch.planner.inputs import ParameterSizes, PlannedLaunch
 from zerotrain.launch.planner.live_parameters import Coordinator, Live, live_parameters
 from zerotrain.launch.planner.memory_parts import memory_parts, saves_nothing
@@ -260,9 +260,9 @@ def test_an_offloaded_optimizer_takes_what_its_states_take() -> None:
 
 
 def test_a_bucket_is_emptied_before_what_does_not_fit() -> None:
-    assert fullest([3, 4, 2, 5], 8) == 7
-    assert fullest([9, 3], 8) == 3
-    assert fullest([], 8) == 0
+    assert largest_fill([3, 4, 2, 5], 8) == 7
+    assert largest_fill([9, 3], 8) == 3
+    assert largest_fill([], 8) == 0
 
 
 def test_a_partition_keeps_whole_gradients_of_what_it_cuts() -> None:

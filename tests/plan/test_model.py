@@ -13,7 +13,7 @@ from tests.builders.runs import make_config
 from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.activations import trace_activations
-from zerotrain.launch.planner.architecture import find_architecture, shipped
+from zerotrain.launch.planner.architecture import find_architecture, read_shipped
 from zerotrain.launch.planner.model import build_part, parameters_of, trained_model
 from zerotrain.launch.planner.part import Part
 from zerotrain.launch.planner.shape import Shape, text_tokens
@@ -25,7 +25,7 @@ from zerotrain.models.sizes import model_sizes
 
 PARTS = [
     pytest.param(part, id=f"{known.source.split(', ')[0]}-{name}")
-    for known in shipped()
+    for known in read_shipped()
     for name, part in known.parts.items()
 ]
 
@@ -52,7 +52,7 @@ def test_an_adapter_alone_is_trained_of_a_model_of_20_billion_parameters():
     ("family", "base", "targets"),
     [
         *((family, "nano", targets) for family in FAMILIES for targets in (None, "all-linear")),
-        *((known.family, known.source.split(", ")[0], "all-linear") for known in shipped()),
+        *((known.family, known.source.split(", ")[0], "all-linear") for known in read_shipped()),
     ],
 )
 def test_a_lora_has_the_parameters_that_its_names_promise(family, base, targets):

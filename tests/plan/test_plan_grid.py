@@ -10,7 +10,7 @@ from tests.builders.runs import make_run
 from zerotrain.config.families import FAMILIES, LANGUAGE_MODELS
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.architecture import shipped
+from zerotrain.launch.planner.architecture import read_shipped
 from zerotrain.launch.planner.options import PlanOptions
 from zerotrain.launch.planner.planner import Place, plan
 from zerotrain.launch.planner.report import plan_report
@@ -77,7 +77,7 @@ def test_a_preset_of_any_size_is_planned_or_refused(family: str, preset: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("known", shipped(), ids=lambda known: known.source.split(", ")[0])
+@pytest.mark.parametrize("known", read_shipped(), ids=lambda known: known.source.split(", ")[0])
 def test_a_shipped_model_of_any_size_is_planned_or_refused(known: Any) -> None:
     """The models of config/models, at usual and unusual sizes."""
     base = known.source.split(", ")[0]

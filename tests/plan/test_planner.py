@@ -22,11 +22,11 @@ from zerotrain.launch.planner.gpus import Gpu
 from zerotrain.launch.planner.hardware import step_time
 from zerotrain.launch.planner.options import PlanOptions
 from zerotrain.launch.planner.parts import states
-from zerotrain.launch.planner.planner import Place, Plan, choose_preset, here, plan
+from zerotrain.launch.planner.planner import Place, Plan, choose_preset, plan, this_machine
 from zerotrain.launch.planner.report import plan_report
 from zerotrain.launch.planner.storage import Traffic
 from zerotrain.launch.planner.table import parts_table, table
-from zerotrain.launch.planner.traced import Traced
+from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.planner.tracing import Tracer, trace
 from zerotrain.launch.preset import read_preset
 
@@ -47,14 +47,14 @@ def config(processes: int = 1, *, batch: int = 8, **launch: Any) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def traced() -> Traced:
+def traced() -> TracedModel:
     """A micro batch of eight."""
     run = config()
     return trace(run, run.phase("a"), None)
 
 
 def made(
-    traced: Traced, memory: float | None, processes: int = 1, gpu: str = "", **launch: Any
+    traced: TracedModel, memory: float | None, processes: int = 1, gpu: str = "", **launch: Any
 ) -> Plan:
     """The plan for a GPU of so many GiB."""
     place = Place(None if memory is None else int(memory * GIB), 128 * GIB, gpu)
@@ -62,7 +62,7 @@ def made(
 
 
 @pytest.mark.parametrize("processes", [1, 4])
-def test_states_are_those_of_the_arithmetic(traced: Traced, processes: int) -> None:
+def test_states_are_those_of_the_arithmetic(traced: TracedModel, processes: int) -> None:
     """2 B a weight, 2 B a gradient, 12 B of master and moments: sharded and moved by the stage."""
     rows = made(traced, None, processes).rows
     found = {
@@ -85,7 +85,7 @@ def test_states_are_those_of_the_arithmetic(traced: Traced, processes: int) -> N
         assert found["zero3"][0] == pytest.approx(16 * part, rel=2e-3)
 
 
-def test_the_lowest_that_fits_is_recommended(traced: Traced) -> None:
+def test_the_lowest_that_fits_is_recommended(traced: TracedModel) -> None:
     """And each one before it has a reason."""
     choice = made(traced, 24).choice
     assert choice is not None
@@ -100,7 +100,7 @@ def test_the_lowest_that_fits_is_recommended(traced: Traced) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8])
-def test_recommendations_are_monotone_in_device_memory(traced: Traced, processes: int) -> None:
+def test_recommendations_are_monotone_in_device_memory(traced: TracedModel, processes: int) -> None:
     """More memory never asks for a preset that offloads more."""
     column = made(traced, None, processes).column("checkpointed")
     found = []
@@ -113,7 +113,7 @@ def test_recommendations_are_monotone_in_device_memory(traced: Traced, processes
     assert len(set(found)) >= 3
 
 
-def test_nothing_is_swapped_without_a_disk_and_the_host_counts(traced: Traced) -> None:
+def test_nothing_is_swapped_without_a_disk_and_the_host_counts(traced: TracedModel) -> None:
     """A preset needs its path, and all its places."""
     column = made(traced, None).column("checkpointed")
     small = int(column[-2].device) + RESERVE
@@ -122,7 +122,7 @@ def test_nothing_is_swapped_without_a_disk_and_the_host_counts(traced: Traced) -
     assert choose(column, small, 40 * GIB, has_disk=True).chosen is column[-1]
 
 
-def test_auto_says_what_it_took_and_what_to_do_where_nothing_fits(traced: Traced) -> None:
+def test_auto_says_what_it_took_and_what_to_do_where_nothing_fits(traced: TracedModel) -> None:
     """The reason goes into run.yaml; a refusal names the least there is."""
     name, why = choose_preset(made(traced, 24))
     assert name == "zero2_offload"
@@ -134,7 +134,7 @@ def test_auto_says_what_it_took_and_what_to_do_where_nothing_fits(traced: Traced
         choose_preset(made(traced, None))
 
 
-def test_an_engine_that_cannot_run_here_is_left_out(traced: Traced) -> None:
+def test_an_engine_that_cannot_run_here_is_left_out(traced: TracedModel) -> None:
     """On MPS plain PyTorch is what there is, and it is reported."""
     place = Place(
         64 * GIB, None, engines={"torch": "", "deepspeed": "DeepSpeed does not run on MPS"}
@@ -145,7 +145,7 @@ def test_an_engine_that_cannot_run_here_is_left_out(traced: Traced) -> None:
     assert "DeepSpeed does not run on MPS" in said
 
 
-def test_more_memory_needs_no_more_offload(traced: Traced) -> None:
+def test_more_memory_needs_no_more_offload(traced: TracedModel) -> None:
     """Of presets and of activations; ZeRO on one process brings nothing."""
     rows = made(traced, None, 4).rows
     for row in rows.values():
@@ -159,7 +159,7 @@ def test_more_memory_needs_no_more_offload(traced: Traced) -> None:
     assert useless == {"zero1", "zero2", "zero3"}
 
 
-def test_the_table_shows_all_of_it(traced: Traced) -> None:
+def test_the_table_shows_all_of_it(traced: TracedModel) -> None:
     """A row for each preset, a mark for what fits, the advice, encoders, cache and EMA."""
     lines = table(made(traced, 24, gpu="RTX 4090"), width=100)
     assert max(map(len, lines)) <= 100
@@ -178,7 +178,7 @@ def test_the_table_shows_all_of_it(traced: Traced) -> None:
     assert any("state weights: 2 B a trained parameter" in line for line in part_lines)
 
 
-def test_the_cache_of_mirrored_images_is_twice_as_large(traced: Traced) -> None:
+def test_the_cache_of_mirrored_images_is_twice_as_large(traced: TracedModel) -> None:
     """data.random_flip stores the latents of each image and of its mirror image."""
     plain = made(traced, 24)
     data = plain.config.data.model_copy(update={"random_flip": True})
@@ -187,7 +187,7 @@ def test_the_cache_of_mirrored_images_is_twice_as_large(traced: Traced) -> None:
     assert "The cache takes 524.3 kB an image and 635.9 kB a distinct caption (fp32)." in text
 
 
-def test_the_page_shows_this_table(traced: Traced) -> None:
+def test_the_page_shows_this_table(traced: TracedModel) -> None:
     """docs/planner.md prints rows of the command that it names."""
     place = replace(made(traced, None).place, host_memory=64 * GIB, name="RTX 4090")
     place = replace(place, device_memory=24_564 * 2**20)
@@ -299,7 +299,7 @@ def test_fit_traces_one_sample_a_size_where_nothing_fits(monkeypatch: pytest.Mon
     asked: list[tuple[int, int]] = []
     whole = Tracer.trace
 
-    def trace(self: Tracer, batch: int, size: int) -> Traced:
+    def trace(self: Tracer, batch: int, size: int) -> TracedModel:
         asked.append((batch, size))
         return whole(self, batch, size)
 
@@ -324,7 +324,7 @@ def test_fit_needs_a_device() -> None:
 def test_on_a_cpu_all_is_the_machines_memory() -> None:
     """Without a GPU, `auto` takes what fits the machine."""
     run = nano()
-    place = here(run.phase("a"))
+    place = this_machine(run.phase("a"))
     assert place.device_memory
     if place.cpu:
         assert place.device_memory == place.host_memory

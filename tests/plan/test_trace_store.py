@@ -178,6 +178,6 @@ def test_a_log_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_line() as tell:
         tell("one")
         tell("two")
-    with progress_line(told=True) as tell:
+    with progress_line(written=True) as tell:
         tell("three")
     assert capsys.readouterr().err == "one\n"

@@ -19,7 +19,6 @@ from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.sdxl import FAMILY as SDXL
-from zerotrain.stages import CacheSettings
 from zerotrain.stages import cache_latents as stage
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
@@ -33,66 +32,6 @@ def family(monkeypatch) -> FakeFamily:
     return fake
 
 
-<<<<<<< HEAD
-=======
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """The stage sets torch's number of threads; the tests after it get theirs back."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-class Run:
-    """A folder of images and all that the stage needs."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.shard_size = 2048
-        self.train: dict[str, object] = {}
-        self.family = "sdxl"
-        self.images = folder / "images"
-        self.images.mkdir()
-        draw = np.random.default_rng(0)
-        for number in range(20):
-            pixels = draw.integers(0, 256, (30, 24 + number, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(self.images / f"{number:02d}.png")
-            (self.images / f"{number:02d}.txt").write_text(f"house {number % 3}")
-        self.base(vae="1", text_encoder="1")
-
-    def base(self, **parts: str) -> None:
-        """Publish a base model with these digests."""
-        with artifact.publish(self.folder / "base", "base") as draft:
-            draft.content = {"parts": parts}
-
-        self.prompts: list[str] = []
-
-    def config(self, data: dict[str, object], **cache: object) -> RunConfig:
-        """The configuration with changes."""
-        raw = {
-            "run": "r",
-            "family": self.family,
-            "base": "nano",
-            "data": {"images": str(self.images), "num_workers": 0, "holdout": 0.3, **data},
-            "cache": {"shard_size": self.shard_size, **cache},
-            "train": {"resolution": SIDE, **self.train},
-            "launch": {"num_cpu_threads_per_process": 1},
-            "phases": [{"name": "p", "until": 1}],
-            **({"validation": {"prompts": self.prompts}} if self.prompts else {}),
-        }
-        return parse_config(raw, "test")
-
-    def cache(self, name: str = "cache", data: dict[str, object] | None = None, **cache) -> Path:
-        """Prepare the dataset and run the stage."""
-        config = self.config(data or {}, **cache)
-        prepare_dataset(config.data, self.folder / "dataset")
-        output = self.folder / name
-        dataset, base = self.folder / "dataset", self.folder / "base"
-        cache_latents(CacheSettings.of(config), SIDE, dataset, base, output)
-        return output
-
-
->>>>>>> w-stages
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run with twenty images."""
@@ -312,17 +251,17 @@ def test_an_image_that_changed_since_is_refused_by_name(run, family):
 
 
 def test_a_stopped_encoding_continues_where_it_was(run, family, monkeypatch, capsys):
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stopping(pixels: torch.Tensor) -> torch.Tensor:
         if len(family.image_batches) == 12:
-            raise Stop
+            raise StopError
         return FakeFamily.encode_images(family, pixels)
 
     monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
     monkeypatch.setattr(family, "encode_images", stopping)
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         run.cache()
     with pytest.raises(PipelineError, match=r"no manifest\.json"):
         read_cache(run.folder / "cache")

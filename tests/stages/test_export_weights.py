@@ -33,14 +33,10 @@ from zerotrain.export.target import WeightsTarget
 from zerotrain.models.families import adapters
 from zerotrain.models.families.lora import ADAPTER, METADATA, PEFT_ADAPTER, add_adapter
 from zerotrain.models.families.sdxl import FAMILY
-<<<<<<< HEAD
-=======
-from zerotrain.stages.export_weights import ExportSettings, export_weights
->>>>>>> w-stages
 from zerotrain.state import external as foreign
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.state.external import left_out_of_universal
-from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.external import describe_omissions
+from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.state.state import State
 
 EXTRA = {"vae/config.json": "{}", "tokenizer/vocab.json": "[]"}
@@ -74,76 +70,6 @@ def trained(base: Path) -> Trained:
     return {name: t + 0.1 * torch.randn(t.shape, generator=draw) for name, t in loaded.items()}
 
 
-<<<<<<< HEAD
-=======
-def moments(slot: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Made-up moments that differ by slot."""
-    return {
-        MASTER: tensor, "exp_avg": 0.5 * tensor, "exp_avg_sq": tensor**2, EMA: 0.9 * tensor
-    }[slot]  # fmt: skip
-
-
-class Export:
-    """A checkpoint of given parameters, and its export."""
-
-    def __init__(self, folder: Path, base: Path) -> None:
-        self.position = POSITION
-        self.checkpoint, self.base = folder / "checkpoint", base
-        self.weights, self.state = folder / "weights", folder / "state"
-        self.moments = moments
-        self.settings: dict[str, Any] = {}
-        self.slots = SLOTS
-
-    def __call__(self, trained: Trained, dtype: str = "fp32") -> Trained:
-        """Export these parameters, which lie in two ranks' fragments; the weights as written."""
-        self.save(trained)
-        settings = ExportSettings.of(self.config(dtype))
-        export_weights(settings, self.checkpoint, self.base, self.weights, self.state)
-        return load_file(self.weights / "unet" / "diffusion_pytorch_model.safetensors")
-
-    def save(self, trained: Trained) -> None:
-        """Publish the checkpoint."""
-        with artifact.publish(self.checkpoint, CHECKPOINT) as draft:
-            if "train" in self.settings:
-                draft.content = {"trains": self.settings["train"]}
-            spans = []
-            for rank in (0, 1):
-                share = [self._fragment(name, trained[name], rank) for name in trained]
-                spans.append(write_rank(draft.folder, rank, share))
-            shapes = {name: list(tensor.shape) for name, tensor in trained.items()}
-            write_position(draft.folder, self.position, shapes, self.slots, spans)
-            (draft.folder / "records").mkdir()
-            (draft.folder / "records" / "metrics.jsonl").write_text("{}\n")
-
-    def _fragment(self, name: str, tensor: torch.Tensor, rank: int) -> Fragment:
-        start = rank * (tensor.numel() // 2)
-        part = slice(start, None if rank else tensor.numel() // 2)
-        flat = {slot: self.moments(slot, tensor).flatten()[part] for slot in self.slots}
-        return Fragment(name, start, flat)
-
-    def config(self, dtype: str) -> RunConfig:
-        """A configuration that exports this type."""
-        raw = {
-            "run": "tiny",
-            "base": "nano",
-            "data": {"source": "digits"},
-            "phases": [{"name": "plain", "until": 12}],
-            "export": {"dtype": dtype},
-            **self.settings,
-        }
-        return parse_config(raw, "test")
-
-    def refusal(self, trained: Trained, dtype: str = "fp32") -> str:
-        """The message of a refused export, after which nothing is published."""
-        with pytest.raises(PipelineError) as caught:
-            self(trained, dtype)
-        assert not self.weights.exists()
-        assert not self.state.exists()
-        assert [p.name for p in self.checkpoint.parent.iterdir()] == ["checkpoint"]
-        return str(caught.value)
-
-
->>>>>>> w-stages
 @pytest.fixture
 def export(tmp_path: Path, base: Path) -> Export:
     """Exports into a folder of its own."""
@@ -178,18 +104,18 @@ def test_weights_in_half_precision_are_rounded(
 
 def test_averaged_weights_are_what_is_exported(export: Export, trained: Trained) -> None:
     """The state holds both, and `--no-ema` writes the weights that the training continues from."""
-    export.slots = [*SLOTS, EMA]
+    export.slots = [*SLOTS, EMA_SLOT]
     written = export(trained)
     state = State(export.state)
     for name, tensor in trained.items():
-        assert torch.equal(written[name], moments(EMA, tensor))
+        assert torch.equal(written[name], moments(EMA_SLOT, tensor))
         assert torch.equal(state.tensor(name, MASTER), tensor)
-        assert torch.equal(state.tensor(name, EMA), moments(EMA, tensor))
+        assert torch.equal(state.tensor(name, EMA_SLOT), moments(EMA_SLOT, tensor))
     found = artifact.read(export.weights, "weights")
     assert found.content["ema"] is True
     said = CliRunner().invoke(cli.app, ["state", "diff", str(export.state), str(export.weights)])
     assert (said.exit_code, "equal" in said.stdout) == (0, True), said.stdout
-    said_left_out = left_out_of_universal(State(export.state))
+    said_left_out = describe_omissions(State(export.state))
     assert said_left_out == ["the averaged weights (ema): DeepSpeed keeps none"]
     other = export.weights.with_name("other")
     base = ("--family", "sdxl", "--base", export.base)

@@ -17,7 +17,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.models.families.sdxl import FAMILY
 from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
-from zerotrain.state.external.order import spared_names
+from zerotrain.state.external.order import undecayed_names
 from zerotrain.state.state import State, write_state
 
 ATTENTION = r"attentions\."
@@ -49,11 +49,7 @@ def saved(folder: Path, base: Path, groups: Any) -> dict[str, dict[str, torch.Te
 def imported(folder: Path, base: Path, state: Path, **changes: Any) -> State:
     """The state of the checkpoint, under the run with these changes."""
     resume = {"folder": str(folder), **changes.pop("resume", {})}
-<<<<<<< HEAD
     config = parse_config({**IMPORTING_RUN, "resume_from_checkpoint": resume, **changes}, "c")
-=======
-    config = parse_config({**RUN, "resume_from_checkpoint": resume, **changes}, "c")
->>>>>>> w-stages
     import_checkpoint(ImportSettings.of(config), folder, base, state)
     return State(state)
 
@@ -126,4 +122,4 @@ def test_spared_names_are_those_of_transformers(base: Path) -> None:
     model = FAMILY.load_model(base)
     decayed = Trainer.get_decay_parameter_names(None, model)  # type: ignore[arg-type]
     names = [name for name, _ in model.named_parameters()]
-    assert spared_names(model) == [name for name in names if name not in set(decayed)]
+    assert undecayed_names(model) == [name for name in names if name not in set(decayed)]

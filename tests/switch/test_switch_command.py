@@ -33,12 +33,6 @@ from zerotrain import artifact
 from zerotrain.config.find import find_config
 from zerotrain.config.read import read_config
 from zerotrain.errors import PipelineError
-<<<<<<< HEAD:tests/switch/test_switch_command.py
-=======
-from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import LaunchSettings, resolve_phase
-from zerotrain.launch.run_yaml import write_run_yaml
->>>>>>> w-stages:tests/test_switch_command.py
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch import (
@@ -52,113 +46,11 @@ from zerotrain.pipeline.switch import (
 )
 from zerotrain.training.checkpointing import set_aside
 from zerotrain.training.process import stop
-from zerotrain.training.process.holder import Holder
-from zerotrain.training.process.lock import holder_of
+from zerotrain.training.process.lock import read_owner
+from zerotrain.training.process.lock_owner import LockOwner
 from zerotrain.training.process.stop import stop_training
 
-<<<<<<< HEAD:tests/switch/test_switch_command.py
 pytestmark = pytest.mark.usefixtures("project")
-=======
-ROOT = Path(__file__).parent.parent
-CONFIG = """\
-run: flowers
-base: nano
-data: {images: photos}
-phases:
-  - {name: plain, until: 300, launch: torch, global_batch_size: 4}
-  - {name: large, until: 700, launch: zero2_offload}
-"""
-HOLD = """
-import pathlib, sys, time
-from zerotrain.training.process import stop
-from zerotrain.training.process.lock import take
-progress = pathlib.Path(sys.argv[1])
-lock = take(progress)
-print("held", flush=True)
-for _ in range(600):
-    if (progress / "stop").exists() and "deaf" not in sys.argv:
-        break
-    time.sleep(0.05)
-else:
-    sys.exit("nobody has asked it to stop")
-lock.release()
-"""
-
-
-@pytest.fixture(autouse=True)
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project whose run has two phases, nothing made; Snakemake plans what a cut needs."""
-    jobs = dict.fromkeys(switch_checks.PUBLISHING, 1)
-    monkeypatch.setattr(snakemake, "plan", lambda config, targets: jobs)
-    (tmp_path / "Snakefile").touch()
-    shutil.copytree(ROOT / "config/launch", tmp_path / "config/launch")
-    (tmp_path / "config/flowers.yaml").write_text(CONFIG)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def checkpoint(folder: Path, step: int, **engine: object) -> Path:
-    """Publish a checkpoint of a step."""
-    position = TrainerState(
-        run="flowers", phase=folder.parts[-3], step=step, samples=4 * step, optimizer="adamw",
-        optimizer_step=step, param_groups=[], lr_scheduler="constant", lr_scheduler_steps=700,
-        rng={}, engine={"preset": "torch", **engine},
-    )  # fmt: skip
-    with artifact.publish(folder, KIND) as draft:
-        spans = [write_rank(draft.folder, 0, [Fragment("w", 0, {"master": torch.ones(2)})])]
-        write_position(draft.folder, position, {"w": [2]}, ["master"], spans)
-    return folder
-
-
-def save(phase: str, *steps: int, **engine: object) -> Path:
-    """Rolling checkpoints of a phase."""
-    progress = Path("results/flowers") / phase / "progress"
-    for step in steps:
-        checkpoint(step_folder(progress, step), step, **engine)
-    return progress
-
-
-def make_inputs() -> None:
-    """What the first phase is trained from, and its launch."""
-    config = read_config(Path("config/flowers.yaml"))
-    results = Path("results/flowers")
-    cache = Path("results/data/flowers/cache") / str(config.phases[0].train.resolution)
-    for name, folder in {"base": results / "base", "cache": cache}.items():
-        with artifact.publish(folder, name) as draft:
-            draft.content = {"parts": {}}
-    with artifact.publish(results / "plain/launch", "launch") as draft:
-        preset = read_preset(ROOT / "config/launch/torch.yaml")
-        settings = LaunchSettings.of(config, "plain")
-        write_run_yaml(resolve_phase(settings, preset, 906), draft.folder / "run.yaml")
-
-
-def finish(phase: str, step: int) -> None:
-    """The checkpoint of a finished phase."""
-    checkpoint(Path("results/flowers") / phase / "checkpoint", step)
-
-
-def export(phase: str, step: int) -> None:
-    """What Snakemake publishes of a phase that ends at a step."""
-    finish(phase, step)
-    for kind in ("state", "weights"):
-        with artifact.publish(Path("results/flowers") / phase / kind, kind) as draft:
-            draft.content = {"step": step}
-            artifact.write_json(draft.folder / "state.json", {"step": step})
-
-
-def refusal(run: str = "flowers", to: str | None = "zero2", **options: object) -> str:
-    """The sentence with which a switch is refused; the configuration stays as it was."""
-    files = contents()
-    with pytest.raises(PipelineError) as caught:
-        switch.switch(SwitchOptions(run, to, **options))  # type: ignore[arg-type]
-    assert contents() == files
-    return str(caught.value)
-
-
-def contents() -> dict[Path, bytes]:
-    """What lies in the folder of configurations, drafts too."""
-    return {path: path.read_bytes() for path in Path("config").rglob("*") if path.is_file()}
->>>>>>> w-stages:tests/test_switch_command.py
 
 
 def test_a_run_is_found_by_its_name_or_its_file() -> None:
@@ -356,7 +248,7 @@ def test_a_running_training_is_asked_to_stop(capfd: pytest.CaptureFixture[str]) 
     with start_training(progress) as child:
         assert stop_training(progress, 60)
         assert child.wait() == 0
-    assert holder_of(progress) is None
+    assert read_owner(progress) is None
     assert capfd.readouterr().err == (
         f"{progress}: pid {child.pid} on {socket.gethostname()} trains here; it is asked to stop "
         "after its step, with a checkpoint\n"
@@ -432,7 +324,7 @@ def test_a_switch_that_fails_accepts_nothing(monkeypatch, failure) -> None:
 
     def make(config: Path, targets: list[str]) -> None:
         found.append(os.environ.get(set_aside.ENVIRONMENT))
-        assert holder_of(progress) is None
+        assert read_owner(progress) is None
         if len(found) == 2:
             raise failure
         export("plain", 100)
@@ -443,7 +335,7 @@ def test_a_switch_that_fails_accepts_nothing(monkeypatch, failure) -> None:
     assert found == [None, accepted]
     assert set_aside.ENVIRONMENT not in os.environ
     assert Path("config/flowers.yaml").read_text() == CONFIG
-    assert holder_of(progress) is None
+    assert read_owner(progress) is None
     assert not list(progress.glob("*.json"))
 
     switch.switch(SwitchOptions("flowers", "zero2", accept=True))
@@ -496,7 +388,7 @@ def test_the_snakemake_above_a_training_is_waited_for() -> None:
     ) as caller:
         assert caller.stdout
         pid = int(caller.stdout.readline())
-        trainer = Holder(socket.gethostname(), pid, psutil.Process(pid).create_time(), "")
+        trainer = LockOwner(socket.gethostname(), pid, psutil.Process(pid).create_time(), "")
         assert [p.pid for p in stop._snakemakes_above(trainer)] == [caller.pid]
         os.kill(pid, signal.SIGKILL)
     assert stop._snakemakes_above(trainer) == []
@@ -551,9 +443,9 @@ def test_a_killed_training_continues_under_deepspeed(
             return list(progress.glob("step-*/manifest.json"))
 
         wait_until(saved, "a checkpoint", seconds=600, pause=0.2)
-        holder = holder_of(progress)
-        assert holder
-        os.kill(holder.pid, signal.SIGKILL)
+        owner = read_owner(progress)
+        assert owner
+        os.kill(owner.pid, signal.SIGKILL)
     end = max(int(path.parent.name[5:]) for path in progress.glob("step-*/manifest.json")) + 9
     config = folder / "config/config.yaml"
     config.write_text(config.read_text().replace("until: 400", f"until: {end}"))

@@ -23,7 +23,7 @@ from ruamel.yaml import YAML
 from tests.builders.processes import wait_until
 from tests.conftest import copy_quick_project
 
-from zerotrain.training.process.lock import holder_of
+from zerotrain.training.process.lock import read_owner
 
 STOPPED, END = 4, 40
 SWITCH = [sys.executable, "-m", "zerotrain", "switch", "digits", "--to", "zero2"]
@@ -136,7 +136,7 @@ def steps_of(project: Project, edited: bytes) -> list[Callable[[], object]]:
         lambda: True,
         lambda: (plain.parent / ".switch/lock").exists(),
         lambda: project.config.read_bytes() != edited,
-        lambda: holder_of(plain / "progress"),
+        lambda: read_owner(plain / "progress"),
         lambda: [*plain.glob(".checkpoint.new-*"), *plain.glob("checkpoint/manifest.json")],
         lambda: (plain / "checkpoint/manifest.json").exists(),
         lambda: [*plain.glob(".weights.new-*"), *plain.glob("weights/manifest.json")],

@@ -62,9 +62,9 @@ class Training:
     ) -> ResolvedPhase:
         """A phase with its launch files written; `zero` are own values of zero_optimization."""
         phase = make_tiny_phase(name, preset, until)
-        phase = phase.changed(**changes)
+        phase = phase.with_values(**changes)
         parts = phase.train.gradient_accumulation_steps * phase.launch.num_processes
-        phase = phase.changed(micro_batch_size=phase.train.global_batch_size // parts)
+        phase = phase.with_values(micro_batch_size=phase.train.global_batch_size // parts)
         phase = self._with_files(phase, zero)
         launch = self.folder / name / "launch"
         with artifact.publish(launch, "launch") as draft:
@@ -108,7 +108,7 @@ class Training:
             "progress": progress,
         }
         until = read_run_yaml(arguments["launch"] / "run.yaml").derived.until_step
-        if resume := progress_folder.newest_whole(progress, until):
+        if resume := progress_folder.newest_intact(progress, until):
             arguments["resume"] = resume
         if state:
             arguments["start"] = state

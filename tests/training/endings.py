@@ -12,7 +12,7 @@ from tests.builders.phases import make_phase
 
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.training import rank
-from zerotrain.training.reporting.pulse import Beat
+from zerotrain.training.reporting.heartbeat import RankStatus
 
 
 def start(folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
@@ -28,8 +28,8 @@ def start(folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException) -
     return rank.main([word for key, value in words.items() for word in (f"--{key}", str(value))])
 
 
-def beat(rank: int, *, step: int | None = 4, waits: bool = False, ago: float = 0.0) -> Beat:
+def beat(rank: int, *, step: int | None = 4, waits: bool = False, ago: float = 0.0) -> RankStatus:
     """What a process of this very pid may have reported."""
     own = psutil.Process()
     host = os.uname().nodename
-    return Beat(rank, host, own.pid, own.create_time(), step, "x", waits, 9.0, 1000.0 - ago)
+    return RankStatus(rank, host, own.pid, own.create_time(), step, "x", waits, 9.0, 1000.0 - ago)

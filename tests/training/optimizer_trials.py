@@ -28,9 +28,9 @@ from zerotrain.state.state import State
 from zerotrain.training.checkpointing import preflight
 from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.checkpointing.saving import Saving
-from zerotrain.training.clock import Clock
-from zerotrain.training.opening import open_engine
 from zerotrain.training.reporting.log import Log
+from zerotrain.training.setup import build_engine
+from zerotrain.training.step_counter import StepCounter
 
 HALF, STEPS = 4, 8
 """A checkpoint is written in the middle and at the end."""
@@ -50,7 +50,7 @@ def trial_phase(optimizer: str, preset: str, processes: int = 1, **changes: Any)
     rate = 1e-2
     biases = {"parameters": ["bias"], "learning_rate": rate / 2, "adam_weight_decay": 0.0}
     phase = make_tiny_phase("a", preset, STEPS)
-    return phase.changed(
+    return phase.with_values(
         optimizer=optimizer, num_processes=processes, learning_rate=rate,
         micro_batch_size=4 // processes, lr_scheduler="linear", lr_scheduler_steps=20,
         max_grad_norm=0.0, param_groups=[biases], **changes,
@@ -97,27 +97,27 @@ def train(job: Job, folder: Path, rank: int) -> list[float]:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(source.tensor(name, MASTER))
-    engine = open_engine(model, phase, launch, exact=source is None)
-    clock, losses = Clock(0, 0, 20), []
+    engine = build_engine(model, phase, launch, exact=source is None)
+    counter, losses = StepCounter(0, 0, 20), []
     if source is not None:
         engine.load_masters(source.fill)
-        clock.step = source.position.step
+        counter.step = source.position.step
         if not preflight.lacks_moments(source.position, source.slots, phase):
             position = source.position
             engine.load_moments(source.fill, position.optimizer_step, position.param_groups)
-    while clock.step < STEPS:
-        inputs, targets = (part[rank::processes] for part in batch(clock.step))
+    while counter.step < STEPS:
+        inputs, targets = (part[rank::processes] for part in batch(counter.step))
         dtype = (
             next(model.parameters()).dtype if phase.derived.engine == "deepspeed" else torch.float32
         )
         with engine.micro_batch(last=True):
             loss = (engine.model(inputs.to(dtype)).float() - targets).square().mean()
             engine.backward(loss)
-        engine.step(rate(clock.step))
+        engine.step(rate(counter.step))
         losses.append(loss.item())
-        clock.step += 1
-        if clock.step in (HALF, STEPS):
-            Saving(engine, phase, Log(), folder / job.name).begin(clock, wait=True)
+        counter.step += 1
+        if counter.step in (HALF, STEPS):
+            Saving(engine, phase, Log(), folder / job.name).begin(counter, wait=True)
     if phase.derived.engine == "deepspeed":
         engine.model.destroy()  # type: ignore[operator]
     return losses

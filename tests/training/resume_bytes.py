@@ -17,13 +17,13 @@ from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import model_sizes
-from zerotrain.training import opening
+from zerotrain.training import setup
 from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.checkpointing.saving import Saving
-from zerotrain.training.clock import Clock
-from zerotrain.training.engines.average import WeightAverage
+from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.reporting.log import Log
+from zerotrain.training.step_counter import StepCounter
 
 COUNTS = "bytes"
 """Folder of each process's figures."""
@@ -45,15 +45,15 @@ def write_launch(folder: Path, preset: str, ranks: int, own: torch.nn.Module) ->
         "sources": {"lr_scheduler_steps": ("default", "")},
     }
     plain = make_tiny_phase("a", preset, 2)
-    phase = with_files(plain.changed(**changes), LaunchConfig(), sizes)
+    phase = with_files(plain.with_values(**changes), LaunchConfig(), sizes)
     folder.mkdir(parents=True)
     write_launch_files(phase, folder, folder)
     return phase
 
 
-def held(engine: Engine, average: WeightAverage | None) -> dict[str, tuple[int, dict[str, Any]]]:
+def held(engine: Engine, ema: EMA | None) -> dict[str, tuple[int, dict[str, Any]]]:
     """Every tensor of this process by name, with its start."""
-    source = average or engine
+    source = ema or engine
     return {
         f.name: (f.start, {slot: part.detach().cpu().clone() for slot, part in f.slots.items()})
         for f in source.fragments()
@@ -86,29 +86,29 @@ def _resume(ranks: int, preset: str, width: int, layers: int, folder: Path) -> N
     family: Any = SimpleNamespace(load_model=lambda base: model(width, layers))
     progress = folder / "progress"
     progress.mkdir(exist_ok=True)
-    first = opening.open_phase(phase, family, launch, folder, None, None, None)
+    first = setup.set_up_phase(phase, family, launch, folder, None, None, None)
     with first.engine.micro_batch(last=True):
         first.engine.backward(first.engine.model(torch.ones(1, width)).square().mean())
     first.engine.step(1e-3)
-    assert first.average
-    first.average.update(1)
-    Saving(first.engine, phase, Log(), progress, first.average).begin(Clock(1, 1, 2), wait=True)
-    expected = held(first.engine, first.average)
+    assert first.ema
+    first.ema.update(1)
+    Saving(first.engine, phase, Log(), progress, first.ema).begin(StepCounter(1, 1, 2), wait=True)
+    expected = held(first.engine, first.ema)
     if phase.derived.engine == "deepspeed":
         first.engine.model.destroy()  # type: ignore[operator]
 
     sources: list[Any] = []  # what is mapped counts for as long as it is held
-    real = opening.Checkpoint
+    real = setup.Checkpoint
 
     def hold(*words: Any, **keys: Any) -> Any:
         sources.append(real(*words, **keys))
         return sources[-1]
 
-    opening.Checkpoint = hold  # type: ignore[assignment,misc]
+    setup.Checkpoint = hold  # type: ignore[assignment,misc]
     before = called()
-    second = opening.open_phase(phase, family, launch, folder, None, step_folder(progress, 1), None)
+    second = setup.set_up_phase(phase, family, launch, folder, None, step_folder(progress, 1), None)
     read = called() - before + mapped(progress)
-    found = held(second.engine, second.average)
+    found = held(second.engine, second.ema)
     assert found.keys() == expected.keys()
     for name, (start, slots) in expected.items():
         assert found[name][0] == start

@@ -74,8 +74,8 @@ class Engine:
 
 def phase(**changes: Any) -> ResolvedPhase:
     """A phase of a hundred steps."""
-    plain = make_tiny_phase("a", "torch", 100).changed(optimizer="sgd", lr_scheduler="constant")
-    return plain.changed(**changes)
+    plain = make_tiny_phase("a", "torch", 100).with_values(optimizer="sgd", lr_scheduler="constant")
+    return plain.with_values(**changes)
 
 
 def made(engine: Any, folder: Path, log: Log | None = None, **changes: Any) -> Saving:

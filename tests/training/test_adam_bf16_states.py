@@ -24,7 +24,7 @@ def test_rounding_keeps_the_mean() -> None:
         low = torch.tensor(value).view(torch.int32).bitwise_and(-0x10000).view(torch.float32)
         gap = abs(float(low)) * 2**-7
         for step in (1, 2, 1000):
-            values = dither.rounded(torch.full((count,), value), step, 0).float()
+            values = dither.round(torch.full((count,), value), step, 0).float()
             assert (values - value).abs().max() < gap
             assert float(values.double().mean()) == pytest.approx(value, abs=4 * gap / 2 / 256)
     assert torch.equal(values, torch.full((count,), 0.25))
@@ -35,7 +35,7 @@ def test_steps_round_differently() -> None:
     dither = Dither(4096)
 
     def rounded(step: int, piece: int) -> torch.Tensor:
-        values = dither.rounded(torch.full((4096,), 1 + 2**-8), step, piece).float()  # half way
+        values = dither.round(torch.full((4096,), 1 + 2**-8), step, piece).float()  # half way
         return (values > 1.002).double() - 0.5
 
     draws = [rounded(1, 0), rounded(1, 1), rounded(2, 0), rounded(1, 0).roll(1)]

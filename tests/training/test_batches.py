@@ -52,8 +52,8 @@ def seen(world_size: int, accumulations: int) -> list[list[int]]:
 
             batches: Any = SimpleNamespace(batch=batch)
             objective: Any = SimpleNamespace(loss=lambda model, batch: torch.zeros(micro))
-            clock = loop.Clock(step, step * GLOBAL, STEPS)
-            loop._accumulate(Engine(rank, world_size), objective, batches, phase, clock, Log())
+            counter = loop.StepCounter(step, step * GLOBAL, STEPS)
+            loop._accumulate(Engine(rank, world_size), objective, batches, phase, counter, Log())
             steps[step] += taken
     return [sorted(step) for step in steps]
 

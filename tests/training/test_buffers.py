@@ -32,10 +32,10 @@ def test_statistics_are_refused_by_name() -> None:
     held = Buffers(model)
     norm = model["module"]["norm"]
     norm.eval()(torch.randn(4, 3))
-    held.refuse_changed(PHASE)
+    held.check_unchanged(PHASE)
     norm.train()(torch.randn(4, 3))
     with pytest.raises(PipelineError) as caught:
-        held.refuse_changed(PHASE)
+        held.check_unchanged(PHASE)
     assert caught.value.what == (
         "phase plain: training changes 3 buffers of the model: norm.num_batches_tracked, "
         "norm.running_mean, norm.running_var; no checkpoint holds buffers, so a resume or a switch "
@@ -48,20 +48,20 @@ def test_large_buffers_that_nothing_writes_are_hashed_once(monkeypatch) -> None:
     """A table of positions has 200 MiB. Another write of the same values, as DDP's of those of the
     first process, changes nothing."""
     hashed = []
-    digest = buffers.digest_of
-    monkeypatch.setattr(buffers, "digest_of", lambda one: hashed.append(1) or digest(one))
+    digest = buffers.compute_digest
+    monkeypatch.setattr(buffers, "compute_digest", lambda one: hashed.append(1) or digest(one))
     monkeypatch.setattr(buffers, "LARGE", 8)
     table = Table()
     held = Buffers(table)
     for _ in range(5):
-        held.refuse_changed(PHASE)
+        held.check_unchanged(PHASE)
     assert len(hashed) == 1
     table.inv_freq.copy_(torch.ones(3))
-    held.refuse_changed(PHASE)
+    held.check_unchanged(PHASE)
     assert len(hashed) == 2
     table.inv_freq = torch.tensor([1.0, 1.0, -0.0])
     with pytest.raises(PipelineError, match="changes 1 buffer of the model: inv_freq;"):
-        held.refuse_changed(PHASE)
+        held.check_unchanged(PHASE)
 
 
 def test_what_each_batch_decides_again_is_no_history() -> None:
@@ -75,7 +75,7 @@ def test_what_each_batch_decides_again_is_no_history() -> None:
         table = Table(rope_type)
         held = Buffers(table)
         table.inv_freq.mul_(2)
-        assert bool(held.changed()) is refused
+        assert bool(held.list_changed()) is refused
 
 
 def test_codes_of_frozen_weights_are_not_read() -> None:

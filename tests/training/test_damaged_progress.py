@@ -21,11 +21,11 @@ from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
 from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
-from zerotrain.training.checkpointing.progress_folder import end_step, newest_whole
+from zerotrain.training.checkpointing.progress_folder import end_step, newest_intact
 from zerotrain.training.process import lock
-from zerotrain.training.process.ending import ended_ranks, read_left
+from zerotrain.training.process.ending import read_exit_codes, read_exit_record
 from zerotrain.training.process.start import prepare
-from zerotrain.training.reporting import pulse, trackers
+from zerotrain.training.reporting import heartbeat, trackers
 from zerotrain.training.reporting.log import TrainingLog
 from zerotrain.training.reporting.validation_history import HISTORY, best_step, read_history
 
@@ -171,13 +171,17 @@ def start(inputs: Inputs, progress: Path) -> int | None:
     held = lock.take(progress)
     try:
         prepare(inputs, progress)
-        resume = newest_whole(progress, UNTIL)
+        resume = newest_intact(progress, UNTIL)
         assert end_step(progress, UNTIL, inputs.phase.derived.validation) is None
     finally:
         held.release()
     best_step(progress)
-    assert (read_left(progress), ended_ranks(progress), pulse.beats(progress)) == (None, {}, [])
-    trackers.Known.read(trackers._read(progress / "tracker-wandb.json"))
+    assert (
+        read_exit_record(progress),
+        read_exit_codes(progress),
+        heartbeat.read_statuses(progress),
+    ) == (None, {}, [])
+    trackers.LoggedPoints.read(trackers._read(progress / "tracker-wandb.json"))
     trackers._read(progress / "tensorboard/last_step.json").get("step", 0)
     if resume is None:
         return None

@@ -32,7 +32,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_computes_equal_bits(gpu):
     """Within, torch refuses what could differ, and cuBLAS and cuDNN choose by no race."""
-    with determinism.equal_bits(PHASE):
+    with determinism.use_deterministic_kernels(PHASE):
         assert torch.are_deterministic_algorithms_enabled()
         assert not torch.is_deterministic_algorithms_warn_only_enabled()
         assert torch.backends.cudnn.deterministic
@@ -41,7 +41,7 @@ def test_a_gpu_computes_equal_bits(gpu):
 
 def test_a_phase_may_give_equal_bits_up(gpu):
     """A user whose model cannot may say so."""
-    with determinism.equal_bits(
+    with determinism.use_deterministic_kernels(
         SimpleNamespace(phase="a", launch=LaunchConfig(full_determinism=False))
     ):
         assert not torch.are_deterministic_algorithms_enabled()
@@ -50,7 +50,7 @@ def test_a_phase_may_give_equal_bits_up(gpu):
 
 def test_a_cpu_is_left_alone():
     """Its numbers have always been equal; torch's other kernels would change them."""
-    with determinism.equal_bits(PHASE):
+    with determinism.use_deterministic_kernels(PHASE):
         assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -58,9 +58,9 @@ def test_an_operation_without_such_a_form_is_named(gpu):
     """torch's error becomes a sentence that names the operation and the way out; others pass."""
     with (
         pytest.raises(PipelineError, match="phase a: put_ has no form on this GPU") as caught,
-        determinism.equal_bits(PHASE),
+        determinism.use_deterministic_kernels(PHASE),
     ):
         raise RuntimeError(f"put_ {determinism.LACKING}, but you set")
     assert "full_determinism: false" in caught.value.hint
-    with pytest.raises(RuntimeError, match="shapes"), determinism.equal_bits(PHASE):
+    with pytest.raises(RuntimeError, match="shapes"), determinism.use_deterministic_kernels(PHASE):
         raise RuntimeError("shapes differ")

@@ -22,8 +22,8 @@ from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.stages.train_phase import train_phase
 from zerotrain.training.checkpointing import checkpoint_room, saving
-from zerotrain.training.checkpointing.progress_folder import newest_whole, saved_steps, step_folder
-from zerotrain.training.clock import Clock
+from zerotrain.training.checkpointing.progress_folder import newest_intact, saved_steps, step_folder
+from zerotrain.training.step_counter import StepCounter
 
 TENSORS = "rank-00000-00000.safetensors"
 
@@ -92,8 +92,8 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
     engine = Engine()
     with made(engine, progress) as saved:
         gate.release(3)
-        saved.begin(Clock(1, 4, 100), wait=True)
-        saved.begin(Clock(2, 8, 100))
+        saved.begin(StepCounter(1, 4, 100), wait=True)
+        saved.begin(StepCounter(2, 8, 100))
         fill(progress / "other")
         gate.release(3)
         with pytest.raises(PipelineError) as caught:
@@ -105,7 +105,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
         (progress / "other").unlink()
         engine.step()
         gate.release(3)
-        saved.begin(Clock(3, 12, 100), wait=True)
+        saved.begin(StepCounter(3, 12, 100), wait=True)
     assert values(progress, 1)["a"] == 0.0
     assert values(progress, 3)["a"] == 1.0
 
@@ -116,7 +116,7 @@ def test_a_disk_without_room_for_the_log(tmp_path: Path, mount: Mount, monkeypat
     mount(progress, "size=64k,nr_inodes=2")
     monkeypatch.setattr(saving, "make_room", lambda *_: [])
     with made(Engine(), progress) as saved, pytest.raises(PipelineError) as caught:
-        saved.begin(Clock(1, 4, 100))
+        saved.begin(StepCounter(1, 4, 100))
     assert "the disk is full: the checkpoint of step 1 was not written" in str(caught.value)
     assert "continues from the phase's start" in caught.value.hint
 
@@ -126,11 +126,11 @@ def test_a_disk_that_turns_read_only(tmp_path: Path, mount: Mount) -> None:
     progress = tmp_path / "disk"
     mount(progress, "size=1m")
     with made(Engine(), progress) as saved:
-        saved.begin(Clock(1, 4, 100), wait=True)
+        saved.begin(StepCounter(1, 4, 100), wait=True)
         mount(progress, "ro")
-        text = refusal(saved.begin, Clock(2, 8, 100))
+        text = refusal(saved.begin, StepCounter(2, 8, 100))
         assert "the checkpoint of step 2 cannot be written: Read-only file system" in text
-    assert newest_whole(progress, 100) == step_folder(progress, 1)
+    assert newest_intact(progress, 100) == step_folder(progress, 1)
 
 
 def test_a_read_only_folder_is_refused_before_the_start(training, mount: Mount) -> None:
@@ -159,7 +159,7 @@ def test_a_failing_disk_is_named(tmp_path: Path, monkeypatch) -> None:
 
     monkeypatch.setattr("zerotrain.training.checkpointing.rank_writer.write_rank_files", failing)
     with made(Engine(), tmp_path / "p") as saved, pytest.raises(PipelineError) as caught:
-        saved.begin(Clock(1, 4, 100), wait=True)
+        saved.begin(StepCounter(1, 4, 100), wait=True)
     assert "the checkpoint of step 1 cannot be written: Input/output error" in str(caught.value)
     assert "`dmesg`" in caught.value.hint
     assert list((tmp_path / "p").iterdir()) == []
@@ -210,7 +210,7 @@ def saved_twice(folder: Path) -> Path:
     """A progress folder with checkpoints of the steps 1 and 2."""
     with made(Engine(), folder) as saved:
         for step in (1, 2):
-            saved.begin(Clock(step, step, 100), wait=True)
+            saved.begin(StepCounter(step, step, 100), wait=True)
     return folder
 
 
@@ -220,7 +220,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage, capsys) -> 
     aside, so that it is never counted among those that are kept, nor removed."""
     progress = saved_twice(tmp_path / "p")
     damage(step_folder(progress, 2))
-    assert newest_whole(progress, 100) == step_folder(progress, 1)
+    assert newest_intact(progress, 100) == step_folder(progress, 1)
     said = capsys.readouterr().err
     assert str(step_folder(progress, 2)) in said
     assert "the checkpoint before it is taken and this one set aside as damaged-step-" in said
@@ -239,7 +239,7 @@ def test_a_disk_that_cannot_read_a_checkpoint(tmp_path: Path, monkeypatch, capsy
         return plain(stream, name)
 
     monkeypatch.setattr(hashlib, "file_digest", failing)
-    assert newest_whole(progress, 100) == step_folder(progress, 1)
+    assert newest_intact(progress, 100) == step_folder(progress, 1)
     assert "cannot be read (Input/output error)" in capsys.readouterr().err
 
 
@@ -251,7 +251,7 @@ def test_a_phase_whose_checkpoints_are_all_damaged_does_not_restart(training) ->
         cut_off(step_folder(progress, step))
     for _ in range(2):
         with pytest.raises(PipelineError) as caught:
-            newest_whole(progress, 4)
+            newest_intact(progress, 4)
         assert "no checkpoint is whole" in str(caught.value)
         for step in (2, 4):
             assert str(step_folder(progress, step) / TENSORS) in str(caught.value)
@@ -273,7 +273,7 @@ def test_a_full_disk_is_refused_before_the_start(training, mount: Mount) -> None
 
 def test_the_sentences_of_a_disk(tmp_path: Path) -> None:
     """A quota is a full disk; what has no number has its own words."""
-    full = checkpoint_room.not_written(tmp_path, 7, OSError(errno.EDQUOT, "Quota exceeded"))
+    full = checkpoint_room.write_error(tmp_path, 7, OSError(errno.EDQUOT, "Quota exceeded"))
     assert full.what == f"{tmp_path}: the disk is full: the checkpoint of step 7 was not written"
-    other = checkpoint_room.not_written(tmp_path, 7, OSError("odd"))
+    other = checkpoint_room.write_error(tmp_path, 7, OSError("odd"))
     assert other.what.endswith("the checkpoint of step 7 cannot be written: odd")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from zerotrain.training.reporting.display import Display, clock, paced
+from zerotrain.training.reporting.display import Display, format_duration, format_rate
 
 
 def test_lines_of_a_pipe_have_pace_and_time_left(monkeypatch, capsys) -> None:
@@ -43,5 +43,9 @@ def test_a_training_of_one_step_has_its_line(capsys) -> None:
 
 def test_times_and_paces_as_people_read_them() -> None:
     """Hours where there are some, seconds a step where steps are slow."""
-    assert [clock(7), clock(187), clock(7509)] == ["0:07", "3:07", "2:05:09"]
-    assert [paced(2.5), paced(0.25)] == ["2.50 steps/s", "4.00 s/step"]
+    assert [format_duration(7), format_duration(187), format_duration(7509)] == [
+        "0:07",
+        "3:07",
+        "2:05:09",
+    ]
+    assert [format_rate(2.5), format_rate(0.25)] == ["2.50 steps/s", "4.00 s/step"]

@@ -57,9 +57,9 @@ def exported(checkpoint: Path, state: Path, package: Path) -> str:
     code = """if True:
         import importlib, pathlib, sys
         from zerotrain import artifact
-        opening, exporting = map(importlib.import_module, sys.argv[3:])
+        reading, exporting = map(importlib.import_module, sys.argv[3:])
         checkpoint, state = map(pathlib.Path, sys.argv[1:3])
-        exporting.export(opening.Checkpoint(checkpoint), checkpoint, None, state)
+        exporting.export(reading.Checkpoint(checkpoint), checkpoint, None, state)
         print(artifact.read(state, "state").identity)"""
     environment = {**os.environ, "PYTHONPATH": str(package)}
     moved = (package / "zerotrain/export/export.py").is_file()

@@ -15,7 +15,7 @@ from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.checkpointing import conditions, set_aside
-from zerotrain.training.checkpointing.edited import settle
+from zerotrain.training.checkpointing.edited import prepare_progress_folder
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 from zerotrain.training.checkpointing.set_aside import complete_moves
 from zerotrain.training.process.accept import accept
@@ -23,7 +23,7 @@ from zerotrain.training.process.lock import take
 
 CACHE = "c" * 64
 PHASE = make_tiny_phase("plain", "torch", 300)
-EDITED = PHASE.changed(learning_rate=1e-4)
+EDITED = PHASE.with_values(learning_rate=1e-4)
 
 
 def trains(phase: ResolvedPhase) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def start(progress: Path, phase: ResolvedPhase = PHASE, **other: Any) -> str:
     held = take(progress)
     try:
         complete_moves(progress)
-        return "\n".join(settle(progress, trains(phase) | other, phase, CACHE))
+        return "\n".join(prepare_progress_folder(progress, trains(phase) | other, phase, CACHE))
     finally:
         held.release()
 
@@ -125,8 +125,8 @@ ADVICE = {
 @pytest.mark.parametrize("change", ADVICE.values(), ids=ADVICE.keys())
 def test_what_messages_advise_discards_nothing(change: dict[str, Any], progress: Path) -> None:
     """The half-trained phase keeps its checkpoints, also those of an earlier version."""
-    phase = PHASE.changed(use_ema=True)
-    advised = phase.changed(**change)
+    phase = PHASE.with_values(use_ema=True)
+    advised = phase.with_values(**change)
     save(progress, 100, phase=phase)
     assert start(progress, advised) == ""
     assert saved_steps(progress) == [100]
@@ -141,7 +141,7 @@ def test_an_edit_sets_the_steps_aside_and_says_what_differs(progress: Path) -> N
     save(progress, 200, 250, text="first")
     (progress / "metrics.jsonl").write_text("log")
     before = hashes(progress)
-    edited = EDITED.changed(objective={"snr_gamma": 5.0, "noise_offset": 0.1})
+    edited = EDITED.with_values(objective={"snr_gamma": 5.0, "noise_offset": 0.1})
     said = start(progress, edited)
     (stale,) = aside(progress)
     assert said == (
@@ -180,7 +180,7 @@ def test_an_undone_edit_takes_the_steps_back(progress: Path) -> None:
 def test_data_base_and_start_count_as_edits(data: str, progress: Path) -> None:
     """Digests are shortened."""
     save(progress, 250)
-    found = set_aside.recorded(progress, 300)
+    found = set_aside.read_recorded(progress, 300)
     assert found
     assert found[1]
     present = trains(PHASE) | {data: "e" * 64}
@@ -192,23 +192,25 @@ def test_data_base_and_start_count_as_edits(data: str, progress: Path) -> None:
 def test_another_encoding_of_the_same_data_is_no_edit(progress: Path) -> None:
     """A cache that was encoded by other code has another identity, and the same data."""
     save(progress, 250)
-    assert settle(progress, trains(PHASE), PHASE, "another cache") == []
+    assert prepare_progress_folder(progress, trains(PHASE), PHASE, "another cache") == []
 
 
 def test_another_cache_of_an_earlier_version_is_refused(progress: Path) -> None:
     """It recorded the cache alone, whose bytes an upgrade keeps: its data may be others."""
     save_before(progress, 100)
     present = trains(PHASE) | {"data": "e" * 64}
-    assert settle(progress, present, PHASE, CACHE) == []
+    assert prepare_progress_folder(progress, present, PHASE, CACHE) == []
     with pytest.raises(PipelineError) as caught:
-        settle(progress, present, PHASE, "f" * 64)
+        prepare_progress_folder(progress, present, PHASE, "f" * 64)
     assert f"(cache {'c' * 12} -> {'f' * 12})" in caught.value.what
     assert "train.on_change: continue" in caught.value.hint
     assert saved_steps(progress) == [100]
-    (said,) = settle(progress, present, PHASE.changed(on_change="continue"), "f" * 64)
+    (said,) = prepare_progress_folder(
+        progress, present, PHASE.with_values(on_change="continue"), "f" * 64
+    )
     assert f"data {'c' * 12} -> {'e' * 12}" in said
     set_aside.write_accepted(progress, present)
-    assert "accepted" in settle(progress, present, PHASE, "f" * 64)[0]
+    assert "accepted" in prepare_progress_folder(progress, present, PHASE, "f" * 64)[0]
 
 
 def test_keys_that_did_not_exist_count_as_their_defaults(progress: Path) -> None:
@@ -218,14 +220,14 @@ def test_keys_that_did_not_exist_count_as_their_defaults(progress: Path) -> None
     del fingerprint["peft"], fingerprint["trainable_parameters"], fingerprint["optimizer_args"]
     artifact.write_json(progress / "fingerprint.json", fingerprint)
     assert start(progress) == ""
-    said = start(progress, PHASE.changed(trainable_parameters=["norm"]))
+    said = start(progress, PHASE.with_values(trainable_parameters=["norm"]))
     assert 'trainable_parameters [] -> ["norm"]' in said
 
 
 def test_continue_resumes_and_stop_refuses(progress: Path) -> None:
     """train.on_change, which is itself no part of what is trained."""
     save(progress, 250)
-    stop = EDITED.changed(on_change="stop")
+    stop = EDITED.with_values(on_change="stop")
     with pytest.raises(PipelineError) as caught:
         start(progress, stop)
     assert caught.value.what == (
@@ -233,11 +235,11 @@ def test_continue_resumes_and_stop_refuses(progress: Path) -> None:
         "(learning_rate 0.001 -> 0.0001); train.on_change: stop"
     )
     assert "set train.on_change: continue" in caught.value.hint
-    assert start(progress, EDITED.changed(on_change="continue")) == (
+    assert start(progress, EDITED.with_values(on_change="continue")) == (
         "plain: continues from step 250 with other values (learning_rate 0.001 -> 0.0001): "
         "train.on_change: continue"
     )
-    assert start(progress, PHASE.changed(on_change="stop")) == ""
+    assert start(progress, PHASE.with_values(on_change="stop")) == ""
     assert saved_steps(progress) == [250]
 
 
@@ -253,8 +255,8 @@ def test_steps_after_a_lowered_until_are_kept_and_named(progress: Path, step: in
     assert f"with an `until` of {step} or later" in said
     for on_change in ("stop", "continue"):
         with pytest.raises(PipelineError, match=rf"are all after .*train.on_change: {on_change}"):
-            start(progress, PHASE.changed(on_change=on_change))
-    assert start(progress, PHASE.changed(until_step=step)) == ""
+            start(progress, PHASE.with_values(on_change=on_change))
+    assert start(progress, PHASE.with_values(until_step=step)) == ""
     assert hashes(progress) == before
     assert not aside(progress)
 
@@ -277,7 +279,7 @@ def test_accept_continues_with_exactly_the_values_that_were_asked_for(progress: 
         in (start(progress, EDITED))
     )
     assert saved_steps(progress) == [250]
-    later = EDITED.changed(seed=8)
+    later = EDITED.with_values(seed=8)
     assert "seed 7 -> 8" in start(progress, later)
     assert saved_steps(progress) == []
 
@@ -330,7 +332,7 @@ def test_a_fingerprint_that_is_gone_or_cut_short_restarts_nothing(progress: Path
             start(progress)
         assert f"{progress}: fingerprint.json is missing or damaged" in caught.value.what
         assert "train.on_change: continue" in caught.value.hint
-        assert "resumes" in start(progress, PHASE.changed(on_change="continue"))
+        assert "resumes" in start(progress, PHASE.with_values(on_change="continue"))
         assert saved_steps(progress) == [100]
 
 

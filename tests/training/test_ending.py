@@ -23,18 +23,18 @@ from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.host import oom_kills
 from zerotrain.stages import train_phase
 from zerotrain.training import rank
-from zerotrain.training.checkpointing.progress_folder import EXIT, ended_file
+from zerotrain.training.checkpointing.progress_folder import EXIT, exit_codes_file
 from zerotrain.training.process import ending
-from zerotrain.training.process.ending import Casualties, read_left
-from zerotrain.training.reporting.pulse import Beat
+from zerotrain.training.process.ending import LaunchDeath, read_exit_record
+from zerotrain.training.reporting.heartbeat import RankStatus
 
 KILL = -signal.SIGKILL
 
 
 def explain(progress: Path, ended: dict[int, int], *lines: str) -> str:
     """What is reported of processes that ended so."""
-    ended_file(progress, 0).write_text(json.dumps(ended))
-    error = Casualties().explain("main", progress, 10, 1, lines)
+    exit_codes_file(progress, 0).write_text(json.dumps(ended))
+    error = LaunchDeath().explain("main", progress, 10, 1, lines)
     assert error.hint
     return error.what
 
@@ -70,12 +70,12 @@ def test_words_of_a_library_that_ended_its_process_count(tmp_path: Path) -> None
 
 def test_a_killed_launcher_is_distinguished_from_a_fault(tmp_path: Path) -> None:
     """It has kept nothing, and there is no traceback to look for."""
-    error = Casualties().explain("main", tmp_path, 10, 128 + signal.SIGKILL, [])
+    error = LaunchDeath().explain("main", tmp_path, 10, 128 + signal.SIGKILL, [])
     assert error.what.startswith(
         "phase main: the launcher of its processes was killed by SIGKILL; no checkpoint"
     )
     assert "traceback" not in error.hint
-    assert "without a word" in Casualties().explain("main", tmp_path, 10, 255, []).what
+    assert "without a word" in LaunchDeath().explain("main", tmp_path, 10, 255, []).what
 
 
 def test_a_lost_connection_counts_where_no_process_was_killed(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_kill_for_memory_counts_more_than_words(
 ) -> None:
     """What the others say of it, a time-out or a lost peer, is its consequence."""
     line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
-    ended_file(tmp_path, 0).write_text(json.dumps({0: 1, 1: KILL}))
-    before = Casualties()
+    exit_codes_file(tmp_path, 0).write_text(json.dumps({0: 1, 1: KILL}))
+    before = LaunchDeath()
     monkeypatch.setattr(ending, "oom_kills", lambda: tuple(n + 1 for n in before._killed_before))
     said = before.explain("main", tmp_path, 10, 1, [line]).what
     assert said.startswith("phase main: rank 1 was killed by SIGKILL: the memory of its control")
@@ -108,7 +108,7 @@ def test_after_a_time_out_the_one_that_hung_is_named(tmp_path: Path) -> None:
     """By what each has reported last: all have ended by the time that the stage asks."""
     line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
 
-    def said(*found: Beat) -> str:
+    def said(*found: RankStatus) -> str:
         for one in found:
             path = tmp_path / "ranks" / f"{one.rank:05d}.json"
             path.parent.mkdir(exist_ok=True)
@@ -137,9 +137,9 @@ def test_a_kill_for_memory_is_distinguished_from_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, int], said: str
 ) -> None:
     """The kernel counts whom it has killed for memory; what it counted before does not matter."""
-    ended_file(tmp_path, 0).write_text(json.dumps({0: KILL}))
+    exit_codes_file(tmp_path, 0).write_text(json.dumps({0: KILL}))
     monkeypatch.setattr(ending, "oom_kills", lambda: (3, 5))
-    before = Casualties()
+    before = LaunchDeath()
     monkeypatch.setattr(ending, "oom_kills", lambda: (3 + kills[0], 5 + kills[1]))
     assert f"rank 0 was killed by {said}" in before.explain("main", tmp_path, 10, 1, []).what
 
@@ -166,13 +166,13 @@ def test_the_kernels_counts(tmp_path: Path) -> None:
 
 def test_the_first_word_counts(tmp_path: Path) -> None:
     """All processes find a mistake; one of them says it."""
-    assert ending.leave(tmp_path, 2, "first", hint="so", measured={"total": 1})
-    assert not ending.leave(tmp_path, 1, "second")
-    left = read_left(tmp_path)
+    assert ending.write_exit_record(tmp_path, 2, "first", hint="so", measured={"total": 1})
+    assert not ending.write_exit_record(tmp_path, 1, "second")
+    left = read_exit_record(tmp_path)
     assert left is not None
     assert (left.code, left.reason, left.hint, left.measured) == (2, "first", "so", {"total": 1})
     ending.clear(tmp_path)
-    assert read_left(tmp_path) is None
+    assert read_exit_record(tmp_path) is None
 
 
 def test_the_first_word_is_complete_once_it_is_there(
@@ -189,10 +189,10 @@ def test_the_first_word_is_complete_once_it_is_there(
         return stream
 
     monkeypatch.setattr(Path, "open", look)
-    assert ending.leave(tmp_path, 2, "first")
+    assert ending.write_exit_record(tmp_path, 2, "first")
     monkeypatch.undo()
     assert 0 not in sizes
-    assert read_left(tmp_path) == ending.Left(2, "first")
+    assert read_exit_record(tmp_path) == ending.ExitRecord(2, "first")
     assert [path.name for path in tmp_path.iterdir()] == [EXIT]
     (tmp_path / f"{ending.DRAFT}killed").write_text("{")
     ending.clear(tmp_path)
@@ -233,7 +233,7 @@ def test_the_launcher_keeps_how_a_process_ended(
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == (1 if ended else 0), done.stderr
     assert "Traceback" not in done.stderr
-    file = ended_file(tmp_path, 0)
+    file = exit_codes_file(tmp_path, 0)
     assert (json.loads(file.read_text()) if file.exists() else None) == ended
     assert (tmp_path / "stop").exists() == (what == "stop")
 
@@ -249,10 +249,10 @@ def test_the_stage_answers_an_out_of_memory(
     words = "CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated"
     start(tmp_path / "progress", monkeypatch, torch.OutOfMemoryError(words))
     assert capsys.readouterr().err == ""
-    left = read_left(tmp_path / "progress")
+    left = read_exit_record(tmp_path / "progress")
     assert left is not None
     assert left.kind == "device_memory"
-    code = train_phase._answer(make_phase(), tmp_path, tmp_path / "progress", 1, Casualties(), [])
+    code = train_phase._answer(make_phase(), tmp_path, tmp_path / "progress", 1, LaunchDeath(), [])
     assert code == EXIT_USER_ERROR
     said = capsys.readouterr().err
     assert said.startswith(
@@ -271,9 +271,11 @@ def test_a_planner_that_fails_hides_no_answer(
     def stumble(*_: object) -> None:
         raise AttributeError("no such trace")
 
-    monkeypatch.setattr("zerotrain.launch.planner.advice.after_out_of_memory", stumble)
-    ending.leave(tmp_path, EXIT_USER_ERROR, "phase plain: too large", "less", "device_memory")
-    code = train_phase._answer(make_phase(), tmp_path, tmp_path, 1, Casualties(), [])
+    monkeypatch.setattr("zerotrain.launch.planner.advice.advise_after_out_of_memory", stumble)
+    ending.write_exit_record(
+        tmp_path, EXIT_USER_ERROR, "phase plain: too large", "less", "device_memory"
+    )
+    code = train_phase._answer(make_phase(), tmp_path, tmp_path, 1, LaunchDeath(), [])
     assert code == EXIT_USER_ERROR
     said = capsys.readouterr().err
     assert said == "ERROR: phase plain: too large; no checkpoint was saved yet\n  Hint: less\n"

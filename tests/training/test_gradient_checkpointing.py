@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.training.opening import open_engine
+from zerotrain.training.setup import build_engine
 
 
 class HostMemory:
@@ -136,9 +136,9 @@ def _train_twice(phase: ResolvedPhase, launch: Path, some: Models, answers: Any)
     for name, adapter in some:
         found: list[list[float]] = []
         for checkpointed in (False, True):
-            own = phase.changed(gradient_checkpointing=checkpointed)
+            own = phase.with_values(gradient_checkpointing=checkpointed)
             model = MODELS[name].make(adapter=adapter)
-            engine = open_engine(model, own, launch, exact=True)
+            engine = build_engine(model, own, launch, exact=True)
             found.append([])
             for step in range(2):
                 torch.manual_seed(step)

@@ -22,8 +22,8 @@ from zerotrain.training.checkpointing import rank_writer
 from zerotrain.training.process import ending, watch
 from zerotrain.training.process.failures import EXIT_FAULT
 from zerotrain.training.process.watch import Watch
-from zerotrain.training.reporting import pulse, samples
-from zerotrain.training.reporting.pulse import Pulse, beats, behind
+from zerotrain.training.reporting import heartbeat, samples
+from zerotrain.training.reporting.heartbeat import Heartbeat, late_ranks, read_statuses
 
 LONG = 5000
 """Steps that no test waits for."""
@@ -55,14 +55,14 @@ def test_a_stopped_process_of_two_is_named(training: Any, started: Any, preset: 
     """The wait of the other ends at launch.ddp_timeout, under either engine; it says which rank
     did not come, that it was stopped, and where; and it ends it."""
     first, second = started("stopped", preset, 2, ddp_timeout=5)
-    while not all(one.step for one in beats(training.progress("stopped"))):
+    while not all(one.step for one in read_statuses(training.progress("stopped"))):
         time.sleep(0.1)
     os.kill(second.pid, signal.SIGSTOP)
     for process in (first, second):
         process.join(60)
     assert first.exitcode is not None
     assert second.exitcode == -signal.SIGKILL
-    left = ending.read_left(training.progress("stopped"))
+    left = ending.read_exit_record(training.progress("stopped"))
     assert left is not None
     assert left.code == EXIT_FAULT
     said = training.output.read_text()
@@ -96,7 +96,7 @@ def test_a_single_process_that_hangs_is_found_from_outside(training: Any, starte
         os.kill(process.pid, signal.SIGSTOP)
         process.join(30)
     assert process.exitcode == -signal.SIGKILL
-    left = ending.read_left(progress)
+    left = ending.read_exit_record(progress)
     assert left is not None
     assert left.code == EXIT_FAULT
     assert re.match(r"phase alone: nothing has moved for \d+ s: rank 0 \(pid ", left.reason)
@@ -109,7 +109,7 @@ class Moments:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.told: Pulse | None = None
+        self.told: Heartbeat | None = None
         self.seen: list[float] = []
 
     def pass_by(self, seconds: float) -> None:
@@ -117,7 +117,7 @@ class Moments:
         self.now += seconds
         assert self.told
         self.told._beat()
-        (beat,) = beats(self.told._path.parents[1])
+        (beat,) = read_statuses(self.told._path.parents[1])
         self.seen.append(beat.still)
 
 
@@ -126,10 +126,10 @@ def moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moments
     """The clock of a process that has started to beat."""
     found = Moments()
     clock = SimpleNamespace(monotonic=lambda: found.now, time=lambda: found.now)
-    monkeypatch.setattr(pulse, "time", clock)
+    monkeypatch.setattr(heartbeat, "time", clock)
     monkeypatch.setattr(watch, "time", clock)
-    monkeypatch.setattr(Pulse, "_run", lambda self: None)
-    found.told = Pulse(tmp_path, 0)
+    monkeypatch.setattr(Heartbeat, "_run", lambda self: None)
+    found.told = Heartbeat(tmp_path, 0)
     yield found
     found.told.close()
 
@@ -137,14 +137,14 @@ def moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moments
 def test_a_hang_inside_the_process_is_found(tmp_path: Path, moments: Moments) -> None:
     """A main thread that waits in one place counts as still although its process beats."""
     assert moments.told
-    moments.told.clock = SimpleNamespace(step=6)  # type: ignore[assignment]
+    moments.told.counter = SimpleNamespace(step=6)  # type: ignore[assignment]
     for _ in range(4):
         moments.pass_by(1.0)
-    (beat,) = beats(tmp_path)
+    (beat,) = read_statuses(tmp_path)
     moments.told.close()
     assert moments.seen == [0.0, 1.0, 2.0, 3.0]
     assert (beat.step, beat.still, beat.waits) == (7, 3.0, False)
-    assert beats(tmp_path) == []
+    assert read_statuses(tmp_path) == []
 
 
 def test_a_hang_in_one_place_is_ended(
@@ -153,9 +153,9 @@ def test_a_hang_in_one_place_is_ended(
     """A process that beats and does not move, as one whose GPU or loader hangs, is recognised by
     its place."""
     ended = []
-    monkeypatch.setattr(pulse, "end_all", ended.append)
+    monkeypatch.setattr(heartbeat, "end_all", ended.append)
     assert moments.told
-    moments.told.clock = SimpleNamespace(step=6)  # type: ignore[assignment]
+    moments.told.counter = SimpleNamespace(step=6)  # type: ignore[assignment]
 
     def wait(seconds: float) -> bool:
         moments.pass_by(seconds)
@@ -166,7 +166,7 @@ def test_a_hang_in_one_place_is_ended(
     watching._run()
     assert moments.seen[-3:] == [0.0, 1.0, 2.0]
     assert ended == [tmp_path]
-    left = ending.read_left(tmp_path)
+    left = ending.read_exit_record(tmp_path)
     assert left is not None
     assert re.search(
         r"rank 0 \(pid \d+ on \S+\) does not move in .* of step 7, for 2 s$", left.reason
@@ -178,9 +178,9 @@ def test_nothing_hangs_while_one_process_moves(tmp_path: Path) -> None:
     watch = Watch(tmp_path, "main", 2.0)
     for second in range(20):
         found = [beat(0, waits=True), replace(beat(1), still=0.0, time=1000.0 + second)]
-        assert watch._stalled(found, 1.0) == 0.0
-    assert watch._stalled(found, 1.0) == 1.0
-    assert watch._stalled(found, 1.0) == 2.0
+        assert watch._stalled_seconds(found, 1.0) == 0.0
+    assert watch._stalled_seconds(found, 1.0) == 1.0
+    assert watch._stalled_seconds(found, 1.0) == 2.0
 
 
 def test_a_busy_process_is_not_still(moments: Moments) -> None:
@@ -226,19 +226,19 @@ def test_a_process_that_waits_for_images_is_still_where_they_are(
     monkeypatch.setattr(samples.psutil, "Process", lambda pid: asked)
     monkeypatch.setattr(samples, "time", SimpleNamespace(sleep=lambda _: moments.pass_by(1.0)))
     child: Any = SimpleNamespace(pid=1, poll=lambda: 0 if len(moments.seen) == 5 else None)
-    assert object.__new__(samples.LatentSampler)._decoded(child) == 0
+    assert object.__new__(samples.LatentSampler)._wait_for_decoding(child) == 0
     assert moments.seen == still
 
 
 def test_who_is_behind() -> None:
     """A silent one before one at an earlier step, before one that does not wait, before all."""
     waiting, other = beat(0, waits=True), beat(1, waits=True)
-    assert behind([waiting, beat(1, ago=30)], 1000.0)[0].rank == 1
-    assert [one.rank for one in behind([beat(0, step=5), other], 1000.0)] == [1]
-    assert [one.rank for one in behind([waiting, beat(1)], 1000.0)] == [1]
-    assert [one.rank for one in behind([waiting, other], 1000.0)] == [0, 1]
+    assert late_ranks([waiting, beat(1, ago=30)], 1000.0)[0].rank == 1
+    assert [one.rank for one in late_ranks([beat(0, step=5), other], 1000.0)] == [1]
+    assert [one.rank for one in late_ranks([waiting, beat(1)], 1000.0)] == [1]
+    assert [one.rank for one in late_ranks([waiting, other], 1000.0)] == [0, 1]
     gone = replace(waiting, pid=2**22 - 3)
-    assert behind([other, gone], 1000.0) == [gone]
+    assert late_ranks([other, gone], 1000.0) == [gone]
 
 
 def test_a_process_says_what_it_waits_for() -> None:
@@ -254,10 +254,10 @@ def test_a_process_says_what_it_waits_for() -> None:
 
 def test_only_processes_of_this_training_are_ended(tmp_path: Path) -> None:
     """Not a later one that has got the pid of one that ended."""
-    told = Pulse(tmp_path, 0)
+    told = Heartbeat(tmp_path, 0)
     told.close()
-    (tmp_path / pulse.RANKS / "00000.json").write_text(
+    (tmp_path / heartbeat.RANKS / "00000.json").write_text(
         json.dumps(asdict(replace(beat(0), pid=os.getppid(), started=1.0)))
     )
-    pulse.end_all(tmp_path)
+    heartbeat.end_all(tmp_path)
     assert psutil.pid_exists(os.getppid())

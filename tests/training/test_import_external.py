@@ -20,10 +20,6 @@ from tests.training.matrix import deviation
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
-<<<<<<< HEAD:tests/training/test_import_external.py
-=======
-from zerotrain.machine.ports import free_port
->>>>>>> w-stages:tests/training/test_import_elsewhere.py
 from zerotrain.stages.import_checkpoint import ImportSettings, import_checkpoint
 from zerotrain.state.state import State
 from zerotrain.training.checkpointing.preflight import check_start
@@ -102,7 +98,7 @@ def test_import_of_weights_alone_says_what_is_lost(training, tmp_path, capsys):
     phase = training.phase("on", "torch", STEPS)
     with pytest.raises(PipelineError, match="the optimizer state would be reset"):
         check_start(state.artifact, phase)
-    assert len(check_start(state.artifact, phase.changed(allow=["moments"]))) == 1
+    assert len(check_start(state.artifact, phase.with_values(allow=["moments"]))) == 1
 
 
 def test_import_of_another_model_is_refused(training, tmp_path):

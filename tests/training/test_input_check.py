@@ -51,7 +51,7 @@ def read(folder: Path, validation: bool = False) -> inputs.Inputs:
     """Read the inputs as a start does; they are made at the first call."""
     phase = make_tiny_phase("a", "torch", 1)
     if validation:
-        phase = phase.changed(validation={"prompts": ["boat"]})
+        phase = phase.with_values(validation={"prompts": ["boat"]})
     with artifact.publish(folder / "launch", "launch") as draft:
         write_run_yaml(phase, draft.folder / "run.yaml")
     if not (folder / "base").exists():

@@ -25,8 +25,8 @@ import pytest
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import DiskError
 from zerotrain.training.process import lock
-from zerotrain.training.process.holder import Holder
-from zerotrain.training.process.lock import hold_writer, holder_of, take
+from zerotrain.training.process.lock import hold_writer, read_owner, take
+from zerotrain.training.process.lock_owner import LockOwner
 
 TAKERS, ROUNDS = 8, 20
 SECONDS = 60
@@ -43,21 +43,21 @@ time.sleep(60)
 
 LAUNCHER = """
 import pathlib, sys, time
-from zerotrain.training.process.lock import end_with_holder
-end_with_holder(pathlib.Path(sys.argv[1]))
+from zerotrain.training.process.lock import end_with_owner
+end_with_owner(pathlib.Path(sys.argv[1]))
 print("looks", flush=True)
 time.sleep(60)
 """
 
 
-def held_by(folder: Path, **changes: Any) -> Holder:
-    """Write a lock as another holder would have left it; by default of a running process, us."""
+def held_by(folder: Path, **changes: Any) -> LockOwner:
+    """Write a lock as another owner would have left it; by default of a running process, us."""
     values = {"host": socket.gethostname(), "pid": os.getpid(), "job": ""}
     values["started"] = psutil.Process().create_time()
-    holder = Holder(**{**values, **changes})
+    owner = LockOwner(**{**values, **changes})
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / lock.LOCK).write_text(json.dumps(asdict(holder)))
-    return holder
+    (folder / lock.LOCK).write_text(json.dumps(asdict(owner)))
+    return owner
 
 
 def refusal(folder: Path) -> str:
@@ -77,26 +77,26 @@ def sleeper():
 
 
 def test_lock_is_taken_and_given_back(tmp_path: Path) -> None:
-    """The folder is made; the holder is written down; after the release no process holds it."""
+    """The folder is made; the owner is written down; after the release no process holds it."""
     folder = tmp_path / "run" / "plain" / "progress"
     held = take(folder)
-    holder = holder_of(folder)
-    assert holder is not None
-    assert (holder.host, holder.pid, holder.job) == (socket.gethostname(), os.getpid(), "")
-    assert holder.lives()
+    owner = read_owner(folder)
+    assert owner is not None
+    assert (owner.host, owner.pid, owner.job) == (socket.gethostname(), os.getpid(), "")
+    assert owner.is_alive()
     held.release()
-    assert holder_of(folder) is None
+    assert read_owner(folder) is None
     take(folder).release()
 
 
 def test_second_start_is_refused_naming_the_holder(tmp_path: Path, sleeper, monkeypatch) -> None:
-    """Pid, host, job and since when; how to stop it; and the lock stays the holder's."""
+    """Pid, host, job and since when; how to stop it; and the lock stays the owner's."""
     started = psutil.Process(sleeper.pid).create_time()
-    holder = held_by(tmp_path, pid=sleeper.pid, started=started, job="4711")
+    owner = held_by(tmp_path, pid=sleeper.pid, started=started, job="4711")
     text = refusal(tmp_path)
     assert f"pid {sleeper.pid} on {socket.gethostname()}, job 4711, since 20" in text
     assert f"`touch {tmp_path}/stop`" in text
-    assert holder_of(tmp_path) == holder
+    assert read_owner(tmp_path) == owner
     assert not list(tmp_path.glob("lock.new-*"))
 
 
@@ -113,9 +113,9 @@ def test_dead_holder_is_taken_over(tmp_path: Path) -> None:
     child.wait()
     held_by(tmp_path, pid=child.pid)
     take(tmp_path)
-    holder = holder_of(tmp_path)
-    assert holder is not None
-    assert holder.pid == os.getpid()
+    owner = read_owner(tmp_path)
+    assert owner is not None
+    assert owner.pid == os.getpid()
 
 
 def test_holder_that_waits_to_be_reaped_is_dead(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_holder_that_waits_to_be_reaped_is_dead(tmp_path: Path) -> None:
 
 
 def test_another_process_of_the_same_pid_is_taken_over(tmp_path: Path, sleeper) -> None:
-    """The pid runs, but what has it now started at another time than the holder."""
+    """The pid runs, but what has it now started at another time than the owner."""
     started = psutil.Process(sleeper.pid).create_time()
     held_by(tmp_path, pid=sleeper.pid, started=started - 100)
     take(tmp_path)
@@ -146,7 +146,7 @@ def test_other_host_is_never_taken_over(tmp_path: Path) -> None:
 
 
 def test_lock_that_a_power_cut_emptied_is_taken_over(tmp_path: Path) -> None:
-    """It names no process, and a living holder's lock is always whole."""
+    """It names no process, and a living owner's lock is always whole."""
     for text in ("", "[]", "{}"):
         (tmp_path / lock.LOCK).write_text(text)
         os.utime(tmp_path / lock.LOCK, (0, 0))
@@ -173,7 +173,7 @@ def test_release_leaves_another_holders_lock(tmp_path: Path) -> None:
     first = take(tmp_path)
     second = held_by(tmp_path, host="elsewhere")
     first.release()
-    assert holder_of(tmp_path) == second
+    assert read_owner(tmp_path) == second
 
 
 def link_fails(number: int) -> Any:
@@ -201,15 +201,15 @@ def test_without_links_a_lock_that_appears_meanwhile_is_not_replaced(
     """Another takes the lock between the look and the taking; the file system knows no links."""
 
     def link(*arguments: object) -> None:
-        if holder_of(tmp_path) is None:
+        if read_owner(tmp_path) is None:
             held_by(tmp_path, pid=sleeper.pid, started=psutil.Process(sleeper.pid).create_time())
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", link)
     assert f"pid {sleeper.pid} on" in refusal(tmp_path)
-    holder = holder_of(tmp_path)
-    assert holder is not None
-    assert holder.pid == sleeper.pid
+    owner = read_owner(tmp_path)
+    assert owner is not None
+    assert owner.pid == sleeper.pid
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOSPC])
@@ -227,9 +227,9 @@ def test_other_errors_are_sentences_and_replace_no_lock(
     with pytest.raises(DiskError) as caught:
         take(tmp_path)
     assert f"{tmp_path / 'lock'}: cannot be written: {os.strerror(number)}" in str(caught.value)
-    holder = holder_of(tmp_path)
-    assert holder is not None
-    assert holder.pid == sleeper.pid
+    owner = read_owner(tmp_path)
+    assert owner is not None
+    assert owner.pid == sleeper.pid
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lock", "lock.taking"]
 
 
@@ -245,26 +245,26 @@ def test_link_that_succeeded_and_says_it_exists_is_a_lock_taken(
 
     monkeypatch.setattr(os, "link", twice)
     take(tmp_path).release()
-    assert holder_of(tmp_path) is None
+    assert read_owner(tmp_path) is None
 
 
 def test_without_locks_a_later_takers_lock_is_not_removed(
     tmp_path: Path, sleeper, monkeypatch
 ) -> None:
-    """While one looks at a dead holder, another takes over; the file system knows no flock."""
+    """While one looks at a dead owner, another takes over; the file system knows no flock."""
 
     def refuse(*arguments: object) -> None:
         raise OSError("not supported")
 
-    runs = Holder.runs
+    runs = LockOwner.is_running
 
-    def meanwhile(self: Holder) -> bool:
-        monkeypatch.setattr(Holder, "runs", runs)
+    def meanwhile(self: LockOwner) -> bool:
+        monkeypatch.setattr(LockOwner, "is_running", runs)
         held_by(tmp_path, pid=sleeper.pid, started=psutil.Process(sleeper.pid).create_time())
         return False
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    monkeypatch.setattr(Holder, "runs", meanwhile)
+    monkeypatch.setattr(LockOwner, "is_running", meanwhile)
     held_by(tmp_path, host="elsewhere")
     assert f"pid {sleeper.pid} on" in refusal(tmp_path)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["lock", "lock.taking"]
@@ -286,16 +286,16 @@ def _take_often(folder: Path, barrier: Barrier, results: Any) -> None:
 
 
 def test_of_many_takers_exactly_one_wins(tmp_path: Path, monkeypatch) -> None:
-    """Eight processes at once on the lock of a dead holder: one wins, the others name it."""
-    runs = Holder.runs
+    """Eight processes at once on the lock of a dead owner: one wins, the others name it."""
+    runs = LockOwner.is_running
 
-    def slowly(self: Holder) -> bool | None:
+    def slowly(self: LockOwner) -> bool | None:
         found = runs(self)
         time.sleep(random.Random(os.getpid() + time.monotonic_ns()).random() * 0.004)
         return found
 
     # Between looking at the lock and acting on it, others have time to act.
-    monkeypatch.setattr(Holder, "runs", slowly)
+    monkeypatch.setattr(LockOwner, "is_running", slowly)
     child = subprocess.Popen(["true"])
     child.wait()
     for number in range(ROUNDS):
@@ -314,13 +314,13 @@ def test_of_many_takers_exactly_one_wins(tmp_path: Path, monkeypatch) -> None:
     for number in range(ROUNDS):
         outcomes = [outcome for place, outcome in found if place == number]
         assert outcomes.count("won") == 1
-        holder = holder_of(tmp_path / str(number))
-        assert holder is not None
-        assert {outcome for outcome in outcomes if outcome != "won"} == {holder.pid}
+        owner = read_owner(tmp_path / str(number))
+        assert owner is not None
+        assert {outcome for outcome in outcomes if outcome != "won"} == {owner.pid}
 
 
 def test_writer_waits_for_the_one_before_then_refuses(tmp_path: Path, monkeypatch) -> None:
-    """What a dead holder's training may still write ends first; if it does not, it is reported."""
+    """What a dead owner's training may still write ends first; if it does not, it is reported."""
     monkeypatch.setattr(lock, "GRACE_SECONDS", 0.3)
     first = hold_writer(tmp_path)
     with pytest.raises(PipelineError) as caught:
@@ -334,13 +334,13 @@ def test_writer_waits_for_the_one_before_then_refuses(tmp_path: Path, monkeypatc
 def test_writer_continues_as_soon_as_the_one_before_ends(tmp_path: Path, monkeypatch) -> None:
     """A kill -9 ends the kernel's lock with its process."""
     command = [sys.executable, "-c", HOLD_WRITER, str(tmp_path)]
-    holder = subprocess.Popen(command, stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    monkeypatch.setattr(lock.time, "sleep", lambda seconds: (holder.kill(), holder.wait()))
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == b"held\n"
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: (owner.kill(), owner.wait()))
     hold_writer(tmp_path).close()
-    assert holder.returncode == -9
-    holder.stdout.close()
+    assert owner.returncode == -9
+    owner.stdout.close()
 
 
 def test_the_lock_of_a_jobs_earlier_start_is_taken_over(tmp_path: Path, monkeypatch) -> None:
@@ -359,16 +359,16 @@ def test_the_lock_of_a_jobs_earlier_start_is_taken_over(tmp_path: Path, monkeypa
         take(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     held = take(tmp_path)
-    holder = holder_of(tmp_path)
-    assert holder is not None
-    assert holder.host == "n2"
+    owner = read_owner(tmp_path)
+    assert owner is not None
+    assert owner.host == "n2"
     held.release()
-    assert holder_of(tmp_path) is None
+    assert read_owner(tmp_path) is None
 
 
-@pytest.mark.parametrize("what", ["released", "taken over", "its holder ends"])
+@pytest.mark.parametrize("what", ["released", "taken over", "its owner ends"])
 def test_a_launcher_ends_with_the_lock_of_its_starter(tmp_path: Path, what: str, sleeper) -> None:
-    """On another machine no signal of the starter's reaches it; of the holder's own machine it sees
+    """On another machine no signal of the starter's reaches it; of the owner's own machine it sees
     the process, too. While the starter holds the lock, it stays, even if it sees it late."""
     started = psutil.Process(sleeper.pid).create_time()
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path)]

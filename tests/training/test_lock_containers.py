@@ -16,9 +16,9 @@ import pytest
 
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.errors import PipelineError
-from zerotrain.training.process import holder, lease, lock
-from zerotrain.training.process.holder import Holder, this_process
-from zerotrain.training.process.lock import holder_of, take
+from zerotrain.training.process import lease, lock, lock_owner
+from zerotrain.training.process.lock import read_owner, take
+from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 NAMESPACES = ["unshare", "--pid", "--mount", "--uts", "--fork", "--mount-proc", "--kill-child"]
 NAMESPACES += [] if os.getuid() == 0 else ["--map-root-user"]
@@ -73,14 +73,14 @@ def test_second_container_of_the_same_name_is_refused(tmp_path: Path, container:
     """Both have the same host name and the same pid, which mean nothing to the other."""
     first = container(6)
     assert first_line(first) == "held\n"
-    taken = holder_of(tmp_path)
+    taken = read_owner(tmp_path)
     second = container(6)
     said = second.communicate(timeout=60)[0]
     assert second.returncode == 2
     assert f"a training is running here already: pid 1 on {NAME}, since 20" in said
     assert "in another container or on another machine of this name, last sign of life" in said
     assert f"`zerotrain progress unlock {tmp_path}`" in said
-    assert holder_of(tmp_path) == taken
+    assert read_owner(tmp_path) == taken
     assert first.poll() is None
 
 
@@ -88,13 +88,13 @@ def test_dead_container_is_taken_over_after_its_lease(tmp_path: Path, container:
     """No sooner than the lease after its last sign, by the file system's clock."""
     first = container(2)
     assert first_line(first) == "held\n"
-    dead = holder_of(tmp_path)
+    dead = read_owner(tmp_path)
     first.kill()
     first.wait()
     last = lease.last_sign(tmp_path / lock.LOCK)
     second = container(2)
     assert first_line(second) == "held\n"
-    found = holder_of(tmp_path)
+    found = read_owner(tmp_path)
     assert dead is not None
     assert found is not None
     assert found.pid_namespace != dead.pid_namespace
@@ -105,8 +105,8 @@ def test_dead_container_is_taken_over_after_its_lease(tmp_path: Path, container:
     assert now - last >= dead.lease
 
 
-def in_container(folder: Path, silent: float, **changes: object) -> Holder:
-    """Write the lock of a holder in another PID namespace, with its last sign so long ago."""
+def in_container(folder: Path, silent: float, **changes: object) -> LockOwner:
+    """Write the lock of an owner in another PID namespace, with its last sign so long ago."""
     me = this_process(60)
     values = {"pid_namespace": me.pid_namespace + 1, **changes}
     found = replace(me, **values)  # type: ignore[arg-type]
@@ -134,8 +134,8 @@ def test_clock_of_this_machine_decides_nothing(
     old.mkdir()
     living, dead = in_container(fresh, 0), in_container(old, 61)
     monkeypatch.setattr(time, "time", lambda: now() + skew)
-    assert lock.lives(fresh, living)
-    assert not lock.lives(old, dead)
+    assert lock.is_alive(fresh, living)
+    assert not lock.is_alive(old, dead)
     take(old).release()
 
 
@@ -143,37 +143,37 @@ def test_clock_of_this_machine_decides_nothing(
 def test_expired_holder_that_gives_a_sign_after_all_is_not_taken_over(tmp_path: Path) -> None:
     """A disk that did not answer for a while has kept its signs back."""
     found = in_container(tmp_path, 3600)
-    signs = lease.Signs(tmp_path / lock.LOCK, found.lease)
+    signs = lease.SignsOfLife(tmp_path / lock.LOCK, found.lease)
     os.utime(tmp_path / lock.LOCK, (0, 0))
     try:
         with pytest.raises(PipelineError, match="in another container"):
             take(tmp_path)
     finally:
         signs.close()
-    assert holder_of(tmp_path) == found
+    assert read_owner(tmp_path) == found
 
 
 def test_signs_of_a_former_holder_do_not_count_for_the_next(tmp_path: Path) -> None:
     """It continues giving them through a file that is the lock no more."""
     found = in_container(tmp_path, 0)
-    signs = lease.Signs(tmp_path / lock.LOCK, 0.1)
+    signs = lease.SignsOfLife(tmp_path / lock.LOCK, 0.1)
     (tmp_path / lock.LOCK).unlink()
     next_one = in_container(tmp_path, 3600, pid=found.pid + 1)
     time.sleep(0.2)
     signs.close()
-    assert not lock.lives(tmp_path, next_one)
+    assert not lock.is_alive(tmp_path, next_one)
 
 
 def test_holder_of_before_a_restart_of_the_machine_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has given no sign since the start; a machine of the same name would have."""
-    monkeypatch.setattr(holder, "_uptime", lambda: 40.0)
+    monkeypatch.setattr(lock_owner, "_uptime", lambda: 40.0)
     dead = in_container(tmp_path, 50, boot="another", pid_namespace=this_process().pid_namespace)
-    assert not lock.lives(tmp_path, dead)
+    assert not lock.is_alive(tmp_path, dead)
     take(tmp_path).release()
     twin = in_container(tmp_path, 30, boot="another", pid_namespace=this_process().pid_namespace)
-    assert lock.lives(tmp_path, twin)
+    assert lock.is_alive(tmp_path, twin)
 
 
 def test_locks_of_earlier_and_later_versions_are_read(tmp_path: Path) -> None:
@@ -181,17 +181,17 @@ def test_locks_of_earlier_and_later_versions_are_read(tmp_path: Path) -> None:
     earlier = {"host": socket.gethostname(), "pid": os.getpid(), "job": "", "restart": 0}
     earlier |= {"started": this_process().started, "cluster": "", "user": os.getuid()}
     (tmp_path / lock.LOCK).write_text(json.dumps(earlier))
-    found = holder_of(tmp_path)
+    found = read_owner(tmp_path)
     assert found is not None
-    assert found.runs_here()
+    assert found.is_running_here()
     (tmp_path / lock.LOCK).write_text(json.dumps({**earlier, "host": "n1"}))
-    found = holder_of(tmp_path)
+    found = read_owner(tmp_path)
     assert found is not None
     os.utime(tmp_path / lock.LOCK, (0, 0))
-    assert lock.lives(tmp_path, found)
+    assert lock.is_alive(tmp_path, found)
     later = {**asdict(this_process(60)), "colour": "red"}
     (tmp_path / lock.LOCK).write_text(json.dumps(later))
-    assert holder_of(tmp_path) == this_process(60)
+    assert read_owner(tmp_path) == this_process(60)
 
 
 def test_lease_of_a_phase_is_the_default_of_the_lock() -> None:

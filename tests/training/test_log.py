@@ -26,7 +26,7 @@ def opened(
 ) -> TrainingLog:
     """The log of a phase of 4 samples a step, 24 an epoch, that ends at step 14."""
     values: dict[str, Any] = {"report_to": [], "max_length": 8, "resolution": None, "log_every": 4}
-    phase = make_tiny_phase("a", "torch", 14).changed(**{**values, **changes})
+    phase = make_tiny_phase("a", "torch", 14).with_values(**{**values, **changes})
     progress.mkdir(exist_ok=True)
     return TrainingLog(
         progress, phase, records, step, 4 * step, torch.device("cpu"), same_phase=True
@@ -118,7 +118,7 @@ def test_what_a_validation_finds_is_a_line_that_curves_leave_out(tmp_path) -> No
     """It is in the log with its own names; a reader of the loss does not meet it."""
     log = opened(tmp_path)
     steps(log, 1, 4)
-    log.measured(4, {"val_loss": 0.5, "val_perplexity": 1.6})
+    log.record_validation(4, {"val_loss": 0.5, "val_perplexity": 1.6})
     expected = {"phase": "a", "step": 4, "val_loss": 0.5, "val_perplexity": 1.6}
     assert lines(tmp_path)[-1] == expected
     assert [line["step"] for line in read_log(tmp_path / "metrics.jsonl")] == [4]
@@ -130,7 +130,7 @@ def test_what_is_not_finite_is_null(tmp_path, value) -> None:
     log = opened(tmp_path)
     sent: list[Any] = []
     log._trackers = [SimpleNamespace(log=lambda values, step: sent.append(values))]
-    log.measured(4, {"val_loss": value, "val_perplexity": 2.0})
+    log.record_validation(4, {"val_loss": value, "val_perplexity": 2.0})
 
     def refuse(word: str) -> None:
         raise AssertionError(word)

@@ -13,9 +13,9 @@ from tests.builders.phases import make_tiny_phase
 
 from zerotrain.errors import PipelineError
 from zerotrain.training import loop
-from zerotrain.training.clock import Clock
-from zerotrain.training.not_finite import poisoned
+from zerotrain.training.not_finite import nan_gradients_if_not_finite
 from zerotrain.training.reporting import log as reporting
+from zerotrain.training.step_counter import StepCounter
 
 
 class Engine:
@@ -51,23 +51,23 @@ class Saving(contextlib.nullcontext):
         super().__init__()
         self.saved: list[int] = []
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         return True
 
-    def overdue(self) -> bool:
+    def is_overdue(self) -> bool:
         return False
 
-    def writing(self) -> bool:
+    def is_writing(self) -> bool:
         return False
 
-    def settle(self, writing: bool) -> None:
+    def wait_or_stage_tensors(self, writing: bool) -> None:
         pass
 
     def finish(self) -> None:
         pass
 
-    def begin(self, clock: Clock, *, wait: bool = False) -> None:
-        self.saved.append(clock.step)
+    def begin(self, counter: StepCounter, *, wait: bool = False) -> None:
+        self.saved.append(counter.step)
 
 
 class Log(reporting.Log):
@@ -88,7 +88,7 @@ def run(
 ) -> list[int]:
     """Train three steps, saving each; the steps that were saved."""
     saving = Saving()
-    phase = make_tiny_phase("a", "torch", steps).changed(
+    phase = make_tiny_phase("a", "torch", steps).with_values(
         save_every=1, global_batch_size=2, micro_batch_size=2, learning_rate=1.0, seed=0,
         lr_scheduler="constant", lr_warmup_steps=0, nan_action=nan_action,
     )  # fmt: skip
@@ -97,8 +97,8 @@ def run(
         batch=lambda *args: None, prepare=lambda *args: None, name=lambda number: f"{number}.png"
     )
     log = Log([] if said is None else said)
-    clock = Clock(0, 0, steps)
-    loop.train(Engine(norm, scale), objective, batches, phase, clock, log, saving, lambda: False)
+    counter = StepCounter(0, 0, steps)
+    loop.train(Engine(norm, scale), objective, batches, phase, counter, log, saving, lambda: False)
     return saving.saved
 
 
@@ -151,11 +151,11 @@ def test_a_poisoned_loss_is_the_loss():
     weights = torch.randn(50, generator=torch.Generator().manual_seed(1), requires_grad=True)
     loss = (weights**3).mean()
     (own,) = torch.autograd.grad(loss, weights, retain_graph=True)
-    (found,) = torch.autograd.grad(poisoned(loss), weights)
-    assert torch.equal(poisoned(loss), loss)
+    (found,) = torch.autograd.grad(nan_gradients_if_not_finite(loss), weights)
+    assert torch.equal(nan_gradients_if_not_finite(loss), loss)
     assert torch.equal(found, own)
     infinite = weights.sum() + math.inf
     (own,) = torch.autograd.grad(infinite, weights, retain_graph=True)
-    (found,) = torch.autograd.grad(poisoned(infinite), weights)
+    (found,) = torch.autograd.grad(nan_gradients_if_not_finite(infinite), weights)
     assert torch.isfinite(own).all()
     assert torch.isnan(found).all()

@@ -17,7 +17,7 @@ from tests.training.optimizer_trials import trial_phase
 from zerotrain import artifact
 from zerotrain.config.launch import Fp16Config
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.engines.loss_scale import LossScale, exhausted
+from zerotrain.training.engines.loss_scale import LossScale, is_at_minimum
 from zerotrain.training.engines.zero_engine import ZeroEngine
 
 SETTINGS = [
@@ -109,11 +109,11 @@ def test_a_scale_is_exhausted_at_its_lowest_and_where_it_is_fixed():
     """An overflow lowers neither: it has to be reported."""
     lowest = {"scale": 64.0, "good_steps": 0, "hysteresis": 1}
     settings = Fp16Config(min_loss_scale=64)
-    assert exhausted(lowest, settings)
-    assert not exhausted({**lowest, "scale": 128.0}, settings)
-    assert not exhausted({**lowest, "hysteresis": 2}, settings)
+    assert is_at_minimum(lowest, settings)
+    assert not is_at_minimum({**lowest, "scale": 128.0}, settings)
+    assert not is_at_minimum({**lowest, "hysteresis": 2}, settings)
     fixed = Fp16Config(loss_scale=128.0)
-    assert exhausted(LossScale(fixed).state(), fixed)
+    assert is_at_minimum(LossScale(fixed).state(), fixed)
 
 
 @pytest.mark.parametrize("preset", ["torch", pytest.param("zero2", marks=pytest.mark.slow)])

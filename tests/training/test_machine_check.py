@@ -68,7 +68,7 @@ def test_weights_of_32_bits_are_not_swapped_on_a_cpu() -> None:
     assert "mixed_precision no, but on this CPU DeepSpeed swaps weights of 16 bits alone" in text
     assert "use mixed_precision: bf16, or zero3_offload" in text
     for asked, here in (
-        (swapping.changed(mixed_precision="bf16"), machine()),
+        (swapping.with_values(mixed_precision="bf16"), machine()),
         (swapping, machine("cuda", A100)),
         (make_phase("zero3_offload"), machine()),
     ):
@@ -97,7 +97,9 @@ def test_host_memory_is_refused_beyond_the_limit_and_reported_beyond_what_is_fre
     assert "keeps 43.0 GiB in host memory, and this machine has 32.0 GiB, a limit of its" in text
     smaller = "set launch.bf16_optimizer_states: true (4 bytes a trained parameter less)"
     assert smaller in text
-    text = refusal(check_host_memory, offload.changed(bf16_optimizer_states=True), small, needed)
+    text = refusal(
+        check_host_memory, offload.with_values(bf16_optimizer_states=True), small, needed
+    )
     assert smaller not in text
     (said,) = check_host_memory(offload, machine(available=40 * GIB), needed)
     assert "43.0 GiB will be kept in host memory, and 40.0 GiB are available now" in said

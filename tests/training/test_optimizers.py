@@ -26,7 +26,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
 from zerotrain.training.optim.lion import Lion
-from zerotrain.training.optim.optimizer import drive, group_scalars, open_optimizers
+from zerotrain.training.optim.optimizer import group_scalars, open_optimizers, set_hyperparameters
 from zerotrain.training.optim.param_groups import ParamGroup
 from zerotrain.training.optim.prodigy import Prodigy
 
@@ -342,10 +342,10 @@ def test_a_schedule_may_change_the_first_beta_or_the_momentum(optimizer, argumen
     groups = [ParamGroup(["a"], 1e-2, 0.0), ParamGroup(["b"], 5e-3, 0.0)]
     (made,) = open_optimizers(phase, groups, [[torch.nn.Parameter(torch.ones(2))] for _ in groups])
     before = made.param_groups[0][key]
-    drive(made.param_groups, groups, phase, 1e-3, None)
+    set_hyperparameters(made.param_groups, groups, phase, 1e-3, None)
     assert [g["lr"] for g in made.param_groups] == [1e-3, 5e-4]
     assert made.param_groups[0][key] == before
-    drive(made.param_groups, groups, phase, 1e-3, 0.7)
+    set_hyperparameters(made.param_groups, groups, phase, 1e-3, 0.7)
     assert [g[key] for g in made.param_groups] == [expected, expected]
 
 
@@ -355,7 +355,7 @@ def test_a_momentum_that_is_not_there_is_refused():
     groups = [ParamGroup(["a"], 1e-2, 0.0)]
     (made,) = open_optimizers(phase, groups, [[torch.nn.Parameter(torch.ones(2))]])
     with pytest.raises(PipelineError, match="sgd has none"):
-        drive(made.param_groups, groups, phase, 1e-3, 0.7)
+        set_hyperparameters(made.param_groups, groups, phase, 1e-3, 0.7)
 
 
 def test_a_value_that_the_class_refuses_is_reported_in_a_sentence():

@@ -10,15 +10,8 @@ from tests.builders.phases import make_phase
 from tests.builders.refusals import refusal
 
 from zerotrain import artifact
-<<<<<<< HEAD
-=======
-from zerotrain.config.read import parse_config
-from zerotrain.errors import PipelineError
-from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import LaunchSettings, resolve_phase
->>>>>>> w-stages
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.training.checkpointing.conditions import Changes, Recorded, changes
+from zerotrain.training.checkpointing.conditions import Changes, RecordedConditions, changes
 from zerotrain.training.checkpointing.preflight import check_progress, check_start
 from zerotrain.training.reporting.validation_history import write_finished
 
@@ -30,21 +23,6 @@ POSITION = {
 ADAM = ["master", "exp_avg", "exp_avg_sq"]
 
 
-<<<<<<< HEAD
-=======
-def phase(preset: str = "torch", **changes: Any) -> ResolvedPhase:
-    """A phase of a run of cats, until step 300."""
-    raw = {
-        "run": "cats", "base": "nano", "data": {"images": "photos"},
-        "phases": [{"name": "plain", "until": 300, "launch": preset, "global_batch_size": 4}],
-    }  # fmt: skip
-    chosen = read_preset(Path(f"config/launch/{preset}.yaml"))
-    sizes = model_sizes({"a.weight": [10, 10]})
-    resolved = resolve_phase(LaunchSettings.of(parse_config(raw, "c"), "plain"), chosen, 100, sizes)
-    return resolved.changed(**changes)
-
-
->>>>>>> w-stages
 def state(folder: Path, slots: list[str], **changes: Any) -> artifact.Artifact:
     """A state's JSON without its tensors."""
     with artifact.publish(folder / "state", "state") as draft:
@@ -55,7 +33,7 @@ def state(folder: Path, slots: list[str], **changes: Any) -> artifact.Artifact:
 
 def changed(now: ResolvedPhase) -> Changes:
     """What a phase has otherwise than the one that was trained."""
-    return changes(Recorded(make_phase().numbers(), {}), now.numbers(), "")
+    return changes(RecordedConditions(make_phase().numbers(), {}), now.numbers(), "")
 
 
 @pytest.fixture
@@ -146,7 +124,7 @@ def test_each_optimizer_continues_its_own_slots(
         assert check_start(found, chosen) == []
     else:
         assert what in refusal(check_start, found, chosen)
-        assert len(check_start(found, chosen.changed(allow=["moments"]))) == 1
+        assert len(check_start(found, chosen.with_values(allow=["moments"]))) == 1
 
 
 def test_an_optimizer_before_its_first_update_has_nothing_to_lose(tmp_path: Path) -> None:

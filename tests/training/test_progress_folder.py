@@ -15,8 +15,8 @@ from zerotrain.state.checkpoint import write_position
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.checkpointing.progress_folder import (
     clear_leftovers,
+    newest_intact,
     newest_step,
-    newest_whole,
     prune,
     saved_steps,
     step_folder,
@@ -111,7 +111,7 @@ def test_damaged_records_cost_no_step(progress: Path, capsys) -> None:
     before = log.read_bytes()
     log.write_bytes(b"torn")
     (newest / "records/pending.json").write_text("")
-    assert newest_whole(progress, 9) == newest
+    assert newest_intact(progress, 9) == newest
     assert capsys.readouterr().err == (
         f"{log}: damaged, restored from {progress}/metrics.jsonl\n"
         f"{newest}/records/pending.json: damaged, removed; the next line of the log averages the "
@@ -119,7 +119,7 @@ def test_damaged_records_cost_no_step(progress: Path, capsys) -> None:
     )
     assert log.read_bytes() == before
     assert "records/pending.json" not in artifact.read(newest, "checkpoint").files
-    assert newest_whole(progress, 9) == newest
+    assert newest_intact(progress, 9) == newest
     assert capsys.readouterr().err == ""
 
 
@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_passed_over(progress: Path, capsys, damage: str
         (newest / "rank-00000-00000.safetensors").touch()
     else:
         (newest / "manifest.json").write_text('{"format": 1, "kind": "checkpoint"}')
-    assert newest_whole(progress, 9) == step_folder(progress, 1)
+    assert newest_intact(progress, 9) == step_folder(progress, 1)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{newest}")
     assert line.endswith("is taken and this one set aside as damaged-step-00000002")

@@ -16,7 +16,7 @@ from zerotrain.state.position import read_position
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import conditions
 from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
-from zerotrain.training.checkpointing.making import continued_history
+from zerotrain.training.checkpointing.making import continue_history
 from zerotrain.training.process.start import prepare
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["to_q", "to_k", "to_v"]}
@@ -187,8 +187,8 @@ def test_steps_of_which_nothing_is_known_are_not_taken_for_exact(
     history = [{"step": 3, "key": "threads", "old": 1, "new": 2}] if ran_on else []
     changed: conditions.Changes = {"device": ("cpu", "mps")} if step else {}
     position = make_position(step, ran_on=ran_on, history=history)
-    of_change = conditions.entries(step, changed)
-    assert continued_history(position, changed) == history + entries + of_change
+    of_change = conditions.history_entries(step, changed)
+    assert continue_history(position, changed) == history + entries + of_change
     found = RanOn.of(replace(position, step=20, ran_on={"device": "cpu"}, history=entries))
     assert (found.exact == "all steps") == (not entries)
     if entries:

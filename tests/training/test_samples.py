@@ -26,7 +26,7 @@ from tests.training.saving_trials import Log
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.draws import IMAGE_SEEDS, generator
 from zerotrain.models.families import load_family
-from zerotrain.training.reporting.decode_samples import undecoded
+from zerotrain.training.reporting.decode_samples import list_undecoded
 from zerotrain.training.reporting.samples import LatentSampler
 
 GRID: dict[str, Any] = {
@@ -121,7 +121,7 @@ def test_samples_are_those_of_the_saved_weights(
     training.run("p", preset, 3, **values, validation={**GRID, "decode": decode})
     assert training.hashes("p", 3) == training.hashes("plain", 3)
     samples = training.progress("p") / "samples"
-    assert not undecoded(samples)
+    assert not list_undecoded(samples)
     found = sorted(samples.glob("step-*.png"))
     assert [path.stem for path in found] == ["step-00000000", "step-00000002", "step-00000003"]
     sampled = load_file(samples / "step-00000003.safetensors")["latents"]

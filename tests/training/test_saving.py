@@ -23,13 +23,13 @@ from zerotrain.artifact.in_use import hold
 from zerotrain.errors import PipelineError
 from zerotrain.models.sizes import ModelSizes
 from zerotrain.state.checkpoint import Checkpoint, Fragment
-from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing import checkpoint_room, progress_folder, rank_writer, saving
 from zerotrain.training.checkpointing.progress_folder import prune, saved_steps, step_folder
 from zerotrain.training.checkpointing.saving import Saving
-from zerotrain.training.clock import Clock
 from zerotrain.training.reporting.validation import Validation
 from zerotrain.training.reporting.validation_history import ValidationHistory, best_step
+from zerotrain.training.step_counter import StepCounter
 
 
 def test_a_step_during_the_writing_is_not_in_the_checkpoint(tmp_path: Path, gate) -> None:
@@ -39,15 +39,15 @@ def test_a_step_during_the_writing_is_not_in_the_checkpoint(tmp_path: Path, gate
     engine.step()
     log = Log()
     with made(engine, tmp_path / "p", log) as saved:
-        saved.begin(Clock(1, 4, 100))
-        assert saved.writing()
+        saved.begin(StepCounter(1, 4, 100))
+        assert saved.is_writing()
         log.said.append("later")
-        saved.settle(writing=True)
+        saved.wait_or_stage_tensors(writing=True)
         engine.step()
         assert saved_steps(tmp_path / "p") == []
         gate.release(3)
         saved.finish()
-        assert not saved.writing()
+        assert not saved.is_writing()
     assert values(tmp_path / "p", 1) == {"a": 1.0, "b": 1.0, "c": 1.0}
     assert json.loads((tmp_path / "p/step-00000001/records/said.json").read_text()) == []
     assert Checkpoint(step_folder(tmp_path / "p", 1)).position.optimizer_step == 1
@@ -69,8 +69,8 @@ def test_no_more_than_a_shard_is_copied(tmp_path: Path, gate, monkeypatch) -> No
     monkeypatch.setattr(rank_writer, "Staging", Counted)
     engine = Engine()
     with made(engine, tmp_path / "p") as saved:
-        saved.begin(Clock(1, 4, 100))
-        settled = threading.Thread(target=saved.settle, args=(True,))
+        saved.begin(StepCounter(1, 4, 100))
+        settled = threading.Thread(target=saved.wait_or_stage_tensors, args=(True,))
         settled.start()
         gate.release(1)
         settled.join(0.3)
@@ -112,14 +112,14 @@ def test_an_engine_whose_buffers_are_reused_is_waited_for(
     monkeypatch.setattr(rank_writer, "file_sha256", hashed)
     engine = Swapping()
     with made(engine, tmp_path / "p") as saved:
-        saved.begin(Clock(1, 4, 100))
-        assert saved.writing()
-        saved.settle(writing=True)  # it waits for nothing
+        saved.begin(StepCounter(1, 4, 100))
+        assert saved.is_writing()
+        saved.wait_or_stage_tensors(writing=True)  # it waits for nothing
         engine.step()
         assert saved_steps(tmp_path / "p") == []
         gate.set()
         saved.finish()
-        assert not saved.writing()
+        assert not saved.is_writing()
         assert values(tmp_path / "p", 1) == {"a": 0.0, "b": 1.0, "c": 2.0}
 
 
@@ -135,7 +135,7 @@ def test_each_process_hashes_what_it_has_written_at_once(
 
     monkeypatch.setattr(publication, "file_sha256", counted)
     with made(Swapping(), tmp_path / "p") as saved:
-        saved.begin(Clock(1, 4, 100), wait=True)
+        saved.begin(StepCounter(1, 4, 100), wait=True)
     assert read
     assert not [name for name in read if name.endswith(".safetensors")]
     artifact.read(step_folder(tmp_path / "p", 1), "checkpoint")
@@ -148,15 +148,15 @@ def test_each_process_hashes_what_it_has_written_at_once(
 def test_the_known_hashes_are_those_of_the_files(tmp_path: Path) -> None:
     """They are computed on the way to the disk, and reading the checkpoint finds them right."""
     with made(Engine(), tmp_path / "p") as saved:
-        saved.begin(Clock(1, 4, 100), wait=True)
+        saved.begin(StepCounter(1, 4, 100), wait=True)
     found = artifact.read(step_folder(tmp_path / "p", 1), "checkpoint")
     name = "rank-00000-00000.safetensors"
     assert artifact.file_sha256(found.path(name)) == found.files[name]["sha256"]
 
 
-def _of_another_machine(size: int) -> rank_writer.Written:
+def _of_another_machine(size: int) -> rank_writer.PartReport:
     """What rank 1 tells of a file of so many bytes."""
-    return rank_writer.Written(
+    return rank_writer.PartReport(
         known={"rank-00001-00000.safetensors": "0" * 64},
         sizes={"rank-00001-00000.safetensors": size},
         host="node-b",
@@ -174,7 +174,7 @@ def test_a_file_that_the_first_process_does_not_see_is_not_published(
     monkeypatch.setattr(saving.ranks, "gather", lambda own: [own, _of_another_machine(8)])
     name = "rank-00001-00000.safetensors"
     with made(Engine(), tmp_path / "p") as saved:
-        saved.begin(Clock(1, 4, 100))
+        saved.begin(StepCounter(1, 4, 100))
         (draft,) = (tmp_path / "p").glob(".step-*")
         if seen is not None:
             (draft / name).write_bytes(seen)
@@ -204,7 +204,7 @@ def test_an_error_of_the_loop_loses_no_checkpoint_that_has_started(tmp_path: Pat
 
     def fail(saved: Saving) -> None:
         with saved:
-            saved.begin(Clock(1, 4, 100))
+            saved.begin(StepCounter(1, 4, 100))
             gate.release(3)
             raise RuntimeError("out of memory")
 
@@ -228,7 +228,7 @@ def test_a_failure_to_publish_reaches_all_ranks(tmp_path: Path, monkeypatch) -> 
 
     monkeypatch.setattr(saving, "write_position", failing)
     with made(Engine(), tmp_path / "p") as saved:
-        saved.begin(Clock(1, 4, 100))
+        saved.begin(StepCounter(1, 4, 100))
         with pytest.raises(PipelineError, match="step 1 was not written") as first:
             saved.finish()
     assert told[-1] == (None, (first.value.what, first.value.hint))
@@ -238,7 +238,7 @@ def test_a_failure_to_publish_reaches_all_ranks(tmp_path: Path, monkeypatch) -> 
     answers = [(tmp_path, None), told[-1]]
     monkeypatch.setattr(saving.ranks, "broadcast", lambda _: answers.pop(0))
     with made(other, tmp_path / "q") as saved:
-        saved.begin(Clock(1, 4, 100))
+        saved.begin(StepCounter(1, 4, 100))
         with pytest.raises(PipelineError, match="the checkpoint of step 1 was not written"):
             saved.finish()
     assert not answers
@@ -247,8 +247,8 @@ def test_a_failure_to_publish_reaches_all_ranks(tmp_path: Path, monkeypatch) -> 
 def test_due_by_steps_and_for_good(tmp_path: Path) -> None:
     """Both intervals count from the start of the run."""
     saved = made(Engine(), tmp_path, save_every=20, keep_every=50)
-    assert [step for step in range(1, 101) if saved.due(step)] == [20, 40, 50, 60, 80, 100]
-    assert not saved.overdue()
+    assert [step for step in range(1, 101) if saved.is_due(step)] == [20, 40, 50, 60, 80, 100]
+    assert not saved.is_overdue()
 
 
 def test_due_by_the_clock_of_the_first_process(tmp_path: Path, monkeypatch) -> None:
@@ -260,13 +260,13 @@ def test_due_by_the_clock_of_the_first_process(tmp_path: Path, monkeypatch) -> N
     other.rank = 1
     beside = made(other, tmp_path, save_every="2 min")
     now[0] += 119
-    assert not saved.overdue()
+    assert not saved.is_overdue()
     now[0] += 1
-    assert saved.overdue()
-    assert not beside.overdue()
-    assert not any(saved.due(step) for step in range(1, 101))
-    saved.begin(Clock(1, 4, 100), wait=True)
-    assert not saved.overdue()
+    assert saved.is_overdue()
+    assert not beside.is_overdue()
+    assert not any(saved.is_due(step) for step in range(1, 101))
+    saved.begin(StepCounter(1, 4, 100), wait=True)
+    assert not saved.is_overdue()
 
 
 def test_resume_from_a_save_by_the_clock(training) -> None:
@@ -329,9 +329,9 @@ def test_the_best_stays_until_a_better_one_is_written(tmp_path: Path, gate, monk
         gate.release(6)
         for step in (400, 490):
             assert validation.at(step).save == (step == 400)
-            saved.begin(Clock(step, step, 1000))
+            saved.begin(StepCounter(step, step, 1000))
         assert validation.at(500).save
-        saved.begin(Clock(500, 500, 1000))
+        saved.begin(StepCounter(500, 500, 1000))
         assert saved_steps(tmp_path) == [400, 490]
         assert best_step(tmp_path) == 400
         gate.release(3)
@@ -418,20 +418,20 @@ def test_the_disk_is_compared_before_the_start(tmp_path: Path, disk) -> None:
     sizes = ModelSizes(2, 2, 1, "", 1, 1)  # of 2 trained parameters: 24 bytes with Adam's moments
     adam = phase(optimizer="adamw", save_every=10, keep=3)
     assert checkpoint_room.forecast(adam, sizes) == 24
-    assert checkpoint_room.forecast(adam.changed(use_ema=True), sizes) == 32
+    assert checkpoint_room.forecast(adam.with_values(use_ema=True), sizes) == 32
     disk.bytes = 3 * 24 + 24 + 8
     assert checkpoint_room.check_room(tmp_path, adam, sizes) == []
     disk.bytes = 95
     kept, _ = checkpoint_room.check_room(tmp_path, adam, sizes)
     assert "all that are to be kept need 0.0 MB: the oldest will be removed" in kept
-    assert checkpoint_room.check_room(tmp_path, adam.changed(keep=2), sizes) == []
-    assert checkpoint_room.check_room(tmp_path, adam.changed(keep=2, keep_every=50), sizes)
+    assert checkpoint_room.check_room(tmp_path, adam.with_values(keep=2), sizes) == []
+    assert checkpoint_room.check_room(tmp_path, adam.with_values(keep=2, keep_every=50), sizes)
     disk.bytes = 48
     assert checkpoint_room.check_room(tmp_path, adam, sizes)
     disk.bytes = 47
     with pytest.raises(PipelineError, match="since the one before stays until"):
         checkpoint_room.check_room(tmp_path, adam, sizes)
-    once = adam.changed(save_every=100)
+    once = adam.with_values(save_every=100)
     [export] = checkpoint_room.check_room(tmp_path, once, sizes)
     assert "its export takes up to" in export
     save(tmp_path, 10, size=23)
@@ -456,9 +456,9 @@ def test_the_export_is_counted_before_the_start(
         "float32), and its checkpoints leave 0.6 MB: export_weights would stop at a full disk "
         "after step 100; free 0.1 MB until then, or lower keep. The training is not lost by it"
     )
-    lora = adam.changed(lora={"rank": 1})
+    lora = adam.with_values(lora={"rank": 1})
     assert checkpoint_room.check_room(tmp_path, lora, sizes) == []
-    monkeypatch.setattr(checkpoint_room, "share_disk", lambda *_: False)
+    monkeypatch.setattr(checkpoint_room, "is_same_disk", lambda *_: False)
     assert checkpoint_room.check_room(tmp_path, adam, sizes) == []
 
 
@@ -470,7 +470,7 @@ def test_a_restart_continues_where_the_training_would_have(tmp_path: Path, disk)
     disk.bytes = 3 * 24 + 10
     assert checkpoint_room.check_room(tmp_path, adam, sizes)
     with pytest.raises(PipelineError, match="are needed, since"):
-        checkpoint_room.check_room(tmp_path, adam.changed(keep_every=10), sizes)
+        checkpoint_room.check_room(tmp_path, adam.with_values(keep_every=10), sizes)
     for step in (10, 20):
         shutil.rmtree(step_folder(tmp_path, step))
     disk.bytes = 24 + 23
@@ -483,10 +483,10 @@ def test_the_forecast_counts_what_stays(tmp_path: Path, disk) -> None:
     kept for good already gives no room back."""
     sizes = ModelSizes(2, 2, 1, "", 1, 1)
     adam = phase(optimizer="adamw", save_every=10, keep=2, keep_every=50)
-    measured = adam.changed(validation=SETTINGS)
-    assert checkpoint_room.most_checkpoints(adam.changed(keep_every=None), 0) == 3
-    assert [checkpoint_room.most_checkpoints(adam, begun) for begun in (0, 50, 100)] == [5, 4, 3]
-    assert checkpoint_room.most_checkpoints(measured, 0) == 6
+    measured = adam.with_values(validation=SETTINGS)
+    assert checkpoint_room.max_checkpoints(adam.with_values(keep_every=None), 0) == 3
+    assert [checkpoint_room.max_checkpoints(adam, begun) for begun in (0, 50, 100)] == [5, 4, 3]
+    assert checkpoint_room.max_checkpoints(measured, 0) == 6
     save(tmp_path, 50, size=24)
     for chosen, more in ((adam, 4), (measured, 5)):
         # The last one is written while the oldest is still there: the export finds its room.
@@ -522,7 +522,7 @@ def test_what_is_forecast_is_what_is_written(training) -> None:
     folder = step_folder(training.progress("a"), 1)
     found = Checkpoint(folder)
     tensors = sum(found.tensor(name, slot).nbytes for name in found.names for slot in found.slots)
-    assert EMA in found.slots
+    assert EMA_SLOT in found.slots
     exact = checkpoint_room.checkpoint_bytes(found.shapes, found.slots, "adamw")
     assert exact == tensors
     trained = sum(torch.Size(shape).numel() for shape in found.shapes.values())

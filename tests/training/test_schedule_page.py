@@ -51,17 +51,9 @@ def curve(title: str) -> list[float]:
     train = {"lr_scheduler": name, "lr_scheduler_args": args, "learning_rate": 1e-4}
     if name not in ("OneCycle", "LRRangeTest", "sine"):
         train["lr_warmup_steps"] = 100
-<<<<<<< HEAD
     settings = LaunchSettings.of(
         make_config(phases=[{"name": "a", "until": STEPS}], train=train), "a"
     )
-=======
-    raw = {
-        "run": "flowers", "base": "nano", "data": {"images": "photos"},
-        "phases": [{"name": "a", "until": STEPS}], "train": train,
-    }  # fmt: skip
-    settings = LaunchSettings.of(parse_config(raw, "c"), "a")
->>>>>>> w-stages
     phase = resolve_phase(settings, Preset("torch", "torch", {}), 100)
     found = momentum if title.endswith("beta1") else learning_rate
     return [float(found(phase.train, step, STEPS) or 0) for step in range(STEPS)]

@@ -14,14 +14,14 @@ from tests.builders.phases import make_tiny_phase
 from zerotrain.config import optimizers
 from zerotrain.machine.host import gib
 from zerotrain.models.quantized_linear import quantize_linear_layers
-from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing.checkpoint_room import checkpoint_bytes
-from zerotrain.training.process.start_lines import counted, start_details, start_lines
+from zerotrain.training.process.start_lines import format_count, start_details, start_lines
 
 
 def lines(tmp_path: Path, model: torch.nn.Module, **changes: Any) -> list[str]:
     """The terminal's lines of an engine that trains what requires a gradient, then the log's."""
-    phase = make_tiny_phase("a", "torch", 100).changed(**changes)
+    phase = make_tiny_phase("a", "torch", 100).with_values(**changes)
     shapes = {n: list(p.shape) for n, p in model.named_parameters() if p.requires_grad}
     engine: Any = SimpleNamespace(
         shapes=shapes, world_size=phase.launch.num_processes, device=torch.device("cpu")
@@ -61,7 +61,7 @@ def test_a_disk_that_is_too_small_is_not_called_large_enough(tmp_path, monkeypat
     )
 
 
-def test_those_kept_for_good_and_the_best_are_counted(tmp_path) -> None:
+def test_those_kept_for_good_and_the_best_are_format_count(tmp_path) -> None:
     """keep_every keeps steps 30, 60 and 90, validation the best one; two and one are as ever."""
     model = torch.nn.Linear(1023, 1000)
     said = lines(tmp_path, model, keep_every=30, save_every=30, validation={"eval_steps": 10})
@@ -119,7 +119,11 @@ def test_the_size_of_a_checkpoint_is_known_before_it_is_written(training, optimi
     files = (training.progress("a") / "step-00000002").glob("*.safetensors")
     written = sum(tensor.nbytes for path in files for tensor in load_file(path).values())
     model = training_model(training)
-    slots = [MASTER, *optimizers.slots(phase.train.optimizer, {}), *([EMA] if averaged else [])]
+    slots = [
+        MASTER,
+        *optimizers.slots(phase.train.optimizer, {}),
+        *([EMA_SLOT] if averaged else []),
+    ]
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     assert checkpoint_bytes(shapes, slots, phase.train.optimizer) == written
 
@@ -133,6 +137,6 @@ def training_model(training: Any) -> torch.nn.Module:
 
 def test_counts_as_people_read_them() -> None:
     """Three digits and a letter."""
-    assert [counted(n) for n in (999, 1500, 23_200_000, 2_567_463_684)] == [
+    assert [format_count(n) for n in (999, 1500, 23_200_000, 2_567_463_684)] == [
         "999", "1.5 k", "23.2 M", "2.57 B",
     ]  # fmt: skip

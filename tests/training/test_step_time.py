@@ -37,7 +37,7 @@ class Device:
         self.now = 0.0
         self.waits = 0
 
-    def Event(self, enable_timing: bool) -> SimpleNamespace:
+    def Event(self, enable_timing: bool) -> SimpleNamespace:  # noqa: N802
         event = SimpleNamespace(at=0.0)
         event.record = lambda: setattr(event, "at", self.now)
         event.elapsed_time = lambda other: (other.at - event.at) * 1000

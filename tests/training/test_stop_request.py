@@ -15,7 +15,7 @@ from zerotrain.training.process import lock, stop_request
 from zerotrain.training.process.stop_request import StopRequest
 
 
-class Ended(Exception):
+class EndedError(Exception):
     """Stands for the end of the process."""
 
 
@@ -24,7 +24,7 @@ def _unheard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Signals reach no process after a test, and end no test."""
 
     def end(code: int) -> None:
-        raise Ended(code)
+        raise EndedError(code)
 
     monkeypatch.setattr(stop_request.os, "_exit", end)
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
@@ -61,9 +61,9 @@ def test_what_a_launcher_hands_on_is_the_same_request(
     lock.take(tmp_path)
     later = time.monotonic() + SAME_SECONDS + 0.1
     monkeypatch.setattr(stop_request.time, "monotonic", lambda: later)
-    with pytest.raises(Ended, match=str(128 + signal.SIGTERM)):
+    with pytest.raises(EndedError, match=str(128 + signal.SIGTERM)):
         os.kill(os.getpid(), signal.SIGTERM)
-    assert lock.holder_of(tmp_path) is None
+    assert lock.read_owner(tmp_path) is None
 
 
 def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:

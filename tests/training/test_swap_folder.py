@@ -23,23 +23,23 @@ from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.machine import compiled_ops, disk
 from zerotrain.machine.liveness import hold
 from zerotrain.training.process import machine_folders, nvme_check
-from zerotrain.training.process.ending import read_left
-from zerotrain.training.process.holder import Holder, this_process
+from zerotrain.training.process.ending import read_exit_record
+from zerotrain.training.process.lock_owner import LockOwner, this_process
 from zerotrain.training.process.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder
 
 
-def left_by(disk: Path, name: str, holder: Holder | None) -> Path:
+def left_by(disk: Path, name: str, owner: LockOwner | None) -> Path:
     """A swap folder with a file of DeepSpeed's, as some training left it."""
     folder = disk / name
     (folder / "zero_stage_3" / "optimizer").mkdir(parents=True)
     (folder / "zero_stage_3" / "optimizer" / "0_2.tensor.swp").write_bytes(b"\0" * 4096)
-    if holder:
-        (folder / OWNER).write_text(json.dumps(asdict(holder)))
+    if owner:
+        (folder / OWNER).write_text(json.dumps(asdict(owner)))
     return folder
 
 
 @pytest.fixture
-def dead() -> Holder:
+def dead() -> LockOwner:
     """A process that has ended."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
@@ -54,7 +54,7 @@ def test_a_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
         assert first != second
         assert first.parent == second.parent == tmp_path
         assert first.name.startswith("zerotrain-tiny-swapped-")
-        assert Holder(**json.loads((first / OWNER).read_text())).pid == os.getpid()
+        assert LockOwner(**json.loads((first / OWNER).read_text())).pid == os.getpid()
         (first / "zero_stage_3").mkdir()
         (first / "zero_stage_3" / "x.swp").touch()
     assert list(tmp_path.iterdir()) == []
@@ -67,7 +67,7 @@ def test_the_folder_goes_when_training_fails(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dead_owners_folder_is_cleared_at_any_start(tmp_path: Path, dead: Holder) -> None:
+def test_a_dead_owners_folder_is_cleared_at_any_start(tmp_path: Path, dead: LockOwner) -> None:
     """Whole, whatever run and stage wrote it; and reported."""
     left_by(tmp_path, "zerotrain-other-phase-x1", dead)
     with swap_folder(make_swapped_phase(tmp_path), 0) as (mine, said):
@@ -83,7 +83,7 @@ def test_a_living_owners_folder_is_untouched(tmp_path: Path) -> None:
         import psutil
 
         started = psutil.Process(child.pid).create_time()
-        owner = Holder(socket.gethostname(), child.pid, started, "")
+        owner = LockOwner(socket.gethostname(), child.pid, started, "")
         folder = left_by(tmp_path, "zerotrain-a-b-x1", owner)
         assert clear_dead(tmp_path) == []
         assert (folder / "zero_stage_3" / "optimizer" / "0_2.tensor.swp").exists()
@@ -101,7 +101,7 @@ def test_a_pid_that_was_given_to_another_process_is_dead(tmp_path: Path) -> None
     assert not folder.exists()
 
 
-def test_another_hosts_folder_is_untouched(tmp_path: Path, dead: Holder) -> None:
+def test_another_hosts_folder_is_untouched(tmp_path: Path, dead: LockOwner) -> None:
     """Of its processes nothing is known here."""
     folder = left_by(tmp_path, "zerotrain-a-b-x1", replace(dead, host="elsewhere"))
     assert clear_dead(tmp_path) == []
@@ -109,7 +109,7 @@ def test_another_hosts_folder_is_untouched(tmp_path: Path, dead: Holder) -> None
 
 
 def test_folder_of_another_container_is_cleared_when_no_process_holds_it(
-    tmp_path: Path, dead: Holder
+    tmp_path: Path, dead: LockOwner
 ) -> None:
     """Its pid says nothing here; the lock on its owner's file does, as the disk is local."""
     twin = replace(dead, pid_namespace=dead.pid_namespace + 1)
@@ -135,7 +135,7 @@ def test_a_folder_without_a_readable_owner_is_left_and_named(
     assert (folder / "zero_stage_3").exists()
 
 
-def test_other_programs_files_are_never_touched(tmp_path: Path, dead: Holder) -> None:
+def test_other_programs_files_are_never_touched(tmp_path: Path, dead: LockOwner) -> None:
     """Not other names, not files, not what a link points to."""
     keep = tmp_path / "models"
     left_by(tmp_path, "models", dead)
@@ -147,7 +147,7 @@ def test_other_programs_files_are_never_touched(tmp_path: Path, dead: Holder) ->
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_what_a_cleared_folder_links_to_stays(tmp_path: Path, dead: Holder) -> None:
+def test_what_a_cleared_folder_links_to_stays(tmp_path: Path, dead: LockOwner) -> None:
     """A link inside goes, its target does not."""
     target = tmp_path / "data"
     target.mkdir()
@@ -192,7 +192,7 @@ def test_a_folder_that_cannot_be_written_is_refused(
 
 
 def test_too_little_space_is_refused_with_the_figures(
-    tmp_path: Path, dead: Holder, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, dead: LockOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the dead left is cleared first: it may be what is missing."""
     folder = left_by(tmp_path, "zerotrain-a-b-x1", dead)
@@ -226,17 +226,17 @@ def test_space_is_counted_in_the_base_models_files(base: Artifact, tmp_path: Pat
     everything = sum(sizes.values())
     phase = make_swapped_phase(tmp_path)
     assert needed_bytes(phase, base) == 18 * everything
-    assert needed_bytes(phase.changed(mixed_precision="no"), base) == 20 * everything
+    assert needed_bytes(phase.with_values(mixed_precision="no"), base) == 20 * everything
     frozen = sum(size for name, size in sizes.items() if "down_blocks" in name)
-    part = phase.changed(frozen_parameters=["down_blocks"])
+    part = phase.with_values(frozen_parameters=["down_blocks"])
     assert needed_bytes(part, base) == 18 * everything - 16 * frozen
-    assert needed_bytes(phase.changed(offload_param="cpu"), base) == 16 * everything
-    on_host = phase.changed(offload_param="cpu", offload_optimizer="cpu")
+    assert needed_bytes(phase.with_values(offload_param="cpu"), base) == 16 * everything
+    on_host = phase.with_values(offload_param="cpu", offload_optimizer="cpu")
     assert not on_host.swaps
     assert needed_bytes(on_host, base, "cpu") == 20 * everything
-    on_host = on_host.changed(offload_param="none")
+    on_host = on_host.with_values(offload_param="none")
     assert needed_bytes(on_host, base, "cpu") == 18 * everything
-    smaller = on_host.changed(bf16_optimizer_states=True)
+    smaller = on_host.with_values(bf16_optimizer_states=True)
     assert needed_bytes(smaller, base, "cpu") == 14 * everything
 
 
@@ -251,7 +251,7 @@ def test_space_of_an_adapter_is_the_adapters(base: Artifact, tmp_path: Path) -> 
     everything = sum(parameter.numel() for parameter in model.parameters())
     add_adapter(model, seed=0, **lora)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    phase = make_swapped_phase(tmp_path).changed(lora=lora)
+    phase = make_swapped_phase(tmp_path).with_values(lora=lora)
     assert needed_bytes(phase, base) == 16 * trained + 2 * (everything + trained)
 
 
@@ -263,13 +263,13 @@ def test_the_stage_gives_the_ranks_their_folder(
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: asked.append("op"))
     monkeypatch.setattr(nvme_check, "check", lambda *_: asked.append("check") or "it is right")
     phase = make_swapped_phase(tmp_path)
-    with machine_folders.swap_words(phase, tmp_path, inputs / "base") as words:
+    with machine_folders.swap_arguments(phase, tmp_path, inputs / "base") as words:
         assert words == ["--swap", str(next(tmp_path.iterdir()))]
         assert asked == ["op", "check"]
     assert list(tmp_path.iterdir()) == []
     assert "it is right" in capfd.readouterr().err
-    in_memory = phase.changed(offload_optimizer="cpu", offload_param="cpu")
-    with machine_folders.swap_words(in_memory, tmp_path, inputs / "base") as words:
+    in_memory = phase.with_values(offload_optimizer="cpu", offload_param="cpu")
+    with machine_folders.swap_arguments(in_memory, tmp_path, inputs / "base") as words:
         assert words == []
 
 
@@ -281,9 +281,9 @@ def test_each_machine_has_a_folder_and_room_for_its_share(
     monkeypatch.setattr(disk, "check_space", lambda *words: asked.append(words[2]))
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: None)
     monkeypatch.setattr(nvme_check, "check", lambda *_: None)
-    phase = make_swapped_phase(tmp_path).changed(machines=2, num_processes=4)
+    phase = make_swapped_phase(tmp_path).with_values(machines=2, num_processes=4)
     first, second, alone = (
-        machine_folders.swap_words(phase, tmp_path, inputs / "base", machines)
+        machine_folders.swap_arguments(phase, tmp_path, inputs / "base", machines)
         for machines in (2, 2, 1)
     )
     with first as one, second as other, alone:
@@ -298,7 +298,7 @@ def test_the_folder_of_a_job_is_found_on_its_machine(
 ) -> None:
     """What stands below a variable is made there, where the variable's folder is; nothing else."""
     monkeypatch.setenv("JOB_DISK", str(tmp_path))
-    phase = make_swapped_phase(tmp_path).changed(offload_path="${JOB_DISK}/a/swap")
+    phase = make_swapped_phase(tmp_path).with_values(offload_path="${JOB_DISK}/a/swap")
     with swap_folder(phase, 0) as (folder, _):
         assert folder.parent == tmp_path / "a" / "swap"
     monkeypatch.setenv("JOB_DISK", str(tmp_path / "away"))
@@ -314,7 +314,7 @@ def test_a_machine_that_cannot_swap_is_answered_by_its_launcher(
     inputs: Path, tmp_path: Path
 ) -> None:
     """In progress/, where the stage reads it: the launcher may be on another machine."""
-    away = make_swapped_phase(tmp_path).changed(offload_path="$NOWHERE/swap", engine="torch")
+    away = make_swapped_phase(tmp_path).with_values(offload_path="$NOWHERE/swap", engine="torch")
     write_run_yaml(away, tmp_path / "run.yaml")
     words = [
         *(sys.executable, "-m", "zerotrain.training.process.launcher", str(tmp_path)),
@@ -324,7 +324,7 @@ def test_a_machine_that_cannot_swap_is_answered_by_its_launcher(
     ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2, done.stderr
-    left = read_left(tmp_path)
+    left = read_exit_record(tmp_path)
     assert left
     assert left.code == 2
     assert left.reason.startswith(
@@ -344,7 +344,7 @@ def test_a_refused_check_leaves_nothing(
     monkeypatch.setattr(compiled_ops, "build_swap_op", refuse)
     with (
         pytest.raises(PipelineError, match="no libaio"),
-        machine_folders.swap_words(make_swapped_phase(tmp_path), tmp_path, inputs / "base"),
+        machine_folders.swap_arguments(make_swapped_phase(tmp_path), tmp_path, inputs / "base"),
     ):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -39,8 +39,8 @@ def patches(latents: torch.Tensor) -> int:
 
 def test_a_batch_has_routes_and_all_else_as_it_was():
     """Sample by sample the same at any batch size, and none without the key."""
-    plain = make_tiny_phase("a", "torch", 4).changed(**settings("flux"))
-    routed = plain.changed(tread_config=TREAD)
+    plain = make_tiny_phase("a", "torch", 4).with_values(**settings("flux"))
+    routed = plain.with_values(tread_config=TREAD)
     together = Batches(cache_of(), routed, patches).batch(6, 4, CPU)
     route = together.pop(ROUTE)
     assert route.shape == (4, 1, 16)
@@ -54,7 +54,7 @@ def test_a_batch_has_routes_and_all_else_as_it_was():
 
 def test_tokens_of_conditioning_images_are_routed_too():
     """They follow the image's in the sequence of the model."""
-    phase = make_tiny_phase("a", "torch", 4).changed(**settings("flux"), tread_config=TREAD)
+    phase = make_tiny_phase("a", "torch", 4).with_values(**settings("flux"), tread_config=TREAD)
     cache = cache_of(conditioning_latents=torch.zeros(2, 4, 8, 8))
     route = Batches(cache, phase, patches).batch(0, 1, CPU)[ROUTE]
     assert route.sort().values.flatten().tolist() == list(range(48))

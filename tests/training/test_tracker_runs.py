@@ -93,7 +93,7 @@ class Library(ModuleType):
 
 def phase(name: str, **changes: Any) -> Any:
     own = {"tracker_project_name": "cats", "tracker_run_name": "first"}
-    return make_tiny_phase("a", "torch", 20).changed(report_to=[name], **own, **changes)
+    return make_tiny_phase("a", "torch", 20).with_values(report_to=[name], **own, **changes)
 
 
 def start(name: str, library: Library, folder: Any, run: str | None) -> tuple[Any, str]:

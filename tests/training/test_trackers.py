@@ -56,7 +56,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
 
 
 def phase(*names: str, **changes: Any) -> Any:
-    return make_tiny_phase("a", "torch", 20).changed(report_to=list(names), **changes)
+    return make_tiny_phase("a", "torch", 20).with_values(report_to=list(names), **changes)
 
 
 def write_log(progress: Path, lines: list[tuple[int, dict[str, float]]]) -> None:

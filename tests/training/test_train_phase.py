@@ -21,7 +21,7 @@ from zerotrain.machine.child_process import SAME_SECONDS
 from zerotrain.stages.train_phase import allocator
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.process import lock
-from zerotrain.training.reporting import pulse
+from zerotrain.training.reporting import heartbeat
 
 STEPS = 300
 KILLED = 128 + signal.SIGKILL
@@ -38,17 +38,17 @@ def train_beforehand(training, name: str, until: int, **changes: Any) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_resume_after_a_signal_to_the_command(training, phase, preset):
     """A signal ends the command with exit code 85 and a checkpoint and leaves no process; meanwhile
-    a second start is refused, naming the holder, and disturbs nothing; the next start ends in the
+    a second start is refused, naming the owner, and disturbs nothing; the next start ends in the
     weights of an undisturbed run."""
     command = phase("stopped", preset)
     running = command.start()
-    command.wait_for(lambda: lock.holder_of(command.progress), "the lock")
+    command.wait_for(lambda: lock.read_owner(command.progress), "the lock")
 
     code, said = command.run()
     assert code == EXIT_USER_ERROR
-    holder = lock.holder_of(command.progress)
-    assert f"a training is running here already: pid {holder.pid} on {socket.gethostname()}" in said
-    assert holder.pid in {process.pid for process in command.processes()}
+    owner = lock.read_owner(command.progress)
+    assert f"a training is running here already: pid {owner.pid} on {socket.gethostname()}" in said
+    assert owner.pid in {process.pid for process in command.processes()}
     assert said.count("ERROR: ") == said.count("Hint: ") == 1
     assert "Traceback" not in said
     assert running.poll() is None
@@ -62,7 +62,7 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
     assert 5 <= step < STEPS
     assert f"unfinished: stopped on request; a checkpoint was written at step {step}" in said
     assert not command.checkpoint.exists()
-    assert lock.holder_of(command.progress) is None
+    assert lock.read_owner(command.progress) is None
 
     code, said = command.run()
     assert code == 0, said
@@ -74,7 +74,7 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_resume_after_kill_of_the_command(training, phase, preset):
     """kill -9 of the command, which can do nothing then, ends its training within seconds; the next
-    start takes over the dead holder's lock and ends in the weights of an undisturbed run."""
+    start takes over the dead owner's lock and ends in the weights of an undisturbed run."""
     until = 120
     command = phase("killed", preset, until, save_every=20)
     running = command.start()
@@ -83,7 +83,7 @@ def test_resume_after_kill_of_the_command(training, phase, preset):
     running.kill()
     running.wait()
     command.wait_for_silence()
-    assert lock.holder_of(command.progress) is not None
+    assert lock.read_owner(command.progress) is not None
     assert progress_folder.saved_steps(command.progress)
 
     code, said = command.run()
@@ -115,7 +115,7 @@ def test_resume_after_the_training_process_was_killed(phase):
     command.wait_for_silence()
     assert progress_folder.saved_steps(command.progress)
     assert not command.checkpoint.exists()
-    assert lock.holder_of(command.progress) is None
+    assert lock.read_owner(command.progress) is None
 
 
 @pytest.mark.slow
@@ -130,8 +130,8 @@ def test_a_training_whose_lock_is_anothers_ends(phase):
     path.write_text(later)
     code, said = command.end(running)
     assert code == EXIT_USER_ERROR
-    holder = json.loads(later)["pid"]
-    assert f"another training has taken over: pid {holder} on elsewhere, job 71, since" in said
+    owner = json.loads(later)["pid"]
+    assert f"another training has taken over: pid {owner} on elsewhere, job 71, since" in said
     assert said.count("ERROR: ") == said.count("Hint: ") == 1
     command.wait_for_silence()
     assert path.read_text() == later
@@ -148,7 +148,7 @@ def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
     command = phase(f"{preset}-widow", preset, until, num_processes=2, save_every=3)
     running = command.start()
     command.wait_for_step(5)
-    victim = next(one for one in pulse.beats(command.progress) if one.rank == 1)
+    victim = next(one for one in heartbeat.read_statuses(command.progress) if one.rank == 1)
     os.kill(victim.pid, signal.SIGKILL)
     code, said = command.end(running)
     assert code == 1, said
@@ -169,7 +169,7 @@ def test_resume_after_one_process_of_two_hung(phase, preset):
     command = phase(f"{preset}-hung", preset, num_processes=2, save_every=3, ddp_timeout=10)
     running = command.start()
     command.wait_for_step(5)
-    victim = next(one for one in pulse.beats(command.progress) if one.rank == 1)
+    victim = next(one for one in heartbeat.read_statuses(command.progress) if one.rank == 1)
     os.kill(victim.pid, signal.SIGSTOP)
     code, said = command.end(running)
     assert code == 1, said
@@ -200,7 +200,7 @@ def test_resume_after_a_signal_to_a_part(phase, whom, number):
     command = phase("parts", num_processes=2)
     running = command.start()
     command.wait_for_step(3)
-    ranks = {one.rank: one.pid for one in pulse.beats(command.progress)}
+    ranks = {one.rank: one.pid for one in heartbeat.read_statuses(command.progress)}
     launcher = psutil.Process(ranks[0]).ppid()
     for pid in {"launcher": [launcher], "rank 1": [ranks[1]],
                 "launcher and ranks": [launcher, *ranks.values()]}[whom]:  # fmt: skip

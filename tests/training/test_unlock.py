@@ -1,4 +1,4 @@
-"""`zerotrain progress unlock`: for a holder that is gone and cannot be seen."""
+"""`zerotrain progress unlock`: for an owner that is gone and cannot be seen."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 from zerotrain.cli.groups import unlock as command
 from zerotrain.errors import PipelineError
 from zerotrain.training.process import lease, lock
-from zerotrain.training.process.holder import Holder, this_process
-from zerotrain.training.process.lock import holder_of
+from zerotrain.training.process.lock import read_owner
+from zerotrain.training.process.lock_owner import LockOwner, this_process
 from zerotrain.training.process.unlock import unlock
 
 
@@ -28,8 +28,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def held(folder: Path, silent: float = 100, **changes: object) -> Holder:
-    """Write the lock of a holder on another machine, with its last sign so many seconds ago."""
+def held(folder: Path, silent: float = 100, **changes: object) -> LockOwner:
+    """Write the lock of an owner on another machine, with its last sign so many seconds ago."""
     found = replace(this_process(120), **{"host": "n1", "pid": 7, **changes})  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / lock.LOCK).write_text(json.dumps(asdict(found)))
@@ -42,17 +42,17 @@ def held(folder: Path, silent: float = 100, **changes: object) -> Holder:
 def test_lock_is_removed_when_the_question_is_answered_so(
     tmp_path: Path, monkeypatch, capsys, answer: str, left: bool
 ) -> None:
-    """Nothing is the same as no; the question names the holder and the age of its last sign."""
-    holder = held(tmp_path)
+    """Nothing is the same as no; the question names the owner and the age of its last sign."""
+    owner = held(tmp_path)
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     if left:
         with pytest.raises(PipelineError, match="the lock was left"):
             unlock(tmp_path, yes=False)
     else:
         assert unlock(tmp_path, yes=False).startswith(f"{tmp_path}: unlocked; it was held by pid 7")
-    assert holder_of(tmp_path) == (holder if left else None)
+    assert read_owner(tmp_path) == (owner if left else None)
     asked = capsys.readouterr().err
-    assert f"held by pid 7 on n1{holder.details}, last sign of life 100 s ago" in asked
+    assert f"held by pid 7 on n1{owner.details}, last sign of life 100 s ago" in asked
     assert asked.endswith("Remove its lock? [y/N] ")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "lock.taking") == (
         ["lock"] if left else []
@@ -66,25 +66,25 @@ def test_without_a_terminal_only_yes_removes_a_lock(tmp_path: Path, monkeypatch)
     with pytest.raises(PipelineError, match="not removed without confirmation") as caught:
         unlock(tmp_path, yes=False)
     assert "--yes" in str(caught.value)
-    assert holder_of(tmp_path) is not None
+    assert read_owner(tmp_path) is not None
     unlock(tmp_path, yes=True)
-    assert holder_of(tmp_path) is None
+    assert read_owner(tmp_path) is None
     assert "no lock to remove" in unlock(tmp_path, yes=True)
 
 
 def test_holder_that_lives_is_not_unlocked(tmp_path: Path, monkeypatch) -> None:
     """By its pid here, or by the signs that it gives on another machine; not even with --yes."""
-    holder = held(tmp_path, host=this_process().host, pid=os.getpid())
+    owner = held(tmp_path, host=this_process().host, pid=os.getpid())
     with pytest.raises(PipelineError, match=f"its holder lives: pid {os.getpid()} on"):
         unlock(tmp_path, yes=True)
-    assert holder_of(tmp_path) == holder
+    assert read_owner(tmp_path) == owner
     monkeypatch.setattr(lease, "SIGN_SECONDS", 0.3)
     away = held(tmp_path, silent=0)
     sign = threading.Timer(0.2, os.utime, [tmp_path / lock.LOCK])
     sign.start()
     with pytest.raises(PipelineError, match="its holder lives: pid 7 on n1"):
         unlock(tmp_path, yes=True)
-    assert holder_of(tmp_path) == away
+    assert read_owner(tmp_path) == away
 
 
 def test_holder_that_has_ended_needs_no_unlocking(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_holder_that_has_ended_needs_no_unlocking(tmp_path: Path) -> None:
 def test_lock_of_who_came_meanwhile_stays(tmp_path: Path, monkeypatch) -> None:
     """While the user thinks, another has taken over."""
     held(tmp_path)
-    later: list[Holder] = []
+    later: list[LockOwner] = []
 
     class Slow(Terminal):
         def readline(self, *arguments: object) -> str:
@@ -106,21 +106,21 @@ def test_lock_of_who_came_meanwhile_stays(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "stdin", Slow())
     with pytest.raises(PipelineError, match="another process has taken the lock since: pid 8"):
         unlock(tmp_path, yes=False)
-    assert [holder_of(tmp_path)] == later
+    assert [read_owner(tmp_path)] == later
 
 
 def test_command_takes_the_name_of_a_phase(tmp_path: Path, monkeypatch, capsys) -> None:
     """As the hint of a refusal has it, or the folder of another lock."""
     monkeypatch.chdir(tmp_path)
     progress = Path("results/digits/plain/progress")
-    holder = held(progress, lease=0.0)
-    assert lock.unlocking(progress, holder).endswith("`zerotrain progress unlock digits/plain`")
+    owner = held(progress, lease=0.0)
+    assert lock.unlock_hint(progress, owner).endswith("`zerotrain progress unlock digits/plain`")
     command("digits/plain", yes=True)
-    assert holder_of(progress) is None
+    assert read_owner(progress) is None
     switch = Path("results/digits/.switch")
-    holder = held(switch, lease=0.0)
-    named = lock.unlocking(switch, holder)
+    owner = held(switch, lease=0.0)
+    named = lock.unlock_hint(switch, owner)
     assert named.endswith("`zerotrain progress unlock results/digits/.switch`")
     command(str(switch), yes=True)
-    assert holder_of(switch) is None
+    assert read_owner(switch) is None
     assert "unlocked; it was held by pid 7 on n1" in capsys.readouterr().out

@@ -23,7 +23,7 @@ from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.models.families.tokens import IGNORED
 from zerotrain.stages import train_phase
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing.inputs import Inputs
 from zerotrain.training.checkpointing.progress_folder import (
     STOP,
@@ -81,7 +81,7 @@ def test_validation_of_averaged_weights(training, preset, processes):
     training.run("p", preset, 4, **values, validation=chosen)
     assert training.hashes("p", 4) == training.hashes("plain", 4)
     for line in validations(training, "p")[1:]:
-        for key, slot in (("val_loss", MASTER), ("val_loss_ema", EMA)):
+        for key, slot in (("val_loss", MASTER), ("val_loss_ema", EMA_SLOT)):
             model = weights(training, "sdxl", "p", line["step"], slot)
             assert line[key] == measured(model, "sdxl", training)
         assert line["val_loss"] != line["val_loss_ema"]

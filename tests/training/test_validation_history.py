@@ -62,7 +62,7 @@ def test_patience_counts_validations_in_a_row_that_are_no_better(
 ):
     """It ends at that validation and at none before."""
     rule = settings(patience, threshold)
-    ended = [n for n in range(len(values) + 1) if history(values[:n]).ended(rule) is not None]
+    ended = [n for n in range(len(values) + 1) if history(values[:n]).end_reason(rule) is not None]
     assert ended[:1] == ([] if ends_at is None else [ends_at])
 
 
@@ -75,9 +75,9 @@ def test_means_over_other_samples_are_not_compared():
         found.note(step, {"val_loss": value}, fewer)
     found.note(4, {"val_loss": 3.0}, settings(2))
     assert found.best(settings(2))["step"] == 4
-    assert found.ended(settings(2)) is None
+    assert found.end_reason(settings(2)) is None
     assert found.best(fewer)["step"] == 1
-    assert found.ended(fewer) is not None
+    assert found.end_reason(fewer) is not None
 
 
 def test_what_is_no_number_is_null_in_json(tmp_path):
@@ -97,13 +97,13 @@ def test_what_is_no_number_is_null_in_json(tmp_path):
     again = read_history(tmp_path)
     assert again == found
     assert again.best(settings())["value"] == 2.0
-    assert again.ended(settings(2)) is not None
-    assert again.ended(settings(3)) is None
+    assert again.end_reason(settings(2)) is not None
+    assert again.end_reason(settings(3)) is None
 
 
 def test_a_sentence_says_why():
     """With the count and the best value."""
-    assert history([3, 2, 2.5, 2.5]).ended(settings(2)) == (
+    assert history([3, 2, 2.5, 2.5]).end_reason(settings(2)) == (
         "val_loss was no better in 2 validations in a row (best 2)"
     )
 

@@ -388,7 +388,7 @@ def _no_library(project: Project) -> None:
 def _training(project: Project) -> None:
     folder = project.folder / "results/tiny/plain/progress"
     folder.mkdir(parents=True)
-    # Of another host nothing is known: its holder counts as alive.
+    # Of another host nothing is known: its owner counts as alive.
     (folder / "lock").write_text(
         '{"host": "far", "pid": 7, "started": 1.0, "job": "", "restart": 0}'
     )

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from tests.workflow.jobs import EVERYTHING, NOTHING, source
 
 from zerotrain.errors import EXIT_USER_ERROR
-from zerotrain.training.process.holder import this_process
+from zerotrain.training.process.lock_owner import this_process
 
 RETRAINED = {
     stage: EVERYTHING[stage] for stage in ("train_phase", "export_weights", "evaluate", "report")

@@ -295,7 +295,7 @@ def _compact(value: dict[str, Any]) -> bytes:
 def _header(
     entries: dict[str, Any], room: int = 0, metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    said = dict(sorted({**METADATA, **(metadata or {})}.items()))
-    text = _compact({"__metadata__": said, **entries})
+    metadata_entries = dict(sorted({**METADATA, **(metadata or {})}.items()))
+    text = _compact({"__metadata__": metadata_entries, **entries})
     text = text.ljust(max(room, -(-len(text) // 8) * 8))
     return len(text).to_bytes(8, "little") + text

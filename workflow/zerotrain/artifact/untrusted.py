@@ -129,11 +129,11 @@ def _find_files_error(files: dict[str, Any]) -> str | None:
 
 def _find_parents_error(parents: dict[str, Any]) -> str | None:
     for name, entry in parents.items():
-        said = [entry.get(key) for key in ("path", "identity")] if isinstance(entry, dict) else []
-        if len(said) != 2 or not all(isinstance(value, str) for value in said):
+        values = [entry.get(key) for key in ("path", "identity")] if isinstance(entry, dict) else []
+        if len(values) != 2 or not all(isinstance(value, str) for value in values):
             return f"parents: {_quote(name)} has no path or no identity"
-        if error := _find_text_error(str(said[0])):
-            return f"parents: the path {_quote(said[0])} {error}"
+        if error := _find_text_error(str(values[0])):
+            return f"parents: the path {_quote(values[0])} {error}"
     return None
 
 

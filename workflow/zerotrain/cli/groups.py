@@ -145,8 +145,8 @@ def check(config: DvcConfig = MAIN_CONFIG) -> None:
     check(config)
 
 
-@dvc_app.command()
-def settle(
+@dvc_app.command("settle")
+def reconcile(
     config: DvcConfig = MAIN_CONFIG,
     killed: Annotated[
         bool, typer.Option("--killed", help="Enter in dvc.lock what a killed run had made.")
@@ -159,8 +159,8 @@ def settle(
     write_snakemake_metadata(config, killed=killed)
 
 
-@dvc_app.command()
-def enter(
+@dvc_app.command("enter")
+def commit_stages(
     stages: Annotated[list[str], typer.Argument(metavar="STAGE...", help="Names in dvc.yaml.")],
 ) -> None:
     """Enter stages in dvc.lock as made from what lies here; snakemake calls it at its end."""

@@ -43,7 +43,7 @@ class Split:
     step: int
     """Its new `until`."""
     name: str
-    """The new phase's name. All that is not said here it takes over from the phase that is cut."""
+    """The new phase's name. It takes over all that is not set here from the phase that is cut."""
     launch: Values
     """Launch values of the new phase that differ."""
     following: Values = field(default_factory=dict)

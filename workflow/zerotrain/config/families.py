@@ -12,7 +12,7 @@ DENOISING = ("snr_gamma", "noise_offset", *LOSS)
 FLOW_MATCHING = ("weighting_scheme", "logit_mean", "logit_std", "mode_scale", "flow_shift", *LOSS)
 SD3 = (*FLOW_MATCHING, "precondition_outputs")
 CONDITIONS = ("flux_guidance_value",)
-"""Keys of config.objective that the model is told; the others say how it is taught."""
+"""Keys of config.objective that the model receives; the others say how it is trained."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Kind:
         chunks: Whether captions of any length can be encoded in chunks (long_captions).
         conditioning: Whether samples may have conditioning images (data.conditioning_images).
         noise_schedule: Whether prediction_type, zero terminal SNR and the sampler can be chosen.
-        weighting_scheme: Of flow matching, where nothing else is said.
+        weighting_scheme: Of flow matching, where nothing else is set.
         token_routing: Whether tokens can pass layers by (tread_config).
         no_gradient: Regular expression of parameters that no loss depends on, as the model is made.
     """

@@ -39,14 +39,14 @@ def describe_syntax_error(error: Exception) -> str:
         return f"not valid YAML: byte {error.start + 1} is not UTF-8: save the file as UTF-8"
     if not isinstance(error, MarkedYAMLError):  # as a date that does not exist
         return f"not valid YAML: {' '.join(str(error).split())}"
-    said = f"{error.context or ''} {error.problem or ''}"
+    message = f"{error.context or ''} {error.problem or ''}"
     mark = error.problem_mark or error.context_mark
     at = "not valid YAML: "
     if mark:
         at += f"line {mark.line + 1}, column {mark.column + 1}: "
-    if doubled := DOUBLED.search(said):
+    if doubled := DOUBLED.search(message):
         return f"{at}the key {doubled[1]} stands twice: remove one of them"
-    cause = next((ours for theirs, ours in SYNTAX.items() if theirs in said), said.strip())
+    cause = next((ours for theirs, ours in SYNTAX.items() if theirs in message), message.strip())
     return f"{at}{cause}"
 
 

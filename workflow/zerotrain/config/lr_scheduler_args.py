@@ -17,7 +17,7 @@ Slope = Literal["linear", "cosine", "1-sqrt"]
 
 
 class NoArguments(Section):
-    """The schedule is said by learning_rate, lr_warmup_steps and lr_scheduler_steps."""
+    """The schedule is given by learning_rate, lr_warmup_steps and lr_scheduler_steps."""
 
 
 class CosineWithRestarts(Section):
@@ -218,7 +218,7 @@ OWN_KEYS = {
     "warmup_num_steps": "lr_warmup_steps",
     "total_num_steps": "lr_scheduler_steps",
 }
-"""DeepSpeed's parameters that are keys of `train` under another name: one value, said once."""
+"""DeepSpeed's parameters that are keys of `train` under another name: one value, set once."""
 
 LOWER_ENDS = ("lr_end", "min_lr", "warmup_min_lr", "cycle_min_lr")
 """Rates that the peak must not be below."""

@@ -71,7 +71,7 @@ class Problem:
     location: Location = ()
 
 
-class InvalidConfig(PipelineError):
+class InvalidConfigError(PipelineError):
     """A file whose values are wrong.
 
     Attributes:
@@ -118,12 +118,14 @@ def explain_errors(details: Sequence[Any]) -> list[Problem]:
 def _once(details: Sequence[Any]) -> list[Any]:
     """Return errors without those that a phase has only taken over from the run's sections."""
 
-    def said(detail: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
+    def identify(detail: Any, location: tuple[Any, ...]) -> tuple[Any, ...]:
         value = detail["input"]
         return location, detail["msg"], None if isinstance(value, dict) else repr(value)
 
-    own = {said(d, d["loc"]) for d in details if d["loc"][:1] != ("phases",)}
-    return [d for d in details if d["loc"][:1] != ("phases",) or said(d, d["loc"][2:]) not in own]
+    own = {identify(d, d["loc"]) for d in details if d["loc"][:1] != ("phases",)}
+    return [
+        d for d in details if d["loc"][:1] != ("phases",) or identify(d, d["loc"][2:]) not in own
+    ]
 
 
 def _explain(detail: Any) -> Iterable[Problem]:

@@ -11,7 +11,7 @@ from ruamel.yaml.error import YAMLError
 
 from zerotrain.config.launch_files import LAUNCH_FILES, read_launch_file
 from zerotrain.config.lines import describe_syntax_error
-from zerotrain.config.problems import PHASE_KEYS, InvalidConfig, explain_errors
+from zerotrain.config.problems import PHASE_KEYS, InvalidConfigError, explain_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 
@@ -90,7 +90,7 @@ def parse_config(raw: Any, source: str, file: Path | None = None) -> RunConfig:
         return RunConfig.model_validate(expand_phases(raw))
     except ValidationError as error:
         text = file.read_text() if file else None
-        raise InvalidConfig(source, explain_errors(error.errors()), raw, text) from error
+        raise InvalidConfigError(source, explain_errors(error.errors()), raw, text) from error
 
 
 def expand_phases(raw: dict[str, Any]) -> dict[str, Any]:

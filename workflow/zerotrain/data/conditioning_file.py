@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.data.listing import check_usable_path
-from zerotrain.data.source import BadImage
+from zerotrain.data.source import BadImageError
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def read_conditioning_images(files: Sequence[str | Path], key: str) -> list[Imag
             content = Path(file).expanduser().read_bytes()
             found.append(decode(content))
             check_opaque(content)
-        except (OSError, BadImage) as error:
+        except (OSError, BadImageError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise PipelineError(
                 f"{key}: {file}: {why}", hint="give image files (.png, .jpg, .webp, ...)"
@@ -69,7 +69,7 @@ def check_opaque(data: bytes) -> None:
         data: The file's bytes, as for decode.
 
     Raises:
-        BadImage: a pixel is not fully opaque.
+        BadImageError: a pixel is not fully opaque.
     """
     from PIL import Image
 
@@ -80,4 +80,4 @@ def check_opaque(data: bytes) -> None:
         if not image.has_transparency_data or image.mode.startswith("I"):
             return
         if image.convert("RGBA").getchannel("A").histogram()[255] < image.width * image.height:
-            raise BadImage("has transparent pixels; save it without an alpha channel")
+            raise BadImageError("has transparent pixels; save it without an alpha channel")

@@ -7,7 +7,7 @@ import warnings
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from zerotrain.data.source import BadImage
+from zerotrain.data.source import BadImageError
 
 FORMATS = {
     "AVIF": "AVIF",
@@ -40,23 +40,24 @@ def decode(data: bytes) -> Image.Image:
     For an animation use the first frame. Scale 16-bit greys to 8 bits.
 
     Raises:
-        BadImage: the bytes are not an image in one of FORMATS, are truncated, or would fill memory.
+        BadImageError: the bytes are not an image in one of FORMATS, are truncated, or would fill
+            memory.
     """
     if not data:
-        raise BadImage("empty file (0 bytes)")
+        raise BadImageError("empty file (0 bytes)")
     try:
         with Image.open(io.BytesIO(data), formats=[*FORMATS]) as image:
             image.load()
             return _to_rgb(ImageOps.exif_transpose(image))
-    except BadImage:
+    except BadImageError:
         raise
     except UnidentifiedImageError as error:
-        raise BadImage(_name_other_format(data)) from error
+        raise BadImageError(_name_other_format(data)) from error
     except Image.DecompressionBombError as error:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        raise BadImage(f"more than {limit:,} pixels, a possible decompression bomb") from error
+        raise BadImageError(f"more than {limit:,} pixels, a possible decompression bomb") from error
     except Exception as error:  # Pillow's plugins raise any error on broken files
-        raise BadImage(f"unreadable image ({error or type(error).__name__})") from error
+        raise BadImageError(f"unreadable image ({error or type(error).__name__})") from error
 
 
 def _name_other_format(data: bytes) -> str:
@@ -72,7 +73,7 @@ def _name_other_format(data: bytes) -> str:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
-        raise BadImage("floating-point pixels, whose range is not known")
+        raise BadImageError("floating-point pixels, whose range is not known")
     if image.mode.startswith("I"):
         image = _eight_bits(image)
     if image.has_transparency_data:
@@ -88,5 +89,5 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
     values = np.asarray(image).astype(np.int64)
     if values.min() < 0 or values.max() > 65535:
-        raise BadImage("32-bit pixels, whose range is not known")
+        raise BadImageError("32-bit pixels, whose range is not known")
     return Image.fromarray(np.round(values / 257).astype(np.uint8))

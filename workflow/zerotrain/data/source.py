@@ -18,7 +18,7 @@ DIGITS = Path("data/digits.csv.gz")
 """The built-in example's scans."""
 
 
-class BadImage(Exception):
+class BadImageError(Exception):
     """An image that cannot be used; the text gives the reason, as part of a sentence."""
 
 
@@ -66,7 +66,7 @@ class Source(ABC):
         """Decode the upright RGB image in the bytes.
 
         Raises:
-            BadImage: they are not an image.
+            BadImageError: they are not an image.
         """
 
     def conditioning_source(self, position: int) -> Source:
@@ -100,6 +100,6 @@ class Source(ABC):
             if image_sha256 and hashlib.sha256(data).hexdigest() != image_sha256:
                 raise PipelineError(f"{self.name}: {file} changed since prepare_dataset", hint=hint)
             return self.decode(data)
-        except (OSError, BadImage) as error:
+        except (OSError, BadImageError) as error:
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise PipelineError(f"{self.name}: {file}: {why}", hint=hint) from error

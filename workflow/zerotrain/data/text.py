@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zerotrain.data.conversation import Conversation, conversation
 from zerotrain.data.source import Found
 from zerotrain.data.table import csv_rows, json_rows, jsonl_rows, printable, surplus_cells
-from zerotrain.data.text_format import EXAMPLES, BadRow, choose_format
+from zerotrain.data.text_format import EXAMPLES, BadRowError, choose_format
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ def read_conversations_of(data: DataConfig) -> list[Conversation | Found]:
         read = read or choose_format(data, where, row, label_names)
         try:
             if wrong := surplus_cells(row):
-                raise BadRow(wrong)
+                raise BadRowError(wrong)
             messages = read(row)
             if any(printable(message.content) != message.content for message in messages):
-                raise BadRow("it is not valid Unicode")
+                raise BadRowError("it is not valid Unicode")
             found.append(conversation(where, messages, data.holdout))
-        except BadRow as error:
+        except BadRowError as error:
             found.append(Found(where, reason=str(error)))
     if not found:
         raise PipelineError(f"data.path: {data.path}: holds no rows", hint="name another file")

@@ -29,7 +29,7 @@ EXAMPLES = {
 EXAMPLES["auto"] = EXAMPLES["alpaca"]
 
 
-class BadRow(Exception):
+class BadRowError(Exception):
     """A row that cannot be used; the text gives the reason."""
 
 
@@ -75,10 +75,10 @@ def _alpaca(row: Row) -> list[Message]:
     messages = [] if _blank(row.get("system")) else [Message("system", _text(row, "system"))]
     history = [] if _blank(row.get("history")) else row["history"]
     if not isinstance(history, list):
-        raise BadRow(f"history is {type(history).__name__}, not a list")
+        raise BadRowError(f"history is {type(history).__name__}, not a list")
     for number, turn in enumerate(history, 1):
         if not isinstance(turn, list) or len(turn) != 2:
-            raise BadRow(f"history {number} is no pair of a question and an answer")
+            raise BadRowError(f"history {number} is no pair of a question and an answer")
         asked, answered = f"question {number} of history", f"answer {number} of history"
         pair = {asked: turn[0], answered: turn[1]}
         messages.append(Message("user", _text(pair, asked)))
@@ -102,7 +102,7 @@ def question_of(data: DataConfig, text: str) -> Message:
 def _alpaca_prompt(row: Row) -> list[Message]:
     """Format a row with Stanford Alpaca's prompt text, keeping outer spaces of its values."""
     if extra := next((name for name in ("system", "history") if not _blank(row.get(name))), None):
-        raise BadRow(f"{extra} has no place in prompt_template: {ALPACA}")
+        raise BadRowError(f"{extra} has no place in prompt_template: {ALPACA}")
     asked, answered = (_text(row, column, strip=False) for column in ("instruction", "output"))
     given = "" if _blank(row.get("input")) else _text(row, "input", strip=False)
     return [alpaca_prompt(asked, given), Message("assistant", answered)]
@@ -113,25 +113,25 @@ def _chat(row: Row) -> list[Message]:
     column = next((column for column in CHAT_COLUMNS if column in row), CHAT_COLUMNS[0])
     turns = row.get(column)
     if not isinstance(turns, list) or not turns:
-        raise BadRow(f"{column} is no list of turns")
+        raise BadRowError(f"{column} is no list of turns")
     messages = []
     for number, turn in enumerate(turns, 1):
         if not isinstance(turn, dict):
-            raise BadRow(f"turn {number} is {type(turn).__name__}, not an object")
+            raise BadRowError(f"turn {number} is {type(turn).__name__}, not an object")
         role = turn.get("role", turn.get("from"))
         content = turn.get("content", turn.get("value"))
         role = SHAREGPT.get(role, role) if isinstance(role, str) else role
         if role not in ROLES:
-            raise BadRow(f"turn {number} has the role {role!r}, none of {', '.join(ROLES)}")
+            raise BadRowError(f"turn {number} has the role {role!r}, none of {', '.join(ROLES)}")
         if _blank(content):
-            raise BadRow(f"turn {number} has no content")
+            raise BadRowError(f"turn {number} has no content")
         if not isinstance(content, str):
-            raise BadRow(f"the content of turn {number} is {type(content).__name__}, not text")
+            raise BadRowError(f"the content of turn {number} is {type(content).__name__}, not text")
         messages.append(Message(role, content))
     if messages[-1].role != "assistant":
-        raise BadRow(f"its last turn is the {messages[-1].role}'s, not an answer")
+        raise BadRowError(f"its last turn is the {messages[-1].role}'s, not an answer")
     if next(message.role for message in messages if message.role != "system") == "assistant":
-        raise BadRow("an answer comes first, before any question")
+        raise BadRowError("an answer comes first, before any question")
     return messages
 
 
@@ -157,7 +157,9 @@ def _label(row: Row, column: str, names: Sequence[str] | Mapping[str, str] | Non
     for key in (str(found), str(found).removesuffix(".0")):
         if key in known:
             return known[key]
-    raise BadRow(f"{column} is {found!r}, a label without a name ({', '.join(known)} have one)")
+    raise BadRowError(
+        f"{column} is {found!r}, a label without a name ({', '.join(known)} have one)"
+    )
 
 
 def _blank(found: Any) -> bool:
@@ -167,11 +169,11 @@ def _blank(found: Any) -> bool:
 def _text(row: Row, column: str, *, strip: bool = True) -> str:
     found = row.get(column)
     if found is None:
-        raise BadRow(f"no {column}")
+        raise BadRowError(f"no {column}")
     if isinstance(found, int | float) and not isinstance(found, bool):
         found = str(found)
     if not isinstance(found, str):
-        raise BadRow(f"{column} is {type(found).__name__}, not text")
+        raise BadRowError(f"{column} is {type(found).__name__}, not text")
     if not found.strip():
-        raise BadRow(f"empty {column}")
+        raise BadRowError(f"empty {column}")
     return found.strip() if strip else found

@@ -73,11 +73,11 @@ def check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
     The library maps files that have the requested type, which needs no further memory.
     """
     files = (folder / weights.family.trained_part).glob("*.safetensors")
-    with _loading_again(weights):
+    with _report_load_errors(weights):
         written = open_tensors(files)
         loaded = stored_tensors(weights.family.load_model(folder, weights.torch_dtype))
 
-        def good(name: str) -> bool:
+        def is_equal(name: str) -> bool:
             if name not in loaded or name not in written:
                 return False
             stored = written[name].get_tensor(name)
@@ -86,9 +86,9 @@ def check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
                 not trained or same_bits(stored, source.tensor(name, MASTER))
             )
 
-        bad = next((n for n in sorted(written.keys() | loaded.keys()) if not good(n)), None)
+        bad = next((n for n in sorted(written.keys() | loaded.keys()) if not is_equal(n)), None)
     if bad:
-        raise _otherwise(weights, bad)
+        raise _mismatch(weights, bad)
 
 
 def check_lora(source: Source, weights: WeightsTarget, folder: Path) -> None:
@@ -98,14 +98,18 @@ def check_lora(source: Source, weights: WeightsTarget, folder: Path) -> None:
     from zerotrain.models.families.lora import adapter_file
 
     file, prefix = adapter_file(weights.family.trained_part)
-    expected = {_adapted(name): name for name in source.shapes}
-    with _loading_again(weights):
+    expected = {_without_adapter_name(name): name for name in source.shapes}
+    with _report_load_errors(weights):
         written = open_tensors([folder / file])
         model = _adapted_model(weights, folder).state_dict()
         # The library has it in float32; it has to be equal after rounding to the file's type.
-        loaded = {_adapted(name): tensor for name, tensor in model.items() if ".lora_" in name}
+        loaded = {
+            _without_adapter_name(name): tensor
+            for name, tensor in model.items()
+            if ".lora_" in name
+        }
 
-        def good(name: str) -> bool:
+        def is_equal(name: str) -> bool:
             in_file = prefix + name
             if name not in expected or name not in loaded or in_file not in written:
                 return False
@@ -113,9 +117,9 @@ def check_lora(source: Source, weights: WeightsTarget, folder: Path) -> None:
             master = source.tensor(expected[name], MASTER)
             return same_bits(stored, loaded[name]) and same_bits(stored, master)
 
-        bad = next((n for n in sorted(expected.keys() | loaded.keys()) if not good(n)), None)
+        bad = next((n for n in sorted(expected.keys() | loaded.keys()) if not is_equal(n)), None)
     if bad:
-        raise _otherwise(weights, bad)
+        raise _mismatch(weights, bad)
 
 
 def check_peft(source: Source, weights: WeightsTarget, folder: Path) -> None:
@@ -126,12 +130,12 @@ def check_peft(source: Source, weights: WeightsTarget, folder: Path) -> None:
     from zerotrain.models.families.lora import PEFT_ADAPTER, PEFT_PREFIX
 
     expected = {adapters.plain(name): name for name in source.shapes}
-    with _loading_again(weights):
+    with _report_load_errors(weights):
         files = open_tensors([folder / adapters.FOLDER / PEFT_ADAPTER])
         written = {n.removeprefix(PEFT_PREFIX): files[n].get_tensor(n) for n in files}
         loaded = adapters.tensors_of(_adapted_model(weights, folder))
 
-        def good(name: str) -> bool:
+        def is_equal(name: str) -> bool:
             if name not in loaded or name not in written:
                 return False
             trained = expected.get(name)
@@ -141,13 +145,13 @@ def check_peft(source: Source, weights: WeightsTarget, folder: Path) -> None:
 
         prompt = written.keys() == {adapters.PROMPT}
         names = written.keys() | loaded.keys() | (set() if prompt else expected.keys())
-        bad = next((name for name in sorted(names) if not good(name)), None)
+        bad = next((name for name in sorted(names) if not is_equal(name)), None)
     if bad:
-        raise _otherwise(weights, bad)
+        raise _mismatch(weights, bad)
 
 
 @contextmanager
-def _loading_again(weights: WeightsTarget) -> Iterator[None]:
+def _report_load_errors(weights: WeightsTarget) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
@@ -165,12 +169,12 @@ def _adapted_model(weights: WeightsTarget, folder: Path) -> torch.nn.Module:
     return adapters.apply(model, folder)
 
 
-def _adapted(name: str) -> str:
+def _without_adapter_name(name: str) -> str:
     """Return a tensor's name without the adapter's name, "default" or "default_0"."""
     plain = re.sub(r"(\.lora_\w+)\.[^.]+\.", r"\1.", name)
     return plain.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
 
 
-def _otherwise(weights: WeightsTarget, name: str) -> PipelineError:
+def _mismatch(weights: WeightsTarget, name: str) -> PipelineError:
     what = f"{weights.folder}: {name} reads back with other values than were written"
     return PipelineError(what, hint=DISK)

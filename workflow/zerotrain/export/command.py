@@ -24,9 +24,9 @@ from zerotrain.export.formats.refusals import check_format
 from zerotrain.export.options import ExportOptions
 from zerotrain.export.provenance import find_parent
 from zerotrain.export.target import WeightsTarget
-from zerotrain.export.trained_values import changed_since, trained_values
+from zerotrain.export.trained_values import list_changes_since, trained_values
 from zerotrain.machine.disk_errors import check_no_file
-from zerotrain.state.external import left_out_of_universal
+from zerotrain.state.external import describe_omissions
 from zerotrain.state.open import check_made_here, open_source
 from zerotrain.state.position import Source
 
@@ -134,7 +134,7 @@ def _export_checkpoint(options: ExportOptions) -> None:
         _check_not_adapter(source.names, checkpoint)
     lost = [*getattr(source, "lost", ())]
     if output is not None and to == "universal":
-        lost += left_out_of_universal(source)
+        lost += describe_omissions(source)
     for sentence in lost:
         print(f"left out: {sentence}", file=sys.stderr)
     if output is not None and to == "universal":
@@ -164,7 +164,7 @@ def _weights_target(options: ExportOptions, output: Path) -> WeightsTarget:
             "(--state alone) and --to universal need no base",
         )
     trained = trained_values(options.checkpoint) or {}
-    for change in changed_since(trained, weights) if options.config else ():
+    for change in list_changes_since(trained, weights) if options.config else ():
         print(f"{options.config}: {change}", file=sys.stderr)
     return replace(weights, ema=options.ema, **trained)
 

@@ -21,8 +21,8 @@ from zerotrain.export.formats.loading_code import text_of_readme
 from zerotrain.export.target import WeightsTarget
 from zerotrain.models.base import README, check_inside, choose_files, in_part, is_model_file
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.state.open import AveragedWeights, EachLayer
-from zerotrain.state.position import EMA, MASTER, Source, TrainerState
+from zerotrain.state.open import AveragedWeights, PerLayerView
+from zerotrain.state.position import EMA_SLOT, MASTER, Source, TrainerState
 from zerotrain.state.ran_on import RanOn
 from zerotrain.state.state import KIND as STATE
 from zerotrain.state.state import State, write_state
@@ -68,10 +68,10 @@ def export(
             base = weights.base
             origins["base"] = artifact.read(base, "base") if artifact.is_described(base) else base
             parents, others = lineage(origins)
-            averaged = weights.ema and EMA in source.slots
+            averaged = weights.ema and EMA_SLOT in source.slots
             shown = AveragedWeights(source) if averaged else source
             if weights.lora and weights.lora.get(FUSED):
-                shown = EachLayer(shown)  # as all libraries read it
+                shown = PerLayerView(shown)  # as all libraries read it
             made = {**made_by, "dtype": weights.dtype, **others}
             draft = drafts.enter_context(
                 artifact.publish(weights.folder, "weights", parents=parents, made_by=made)
@@ -83,7 +83,7 @@ def export(
                 draft.known.update(weights.family.name_ends(draft.folder))
             check = check_lora if weights.lora else check_peft if weights.peft else check_written
             check(shown, weights, draft.folder)
-            trains = conditions.read_recorded(folder) if isinstance(source, Checkpoint) else None
+            trains = conditions.read_conditions(folder) if isinstance(source, Checkpoint) else None
             resolution = trains.trains.get("resolution") if trains else None
             draft.content = weights.content(at.step, averaged, resolution)
             text = text_of_readme(draft.folder, draft.content, made)
@@ -247,10 +247,10 @@ def lineage(
     origins: Mapping[str, Artifact | Path],
 ) -> tuple[dict[str, Artifact], dict[str, Any]]:
     """Return parents, and for folders without a manifest their path and digest of file sizes."""
-    parents = {name: found for name, found in origins.items() if isinstance(found, Artifact)}
+    parents = {name: origin for name, origin in origins.items() if isinstance(origin, Artifact)}
     others = {
-        name: {"path": str(found), "files": artifact.sizes_digest(found)}
-        for name, found in origins.items()
-        if isinstance(found, Path)
+        name: {"path": str(origin), "files": artifact.sizes_digest(origin)}
+        for name, origin in origins.items()
+        if isinstance(origin, Path)
     }
     return parents, others

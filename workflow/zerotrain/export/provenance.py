@@ -54,7 +54,7 @@ def find_parent(made: Artifact, name: str) -> Artifact | None:
     if recorded is None:
         return None
     try:
-        found = artifact.read_manifest(Path(recorded["path"]), name)
+        parent = artifact.read_manifest(Path(recorded["path"]), name)
     except PipelineError:
         return None
-    return found if found.identity == recorded["identity"] else None
+    return parent if parent.identity == recorded["identity"] else None

@@ -39,10 +39,10 @@ def publish(options: PublishOptions) -> None:
         )
     card = options.card or weights.parent / f"{weights.name}-card"
     check_no_file(card)
-    found = _read(weights)
-    written = _write_card(found, repo_id, card, options.license)
-    names = sorted(name for name in found.files if not name.startswith(RECORDS))
-    files = {name: found.path(name) for name in names if is_model_file(name)}
+    weights_folder = _read(weights)
+    written = _write_card(weights_folder, repo_id, card, options.license)
+    names = sorted(name for name in weights_folder.files if not name.startswith(RECORDS))
+    files = {name: weights_folder.path(name) for name in names if is_model_file(name)}
     if others := [name for name in names if name not in files and name != CARD]:
         print(f"not uploaded, no file of a model: {join_first(others)}")
     files |= {path.name: path for path in sorted(card.iterdir()) if path.name in (CARD, GRID)}
@@ -67,11 +67,11 @@ def _read(folder: Path) -> Artifact:
     return artifact.read(folder, kind)
 
 
-def _write_card(found: Artifact, repo_id: str, folder: Path, license: str | None) -> bool:
+def _write_card(weights: Artifact, repo_id: str, folder: Path, license: str | None) -> bool:
     """Write the card, and a grid of images, unless there is one; return whether it was written."""
     if (folder / CARD).exists():
         return False
-    origin = find_origin(found)
+    origin = find_origin(weights)
     prompts: list[str] = []
     answers: list[Answer] = []
     systems: list[str] = []
@@ -86,7 +86,7 @@ def _write_card(found: Artifact, repo_id: str, folder: Path, license: str | None
             if not (folder / GRID).exists():
                 with replacing(folder / GRID) as new:
                     artifact.copy_new(evaluation.path("grid.png"), new)
-    text = model_card(found, repo_id, origin, license, prompts, answers, systems)
+    text = model_card(weights, repo_id, origin, license, prompts, answers, systems)
     write_whole(folder / CARD, text)
     return True
 

@@ -109,8 +109,8 @@ def trained_prompts(weights: Path) -> dict[str, Any]:
     folder = weights if weights.is_dir() else weights.parent
     if artifact.kind_of(folder) not in OPENED:
         return {}
-    found = artifact.read(folder, OPENED, verify=False).content
-    return {key: found[key] for key in ("max_sequence_length", "long_captions") if key in found}
+    content = artifact.read(folder, OPENED, verify=False).content
+    return {key: content[key] for key in ("max_sequence_length", "long_captions") if key in content}
 
 
 def file_name(prompt: str) -> str:

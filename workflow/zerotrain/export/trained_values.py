@@ -14,7 +14,11 @@ from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.launch.settings import leaves
-from zerotrain.training.checkpointing.conditions import FINGERPRINT, Recorded, read_recorded
+from zerotrain.training.checkpointing.conditions import (
+    FINGERPRINT,
+    RecordedConditions,
+    read_conditions,
+)
 
 if TYPE_CHECKING:
     from zerotrain.export.target import WeightsTarget
@@ -34,17 +38,17 @@ def trained_values(checkpoint: Path) -> dict[str, Any] | None:
         lora, peft, frozen_parameters, trainable_parameters and long_captions; and
         max_sequence_length if the cache still exists. None for another folder.
     """
-    found = read_trains(checkpoint)
-    if found is None:
+    trains = read_trains(checkpoint)
+    if trains is None:
         return None
     values = {
-        "lora": found.get("lora"),
-        "peft": found.get("peft"),
-        "frozen_parameters": found.get("frozen_parameters", []),
-        "trainable_parameters": found.get("trainable_parameters", []),
-        "long_captions": found.get("long_captions") or "truncate",
+        "lora": trains.get("lora"),
+        "peft": trains.get("peft"),
+        "frozen_parameters": trains.get("frozen_parameters", []),
+        "trainable_parameters": trains.get("trainable_parameters", []),
+        "long_captions": trains.get("long_captions") or "truncate",
     }
-    recorded = _recorded(checkpoint)
+    recorded = _read_recorded(checkpoint)
     cache = recorded.ran_on.get("cache") if recorded else None
     made_by = _made_by(checkpoint.absolute().parents[3], cache)
     return values | ({LENGTH: made_by[LENGTH]} if LENGTH in made_by else {})
@@ -55,21 +59,21 @@ def read_trains(checkpoint: Path) -> dict[str, Any] | None:
 
     For progress that an earlier version restored, they are those of the phase's launch.
     """
-    found = _recorded(checkpoint)
-    if found is not None:
-        return found.trains
+    recorded = _read_recorded(checkpoint)
+    if recorded is not None:
+        return recorded.trains
     progress = checkpoint.absolute().parent
     launch = progress.parent / "launch" / "run.yaml"
     accepted = (progress / FINGERPRINT).is_file() and launch.is_file()
     return read_run_yaml(launch).numbers() if accepted else None
 
 
-def _recorded(checkpoint: Path) -> Recorded | None:
+def _read_recorded(checkpoint: Path) -> RecordedConditions | None:
     rolling = checkpoint.absolute().parent.name.startswith("progress")
-    return read_recorded(checkpoint) if rolling and artifact.is_published(checkpoint) else None
+    return read_conditions(checkpoint) if rolling and artifact.is_published(checkpoint) else None
 
 
-def changed_since(trained: Mapping[str, Any], weights: WeightsTarget) -> Iterator[str]:
+def list_changes_since(trained: Mapping[str, Any], weights: WeightsTarget) -> Iterator[str]:
     """List the values of a configuration that the training did not have."""
     now = dict(leaves({key: getattr(weights, key) for key in trained}))
     then = dict(leaves(trained))
@@ -83,9 +87,9 @@ def _made_by(results: Path, cache: str | None) -> Mapping[str, Any]:
     """Return how a cache was made, from its manifest; nothing if the cache is gone."""
     for folder in results.glob(CACHES) if cache else ():
         try:
-            found = artifact.read_manifest(folder, "cache")
+            manifest = artifact.read_manifest(folder, "cache")
         except PipelineError:
             continue
-        if found.identity == cache:
-            return found.made_by
+        if manifest.identity == cache:
+            return manifest.made_by
     return {}

@@ -122,7 +122,7 @@ def _put_edit(arguments: Mapping[str, Any], model: str, result: ImportedConfig) 
     if model == ONE_IMAGE:
         # In a CSV a cell is one file name there, so the prompt is for one image.
         listed = "where a cell is a list, DiffSynth-Studio takes the prompt of Qwen-Image-Edit-2509"
-        said = [] if table.endswith(".csv") else [listed]
+        reasons = [] if table.endswith(".csv") else [listed]
     else:
         if table.endswith(".csv"):
             raise PipelineError(
@@ -130,9 +130,11 @@ def _put_edit(arguments: Mapping[str, Any], model: str, result: ImportedConfig) 
                 f"DiffSynth-Studio makes the prompt of Qwen-Image-Edit, not that of {model}",
                 hint="give a .json or .jsonl whose edit_image is a list, also of one image",
             )
-        said = ["the text encoder's copy is scaled by diffusers' filter, Lanczos instead of cubic"]
+        reasons = [
+            "the text encoder's copy is scaled by diffusers' filter, Lanczos instead of cubic"
+        ]
     side = result.values["train.resolution"]
     if side != SIDE:
-        said.append(f"scaled to {side} x {side}, as the image is, instead of {SIDE} x {SIDE}")
-    if said:
-        result.note("changed", "edit_image", None, "; ".join(said))
+        reasons.append(f"scaled to {side} x {side}, as the image is, instead of {SIDE} x {SIDE}")
+    if reasons:
+        result.note("changed", "edit_image", None, "; ".join(reasons))

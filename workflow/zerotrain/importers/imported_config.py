@@ -9,14 +9,14 @@ from typing import Any, Literal, ParamSpec
 
 from zerotrain.errors import PipelineError
 from zerotrain.launch.keys import near_keys
-from zerotrain.launch.settings import nested
+from zerotrain.launch.settings import nest_keys
 
 AUTO = "auto"
 P = ParamSpec("P")
 Outcome = Literal["kept", "changed", "resolved", "default", "no-op", "left out", "skipped by you"]
 
 
-class ImportProblems(PipelineError):
+class ImportProblemsError(PipelineError):
     """Several errors of one import."""
 
     def __init__(self, where: str, problems: list[PipelineError]) -> None:
@@ -106,7 +106,7 @@ class ImportedConfig:
         if len(self.problems) == 1:
             raise self.problems[0]
         if self.problems:
-            raise ImportProblems(where, self.problems)
+            raise ImportProblemsError(where, self.problems)
 
     def _unused(self, name: str) -> PipelineError:
         near = near_keys(name, self.seen)
@@ -166,7 +166,7 @@ class ImportedConfig:
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
     """Build sections from dotted keys; those of the only phase become the list of phases."""
-    found = nested(values)
+    found = nest_keys(values)
     if "phases" in found:
         found["phases"] = [{"name": "train", **found["phases"]}]
     return found

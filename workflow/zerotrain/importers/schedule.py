@@ -136,8 +136,8 @@ def _put(result: ImportedConfig, short: str, given: Any, value: Any, reason: str
     arguments = result.values.setdefault("train.lr_scheduler_args", {})
     arguments[short] = value
     outcome: Outcome = "default" if given is None else "resolved" if given == AUTO else "kept"
-    said = f"{short} {value}: {reason}" if reason else ""
-    result.note(outcome, key, given, said, "train.lr_scheduler_args", value)
+    text = f"{short} {value}: {reason}" if reason else ""
+    result.note(outcome, key, given, text, "train.lr_scheduler_args", value)
 
 
 def _peak(result: ImportedConfig, short: str, value: Any) -> None:

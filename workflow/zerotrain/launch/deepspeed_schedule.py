@@ -20,7 +20,7 @@ Arguments = Mapping[str, Any]
 def warmup(peak: float, args: Arguments, step: int, steps: int, horizon: int) -> float:
     """Return the rate of WarmupLR: up to the peak, then constant."""
     low: float = args["warmup_min_lr"]
-    return low + (peak - low) * _risen(args, max(0, step - 1), steps)
+    return low + (peak - low) * _warmup_share(args, max(0, step - 1), steps)
 
 
 def warmup_decay(peak: float, args: Arguments, step: int, steps: int, horizon: int) -> float:
@@ -28,7 +28,7 @@ def warmup_decay(peak: float, args: Arguments, step: int, steps: int, horizon: i
     low: float = args["warmup_min_lr"]
     count, steps = max(0, step - 1), _at_least_two(steps)
     if count < steps:
-        share = _risen(args, count, steps)
+        share = _warmup_share(args, count, steps)
     else:
         share = max(0.0, (horizon - count) / max(1, horizon - steps))
     return low + (peak - low) * share
@@ -41,7 +41,7 @@ def warmup_cosine(peak: float, args: Arguments, step: int, steps: int, horizon: 
         return 0.0
     count, steps = step - 1, _at_least_two(steps)
     if count < steps:
-        low, share = args["warmup_min_ratio"], _risen(args, count, steps)
+        low, share = args["warmup_min_ratio"], _warmup_share(args, count, steps)
     else:
         done = min(1.0, (count - steps + 1) / max(1, horizon - steps))
         low, share = args["cos_min_ratio"], (1 + math.cos(math.pi * done)) / 2
@@ -68,12 +68,12 @@ def one_cycle_momentum(args: Arguments, step: int) -> float | None:
     low, high = args["cycle_min_mom"], args["cycle_max_mom"]
     after = step - _cycle(args)
     if step == 0:
-        found = low
+        beta1 = low
     elif after <= 0:
-        found = high - (high - low) * _height(args, step)
+        beta1 = high - (high - low) * _height(args, step)
     else:
-        found = high * (1 + args["decay_mom_rate"] * _intervals(args, after))
-    return float(found)
+        beta1 = high * (1 + args["decay_mom_rate"] * _intervals(args, after))
+    return float(beta1)
 
 
 def range_test(peak: float, args: Arguments, step: int, steps: int, horizon: int) -> float:
@@ -89,7 +89,7 @@ def _at_least_two(steps: int) -> int:
     return max(2, steps)
 
 
-def _risen(args: Arguments, count: int, steps: int) -> float:
+def _warmup_share(args: Arguments, count: int, steps: int) -> float:
     """Return the completed share of a warm-up, 0 to 1."""
     steps = _at_least_two(steps)
     if count >= steps:

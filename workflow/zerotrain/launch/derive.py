@@ -9,7 +9,7 @@ from zerotrain.config.optimizers import is_plain_adam
 from zerotrain.errors import PipelineError
 from zerotrain.launch.overrides import overlay
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.settings import Settings, nested
+from zerotrain.launch.settings import Settings, nest_keys
 from zerotrain.launch.zero import zero_optimization
 from zerotrain.models.sizes import ModelSizes
 
@@ -38,11 +38,11 @@ def with_files(
         )
     values, sources = phase.values(), dict(phase.sources)
     for program, settings in files.items():
-        found = overlay(settings, program, getattr(launch, program), phase.phase)
-        values[program] = nested({key: entry[0] for key, entry in found.items()})
-        sources |= {f"{program}.{key}": entry[1:] for key, entry in found.items()}
+        entries = overlay(settings, program, getattr(launch, program), phase.phase)
+        values[program] = nest_keys({key: entry[0] for key, entry in entries.items()})
+        sources |= {f"{program}.{key}": entry[1:] for key, entry in entries.items()}
     resolved = ResolvedPhase.from_values(values, sources)
-    names = [name for name, *_ in resolved.explained() if name in sources]
+    names = [name for name, *_ in resolved.explain() if name in sources]
     return replace(resolved, sources={name: sources[name] for name in names})
 
 
@@ -50,7 +50,7 @@ def accelerate_settings(phase: ResolvedPhase) -> Settings:
     """Return accelerate's file in the form of `accelerate config`; ZeRO is in DeepSpeed's file."""
     several = phase.launch.num_processes > 1
     kind = "MULTI_GPU" if several else "NO"
-    found: Settings = {
+    settings: Settings = {
         "compute_environment": ("LOCAL_MACHINE", "default", ""),
         "debug": (False, "default", ""),
         "distributed_type": (
@@ -69,24 +69,24 @@ def accelerate_settings(phase: ResolvedPhase) -> Settings:
         "use_cpu": (False, "default", "a GPU is used where there is one"),
     }
     if phase.derived.engine == "deepspeed":
-        found["deepspeed_config.zero3_init_flag"] = (
+        settings["deepspeed_config.zero3_init_flag"] = (
             phase.launch.zero3_init,
             "derived",
             "launch.zero3_init",
         )
         if phase.launch.machines > 1:
-            found["deepspeed_config.deepspeed_multinode_launcher"] = (
+            settings["deepspeed_config.deepspeed_multinode_launcher"] = (
                 "standard",
                 "derived",
                 "torchrun on each machine, as with one; DeepSpeed's own would go there by ssh",
             )
     else:
-        found["mixed_precision"] = (
+        settings["mixed_precision"] = (
             phase.launch.mixed_precision,
             "derived",
             "launch.mixed_precision",
         )
-    return found
+    return settings
 
 
 def deepspeed_settings(phase: ResolvedPhase, sizes: ModelSizes) -> Settings:
@@ -103,7 +103,7 @@ def deepspeed_settings(phase: ResolvedPhase, sizes: ModelSizes) -> Settings:
         phase.launch.num_processes,
         sizes,
     )
-    found: Settings = {
+    settings: Settings = {
         "train_batch_size": (phase.train.global_batch_size, "derived", "train.global_batch_size"),
         "train_micro_batch_size_per_gpu": (
             phase.derived.micro_batch_size,
@@ -137,9 +137,9 @@ def deepspeed_settings(phase: ResolvedPhase, sizes: ModelSizes) -> Settings:
     }
     if precision == "fp16":
         for key, value in phase.launch.fp16.model_dump().items():
-            found[f"fp16.{key}"] = (value, "derived", f"launch.fp16.{key}")
+            settings[f"fp16.{key}"] = (value, "derived", f"launch.fp16.{key}")
     for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
-        found[f"activation_checkpointing.{key}"] = (
+        settings[f"activation_checkpointing.{key}"] = (
             getattr(phase.launch, key),
             "derived",
             f"launch.{key}",
@@ -147,11 +147,11 @@ def deepspeed_settings(phase: ResolvedPhase, sizes: ModelSizes) -> Settings:
     if not is_plain_adam(phase.train.optimizer, phase.train.optimizer_args):
         name = phase.train.optimizer
         why = f"DeepSpeed takes few optimizers beside Adam by itself; {name} is tested"
-        found["zero_allow_untested_optimizer"] = (True, "derived", why)
-        found["zero_force_ds_cpu_optimizer"] = (False, "derived", why)
+        settings["zero_allow_untested_optimizer"] = (True, "derived", why)
+        settings["zero_force_ds_cpu_optimizer"] = (False, "derived", why)
     if phase.launch.bf16_optimizer_states:
         why = "launch.bf16_optimizer_states: the program's own Adam, around DeepSpeed's"
-        found["zero_allow_untested_optimizer"] = (True, "derived", why)
-    found["steps_per_print"] = (NEVER, "default", "the program logs by itself")
-    found["wall_clock_breakdown"] = (False, "default", "timers would stop the GPU at every step")
-    return found
+        settings["zero_allow_untested_optimizer"] = (True, "derived", why)
+    settings["steps_per_print"] = (NEVER, "default", "the program logs by itself")
+    settings["wall_clock_breakdown"] = (False, "default", "timers would stop the GPU at every step")
+    return settings

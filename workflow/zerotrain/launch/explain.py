@@ -55,8 +55,8 @@ def _run_yaml(place: str) -> Path:
     if path.is_file():
         return path
     folders = [path, RESULTS / path / "launch", path / "launch"]
-    found = next((f / "run.yaml" for f in folders if (f / "run.yaml").is_file()), None)
-    if found is None:
+    file = next((f / "run.yaml" for f in folders if (f / "run.yaml").is_file()), None)
+    if file is None:
         rendered = sorted(RESULTS.glob("*/*/launch/run.yaml"))
         names = ["/".join(p.parts[-4:-2]) for p in rendered]
         raise PipelineError(
@@ -64,17 +64,17 @@ def _run_yaml(place: str) -> Path:
             hint="`snakemake --cores all launch` renders those of a run; "
             + known_names(place, names, "rendered here"),
         )
-    return found
+    return file
 
 
 def _sections(phase: ResolvedPhase) -> Iterator[tuple[str, list[Row]]]:
     """Yield title and rows of the phase's own values, and of each launch file."""
     rows: dict[str, list[Row]] = {"": [], **{file: [] for file in FILES}}
-    for name, value, source, reason in phase.explained():
+    for name, value, source, reason in phase.explain():
         first, _, rest = name.partition(".")
         file = first if first in FILES and rest else ""
         number = isinstance(value, int) and not isinstance(value, bool)
         shown = f"{value:,}" if number else str(value)
         rows[file].append((rest if file else name, shown, source, reason))
-    for file, found in rows.items():
-        yield TITLES.get(file, f"{phase.run}/{phase.phase}"), found
+    for file, section in rows.items():
+        yield TITLES.get(file, f"{phase.run}/{phase.phase}"), section

@@ -29,6 +29,6 @@ def launch_facts(path: Path) -> list[tuple[str, str, str]]:
     phase = read_run_yaml(path)
     return [
         (name, str(value), f"{source}: {reason}" if reason else source)
-        for name, value, source, reason in phase.explained()
+        for name, value, source, reason in phase.explain()
         if name.partition(".")[0] in LAUNCH_FACTS and value != {}
     ]

@@ -27,8 +27,8 @@ def with_own_keys(train: TrainConfig, sources: dict[str, tuple[Source, str]]) ->
     `lr_scheduler_args.KEY` for each.
     """
     given = train.lr_scheduler_args
-    found: dict[str, Any] = {}
-    changes: dict[str, Any] = {"lr_scheduler_args": found}
+    arguments: dict[str, Any] = {}
+    changes: dict[str, Any] = {"lr_scheduler_args": arguments}
     for key, field in ARGUMENTS[train.lr_scheduler].model_fields.items():
         own = OWN_KEYS.get(key)
         if own and key in given:
@@ -38,16 +38,16 @@ def with_own_keys(train: TrainConfig, sources: dict[str, tuple[Source, str]]) ->
                 changes[own] = field.default
                 sources[own] = ("default", f"{train.lr_scheduler}'s {key}, as DeepSpeed has it")
         elif key in given and given[key] is not None:
-            found[key], sources[f"lr_scheduler_args.{key}"] = given[key], ("user", "")
+            arguments[key], sources[f"lr_scheduler_args.{key}"] = given[key], ("user", "")
         elif key in FOLLOWING:
-            found[key] = found[FOLLOWING[key]]
+            arguments[key] = arguments[FOLLOWING[key]]
             sources[f"lr_scheduler_args.{key}"] = ("derived", FOLLOWING[key])
         else:
-            found[key], sources[f"lr_scheduler_args.{key}"] = field.default, ("default", "")
+            arguments[key], sources[f"lr_scheduler_args.{key}"] = field.default, ("default", "")
     return train.model_copy(update=changes)
 
 
-def refuse_impossible_schedule(phase: ResolvedPhase) -> None:
+def check_schedule(phase: ResolvedPhase) -> None:
     """Refuse a warm-up beyond the horizon, and a cycled momentum that is impossible.
 
     Raises:

@@ -32,7 +32,7 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
         PipelineError: a key is unknown, corresponds to one of ours, has no effect, or is refused;
             or a value is "auto" or of another type.
     """
-    found = dict(settings)
+    result = dict(settings)
     for dotted, value in leaves(given):
         where = f"phase {phase}: launch.{program}.{dotted}: {value!r}"
         key = _find(TABLES[program], dotted)
@@ -46,13 +46,13 @@ def overlay(settings: Settings, program: str, given: Mapping[str, Any], phase: s
         if key.fate != "passed_through":
             if key.default is not None and key.default == value and key.fate != "mapped":
                 continue  # the default of such a key changes nothing
-            raise PipelineError(where + _why(key), hint=_instead(key))
+            raise PipelineError(where + _why(key), hint=_suggest(key))
         value = _number(value, key)
         if not _fits(value, key, dotted):
             words = ", ".join(CHOICES.get(dotted, (EXPECTED.get(key.type, "a mapping"),)))
             raise PipelineError(f"{where} is no value for it", hint=f"it takes {words}")
-        found[dotted] = (value, "user", f"launch.{program}")
-    return found
+        result[dotted] = (value, "user", f"launch.{program}")
+    return result
 
 
 def _find(table: Mapping[str, Key], dotted: str) -> Key | None:
@@ -72,7 +72,7 @@ def _why(key: Key) -> str:
     return f" is not possible: {key.reason}"
 
 
-def _instead(key: Key) -> str:
+def _suggest(key: Key) -> str:
     return f"set {key.ours}" if key.fate == "mapped" else "remove the key"
 
 

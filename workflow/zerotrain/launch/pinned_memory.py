@@ -42,7 +42,7 @@ def rounding(sizes: Iterable[int]) -> int:
     return sum((1 << (size - 1).bit_length()) - size for size in sizes if 0 < size <= LIMIT)
 
 
-def cached(sizes: Iterable[int]) -> int:
+def cached_bytes(sizes: Iterable[int]) -> int:
     """Return the page-locked bytes that freed tensors of these sizes keep for reuse."""
     small = [size for size in sizes if size <= LIMIT]
     return sum(small) + rounding(small)

@@ -51,21 +51,21 @@ def read_preset(path: Path) -> Preset:
         "offload_optimizer and offload_param (none, cpu, nvme); or `engine: auto` with choose"
     )
     try:
-        found = YAML(typ="safe").load(path.read_text())
+        document = YAML(typ="safe").load(path.read_text())
     except YAMLError as error:
         text = " ".join(str(error).split())
         raise PipelineError(f"{path}: not valid YAML: {text}", hint=hint) from error
-    if not isinstance(found, dict):
-        raise PipelineError(f"{path}: holds {type(found).__name__}, not keys", hint=hint)
-    if unknown := sorted(set(found) - KEYS):
+    if not isinstance(document, dict):
+        raise PipelineError(f"{path}: holds {type(document).__name__}, not keys", hint=hint)
+    if unknown := sorted(set(document) - KEYS):
         raise PipelineError(f"{path}: unknown keys {', '.join(unknown)}", hint=hint)
-    if wrong := _wrong(found):
+    if wrong := _list_invalid(document):
         key = wrong[0]
         raise PipelineError(
-            f"{path}: engine {found.get('engine')!r} with {key} {found.get(key)!r}", hint=hint
+            f"{path}: engine {document.get('engine')!r} with {key} {document.get(key)!r}", hint=hint
         )
-    choose = tuple(found.pop("choose", ()))
-    preset = Preset(path.stem, choose=choose, **found)
+    choose = tuple(document.pop("choose", ()))
+    preset = Preset(path.stem, choose=choose, **document)
     check_offload(preset, str(path))
     return preset
 
@@ -110,19 +110,19 @@ def check_offload(preset: Preset, where: str) -> None:
             )
 
 
-def _wrong(found: dict[str, object]) -> list[str]:
+def _list_invalid(document: dict[str, object]) -> list[str]:
     """Return the keys whose values are invalid for the engine."""
-    engine = found.get("engine")
+    engine = document.get("engine")
     if engine not in ("torch", "deepspeed", "auto"):
         return ["engine"]
     wrong = []
     stages = (1, 2, 3) if engine == "deepspeed" else (None,)
-    if found.get("zero_stage") not in stages:
+    if document.get("zero_stage") not in stages:
         wrong.append("zero_stage")
     for target in ("offload_optimizer", "offload_param"):
-        if target in found and (engine != "deepspeed" or found[target] not in DEVICES):
+        if target in document and (engine != "deepspeed" or document[target] not in DEVICES):
             wrong.append(target)
-    choose = found.get("choose")
+    choose = document.get("choose")
     named = isinstance(choose, list) and choose and all(isinstance(n, str) for n in choose)
     if bool(named) != (engine == "auto") or (choose is not None and not named):
         wrong.append("choose")

@@ -18,7 +18,7 @@ from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
 from zerotrain.launch.derive import with_files
-from zerotrain.launch.lr_schedule import refuse_impossible_schedule, with_own_keys
+from zerotrain.launch.lr_schedule import check_schedule, with_own_keys
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.resolved import FILES, OWNERS, ResolvedPhase
 from zerotrain.launch.schedule import warmup_steps
@@ -42,7 +42,7 @@ def resolve_phase(
     preset: Preset,
     epoch_size: int,
     sizes: ModelSizes | None = None,
-    begun: tuple[int, int] = (0, 0),
+    origin: tuple[int, int] = (0, 0),
     why: str = "",
 ) -> ResolvedPhase:
     """Resolve the last of the phases in the settings.
@@ -53,7 +53,7 @@ def resolve_phase(
         epoch_size: Samples per epoch: of the dataset, or rows of a text family's cache.
         sizes: The model's sizes, from which ZeRO's buckets and thresholds are derived; not needed
             for plain PyTorch.
-        begun: Steps and samples at the start of the run, if it continues another training.
+        origin: Steps and samples at the start of the run, if it continues another training.
         why: The reason for the preset, if the planner chose it.
 
     Raises:
@@ -69,7 +69,7 @@ def resolve_phase(
     phase = settings.phases[-1]
     name, train, launch = phase.name, phase.train, phase.launch
     every = [*settings.phases, *settings.later]
-    spans = phase_spans(every, epoch_size, begun)
+    spans = phase_spans(every, epoch_size, origin)
     start, until = spans[name]
     sources: Sources = {"run": ("user", ""), "phase": ("user", "")}
     for key in ("seed", "family", *OF_MODEL):
@@ -97,7 +97,7 @@ def resolve_phase(
     sources["start_step"] = ("derived", "until of the phase before" if start else "first phase")
     sources["until_step"] = ("user", f"until: {phase.until}")
     sources["epoch_size"] = ("derived", EPOCH_OF_TEXT if settings.is_text else EPOCH_OF_IMAGES)
-    _refuse_late_save(train, name, every[-1].name, spans)
+    _check_save_interval(train, name, every[-1].name, spans)
     train = with_own_keys(train, sources)
     if launch.num_cpu_threads_per_process is None:
         of_one = launch.num_processes // launch.machines
@@ -149,8 +149,8 @@ def resolve_phase(
         "param_groups": [
             {
                 "parameters": group.parameters,
-                "learning_rate": _given(group.learning_rate, train.learning_rate),
-                "adam_weight_decay": _given(
+                "learning_rate": _value_or_default(group.learning_rate, train.learning_rate),
+                "adam_weight_decay": _value_or_default(
                     group.adam_weight_decay,
                     None if train.no_decay_norm_bias else chosen["adam_weight_decay"],
                 ),
@@ -159,9 +159,9 @@ def resolve_phase(
         ],
     }
     resolved = ResolvedPhase.from_values(values, sources)
-    refuse_impossible_schedule(resolved)
-    _refuse_bf16_states(resolved)
-    _refuse_partitioned_codes(resolved)
+    check_schedule(resolved)
+    _check_bf16_states(resolved)
+    _check_partitioned_codes(resolved)
     return with_files(resolved, launch, sizes)
 
 
@@ -178,14 +178,14 @@ def _validation(
     phase = settings.phases[-1]
     if (section := phase.validation) is None:
         return None
-    found = section.model_dump()
-    for key in found:
+    values = section.model_dump()
+    for key in values:
         sources[f"validation.{key}"] = _source(section, key)
     use_ema = str(phase.train.use_ema).lower()
     metric, why = "val_loss_ema" if phase.train.use_ema else "val_loss", f"use_ema {use_ema}"
     if "nvme" in (preset.offload_optimizer, preset.offload_param):
         metric, why = "val_loss", "averaged weights of what swaps to a disk are not measured"
-        if found["metric_for_best_model"] == "val_loss_ema":
+        if values["metric_for_best_model"] == "val_loss_ema":
             raise PipelineError(
                 f"phase {phase.name}: validation.metric_for_best_model: val_loss_ema, but {why}",
                 hint="remove it: val_loss is the default here",
@@ -193,41 +193,41 @@ def _validation(
     most = MOST_EXAMPLES if settings.is_text else MOST_IMAGES
     derived = {"max_samples": (most, "as evaluate takes"), "metric_for_best_model": (metric, why)}
     for key, (value, reason) in derived.items():
-        if found[key] is None:
-            found[key] = value
+        if values[key] is None:
+            values[key] = value
             sources[f"validation.{key}"] = ("derived", reason)
     left_out = OF_GRIDS if settings.is_text or not section.prompts else ()
-    return {key: value for key, value in found.items() if key not in left_out}
+    return {key: value for key, value in values.items() if key not in left_out}
 
 
 def _optimizer(name: str, train: TrainConfig, preset: Preset, sources: Sources) -> dict[str, Any]:
     """Return optimizer, optimizer_args and adam_ values of a phase; None if not applicable."""
-    found, reason = optimizers.find(train.optimizer)
+    table, reason = optimizers.find(train.optimizer)
     arguments, moved = read_optimizer_args(
-        found, train.optimizer_args, train.optimizer_keys_given()
+        table, train.optimizer_args, train.optimizer_keys_given()
     )
     refused, hint = optimizers.refusal(
-        found.name, arguments, engine=preset.engine, offload_optimizer=preset.offload_optimizer
+        table.name, arguments, engine=preset.engine, offload_optimizer=preset.offload_optimizer
     )
     if refused:
         raise PipelineError(f"phase {name}: {refused} (preset {preset.name})", hint=hint)
     if reason:
         sources["optimizer"] = ("derived", reason)
-    chosen: dict[str, Any] = {"optimizer": found.name, "optimizer_args": arguments}
+    chosen: dict[str, Any] = {"optimizer": table.name, "optimizer_args": arguments}
     for key in ("adam_beta1", "adam_beta2", "adam_epsilon"):
-        chosen[key] = moved.get(key, getattr(train, key)) if found.adam_keys else None
+        chosen[key] = moved.get(key, getattr(train, key)) if table.adam_keys else None
     chosen["adam_weight_decay"] = train.adam_weight_decay
     if "adam_weight_decay" not in train.model_fields_set:
-        chosen["adam_weight_decay"] = found.weight_decay or 0.0
-        if found.name != "adamw":
-            sources["adam_weight_decay"] = ("derived", f"the default of {found.title}")
+        chosen["adam_weight_decay"] = table.weight_decay or 0.0
+        if table.name != "adamw":
+            sources["adam_weight_decay"] = ("derived", f"the default of {table.title}")
     for key, value in moved.items():
         chosen[key] = value
         sources[key] = ("user", "optimizer_args")
     return chosen
 
 
-def _refuse_bf16_states(phase: ResolvedPhase) -> None:
+def _check_bf16_states(phase: ResolvedPhase) -> None:
     """Refuse bf16 moments if no optimizer here supports them."""
     if not phase.launch.bf16_optimizer_states:
         return
@@ -247,7 +247,7 @@ def _refuse_bf16_states(phase: ResolvedPhase) -> None:
         )
 
 
-def _refuse_partitioned_codes(phase: ResolvedPhase) -> None:
+def _check_partitioned_codes(phase: ResolvedPhase) -> None:
     """Refuse quantized weights under stage 3, which only partitions floating-point parameters."""
     if phase.base_model_precision != "no_change" and phase.derived.zero_stage == 3:
         raise PipelineError(
@@ -257,7 +257,7 @@ def _refuse_partitioned_codes(phase: ResolvedPhase) -> None:
         )
 
 
-def _refuse_late_save(
+def _check_save_interval(
     train: TrainConfig, name: str, last: str, spans: dict[str, tuple[int, int]]
 ) -> None:
     """Refuse a user's interval that is longer than the run."""
@@ -270,7 +270,7 @@ def _refuse_late_save(
         )
 
 
-def _given(value: float | None, default: float | None) -> float | None:
+def _value_or_default(value: float | None, default: float | None) -> float | None:
     return default if value is None else value
 
 
@@ -280,7 +280,7 @@ def _count(number: int, what: str) -> str:
 
 
 def phase_spans(
-    phases: Sequence[Phase], epoch_size: int, begun: tuple[int, int] = (0, 0)
+    phases: Sequence[Phase], epoch_size: int, origin: tuple[int, int] = (0, 0)
 ) -> dict[str, tuple[int, int]]:
     """Return the first and last global step of each phase, as half-open ranges.
 
@@ -291,7 +291,7 @@ def phase_spans(
         PipelineError: a phase ends at or before its start.
     """
     spans: dict[str, tuple[int, int]] = {}
-    step, samples = begun
+    step, samples = origin
     for phase in phases:
         amount, unit = phase.until.split()
         batch = phase.train.global_batch_size

@@ -148,12 +148,12 @@ class ResolvedPhase:
             for key, owner in OWNERS.items()
         }
 
-    def changed(
+    def with_values(
         self, *, sources: Mapping[str, tuple[Source, str]] | None = None, **values: Any
     ) -> ResolvedPhase:
         """Return the phase with other values of some keys."""
-        found = self.sources if sources is None else sources
-        return ResolvedPhase.from_values(self.values() | values, found)
+        own_sources = self.sources if sources is None else sources
+        return ResolvedPhase.from_values(self.values() | values, own_sources)
 
     @property
     def processes_per_machine(self) -> int:
@@ -189,28 +189,28 @@ class ResolvedPhase:
             left_out |= {"fp16"}
         if not self.train.use_ema:
             left_out |= {"use_ema", *keys_of(Role.OF_EMA)}
-        found = {key: value for key, value in values.items() if key not in left_out}
+        numbers = {key: value for key, value in values.items() if key not in left_out}
         users = {
             key: value
             for key, value in leaves({"deepspeed": self.derived.deepspeed})
             if self.sources.get(key, ("default", ""))[0] == "user"
             and key.partition(".")[2] not in EXACT_KEYS
         }
-        return {**found, **({"overrides": users} if users else {})}
+        return {**numbers, **({"overrides": users} if users else {})}
 
     def rounding(self) -> dict[str, Any]:
         """Return the values that only change the rounding of a step, by key or DeepSpeed's key."""
         rounding = keys_of(Role.ROUNDING)
-        found = {key: value for key, value in self.values().items() if key in rounding}
+        values = {key: value for key, value in self.values().items() if key in rounding}
         if self.launch.dynamo_backend == "no":
-            del found["dynamo_mode"]
+            del values["dynamo_mode"]
         zero = leaves({"deepspeed": self.derived.deepspeed})
         exact = {
             key: value for key, value in zero if key.partition(".")[2] in EXACT_KEYS - DISPLAY_KEYS
         }
-        return found | exact
+        return values | exact
 
-    def explained(self) -> Iterator[tuple[str, Any, Source, str]]:
+    def explain(self) -> Iterator[tuple[str, Any, Source, str]]:
         """Yield dotted name, value, source and reason of each value, in the order of run.yaml.
 
         Values that do not apply to the family are omitted. A mapping with a source per key gives a
@@ -235,18 +235,18 @@ class ResolvedPhase:
 
 def _roles() -> dict[str, tuple[str, tuple[Any, ...]]]:
     """Return each key's attribute of a phase ("": the phase itself), and the key's roles."""
-    found: dict[str, tuple[str, tuple[Any, ...]]] = {}
+    owners: dict[str, tuple[str, tuple[Any, ...]]] = {}
     for owner, kind in (("", ResolvedPhase), ("derived", Derived)):
         hints = get_type_hints(kind, include_extras=True)
         names = [one.name for one in fields(kind) if one.name not in PARTS]
-        found |= {name: (owner, getattr(hints[name], "__metadata__", ())) for name in names}
+        owners |= {name: (owner, getattr(hints[name], "__metadata__", ())) for name in names}
     for owner, section in SECTIONS.items():
-        left_out = {*keys_with(section, Role.UNRESOLVED), *ObjectiveConfig.model_fields, *found}
+        left_out = {*keys_with(section, Role.UNRESOLVED), *ObjectiveConfig.model_fields, *owners}
         for key, item in section.model_fields.items():
             if key not in left_out:
-                found[key] = (owner, tuple(item.metadata))
-    newer = [key for key in found if key not in (*ORDER, *FILES)]
-    return {key: found[key] for key in (*ORDER, *newer, *FILES)}
+                owners[key] = (owner, tuple(item.metadata))
+    newer = [key for key in owners if key not in (*ORDER, *FILES)]
+    return {key: owners[key] for key in (*ORDER, *newer, *FILES)}
 
 
 PARTS = ("train", "launch", "derived", "sources")
@@ -264,13 +264,13 @@ def keys_of(role: Role) -> frozenset[str]:
 
 def _of_section(section: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a section's keys, which were validated when they were resolved."""
-    found: dict[str, Any] = dict.fromkeys(
+    section_values: dict[str, Any] = dict.fromkeys(
         (*keys_with(section, Role.IMAGES), *keys_with(section, Role.TEXT))
     )
     for key, item in section.model_fields.items():
         if key in values:
-            found[key] = _inside(item.annotation, values[key])
-    return found
+            section_values[key] = _inside(item.annotation, values[key])
+    return section_values
 
 
 def _inside(annotation: Any, value: Any) -> Any:
@@ -293,7 +293,7 @@ def _plain(value: Any) -> Any:
 
 
 def _defaults() -> dict[str, Any]:
-    found = {
+    defaults = {
         one.name: one.default if one.default_factory is MISSING else one.default_factory()
         for kind in (ResolvedPhase, Derived)
         for one in fields(kind)
@@ -302,8 +302,8 @@ def _defaults() -> dict[str, Any]:
     for key, owner in OWNERS.items():
         if owner in SECTIONS:
             field_of = SECTIONS[owner].model_fields[key]
-            found[key] = _plain(field_of.get_default(call_default_factory=True))
-    return found
+            defaults[key] = _plain(field_of.get_default(call_default_factory=True))
+    return defaults
 
 
 DEFAULTS = _defaults()

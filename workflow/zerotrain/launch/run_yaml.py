@@ -14,14 +14,14 @@ import yaml
 
 from zerotrain.config.scalar import scalar
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.settings import nested
+from zerotrain.launch.settings import nest_keys
 
 
 def write_run_yaml(phase: ResolvedPhase, path: Path) -> None:
     """Write each value with its source, in the order of the phase's keys."""
     lines: list[str] = []
     before: list[str] = []
-    for name, value, source, reason in phase.explained():
+    for name, value, source, reason in phase.explain():
         *sections, key = name.split(".")
         same = next(
             (n for n, (a, b) in enumerate(zip(sections, before, strict=False)) if a != b),
@@ -40,7 +40,7 @@ def read_run_yaml(path: Path) -> ResolvedPhase:
     document = yaml.load(path.read_text(), Loader=yaml.CSafeLoader)
     entries = dict(_entries(document))
     return ResolvedPhase.from_values(
-        nested({name: entry["value"] for name, entry in entries.items()}),
+        nest_keys({name: entry["value"] for name, entry in entries.items()}),
         {name: (e["source"], e.get("reason", "")) for name, e in entries.items()},
     )
 

@@ -10,16 +10,16 @@ Settings = dict[str, tuple[Any, Source, str]]
 """Dotted key to value, source and reason."""
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def nest_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by dotted key in the nested form of a file."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, value in values.items():
         *path, last = key.split(".")
-        inside = found
+        inside = nested
         for name in path:
             inside = inside.setdefault(name, {})
         inside[last] = value
-    return found
+    return nested
 
 
 def leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

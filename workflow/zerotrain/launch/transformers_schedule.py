@@ -32,7 +32,7 @@ def cosine_with_min_lr(peak: float, args: Arguments, step: int, steps: int, hori
     """Return the rate of cosine_with_min_lr: a cosine down to min_lr instead of 0."""
     if step < steps:
         return peak * (step + 1) / steps
-    return _above_floor(peak, args, _done(step - steps, horizon - steps))
+    return _above_floor(peak, args, _completed_share(step - steps, horizon - steps))
 
 
 def cosine_warmup_with_min_lr(
@@ -44,7 +44,7 @@ def cosine_warmup_with_min_lr(
         low = args["warmup_lr_rate"]
         share = (step + 1) / steps if low is None else low + (1 - low) * step / max(1, steps - 1)
         return float(peak * share)
-    return _above_floor(peak, args, _done(step - steps + 1, horizon - steps))
+    return _above_floor(peak, args, _completed_share(step - steps + 1, horizon - steps))
 
 
 def warmup_stable_decay(peak: float, args: Arguments, step: int, steps: int, horizon: int) -> float:
@@ -73,7 +73,7 @@ def _slope(shape: str, done: float) -> float:
     return (1 + math.cos(math.pi * done)) / 2 if shape == "cosine" else 1 - math.sqrt(done)
 
 
-def _done(step: int, steps: int) -> float:
+def _completed_share(step: int, steps: int) -> float:
     """Return the completed share, at most 1."""
     return min(1.0, step / max(1, steps))
 

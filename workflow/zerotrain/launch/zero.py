@@ -37,7 +37,7 @@ def zero_optimization(
         f"{_count(SMALL_BUCKET)} and {_count(LARGE_BUCKET)}, at most the whole "
         f"({_count(sizes.trained)}); DeepSpeed's default is 500 M"
     )
-    found: Settings = {
+    settings: Settings = {
         "stage": (stage, "derived", "the preset's"),
         "contiguous_gradients": (True, "default", "keeps gradients from fragmenting the memory"),
         "overlap_comm": (
@@ -48,21 +48,21 @@ def zero_optimization(
         "reduce_bucket_size": (bucket, "derived", why),
     }
     if stage < 3:
-        found["allgather_bucket_size"] = (bucket, "derived", why)
-        found["round_robin_gradients"] = (
+        settings["allgather_bucket_size"] = (bucket, "derived", why)
+        settings["round_robin_gradients"] = (
             False,
             "default",
             "with it DeepSpeed names other parameters' moments, and no checkpoint would be right",
         )
     else:
-        found |= _stage3(offload_optimizer, offload_param, bucket, sizes)
+        settings |= _stage3(offload_optimizer, offload_param, bucket, sizes)
     for target, device in (
         ("offload_optimizer", offload_optimizer),
         ("offload_param", offload_param),
     ):
         if device != "none":
-            found |= _offload(target, device, offload_path, num_processes, sizes)
-    return found
+            settings |= _offload(target, device, offload_path, num_processes, sizes)
+    return settings
 
 
 def _stage3(offload_optimizer: str, offload_param: str, bucket: int, sizes: ModelSizes) -> Settings:
@@ -109,17 +109,17 @@ def _stage3(offload_optimizer: str, offload_param: str, bucket: int, sizes: Mode
 def _offload(
     target: str, device: str, path: str | None, num_processes: int, sizes: ModelSizes
 ) -> Settings:
-    found: Settings = {
+    settings: Settings = {
         f"{target}.device": (device, "derived", f"launch.{target}"),
         f"{target}.pin_memory": (True, "default", "transfers are faster from page-locked memory"),
     }
     if device != "nvme":
-        return found
-    found[f"{target}.nvme_path"] = (path, "derived", "launch.offload_path")
+        return settings
+    settings[f"{target}.nvme_path"] = (path, "derived", "launch.offload_path")
     count = BUFFERS[target]
     if target == "offload_param":
         part = math.ceil(sizes.largest / num_processes)
-        found[f"{target}.buffer_size"] = (
+        settings[f"{target}.buffer_size"] = (
             part,
             "derived",
             f"a process's part of the largest parameter ({sizes.largest_name}, "
@@ -128,14 +128,14 @@ def _offload(
         prefetch = min(max(sizes.largest, SMALL_BUCKET), LARGE_BUCKET, sizes.everything)
         count = max(count, math.ceil(prefetch / sizes.largest) + 1)
         reason = "those of one prefetch and the one in use, at least DeepSpeed's own number"
-        found[f"{target}.buffer_count"] = (count, "derived", reason)
-        return found
-    found[f"{target}.buffer_count"] = (
+        settings[f"{target}.buffer_count"] = (count, "derived", reason)
+        return settings
+    settings[f"{target}.buffer_count"] = (
         count,
         "derived",
         "master weight, gradient and Adam's two moments of a sub-group",
     )
-    return found
+    return settings
 
 
 def _count(elements: int) -> str:

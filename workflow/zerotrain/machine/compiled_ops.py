@@ -3,7 +3,7 @@
 By default DeepSpeed compiles them at the first training step, into a folder that environments
 share, and a killed build leaves a lock that blocks every later process silently. Here they are
 built at set-up: by a first load in a child process, with a timeout, under a lock that ends with its
-holder.
+owner.
 
 The op for NVMe offload needs libaio, which few machines have: it is built when a training needs it.
 """

@@ -161,8 +161,8 @@ def _present(kind: str) -> bool:
 
 def _unused(host: Host, what: str, build: TorchBuild | None, needed: str) -> Machine:
     have = f"torch {build.version} is built for {build.target}" if build else "torch is missing"
-    said = f"{what} is here, but {have}: it needs {needed}"
-    return Machine(accelerator="cpu", host=host, unused=said)
+    reason = f"{what} is here, but {have}: it needs {needed}"
+    return Machine(accelerator="cpu", host=host, unused=reason)
 
 
 def _nvidia(host: Host) -> Machine:

@@ -90,10 +90,10 @@ class TerminalOutput:
 
     def _may_be_hidden(self, part: bytes) -> bool:
         text = _CONTROL.sub(b"", part)
-        begun = any(start.startswith(text) for start in _STARTS)
+        is_start = any(start.startswith(text) for start in _STARTS)
         if self._source_line and text[:1] in b" ":
             return True
-        return begun or bool(_HIDDEN.match(text)) or (text[:1] in b"[/W" and len(text) < _SHORT)
+        return is_start or bool(_HIDDEN.match(text)) or (text[:1] in b"[/W" and len(text) < _SHORT)
 
     def _is_hidden(self, part: bytes) -> bool:
         text = _CONTROL.sub(b"", part)

@@ -51,7 +51,9 @@ def choose_precision() -> tuple[str, str]:
 
 def notices(machine: Machine) -> list[str]:
     """Return warnings for a user before anything runs here."""
-    said = [machine.unused] if machine.unused else []
+    lines = [machine.unused] if machine.unused else []
     if machine.accelerator in UNTESTED:
-        said.append(f"{machine.name}: untested; please report how it went, with `zerotrain doctor`")
-    return said
+        lines.append(
+            f"{machine.name}: untested; please report how it went, with `zerotrain doctor`"
+        )
+    return lines

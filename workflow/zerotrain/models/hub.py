@@ -123,7 +123,7 @@ def _repository(repo: str, revision: str | None) -> ModelLocation:
     try:
         with _refusals(repo, revision):
             info = HfApi().model_info(repo, revision=revision)
-    except Unreachable:
+    except UnreachableError:
         with contextlib.suppress(LocalEntryNotFoundError):
             folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
             return _folder(at, folder, folder.name)
@@ -132,7 +132,7 @@ def _repository(repo: str, revision: str | None) -> ModelLocation:
     return ModelLocation(at, tuple(names), repo=repo, commit=str(info.sha))
 
 
-class Unreachable(PipelineError):
+class UnreachableError(PipelineError):
     """The error for a hub that does not answer."""
 
 
@@ -167,7 +167,7 @@ def _refusals(repo: str, revision: str | None) -> Iterator[None]:
             hint="check the spelling; for a private model run `hf auth login`",
         ) from error
     except (HTTPError, ConnectionError, TimeoutError, LocalEntryNotFoundError) as error:
-        raise Unreachable(
+        raise UnreachableError(
             f"base: there is no folder {repo}, the hub cannot be reached "
             f"({str(error).splitlines()[0]}), and its local cache does not hold {at}",
             hint="on a node without internet run `zerotrain fetch CONFIG` on the login node and "

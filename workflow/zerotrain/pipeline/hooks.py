@@ -15,7 +15,7 @@ from zerotrain.pipeline.former_results import keep_former_results
 from zerotrain.pipeline.graph.runs import Runs, checked
 from zerotrain.pipeline.kept_jobs import KeptJobs
 from zerotrain.pipeline.rebuild import Rebuilding
-from zerotrain.training.process.lock import refuse_held
+from zerotrain.training.process.lock import check_not_locked
 
 
 class Hooks:
@@ -47,7 +47,7 @@ class Hooks:
             # A second job of such a training would queue for its machines, only to fail at the
             # lock.
             if job.rule.name == "train_phase" and self._main:
-                refuse_held(Path(job.params.progress))
+                check_not_locked(Path(job.params.progress))
         self._rebuilding.set_aside()
         self._agreement.begin()
 

@@ -30,7 +30,7 @@ from zerotrain.data.open import open_source
 from zerotrain.data.source import Found
 from zerotrain.data.text import hub_id, read_conversations_of
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.architecture import shipped
+from zerotrain.launch.planner.architecture import read_shipped
 from zerotrain.models.families import load_family
 from zerotrain.models.hub import HUB_ID
 from zerotrain.models.single_file_base import FAMILY as SINGLE_FILE_FAMILY
@@ -213,7 +213,7 @@ def _family(options: NewOptions) -> str:
     base = options.base
     folder = Path(base).expanduser()
     if base in PRESETS or (HUB_ID.fullmatch(base) and not folder.exists()):
-        known = {name: a.family for a in shipped() for name in a.source.split(", ")}
+        known = {name: a.family for a in read_shipped() for name in a.source.split(", ")}
         if (family := known.get(base, here[0])) in here:
             return family
         raise _unknown_family(base, f"a model of {family}", here)

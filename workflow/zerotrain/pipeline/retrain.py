@@ -13,7 +13,11 @@ from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.earlier_code import find_trained_earlier
 from zerotrain.training.checkpointing.progress_folder import saved_steps
-from zerotrain.training.checkpointing.set_aside import next_aside, restore_command, stale_folders
+from zerotrain.training.checkpointing.set_aside import (
+    next_aside_folder,
+    restore_command,
+    stale_folders,
+)
 from zerotrain.training.process.lock import LOCK, take
 
 
@@ -80,7 +84,7 @@ def set_aside(folder: Path) -> Path:
     progress = folder / "progress"
     lock = take(progress)
     try:
-        aside = next_aside(folder)
+        aside = next_aside_folder(folder)
         (aside / "progress").mkdir(parents=True)
         if (folder / "checkpoint").exists():
             (folder / "checkpoint").rename(aside / "checkpoint")

@@ -24,7 +24,7 @@ import psutil
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent
 from zerotrain.machine.liveness import hold, is_held, pid_space
 from zerotrain.machine.output import print_message
-from zerotrain.training.process.holder import Holder, this_process
+from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 RUNS = Path(".snakemake/runs")
 LOCKS = Path(".snakemake/locks")
@@ -41,7 +41,7 @@ class Run:
     """A Snakemake that is running here, or was killed."""
 
     file: Path
-    process: Holder
+    process: LockOwner
     local: bool
     """Whether its jobs are its child processes; jobs on a cluster outlive it."""
     supervisor: int
@@ -61,7 +61,7 @@ class Run:
 
     def is_live(self) -> bool:
         """Return whether its process lives, by its record or by the record's lock."""
-        found = self.process.runs()
+        found = self.process.is_running()
         if found or (found is None and self.process.host != socket.gethostname()):
             return True
         held = is_held(self.file)
@@ -116,7 +116,7 @@ def read_runs() -> list[Run]:
     for file in sorted(RUNS.glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
             raw = json.loads(file.read_text())
-            process = Holder.read(raw["process"])
+            process = LockOwner.read(raw["process"])
             found.append(Run(file, process, bool(raw["local"]), int(raw["supervisor"])))
     return found
 
@@ -125,7 +125,9 @@ def wait_for_orphans() -> None:
     """Wait until no Snakemake runs here whose calling command was killed: it notices, and ends."""
     deadline = time.monotonic() + ORPHAN_SECONDS
     while time.monotonic() < deadline and any(
-        run.supervisor and run.process.runs_here() and not Path(f"/proc/{run.supervisor}").exists()
+        run.supervisor
+        and run.process.is_running_here()
+        and not Path(f"/proc/{run.supervisor}").exists()
         for run in read_runs()
     ):
         time.sleep(0.1)
@@ -154,12 +156,12 @@ def _clear() -> None:
     dead = [run for run in runs if run not in living]
     if locks:
         for run in living:
-            if run.process.runs_here() is None:
+            if run.process.is_running_here() is None:
                 print_message(
                     f"{LOCKS}: not unlocked: snakemake {_who(run)} counts as running; if that host "
                     f"is gone for good, remove {run.file}"
                 )
-        here = [run for run in living if run.process.runs_here() is not None]
+        here = [run for run in living if run.process.is_running_here() is not None]
         if here and dead:
             print_message(
                 f"{LOCKS}: not unlocked: snakemake {_who(dead[0])} was killed, and snakemake "

@@ -33,7 +33,7 @@ from zerotrain.machine.output import print_message
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.switch.point import phase_folder, training_inputs
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing.progress_folder import newest_step, saved_steps, step_folder
 from zerotrain.training.reporting.files import LOG
 
@@ -127,8 +127,8 @@ def _judge(once: Ending, twice: Ending) -> Verdict:
         for name, ending in (("undisturbed", once), ("resumed", twice))
     ]
     if equal:
-        said = f"{len(once.tensors)} tensors and the losses of {len(once.losses)} steps"
-        return Verdict([*lines, f"EXACT: {said} are equal in every bit"], equal)
+        compared = f"{len(once.tensors)} tensors and the losses of {len(once.losses)} steps"
+        return Verdict([*lines, f"EXACT: {compared} are equal in every bit"], equal)
     steps = sorted({*once.losses, *twice.losses})
     differing = [step for step in steps if once.losses.get(step) != twice.losses.get(step)]
     names = list(dict.fromkeys([*once.tensors, *twice.tensors]))
@@ -176,7 +176,7 @@ class ScratchTraining:
         """Write the phase's launch files with another end, and without trackers and validations,
         which do not affect its numbers."""
         launch = self._place / "launch"
-        own = phase.changed(
+        own = phase.with_values(
             until_step=until, save_every=save_every, keep=2, keep_every=None, log_every=1,
             disk_low_threshold=None, validation=None, report_to=[],
         )  # fmt: skip
@@ -253,9 +253,9 @@ class ScratchTraining:
 
     def _failure(self, code: int) -> PipelineError:
         last = [line for line in self._log.read_text().splitlines() if line.strip()][-6:]
-        said = "\n".join(["", *last]) if last else " nothing"
+        output = "\n".join(["", *last]) if last else " nothing"
         return PipelineError(
-            f"the training ended with code {code} where it should not; its output:{said}",
+            f"the training ended with code {code} where it should not; its output:{output}",
             hint=f"fix what it says; all of it is in {self._log}",
         )
 
@@ -272,10 +272,10 @@ class ScratchTraining:
 
 def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
     """Yield the tensors of a checkpoint: the weights and their EMA, then the optimizer's."""
-    own = sorted(checkpoint.slots, key=lambda slot: (slot != MASTER, slot != EMA))
+    own = sorted(checkpoint.slots, key=lambda slot: (slot != MASTER, slot != EMA_SLOT))
     for slot in own:
         for name in checkpoint.names:
-            if checkpoint.holds(name, slot):
+            if checkpoint.has_slot(name, slot):
                 yield name, slot
 
 

@@ -22,7 +22,7 @@ from zerotrain.models.trainable import check_same_parameters, choose_trained, tr
 from zerotrain.state.checkpoint_path import find_checkpoint
 from zerotrain.state.external import ExternalCheckpoint, adapter_files
 from zerotrain.state.external.fitting import fit
-from zerotrain.state.external.order import MODULE, Members, ModelOrder, spared_names
+from zerotrain.state.external.order import MODULE, Members, ModelOrder, undecayed_names
 from zerotrain.state.open import open_source
 from zerotrain.state.position import MASTER, TrainerState
 from zerotrain.training.optim.param_groups import param_groups
@@ -117,7 +117,7 @@ def _order(settings: ImportSettings, model: torch.nn.Module) -> ModelOrder:
         module=module,
         split=split if settings.param_groups or settings.no_decay_norm_bias else None,
         names=None if names is None else _read_names(names),
-        no_decay=spared_names(model),
+        no_decay=undecayed_names(model),
     )
 
 

@@ -23,7 +23,7 @@ from zerotrain.data.dataset import (
 )
 from zerotrain.data.image_summary import format_summary, summarise_images
 from zerotrain.data.open import open_source
-from zerotrain.data.source import BadImage, Found, Source
+from zerotrain.data.source import BadImageError, Found, Source
 from zerotrain.data.text import read_conversations_of
 from zerotrain.errors import PipelineError
 from zerotrain.machine.ordered_pool import in_order
@@ -112,7 +112,7 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
     try:
         content = source.read(entry.file)
         image = source.decode(content)
-    except BadImage as error:
+    except BadImageError as error:
         return Found(entry.file, reason=str(error))
     except OSError as error:
         return Found(entry.file, reason=str(error.strerror))
@@ -121,7 +121,7 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
             _check_conditioning(source.conditioning_source(position), file)
             for position, file in enumerate(entry.conditioning)
         )
-    except BadImage as error:
+    except BadImageError as error:
         return Found(entry.file, reason=str(error))
     image_sha256 = hashlib.sha256(content).hexdigest()
     return Sample(
@@ -141,15 +141,15 @@ def _check_conditioning(source: Source, file: str) -> ConditioningImage:
     """Return the conditioning image with this name in its source.
 
     Raises:
-        BadImage: it cannot be read, or has transparent pixels.
+        BadImageError: it cannot be read, or has transparent pixels.
     """
     try:
         content = source.read(file)
         size = source.decode(content).size
         check_opaque(content)
-    except (BadImage, OSError) as error:
+    except (BadImageError, OSError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise BadImage(f"conditioning image {Path(source.name, file)}: {why}") from error
+        raise BadImageError(f"conditioning image {Path(source.name, file)}: {why}") from error
     return ConditioningImage(
         file=file,
         image_sha256=hashlib.sha256(content).hexdigest(),

@@ -90,7 +90,7 @@ def _choose(settings: LaunchSettings, auto: Path, base: Path | None) -> tuple[Pr
     from zerotrain.launch.planner import planner
 
     phase = settings.phases[-1]
-    made = planner.plan(settings, phase.name, planner.here(phase), auto=auto, base=base)
+    made = planner.plan(settings, phase.name, planner.this_machine(phase), auto=auto, base=base)
     name, why = planner.choose_preset(made)
     print(f"{phase.name}: {name}: {why}", file=sys.stderr, flush=True)
     return read_preset(auto.with_name(f"{name}.yaml")), why

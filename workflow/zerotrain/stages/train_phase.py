@@ -36,7 +36,7 @@ from zerotrain.training.process import (
 )
 from zerotrain.training.process.start import check_room, prepare
 from zerotrain.training.process.watch import Watch
-from zerotrain.training.reporting import pulse, validation_history
+from zerotrain.training.reporting import heartbeat, validation_history
 
 __all__ = ["allocator", "train_phase"]
 
@@ -86,7 +86,7 @@ def train_phase(
         if published.keep(output, progress, inputs):
             return 0
         prepare(inputs, progress)
-        resume = progress_folder.newest_whole(progress, phase.derived.until_step)
+        resume = progress_folder.newest_intact(progress, phase.derived.until_step)
         if (
             progress_folder.end_step(progress, phase.derived.until_step, phase.derived.validation)
             is None
@@ -144,7 +144,7 @@ def _launch(
 
     threads = str(machines.thread_count(phase, here))
     last_lines: deque[str] = deque(maxlen=LAST_LINES)
-    casualties = ending.Casualties()
+    death = ending.LaunchDeath()
     watch = Watch(progress, phase.phase, phase.launch.ddp_timeout)
     with watch:
         code = supervise(
@@ -162,10 +162,10 @@ def _launch(
             on_signal=ask_to_stop,
             last_lines=last_lines,
         )
-    if job and ending.ended_ranks(progress):
+    if job and ending.read_exit_codes(progress):
         code = failures.EXIT_FAULT  # srun returns that of a process that it ended itself
-    pulse.end_all(progress)  # a stopped process does not notice that it is alone
-    return _answer(phase, base, progress, code, casualties, last_lines)
+    heartbeat.end_all(progress)  # a stopped process does not notice that it is alone
+    return _answer(phase, base, progress, code, death, last_lines)
 
 
 def _answer(
@@ -173,32 +173,34 @@ def _answer(
     base: Path,
     progress: Path,
     code: int,
-    casualties: ending.Casualties,
+    death: ending.LaunchDeath,
     last_lines: Sequence[str],
 ) -> int:
     """Report how the training ended if it did not do so itself, and return its exit code."""
     if code:
-        lock.refuse_taken_over(progress)
-    left = ending.read_left(progress)
-    if left and left.code == EXIT_UNFINISHED:
-        sentence = ending.unfinished(phase.phase, progress, phase.derived.until_step, left.reason)
+        lock.check_not_taken_over(progress)
+    record = ending.read_exit_record(progress)
+    if record and record.code == EXIT_UNFINISHED:
+        sentence = ending.describe_unfinished(
+            phase.phase, progress, phase.derived.until_step, record.reason
+        )
         print(sentence, file=sys.stderr, flush=True)
-    elif left and left.kind in failures.MEMORY:
-        print(_out_of_memory(phase, base, progress, left), file=sys.stderr, flush=True)
-    elif left and left.hint:
-        print(PipelineError(left.reason, hint=left.hint), file=sys.stderr, flush=True)
-    elif not left and code > 128 and (progress / progress_folder.STOP).exists():
+    elif record and record.kind in failures.MEMORY:
+        print(_out_of_memory(phase, base, progress, record), file=sys.stderr, flush=True)
+    elif record and record.hint:
+        print(PipelineError(record.reason, hint=record.hint), file=sys.stderr, flush=True)
+    elif not record and code > 128 and (progress / progress_folder.STOP).exists():
         step = progress_folder.newest_step(progress, phase.derived.until_step) or "none"
         print(f"{phase.phase}: ended at once; newest checkpoint: step {step}", file=sys.stderr)
-    elif not left and code:
+    elif not record and code:
         until = phase.derived.until_step
-        error = casualties.explain(phase.phase, progress, until, code, last_lines)
+        error = death.explain(phase.phase, progress, until, code, last_lines)
         print(error, file=sys.stderr, flush=True)
-    return left.code if left else code
+    return record.code if record else code
 
 
 def _out_of_memory(
-    phase: ResolvedPhase, base: Path, progress: Path, left: ending.Left
+    phase: ResolvedPhase, base: Path, progress: Path, record: ending.ExitRecord
 ) -> PipelineError:
     """Return the planner's advice to a phase that ran out of memory: the preset that fits."""
     step = progress_folder.newest_step(progress, phase.derived.until_step)
@@ -206,11 +208,11 @@ def _out_of_memory(
     try:
         from zerotrain.launch.planner import advice  # imports torch, only for a failed phase
 
-        found = advice.after_out_of_memory(phase, base, step, left.measured, left.kind)
+        found = advice.advise_after_out_of_memory(phase, base, step, record.measured, record.kind)
     except Exception:  # the known reason must not be lost in looking for advice
-        return PipelineError(f"{left.reason}; {newest}", hint=left.hint)
-    what = "; ".join([left.reason, *found.facts, newest])
-    return PipelineError(what, hint=found.what_to_do or left.hint)
+        return PipelineError(f"{record.reason}; {newest}", hint=record.hint)
+    what = "; ".join([record.reason, *found.facts, newest])
+    return PipelineError(what, hint=found.what_to_do or record.hint)
 
 
 def _check_machine(

@@ -32,7 +32,7 @@ from zerotrain.state.position import (
     read_document,
     read_position,
 )
-from zerotrain.state.state import Shards, sharded, write_tensors
+from zerotrain.state.state import Shards, group_into_shards, write_tensors
 
 KIND = "checkpoint"
 
@@ -97,7 +97,9 @@ def write_rank_files(
         The sha256 of each file by name, for `draft.known`.
     """
     known: dict[str, str] = {}
-    for number, names in enumerate(sharded({name: [size] for name, size in sizes.items()})):
+    for number, names in enumerate(
+        group_into_shards({name: [size] for name, size in sizes.items()})
+    ):
         file = f"{_prefix(rank)}-{number:05d}.safetensors"
         layout = {name: (torch.float32, [sizes[name]]) for name in names}
         known[file] = write_tensor_file(folder / file, layout, read)
@@ -153,7 +155,7 @@ class Checkpoint:
         """List the trained parameters, in the order of the model."""
         return list(self.shapes)
 
-    def holds(self, name: str, slot: str) -> bool:
+    def has_slot(self, name: str, slot: str) -> bool:
         """Return whether a parameter has a slot: in Muon and Adafactor not all have."""
         return any(f"{name}|{slot}" in files for files in self._files.values())
 
@@ -195,18 +197,18 @@ class Checkpoint:
     def _pieces(self, name: str, slot: str) -> list[tuple[int, int, Path]]:
         """Return start, length and file of a slot's parts, without gaps or overlaps."""
         key, size = tensor_name(name, slot), torch.Size(self.shapes[name]).numel()
-        found: list[tuple[int, int, Path]] = []
+        pieces: list[tuple[int, int, Path]] = []
         covered = 0
         held = [r for r, spans in self._spans.items() if name in spans and key in self._files[r]]
         for rank in sorted(held, key=lambda rank: self._spans[rank][name]):
             start, length = self._spans[rank][name]
             if start != covered:
                 break
-            found.append((start, length, self._files[rank][key]))
+            pieces.append((start, length, self._files[rank][key]))
             covered += length
         if covered != size:
             raise PipelineError(
                 f"{self.artifact.folder}: {name} ({slot}) has {covered} of {size} elements",
                 hint="a rank's file is missing; use an older checkpoint of the phase's progress",
             )
-        return found
+        return pieces

@@ -55,30 +55,30 @@ def diff(a: Source | Weights, b: Source | Weights, *, tolerance: float = 0.0) ->
         lines += _history(RanOn.of(a.position), RanOn.of(b.position))
     same = close = 0
     for slot in slots:
-        if lacking := _lacking(slot in a.slots, slot in b.slots):
+        if lacking := _describe_missing(slot in a.slots, slot in b.slots):
             differing += 1
             lines.append(f"{slot}: {lacking}")
             continue
         for name in names:
-            said = _lacking(name in a.shapes, name in b.shapes)
-            if not said and a.shapes[name] != b.shapes[name]:
-                said = f"shape {a.shapes[name]} / {b.shapes[name]}"
-            if not said and not (has_slot(a, name, slot) and has_slot(b, name, slot)):
+            text = _describe_missing(name in a.shapes, name in b.shapes)
+            if not text and a.shapes[name] != b.shapes[name]:
+                text = f"shape {a.shapes[name]} / {b.shapes[name]}"
+            if not text and not (has_slot(a, name, slot) and has_slot(b, name, slot)):
                 continue
-            if not said:
+            if not text:
                 absolute, relative = distance(a.tensor(name, slot), b.tensor(name, slot))
                 same += absolute == 0
                 close += 0 < absolute <= tolerance
                 if absolute > tolerance:
-                    said = f"differs by {absolute:.3g}, relative {relative:.3g}"
-            if said:
+                    text = f"differs by {absolute:.3g}, relative {relative:.3g}"
+            if text:
                 differing += 1
-                lines.append(f"{name} ({slot}): {said}")
+                lines.append(f"{name} ({slot}): {text}")
     within = f", {close} within {tolerance:g}" if tolerance else ""
     return Difference([*lines, f"{same} tensors equal{within}"], not differing)
 
 
-def _lacking(in_first: bool, in_second: bool) -> str:
+def _describe_missing(in_first: bool, in_second: bool) -> str:
     return "" if in_first and in_second else f"not in the {'second' if in_first else 'first'}"
 
 

@@ -19,7 +19,7 @@ from zerotrain.models.families.layouts import MODEL_INDEX
 from zerotrain.state.checkpoint import KIND as CHECKPOINT
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.checkpoint_path import OPTIMIZERS
-from zerotrain.state.position import EMA, MASTER, Source
+from zerotrain.state.position import EMA_SLOT, MASTER, Source
 from zerotrain.state.state import KIND as STATE
 from zerotrain.state.state import State
 
@@ -56,13 +56,13 @@ class Weights:
             for name, stored in self._stored.items()
         }
         self.names = list(self.shapes)
-        self.slots = [EMA if self.artifact.content.get("ema") else MASTER]
+        self.slots = [EMA_SLOT if self.artifact.content.get("ema") else MASTER]
 
     def tensor(self, name: str, slot: str) -> torch.Tensor:
         """Return the tensor of a name, in the dtype of the export; there is only one slot."""
         stored = self._stored[name]
-        found: torch.Tensor = self._files[stored].get_tensor(stored)
-        return found
+        tensor: torch.Tensor = self._files[stored].get_tensor(stored)
+        return tensor
 
 
 class AveragedWeights:
@@ -75,10 +75,10 @@ class AveragedWeights:
 
     def tensor(self, name: str, slot: str) -> torch.Tensor:
         """Return the full float32 average of one parameter; the only slot is the master."""
-        return self._source.tensor(name, EMA)
+        return self._source.tensor(name, EMA_SLOT)
 
 
-class EachLayer:
+class PerLayerView:
     """A view of a LoRA whose fused layers share lora_A, with a lora_A for each layer."""
 
     def __init__(self, source: Source) -> None:
@@ -140,7 +140,7 @@ def open_source(folder: Path, *, trust_pickle: bool = False) -> Source:
 
     # Parts of weights and tags of universal checkpoints have no manifests.
     artifact.read_around(folder, (WEIGHTS, BASE, *IN_FORMATS_OF_OTHERS))
-    _refuse_model(folder)
+    _check_not_model(folder)
     return open_external(
         _only_file(folder) if kind == EXPORTED else folder, trust_pickle=trust_pickle
     )
@@ -168,13 +168,13 @@ def _is_position(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (ValueError, RecursionError):
         return True
-    return isinstance(found, dict) and {"run", "phase", "optimizer_step"} <= found.keys()
+    return isinstance(document, dict) and {"run", "phase", "optimizer_step"} <= document.keys()
 
 
-def _refuse_model(folder: Path) -> None:
+def _check_not_model(folder: Path) -> None:
     """Refuse a complete model without checkpoints: its trained part is unknown."""
     from zerotrain.state.external import find_checkpoints_below
 

@@ -13,7 +13,7 @@ from zerotrain.errors import PipelineError
 if TYPE_CHECKING:
     import torch
 
-MASTER, EMA = "master", "ema"
+MASTER, EMA_SLOT = "master", "ema"
 """Slots of every engine: the float32 weights, and their average if a training keeps one."""
 ADAM_SLOTS = ("exp_avg", "exp_avg_sq")
 """Adam's names of its moments."""
@@ -85,29 +85,29 @@ def as_document(position: TrainerState) -> dict[str, Any]:
     So a file that is made again from an earlier version's file keeps its bytes, and trainings that
     started from it still match.
     """
-    found = asdict(position)
-    return {key: found[key] for key in found if key not in ADDED_LATER or found[key]}
+    fields = asdict(position)
+    return {key: fields[key] for key in fields if key not in ADDED_LATER or fields[key]}
 
 
-def read_position(found: Artifact, name: str) -> TrainerState:
+def read_position(artifact: Artifact, name: str) -> TrainerState:
     """Read the position from a checkpoint's or a state's JSON file.
 
     Raises:
         PipelineError: the file is not JSON, or a value is missing or of another type.
     """
-    document = read_document(found, name, TYPES)
-    read_document(found, name, {k: t for k, t in ADDED_LATER.items() if k in document})
+    document = read_document(artifact, name, TYPES)
+    read_document(artifact, name, {k: t for k, t in ADDED_LATER.items() if k in document})
     known = {f.name for f in fields(TrainerState)}
     return TrainerState(**{key: document[key] for key in known & document.keys()})
 
 
-def read_document(found: Artifact, name: str, types: Mapping[str, type]) -> dict[str, Any]:
+def read_document(artifact: Artifact, name: str, types: Mapping[str, type]) -> dict[str, Any]:
     """Read a JSON file of a published folder and check its values' types.
 
     Raises:
         PipelineError: the file is not JSON, or a value is missing or of another type.
     """
-    path = found.path(name)
+    path = artifact.path(name)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -47,7 +47,7 @@ class Change:
     @property
     def values(self) -> tuple[str, str]:
         """Return old and new value as text."""
-        return _shown(self.key, self.old), _shown(self.key, self.new)
+        return _format_value(self.key, self.old), _format_value(self.key, self.new)
 
     @property
     def text(self) -> str:
@@ -105,8 +105,8 @@ class RanOn:
     def made_by(self) -> dict[str, Any]:
         """Return the entries for the manifest of weights; empty if nothing was recorded."""
         history = [vars(change) for change in self.changes]
-        found = {"ran_on": dict(self.values), "history": history}
-        return {key: value for key, value in found.items() if value}
+        entries = {"ran_on": dict(self.values), "history": history}
+        return {key: value for key, value in entries.items() if value}
 
     @property
     def exact(self) -> str:
@@ -128,7 +128,7 @@ class RanOn:
     def brief(self) -> str:
         """Return the conditions in a few words, then the changes."""
         versions = [
-            f"{name} {found}" for name in BRIEF if (found := self.values.get(VERSIONS + name))
+            f"{name} {version}" for name in BRIEF if (version := self.values.get(VERSIONS + name))
         ]
         threads = f"{count} threads" if (count := self.values.get("threads")) else ""
         words = [*versions, str(self.values.get("device") or ""), threads]
@@ -156,15 +156,15 @@ class RanOn:
         ]
 
 
-def as_markdown(found: RanOn) -> str:
+def as_markdown(ran_on: RanOn) -> str:
     """Format the section of a README or a card; empty if nothing was recorded."""
-    rows = found.rows()
-    if not rows and not found.changes:
+    rows = ran_on.rows()
+    if not rows and not ran_on.changes:
         return ""
-    lines = [f"- {label}: {_plain(value)}" for label, value in [("exact", found.exact), *rows]]
+    lines = [f"- {label}: {_plain(value)}" for label, value in [("exact", ran_on.exact), *rows]]
     text = "## What it was trained on\n\n" + "\n".join(lines) + "\n"
-    if found.changes:
-        changes = "\n".join(f"- {_plain(change.text)}" for change in found.changes)
+    if ran_on.changes:
+        changes = "\n".join(f"- {_plain(change.text)}" for change in ran_on.changes)
         text += f"\nChanged while it trained:\n\n{changes}\n"
     return text
 
@@ -174,7 +174,7 @@ def _plain(text: str) -> str:
     return escape(" ".join(text.split()), quote=False)
 
 
-def _shown(key: str, value: Scalar) -> str:
+def _format_value(key: str, value: Scalar) -> str:
     if value is None:
         return "unset" if key.startswith(ENVIRONMENT) else "none"
     if isinstance(value, bool):

@@ -72,8 +72,8 @@ def show(source: Source | Weights, *, tensors: bool = False) -> Iterator[str]:
     total = sum(torch.Size(shape).numel() for shape in source.shapes.values())
     yield _row("parameters", f"{total:,} in {_tensors(source.shapes)}")
     for what in ("frozen", "tied"):
-        if found := getattr(source, what, None):
-            yield _row(what, _tensors(found))
+        if names := getattr(source, what, None):
+            yield _row(what, _tensors(names))
     for sentence in getattr(source, "lost", ()):
         yield _row("left out", sentence)
     slots = sorted(source.slots, key=lambda slot: slot != MASTER)
@@ -115,20 +115,20 @@ def _describe(position: TrainerState) -> Iterator[str]:
     yield _row("optimizer", f"{position.optimizer or 'unknown'}, step {position.optimizer_step:,}")
     for number, group in enumerate(position.param_groups):
         values = {key: value for key, value in group.items() if key != "parameters"}
-        said = [_tensors(group.get("parameters", ()))]
-        said += [f"{key} {_plain(value)}" for key, value in values.items()]
-        yield _row(f"group {number}", ", ".join(said))
+        fields = [_tensors(group.get("parameters", ()))]
+        fields += [f"{key} {_plain(value)}" for key, value in values.items()]
+        yield _row(f"group {number}", ", ".join(fields))
     if position.lr_scheduler:
         schedule = f"{position.lr_scheduler} over {position.lr_scheduler_steps:,} steps"
         yield _row("learning rate", schedule)
     if position.loss_scale:
         yield _row("loss scale", f"{position.loss_scale['scale']:g}")
-    found = RanOn.of(position)
-    for label, text in found.rows():
+    ran_on = RanOn.of(position)
+    for label, text in ran_on.rows():
         yield _row(label, text)
-    if found.values:
-        yield _row("exact", found.exact)
-    for change in found.changes:
+    if ran_on.values:
+        yield _row("exact", ran_on.exact)
+    for change in ran_on.changes:
         yield _row("changed", change.text)
 
 

@@ -107,7 +107,7 @@ def write_state(
     for slot in slots:
         every = {n: slot_shape(position.optimizer, slot, shape) for n, shape in shapes.items()}
         own = {name: shape for name, shape in every.items() if shape is not None}
-        for number, names in enumerate(sharded(own)):
+        for number, names in enumerate(group_into_shards(own)):
             file = f"{slot}-{number:05d}.safetensors"
             layout = {name: (torch.float32, own[name]) for name in names}
             known[file] = write_tensor_file(folder / file, layout, partial(_of_slot, read, slot))
@@ -122,7 +122,7 @@ def _of_slot(read: ReadTensor, slot: str, name: str) -> torch.Tensor:
     return read(name, slot)
 
 
-def sharded(shapes: Mapping[str, list[int]]) -> Iterator[list[str]]:
+def group_into_shards(shapes: Mapping[str, list[int]]) -> Iterator[list[str]]:
     """Yield the names in order, in groups whose float32 tensors fit SHARD_BYTES."""
     names: list[str] = []
     size = 0
@@ -167,8 +167,8 @@ class State:
     def tensor(self, name: str, slot: str) -> torch.Tensor:
         """Return the full float32 tensor of one parameter in one slot."""
         path = self.artifact.path(self._files[slot][name])
-        found: torch.Tensor = self._shards.open(path).get_tensor(name)
-        return found
+        tensor: torch.Tensor = self._shards.open(path).get_tensor(name)
+        return tensor
 
     def fill(self, name: str, slot: str, start: int, into: torch.Tensor) -> None:
         """Fill a flat tensor with a parameter's slot from element `start`; read nothing else."""

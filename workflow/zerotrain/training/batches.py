@@ -44,7 +44,7 @@ class Batches:
 
     def batch(self, first: int, size: int, device: torch.device) -> Batch:
         """Return samples `first` to `first + size` of the run, on the device; see `placed`."""
-        return placed(self.read(first, size), device)
+        return move_to_device(self.read(first, size), device)
 
     def read(self, first: int, size: int) -> Batch:
         """Return the same batch in host memory.
@@ -82,14 +82,14 @@ class Batches:
             random_flip=cache.entries[self._train[0]].flipped is not None,
         )
         number = self._train[draw.index]
-        found = {
+        sample = {
             **cache.sample(number, captioned=not draw.drop_caption, flipped=draw.flip),
             "noise": torch.from_numpy(draw.noise),
             "uniform": torch.tensor(draw.uniform, dtype=torch.float64),
         }
         if self._phase.train.tread_config is not None:
-            found["route"] = self._routes(self._phase.train.tread_config.routes, position, found)
-        return found
+            sample["route"] = self._routes(self._phase.train.tread_config.routes, position, sample)
+        return sample
 
     def _routes(
         self,
@@ -116,7 +116,7 @@ class Batches:
         return tuple(self._cache.sample(self._train[0])["latents"].shape)
 
 
-def placed(batch: Batch, device: torch.device) -> Batch:
+def move_to_device(batch: Batch, device: torch.device) -> Batch:
     """Return a host batch on the device.
 
     ON_HOST moves to CUDA GPUs only: they have float64. If it stayed on the host, each timestep's

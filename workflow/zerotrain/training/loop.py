@@ -15,17 +15,17 @@ from zerotrain.machine.memory_watch import MemoryWatch
 from zerotrain.models.families import Objective
 from zerotrain.training import ranks
 from zerotrain.training.checkpointing.saving import Saving
-from zerotrain.training.clock import Clock
-from zerotrain.training.engines.average import WeightAverage
 from zerotrain.training.engines.buffers import Buffers
+from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
-from zerotrain.training.engines.loss_scale import exhausted
-from zerotrain.training.generators import seed_generators
-from zerotrain.training.not_finite import LeftOut, Losses, poisoned
+from zerotrain.training.engines.loss_scale import is_at_minimum
+from zerotrain.training.not_finite import Losses, SkippedSteps, nan_gradients_if_not_finite
 from zerotrain.training.read_ahead import ReadAhead
 from zerotrain.training.reporting.log import Log
 from zerotrain.training.reporting.unused import UnusedParameters
 from zerotrain.training.reporting.validation_history import Verdict
+from zerotrain.training.rng import seed_generators
+from zerotrain.training.step_counter import StepCounter
 
 if TYPE_CHECKING:
     from zerotrain.training.reporting.validation import Validation
@@ -36,11 +36,11 @@ def train(
     objective: Objective,
     batches: ReadAhead,
     phase: ResolvedPhase,
-    clock: Clock,
+    counter: StepCounter,
     log: Log,
     saving: Saving,
     stop_requested: Callable[[], bool],
-    average: WeightAverage | None = None,
+    ema: EMA | None = None,
     validation: Validation | None = None,
 ) -> bool:
     """Train until the phase ends, a validation ends it, or a stop is requested.
@@ -55,63 +55,65 @@ def train(
             skipped (the newest checkpoint precedes it); training changes buffers of the model; or
             a checkpoint cannot be written.
     """
-    left_out = LeftOut(phase, batches, log)
+    skipped = SkippedSteps(phase, batches, log)
     memory = MemoryWatch()
     unused: UnusedParameters | None = UnusedParameters(engine)
     buffers = Buffers(engine.model)
     log.lap("other")
-    verdict = validation.at(clock.step) if validation else Verdict()
+    verdict = validation.at(counter.step) if validation else Verdict()
     log.lap("validation")
     with saving:
         if verdict.save:  # a stop was requested at this step before its validation
-            saving.begin(clock, wait=True)
-        while clock.step < phase.derived.until_step and not verdict.ended:
+            saving.begin(counter, wait=True)
+        while counter.step < phase.derived.until_step and not verdict.ended:
             log.lap("other")
-            rate = learning_rate(phase.train, clock.step, clock.horizon)
-            beta1 = momentum(phase.train, clock.step, clock.horizon)
-            own_loss, losses = _accumulate(engine, objective, batches, phase, clock, log)
+            rate = learning_rate(phase.train, counter.step, counter.horizon)
+            beta1 = momentum(phase.train, counter.step, counter.horizon)
+            own_loss, losses = _accumulate(engine, objective, batches, phase, counter, log)
             if unused:
-                if unused.settle(phase, log):
-                    own_loss, losses = _accumulate(engine, objective, batches, phase, clock, log)
+                if unused.report(phase, log):
+                    own_loss, losses = _accumulate(engine, objective, batches, phase, counter, log)
                 unused = None
-                buffers.refuse_changed(phase)
-            flags = stop_requested(), saving.overdue(), saving.writing()
-            loss, (stopping, overdue, writing) = ranks.settle(own_loss, flags, engine.device)
+                buffers.check_unchanged(phase)
+            flags = stop_requested(), saving.is_overdue(), saving.is_writing()
+            loss, (stopping, overdue, writing) = ranks.reduce_loss_and_flags(
+                own_loss, flags, engine.device
+            )
             log.lap("backward")
-            saving.settle(writing)
+            saving.wait_or_stage_tensors(writing)
             log.lap("save")
             if not math.isfinite(loss):
                 saving.finish()  # the checkpoint being written precedes this step
-                left_out.refuse_or_note("loss", loss, clock.step + 1, losses)
+                skipped.check_and_report("loss", loss, counter.step + 1, losses)
             scale = engine.loss_scale()
             norm = engine.step(rate, beta1)
             if math.isfinite(loss) and math.isfinite(norm):
-                left_out.good()
-            elif math.isfinite(loss) and (scale is None or exhausted(scale, phase.launch.fp16)):
+                skipped.reset()
+            elif math.isfinite(loss) and (scale is None or is_at_minimum(scale, phase.launch.fp16)):
                 saving.finish()
-                left_out.refuse_or_note("gradients' norm", norm, clock.step + 1, losses)
-            clock.step += 1
-            clock.samples += phase.train.global_batch_size
-            if average:
-                average.update(clock.step)
+                skipped.check_and_report("gradients' norm", norm, counter.step + 1, losses)
+            counter.step += 1
+            counter.samples += phase.train.global_batch_size
+            if ema:
+                ema.update(counter.step)
             log.lap("optimizer")
-            log.step(clock.step, clock.samples, loss, norm, rate, beta1)
-            last = clock.step == phase.derived.until_step
+            log.step(counter.step, counter.samples, loss, norm, rate, beta1)
+            last = counter.step == phase.derived.until_step
             if validation and (last or not stopping):
                 log.lap("other")
-                verdict = validation.at(clock.step)
+                verdict = validation.at(counter.step)
                 log.lap("validation")
             ending = stopping or last or verdict.ended
-            if ending or verdict.save or overdue or saving.due(clock.step):
-                buffers.refuse_changed(phase)
+            if ending or verdict.save or overdue or saving.is_due(counter.step):
+                buffers.check_unchanged(phase)
                 log.memory(ranks.gather(memory.use()), memory.peaks())
-                saving.begin(clock, wait=ending)
+                saving.begin(counter, wait=ending)
                 log.lap("save")
             if stopping:
                 break
         if validation and verdict.ended:
-            validation.finish(clock.step)
-    return clock.step >= phase.derived.until_step or verdict.ended
+            validation.finish(counter.step)
+    return counter.step >= phase.derived.until_step or verdict.ended
 
 
 def _accumulate(
@@ -119,7 +121,7 @@ def _accumulate(
     objective: Objective,
     batches: ReadAhead,
     phase: ResolvedPhase,
-    clock: Clock,
+    counter: StepCounter,
     log: Log,
 ) -> tuple[float, Losses]:
     """Compute the gradients of this process's share of a global batch.
@@ -127,10 +129,10 @@ def _accumulate(
     Returns:
         The mean loss of the share, and the losses of its samples.
     """
-    seed_generators(step_seed(phase.seed, clock.step, engine.rank), engine.device)
+    seed_generators(step_seed(phase.seed, counter.step, engine.rank), engine.device)
     micro, means = phase.derived.micro_batch_size, []
     losses: Losses = []
-    first = clock.samples + engine.rank * micro
+    first = counter.samples + engine.rank * micro
     for part in range(phase.train.gradient_accumulation_steps):
         batch = batches.batch(first, micro, engine.device)
         log.lap("data")
@@ -138,7 +140,7 @@ def _accumulate(
             each = objective.loss(engine.model, batch)
             loss = each.mean()
             log.lap("forward")
-            engine.backward(poisoned(loss))
+            engine.backward(nan_gradients_if_not_finite(loss))
         losses.append((first, each.detach()))
         means.append(loss.detach())
         first += engine.world_size * micro

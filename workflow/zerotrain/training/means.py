@@ -55,10 +55,10 @@ class Means:
             return None
         # An epoch has no mean if its first steps were not added here.
         whole = self._epoch_from - first * self._epoch_size < batch
-        found = (ended, self._epoch_sum / max(self._epoch_steps, 1))
+        epoch = (ended, self._epoch_sum / max(self._epoch_steps, 1))
         counted = self._epoch_steps
         self._epoch_from, self._epoch_sum, self._epoch_steps = samples, 0.0, 0
-        return found if whole and counted else None
+        return epoch if whole and counted else None
 
     def state(self) -> dict[str, Any]:
         """Return what `load` restores."""

@@ -28,7 +28,7 @@ Losses = list[tuple[int, torch.Tensor]]
 """For each micro batch of a step: the number of its first sample, and its samples' losses [B]."""
 
 
-def poisoned(loss: torch.Tensor) -> torch.Tensor:
+def nan_gradients_if_not_finite(loss: torch.Tensor) -> torch.Tensor:
     """Return the loss, bit for bit, but with NaN in every gradient if it is not finite.
 
     The exchange of gradients then spreads one process's NaN to all, so that they agree without
@@ -38,18 +38,18 @@ def poisoned(loss: torch.Tensor) -> torch.Tensor:
     return loss * (1 + 0 * loss.detach())
 
 
-class LeftOut:
+class SkippedSteps:
     """A phase's handling of skipped updates: it reports them and counts those in a row."""
 
     def __init__(self, phase: ResolvedPhase, batches: ReadAhead, log: Log) -> None:
         self._phase, self._batches, self._log = phase, batches, log
         self._in_a_row = 0
 
-    def good(self) -> None:
+    def reset(self) -> None:
         """Restart the count after an update that was made."""
         self._in_a_row = 0
 
-    def refuse_or_note(self, what: str, value: float, step: int, losses: Losses) -> None:
+    def check_and_report(self, what: str, value: float, step: int, losses: Losses) -> None:
         """Report the samples at fault; every process calls this at the same step.
 
         Args:
@@ -62,7 +62,7 @@ class LeftOut:
             PipelineError: nan_action is stop, or too many updates were skipped in a row.
         """
         text = f"phase {self._phase.phase}: the {what} of step {step} is {value}"
-        text += f"; {self._named(losses)}"
+        text += f"; {self._name_samples(losses)}"
         if self._phase.train.nan_action == "stop":
             raise PipelineError(text, hint=HINT)
         self._in_a_row += 1
@@ -74,7 +74,7 @@ class LeftOut:
             )
         self._log.say(f"{text}; this update is left out (nan_action: skip)")
 
-    def _named(self, losses: Losses) -> str:
+    def _name_samples(self, losses: Losses) -> str:
         """Name the samples with losses that are not finite, or all of the step if none is such."""
         own = [
             (first + i, finite)
@@ -86,5 +86,5 @@ class LeftOut:
         which = spoilt or [position for position, _ in every]
         names = list(dict.fromkeys(self._batches.name(position) for position in which))
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        found = f"{', '.join(names[:NAMED])}{more}"
-        return f"the loss is not finite for {found}" if spoilt else f"its samples: {found}"
+        listed = f"{', '.join(names[:NAMED])}{more}"
+        return f"the loss is not finite for {listed}" if spoilt else f"its samples: {listed}"

@@ -1,7 +1,7 @@
 """One training process, started by our launcher: python -m zerotrain.training.rank.
 
 It is the other half of the train_phase stage, which launches it and handles its exit. Started by
-torchrun or srun instead, it does the stage's part, too (zerotrain.training.process.by_hand).
+torchrun or srun instead, it does the stage's part, too (training/process/external_launch.py).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from zerotrain.training.checkpointing.checkpoint_room import DiskWatch
 from zerotrain.training.checkpointing.conditions import format_changes
 from zerotrain.training.checkpointing.making import Making, describe_making
 from zerotrain.training.checkpointing.saving import Saving
-from zerotrain.training.engines.determinism import equal_bits
-from zerotrain.training.engines.faster import allow_tf32
+from zerotrain.training.engines.determinism import use_deterministic_kernels
+from zerotrain.training.engines.torch_compile import allow_tf32
 from zerotrain.training.loop import train
-from zerotrain.training.opening import Opened, open_phase
 from zerotrain.training.process import ending
-from zerotrain.training.process.failed import failed
+from zerotrain.training.process.failure_report import report_failure
 from zerotrain.training.process.lock import hold_writer
-from zerotrain.training.process.meeting import meet
+from zerotrain.training.process.rendezvous import init_process_group
 from zerotrain.training.process.start_lines import start_details, start_lines
 from zerotrain.training.process.stop_request import StopRequest
 from zerotrain.training.read_ahead import ReadAhead
+from zerotrain.training.reporting.heartbeat import Heartbeat
 from zerotrain.training.reporting.log import Log, TrainingLog
-from zerotrain.training.reporting.pulse import Pulse
 from zerotrain.training.reporting.validation import open_validation
+from zerotrain.training.setup import TrainingSetup, set_up_phase
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,15 +74,15 @@ def train_rank(arguments: argparse.Namespace) -> int:
                 stack.enter_context(hold_writer(progress))
                 # an orphan of an earlier start may have written it since this start
                 (progress / progress_folder.EXIT).unlink(missing_ok=True)
-            pulse = stack.enter_context(closing(Pulse(progress, number)))
-            finished = run(**vars(arguments), pulse=pulse)
+            heartbeat = stack.enter_context(closing(Heartbeat(progress, number)))
+            finished = run(**vars(arguments), heartbeat=heartbeat)
         except Exception as error:
-            return failed(error, arguments.launch, progress)
+            return report_failure(error, arguments.launch, progress)
     if finished:
         return 0
     if number == 0:
-        said = "stopped on request; a checkpoint was written"
-        ending.leave(progress, EXIT_UNFINISHED, said)
+        reason = "stopped on request; a checkpoint was written"
+        ending.write_exit_record(progress, EXIT_UNFINISHED, reason)
     return EXIT_UNFINISHED
 
 
@@ -94,92 +94,94 @@ def run(
     start: Path | None = None,
     resume: Path | None = None,
     swap: Path | None = None,
-    pulse: Pulse | None = None,
+    heartbeat: Heartbeat | None = None,
 ) -> bool:
     """Train; return whether the phase is finished. The stage has verified the folders."""
     stop = StopRequest(progress)  # before the slow steps below, which must not lose a signal
     phase = read_run_yaml(launch / "run.yaml")
-    meet(phase)
+    init_process_group(phase)
     family = load_family(phase.family)
-    opened = open_phase(phase, family, launch, base, start, resume, swap)
-    engine, clock = opened.engine, opened.clock
-    if pulse:
-        pulse.clock = clock
+    setup = set_up_phase(phase, family, launch, base, start, resume, swap)
+    engine, counter = setup.engine, setup.counter
+    if heartbeat:
+        heartbeat.counter = counter
     without_effect = allow_tf32(phase, engine.device)
     making = Making()
     if engine.rank == 0:
         making = describe_making(
-            phase, opened.model, engine.device, base=base, cache=cache, start=start, resume=resume
+            phase, setup.model, engine.device, base=base, cache=cache, start=start, resume=resume
         )
-    log = _open_log(phase, opened, progress, same_phase=resume is not None)
+    log = _open_log(phase, setup, progress, same_phase=resume is not None)
     if making.changed:
-        log.say(_changed(phase, making, clock.step))
+        log.say(_format_changed(phase, making, counter.step))
     if without_effect:
         log.say(without_effect)
     samples = read_cache(cache, verify=False)
     objective = family.objective(base, phase.derived.objective)
     validation = open_validation(
-        engine, family, base, samples, phase, log, progress, clock.step, resume, opened.average
+        engine, family, base, samples, phase, log, progress, counter.step, resume, setup.ema
     )
     more_records = validation.write_records if validation else None
-    saving = Saving(engine, phase, log, progress, opened.average, more_records, making)
+    saving = Saving(engine, phase, log, progress, setup.ema, more_records, making)
     low = None
     if engine.rank == 0 and phase.train.disk_low_threshold:
         low = DiskWatch(progress, phase.train.disk_low_threshold, log.say)
     batches = Batches(samples, phase, getattr(objective, "image_tokens", None))
     together = phase.train.global_batch_size // phase.train.gradient_accumulation_steps
     try:
-        with equal_bits(phase), ReadAhead(batches, together) as ahead:
+        with use_deterministic_kernels(phase), ReadAhead(batches, together) as ahead:
             finished = train(
                 engine,
                 objective,
                 ahead,
                 phase,
-                clock,
+                counter,
                 log,
                 saving,
                 lambda: stop() or bool(low and low()),
-                opened.average,
+                setup.ema,
                 validation,
             )
         if validation:
             validation.close(finished)
         if low and low() and not finished and not stop():
-            said = "the disk has less free than disk_low_threshold; a checkpoint was written"
-            ending.leave(progress, EXIT_UNFINISHED, said)
+            reason = "the disk has less free than disk_low_threshold; a checkpoint was written"
+            ending.write_exit_record(progress, EXIT_UNFINISHED, reason)
         return finished
     finally:
         log.close()
 
 
-def _open_log(phase: ResolvedPhase, opened: Opened, progress: Path, *, same_phase: bool) -> Log:
+def _open_log(
+    phase: ResolvedPhase, setup: TrainingSetup, progress: Path, *, same_phase: bool
+) -> Log:
     """Return the first process's log, after reporting what will happen; the others are silent."""
-    engine, clock = opened.engine, opened.clock
+    engine, counter = setup.engine, setup.counter
     if engine.rank != 0:
         return Log()
     log = TrainingLog(
         progress,
         phase,
-        opened.records,
-        clock.step,
-        clock.samples,
+        setup.records,
+        counter.step,
+        counter.samples,
         engine.device,
         same_phase=same_phase,
     )
-    if clock.horizon != phase.derived.lr_scheduler_steps and follows_horizon(phase.train):
+    if counter.horizon != phase.derived.lr_scheduler_steps and follows_horizon(phase.train):
         log.say(
-            f"{phase.phase}: the learning rate keeps its horizon of {clock.horizon} steps although "
-            f"the last phase now ends at {phase.derived.lr_scheduler_steps}; set "
+            f"{phase.phase}: the learning rate keeps its horizon of {counter.horizon} steps "
+            f"although the last phase now ends at {phase.derived.lr_scheduler_steps}; set "
             "train.lr_scheduler_steps to change it"
         )
-    for line in start_lines(opened.model, engine, phase, clock.step, progress):
+    for line in start_lines(setup.model, engine, phase, counter.step, progress):
         log.say(f"{phase.phase}: {line}")
-    for line in start_details(engine, phase, clock.step, progress):
+    for line in start_details(engine, phase, counter.step, progress):
         log.detail(f"{phase.phase}: {line}")
     return log
 
 
-def _changed(phase: ResolvedPhase, making: Making, step: int) -> str:
+def _format_changed(phase: ResolvedPhase, making: Making, step: int) -> str:
     values = "; ".join(format_changes(making.changed))
     return f"{phase.phase}: from step {step} on something else than before, recorded: {values}"
 
@@ -189,9 +191,9 @@ if __name__ == "__main__":
         main()  # a launcher prints a traceback for an exit code; the stage reads exit.json instead
         code = 0
     else:
-        from zerotrain.training.process.by_hand import by_hand
+        from zerotrain.training.process.external_launch import train_externally_launched
 
-        code = by_hand(read_arguments(), train_rank)
+        code = train_externally_launched(read_arguments(), train_rank)
     # Everything is saved and printed. At a normal exit, communication threads that are not joined
     # would make C++ abort the process ("terminate called without an active exception").
     sys.stdout.flush()

@@ -24,12 +24,14 @@ def gather(value: T) -> list[T]:
     """Return every process's value, by rank, in every process; it must be picklable."""
     if not distributed.is_initialized():
         return [value]
-    found: list[T | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(found, value)
-    return found  # type: ignore[return-value]
+    values: list[T | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return values  # type: ignore[return-value]
 
 
-def settle(loss: float, flags: Sequence[bool], device: torch.device) -> tuple[float, list[bool]]:
+def reduce_loss_and_flags(
+    loss: float, flags: Sequence[bool], device: torch.device
+) -> tuple[float, list[bool]]:
     """Return the mean of the processes' losses, and for each flag whether any process raised it."""
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return loss, list(flags)

@@ -13,7 +13,7 @@ from types import TracebackType
 import torch
 
 from zerotrain.models.families import Batch
-from zerotrain.training.batches import Batches, placed
+from zerotrain.training.batches import Batches, move_to_device
 
 DEPTH = 2
 """Batches held in host memory, so that one read that takes longer than a step delays no step."""
@@ -55,13 +55,13 @@ class ReadAhead:
             run = self._begin(first, size)
         with self._turn:
             self._turn.wait_for(lambda: run.ready)
-            found = run.ready.popleft()
+            batch = run.ready.popleft()
             run.first += run.stride
             self._turn.notify_all()
-        if isinstance(found, BaseException):
+        if isinstance(batch, BaseException):
             self.close()
-            raise found
-        return placed(found, device)
+            raise batch
+        return move_to_device(batch, device)
 
     def name(self, position: int) -> str:
         """Return the name that a user knows a sample by."""
@@ -100,15 +100,15 @@ class ReadAhead:
     def _read(self, run: _Run) -> None:
         first = run.first
         while True:
-            found: Batch | BaseException
+            batch: Batch | BaseException
             try:
-                found = self._batches.read(first, run.size)
+                batch = self._batches.read(first, run.size)
             except BaseException as error:  # `batch` raises it when the loop reaches this batch
-                found = error
+                batch = error
             with self._turn:
-                run.ready.append(found)
+                run.ready.append(batch)
                 self._turn.notify_all()
                 self._turn.wait_for(lambda: run.ended or len(run.ready) < DEPTH)
-                if run.ended or isinstance(found, BaseException):
+                if run.ended or isinstance(batch, BaseException):
                     return
             first += run.stride

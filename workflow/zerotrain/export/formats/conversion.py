@@ -60,7 +60,7 @@ def convert(
     parents = parents or {"weights": weights.artifact}
     with artifact.publish(output, kind, parents=parents, made_by=made_by) as draft:
         draft.known.update(module.write(weights, options, draft.folder))
-        with _loading_again(output):
+        with _report_load_errors(output):
             module.verify(weights, options, draft.folder)
         if kind == "weights":
             text = text_of_readme(draft.folder, weights.artifact.content, made_by)
@@ -71,7 +71,7 @@ def convert(
 
 
 @contextmanager
-def _loading_again(folder: Path) -> Iterator[None]:
+def _report_load_errors(folder: Path) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:

@@ -37,11 +37,11 @@ def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, st
     adapter = weights.adapter
     assert adapter is not None
     slot_of = _slots(weights)
-    _refuse_other_tensors(adapter, weights)
+    _check_only_factors(adapter, weights)
     alphas = {layer: _alpha(weights, layer) for layer in adapter.layers}
-    _refuse_several(alphas, weights)
+    _check_single_alpha(alphas, weights)
     if weights.family.name == "flux":
-        _refuse_unread(weights)
+        _check_readable(weights)
     tensors: dict[str, LazyTensor] = {}
     for slot, layers in layers_by_slot(weights.trained, slot_of).items():
         if not (trained := [layer for layer in layers if layer in alphas]):
@@ -132,18 +132,18 @@ def _alpha(weights: ExportedWeights, layer: str) -> float:
     return round(weights.scales[layer] * rank, 6)
 
 
-def _refuse_several(alphas: Mapping[str, float], weights: ExportedWeights) -> None:
+def _check_single_alpha(alphas: Mapping[str, float], weights: ExportedWeights) -> None:
     """Reject several alphas: diffusers looks for those of attention layers under another name."""
-    found = sorted(set(alphas.values()))
-    if len(found) > 1:
+    different = sorted(set(alphas.values()))
+    if len(different) > 1:
         raise PipelineError(
-            f"--to kohya: layers of {weights.folder} have several alphas, {found[0]:g} to "
-            f"{found[-1]:g}, and diffusers would read one for all",
+            f"--to kohya: layers of {weights.folder} have several alphas, {different[0]:g} to "
+            f"{different[-1]:g}, and diffusers would read one for all",
             hint=INSTEAD,
         )
 
 
-def _refuse_other_tensors(adapter: Adapter, weights: ExportedWeights) -> None:
+def _check_only_factors(adapter: Adapter, weights: ExportedWeights) -> None:
     other = next((n for n in adapter.tensors if not n.endswith((DOWN, UP))), None)
     if other is None:
         return
@@ -160,7 +160,7 @@ def _refuse_other_tensors(adapter: Adapter, weights: ExportedWeights) -> None:
     )
 
 
-def _refuse_unread(weights: ExportedWeights) -> None:
+def _check_readable(weights: ExportedWeights) -> None:
     """Reject layers of Flux that diffusers ignores in a LoRA, or reads only at one width."""
     assert weights.adapter is not None
     blocks = ("transformer_blocks.", "single_transformer_blocks.")

@@ -59,11 +59,11 @@ def verify_folded(
     adapter = weights.adapter
     assert adapter is not None
     eps = torch.finfo(dtype).eps
-    found = {n: m for n, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
-    for layer in sorted(found.keys() | set(adapter.layers)):
-        if layer not in found:
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, BaseTunerLayer)}
+    for layer in sorted(layers.keys() | set(adapter.layers)):
+        if layer not in layers:
             raise mismatch(f"{layer} is absent in what the library loads", where)
-        own: Any = found[layer]
+        own: Any = layers[layer]
         (name,) = own.lora_A
         loaded = _effective(own.lora_A[name].weight, own.lora_B[name].weight)
         if layer not in adapter.layers:

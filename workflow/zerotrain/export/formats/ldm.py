@@ -47,8 +47,8 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     loaded = load_parts(weights.family, out / FILE, out / CONFIG, options.dtype)
     for part, model in loaded.items():
         expected = {_flat(n): t for n, t in weights.tensors(part).items()}
-        found = {_flat(n): t for n, t in model.state_dict().items()}
-        verify_tensors(expected, found, options.dtype, out / FILE)
+        actual = {_flat(n): t for n, t in model.state_dict().items()}
+        verify_tensors(expected, actual, options.dtype, out / FILE)
 
 
 def load_parts(
@@ -76,15 +76,15 @@ def load_parts(
 
 def load_single_file(pipeline: str, file: Path, config: Path, dtype: torch.dtype) -> object:
     """Load a pipeline of diffusers from one file with all its parts; see load_parts."""
-    found: object = pipeline_class(pipeline).from_single_file(
+    loaded: object = pipeline_class(pipeline).from_single_file(
         str(file), config=str(config), local_files_only=True, dtype=dtype
     )
-    return found
+    return loaded
 
 
 def sdxl(weights: ExportedWeights) -> dict[str, LazyTensor]:
     """Return SDXL's tensors under their original names."""
-    _refuse_equal_widths(weights)
+    _check_widths(weights)
     return {
         **_denoiser(weights, sdxl_names.UNET),
         **_autoencoder(weights),
@@ -149,7 +149,7 @@ def _autoencoder(weights: ExportedWeights) -> dict[str, LazyTensor]:
     return {sdxl_names.VAE + name_of(name): _convolution(name, t) for name, t in tensors}
 
 
-def _refuse_equal_widths(weights: ExportedWeights) -> None:
+def _check_widths(weights: ExportedWeights) -> None:
     first, second = (weights.config(part) for part in ("text_encoder", "text_encoder_2"))
     if first["hidden_size"] == second["hidden_size"]:
         raise PipelineError(
@@ -161,7 +161,7 @@ def _refuse_equal_widths(weights: ExportedWeights) -> None:
 
 def _open_clip(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """Return the second text encoder's tensors: q, k and v in one, the projection transposed."""
-    found = {}
+    renamed = {}
     for name, stored in tensors.items():
         if ".self_attn.k_proj." in name or ".self_attn.v_proj." in name:
             continue
@@ -170,14 +170,14 @@ def _open_clip(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
             parts = [tensors[name.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
             number = layer.rsplit(".", 1)[-1]
             new = f"transformer.resblocks.{number}.attn.in_proj_{kind}"
-            found[new] = rows_of(parts)
+            renamed[new] = rows_of(parts)
         else:
             new = sdxl_names.open_clip_name(name)
-            found[new] = _transposed(stored) if new == "text_projection" else stored
-    return {sdxl_names.OPEN_CLIP + name: stored for name, stored in found.items()}
+            renamed[new] = _transpose(stored) if new == "text_projection" else stored
+    return {sdxl_names.OPEN_CLIP + name: stored for name, stored in renamed.items()}
 
 
-def _transposed(stored: LazyTensor) -> LazyTensor:
+def _transpose(stored: LazyTensor) -> LazyTensor:
     return LazyTensor(stored.dtype, stored.shape[::-1], lambda: stored.read().T.contiguous())
 
 

@@ -349,5 +349,5 @@ def _has_penalties(folder: Path) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return found
+    document: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return document

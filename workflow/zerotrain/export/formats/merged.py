@@ -70,5 +70,5 @@ def _merge(
 
     layer.load_state_dict({own: value(own) for own in layer.state_dict()}, assign=True)
     layer.merge()
-    found: torch.Tensor = getattr(layer.get_base_layer(), kind)
-    return found.detach()
+    tensor: torch.Tensor = getattr(layer.get_base_layer(), kind)
+    return tensor.detach()

@@ -28,11 +28,11 @@ class TensorSlot:
         return TensorSlot(f"{block}{self.name}.{kind}", self.part, self.swapped)
 
 
-def _fused(name: str, *layers: str) -> dict[str, TensorSlot]:
+def _fused_slot(name: str, *layers: str) -> dict[str, TensorSlot]:
     return {layer: TensorSlot(name, part) for part, layer in enumerate(layers)}
 
 
-def _plain(names: Mapping[str, str]) -> dict[str, TensorSlot]:
+def _plain_slot(names: Mapping[str, str]) -> dict[str, TensorSlot]:
     return {layer: TensorSlot(name) for layer, name in names.items()}
 
 
@@ -40,7 +40,7 @@ OUTPUT = {
     "norm_out.linear": TensorSlot("final_layer.adaLN_modulation.1", swapped=True),
     "proj_out": TensorSlot("final_layer.linear"),
 }
-SD3_TOP = OUTPUT | _plain(
+SD3_TOP = OUTPUT | _plain_slot(
     {
         "pos_embed.proj": "x_embedder.proj",
         "time_text_embed.timestep_embedder.linear_1": "t_embedder.mlp.0",
@@ -51,10 +51,12 @@ SD3_TOP = OUTPUT | _plain(
     }
 )
 SD3_BLOCK = {
-    **_fused("x_block.attn.qkv", "attn.to_q", "attn.to_k", "attn.to_v"),
-    **_fused("x_block.attn2.qkv", "attn2.to_q", "attn2.to_k", "attn2.to_v"),
-    **_fused("context_block.attn.qkv", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
-    **_plain(
+    **_fused_slot("x_block.attn.qkv", "attn.to_q", "attn.to_k", "attn.to_v"),
+    **_fused_slot("x_block.attn2.qkv", "attn2.to_q", "attn2.to_k", "attn2.to_v"),
+    **_fused_slot(
+        "context_block.attn.qkv", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"
+    ),
+    **_plain_slot(
         {
             "norm1.linear": "x_block.adaLN_modulation.1",
             "norm1_context.linear": "context_block.adaLN_modulation.1",
@@ -74,7 +76,7 @@ SD3_BLOCK = {
         }
     ),
 }
-FLUX_TOP = OUTPUT | _plain(
+FLUX_TOP = OUTPUT | _plain_slot(
     {
         "time_text_embed.timestep_embedder.linear_1": "time_in.in_layer",
         "time_text_embed.timestep_embedder.linear_2": "time_in.out_layer",
@@ -87,9 +89,9 @@ FLUX_TOP = OUTPUT | _plain(
     }
 )
 FLUX_DOUBLE = {
-    **_fused("img_attn.qkv", "attn.to_q", "attn.to_k", "attn.to_v"),
-    **_fused("txt_attn.qkv", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
-    **_plain(
+    **_fused_slot("img_attn.qkv", "attn.to_q", "attn.to_k", "attn.to_v"),
+    **_fused_slot("txt_attn.qkv", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+    **_plain_slot(
         {
             "norm1.linear": "img_mod.lin",
             "norm1_context.linear": "txt_mod.lin",
@@ -107,8 +109,8 @@ FLUX_DOUBLE = {
     ),
 }
 FLUX_SINGLE = {
-    **_fused("linear1", "attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"),
-    **_plain(
+    **_fused_slot("linear1", "attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"),
+    **_plain_slot(
         {
             "norm.linear": "modulation.lin",
             "attn.norm_q": "norm.query_norm",
@@ -155,6 +157,6 @@ def flux_slot(name: str) -> TensorSlot:
 
 def _block(layer: str) -> tuple[str, str, str]:
     """Split `transformer_blocks.0.attn.to_q` into blocks, number and the rest."""
-    found = re.fullmatch(r"(\w+_blocks)\.(\d+)\.(.+)", layer)
-    assert found, layer
-    return found[1], found[2], found[3]
+    match = re.fullmatch(r"(\w+_blocks)\.(\d+)\.(.+)", layer)
+    assert match, layer
+    return match[1], match[2], match[3]

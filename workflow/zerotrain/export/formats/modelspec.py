@@ -71,7 +71,7 @@ def architecture(weights: ExportedWeights, suffix: str = "") -> dict[str, str]:
     kind, known = prediction(weights)[0], KINDS[name]
     return {
         "modelspec.sai_model_spec": "1.0.0",
-        "modelspec.architecture": named(name, weights.config(weights.part)) + suffix,
+        "modelspec.architecture": base_name(name, weights.config(weights.part)) + suffix,
         "modelspec.implementation": known.implementation,
         "modelspec.title": f"{run}, step {lineage['zerotrain.step']}",
         "modelspec.resolution": f"{side}x{side}",
@@ -79,7 +79,7 @@ def architecture(weights: ExportedWeights, suffix: str = "") -> dict[str, str]:
     }
 
 
-def named(family: str, config: Mapping[str, Any]) -> str:
+def base_name(family: str, config: Mapping[str, Any]) -> str:
     """Return modelspec's name of a base, by its family and the config.json of its denoiser."""
     if family == "sd3" and config.get("dual_attention_layers"):
         return "stable-diffusion-3-5-medium"

@@ -51,12 +51,14 @@ def check_whole(path: Path, base: Path | None) -> Artifact | None:
     sha256 = remembering(file_sha256)
     if base is not None:
         read_around(base, OPENED, sha256=sha256)
-    found = read_around(path, OPENED, sha256=sha256)
-    if found is not None:
+    manifest = read_around(path, OPENED, sha256=sha256)
+    if manifest is not None:
         for name in ADAPTERS:
-            if (found.folder / name).exists() and not any(n.startswith(name) for n in found.files):
-                found.path(name)  # a loader would apply it
-    return found
+            if (manifest.folder / name).exists() and not any(
+                n.startswith(name) for n in manifest.files
+            ):
+                manifest.path(name)  # a loader would apply it
+    return manifest
 
 
 def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[DiffusionFamily, Any]:
@@ -78,7 +80,7 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Diffusion
     if (path / MODEL_INDEX).is_file():
         if base is not None:
             raise PipelineError(f"--base: {path} is a whole model already", hint="omit --base")
-        family, pipeline = _whole(path, device)
+        family, pipeline = _open_folder(path, device)
         return family, place_pipeline(pipeline, device)
     if (path / "tokenizer_config.json").is_file():
         raise PipelineError(
@@ -88,20 +90,22 @@ def open_pipeline(path: Path, base: Path | None, device: str) -> tuple[Diffusion
     names = tensor_names(file)
     if any(name.startswith("conditioner.embedders.") for name in names):
         config = base or file.parent / ldm.CONFIG
-        family = family_of(_needed(config, path))
+        family = family_of(_read_base(config, path))
         with name_file_in_errors(file):
-            found: Any = ldm.load_single_file(family.pipeline, file, config, sampling_dtype(device))
-        found.set_progress_bar_config(disable=True)
-        return family, place_pipeline(found, device)
-    folder = _needed(base, path)
-    family, pipeline = _whole(folder, device)
+            loaded: Any = ldm.load_single_file(
+                family.pipeline, file, config, sampling_dtype(device)
+            )
+        loaded.set_progress_bar_config(disable=True)
+        return family, place_pipeline(loaded, device)
+    folder = _read_base(base, path)
+    family, pipeline = _open_folder(folder, device)
     with name_file_in_errors(file):
         if any(ORIGINAL_BLOCK.match(name) for name in names):
             parts = ldm.load_parts(family, file, folder, pipeline.dtype)
             for part, model in parts.items():
                 setattr(pipeline, part, model)
         else:
-            _put_in(pipeline, family, file, names)
+            _load_file(pipeline, family, file, names)
     return family, place_pipeline(pipeline, device)
 
 
@@ -111,23 +115,23 @@ def family_of(folder: Path) -> DiffusionFamily:
     Raises:
         PipelineError: the pipeline belongs to no family; it is named.
     """
-    found = json.loads((folder / MODEL_INDEX).read_text()).get("_class_name")
+    class_name = json.loads((folder / MODEL_INDEX).read_text()).get("_class_name")
     for name in FAMILIES:
         family = load_family(name)
-        if family.modality == "image" and found in (family.pipeline, *family.pipelines):
+        if family.modality == "image" and class_name in (family.pipeline, *family.pipelines):
             return family
     raise PipelineError(
-        f"{folder / MODEL_INDEX}: {found} is the pipeline of no family here",
+        f"{folder / MODEL_INDEX}: {class_name} is the pipeline of no family here",
         hint="open it with diffusers: DiffusionPipeline.from_pretrained(FOLDER)",
     )
 
 
-def _whole(folder: Path, device: str) -> tuple[DiffusionFamily, Any]:
+def _open_folder(folder: Path, device: str) -> tuple[DiffusionFamily, Any]:
     family = family_of(folder)
     return family, family.load_pipeline(folder, device)
 
 
-def _needed(base: Path | None, path: Path) -> Path:
+def _read_base(base: Path | None, path: Path) -> Path:
     """Return the base's folder, after checking that it is a model without an adapter."""
     if base is None or not (base / MODEL_INDEX).is_file():
         raise PipelineError(
@@ -184,7 +188,7 @@ def tensor_names(file: Path) -> list[str]:
         ) from error
 
 
-def _put_in(pipeline: Any, family: Family, file: Path, names: list[str]) -> None:
+def _load_file(pipeline: Any, family: Family, file: Path, names: list[str]) -> None:
     """Load a file's adapter or denoiser into the pipeline of its base."""
     part = family.trained_part
     denoiser = getattr(pipeline, part)

@@ -50,28 +50,28 @@ def open_language_model(path: Path, base: Path | None, device: str) -> Opened:
     if (path / CONFIG).is_file():
         if base is not None:
             raise PipelineError(f"--base: {path} is a whole model already", hint="omit --base")
-        return _whole(path, device)
+        return _open_folder(path, device)
     folder = path if path.is_dir() else path.parent
     if (folder / PEFT_CONFIG).is_file():
         named = json.loads((folder / PEFT_CONFIG).read_text()).get("base_model_name_or_path")
-        family, model, tokenizer = _whole(_needed(base, path, named), device)
+        family, model, tokenizer = _open_folder(_read_base(base, path, named), device)
         with name_file_in_errors(folder / PEFT_ADAPTER):
             model.load_adapter(str(folder))
         return family, model.eval(), tokenizer
     file = only_file(path, CONFIG)
-    family, model, tokenizer = _whole(_needed(base, path, None), device)
-    _put_in(model, file)
+    family, model, tokenizer = _open_folder(_read_base(base, path, None), device)
+    _load_file(model, file)
     return family, model, tokenizer
 
 
-def _whole(folder: Path, device: str) -> Opened:
+def _open_folder(folder: Path, device: str) -> Opened:
     """Load a model in transformers' layout; its configuration decides whether it is seq2seq."""
     config = transformers.AutoConfig.from_pretrained(folder)
     family: Any = load_family("seq2seq_lm" if config.is_encoder_decoder else "causal_lm")
     return family, family.load_for_answers(folder, device), family.load_tokenizer(folder)
 
 
-def _needed(base: Path | None, path: Path, named: str | None) -> Path:
+def _read_base(base: Path | None, path: Path, named: str | None) -> Path:
     """Return the base's folder, after checking that it is a model without an adapter."""
     if base is None and named and (Path(named) / CONFIG).is_file():
         base = Path(named)
@@ -90,7 +90,7 @@ def _needed(base: Path | None, path: Path, named: str | None) -> Path:
     return base
 
 
-def _put_in(model: Any, file: Path) -> None:
+def _load_file(model: Any, file: Path) -> None:
     """Load a file's tensors into the model; it has only the first of tied ones."""
     prefix = prefix_before(tensor_names(file), set(model.state_dict()), file)
     state = {name.removeprefix(prefix): tensor for name, tensor in load_file(file).items()}

@@ -47,12 +47,12 @@ def to_original_layout(tensors: Mapping[str, LazyTensor], slot_of: Slots) -> dic
 
 def layers_by_slot(names: Iterable[str], slot_of: Slots) -> dict[str, tuple[str, ...]]:
     """Group the layers with a weight by their original name, in the order of its rows."""
-    found: dict[str, dict[int, str]] = {}
+    parts: dict[str, dict[int, str]] = {}
     for name in names:
         layer, _, kind = name.rpartition(".")
         if kind == "weight" and (slot := slot_of(name)).name.endswith(".weight"):
-            found.setdefault(slot.name.removesuffix(".weight"), {})[slot.part] = layer
-    return {slot: tuple(found[slot][n] for n in sorted(found[slot])) for slot in found}
+            parts.setdefault(slot.name.removesuffix(".weight"), {})[slot.part] = layer
+    return {slot: tuple(parts[slot][n] for n in sorted(parts[slot])) for slot in parts}
 
 
 def rows_of(parts: list[LazyTensor]) -> LazyTensor:

@@ -48,11 +48,11 @@ def _verify_folder(weights: ExportedWeights, options: Options, out: Path) -> Non
 
 
 def _write_merged(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
-    return write_folder(weights, _merged(weights), options, out)
+    return write_folder(weights, _merge(weights), options, out)
 
 
 def _verify_merged(weights: ExportedWeights, options: Options, out: Path) -> None:
-    verify_folder(weights, _merged(weights), options, out)
+    verify_folder(weights, _merge(weights), options, out)
 
 
 def _adapter(weights: ExportedWeights) -> dict[str, LazyTensor]:
@@ -60,7 +60,7 @@ def _adapter(weights: ExportedWeights) -> dict[str, LazyTensor]:
 
 
 @torch.no_grad()
-def _merged(weights: ExportedWeights) -> dict[str, LazyTensor]:
+def _merge(weights: ExportedWeights) -> dict[str, LazyTensor]:
     """Return the trained part's tensors after peft's merge; all are held in float32."""
     from peft import PeftModel
 

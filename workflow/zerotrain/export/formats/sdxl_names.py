@@ -76,7 +76,7 @@ def unet_names(config: Mapping[str, Any]) -> Callable[[str], str]:
             side = "input_blocks" if first else "output_blocks"
             number = first + _block(place) * step + layer
             start = f"{side}.{number}.{0 if part == 'resnets' else 1}"
-        return f"{start}.{_renamed(rest, RESNET) if part == 'resnets' else rest}"
+        return f"{start}.{_rename(rest, RESNET) if part == 'resnets' else rest}"
 
     return name_of
 
@@ -92,7 +92,7 @@ def vae_names(config: Mapping[str, Any]) -> Callable[[str], str]:
         side, name = name.split(".", 1)
         place, part, layer, rest = _parts(name)
         if part == "attentions":
-            return f"{side}.mid.attn_{layer + 1}.{_renamed(rest, VAE_ATTENTION)}"
+            return f"{side}.mid.attn_{layer + 1}.{_rename(rest, VAE_ATTENTION)}"
         rest = rest.replace("conv_shortcut", "nin_shortcut")
         if place == "mid_block":
             return f"{side}.mid.block_{layer + 1}.{rest}"
@@ -110,20 +110,20 @@ def open_clip_name(name: str) -> str:
     if name in TEXT_TOP:
         return TEXT_TOP[name]
     number, rest = re.fullmatch(r"encoder\.layers\.(\d+)\.(.+)", name).groups()  # type: ignore[union-attr]
-    return f"transformer.resblocks.{number}.{_renamed(rest, TEXT_LAYER)}"
+    return f"transformer.resblocks.{number}.{_rename(rest, TEXT_LAYER)}"
 
 
 def _parts(name: str) -> tuple[str, str, int, str]:
     """Split `down_blocks.1.resnets.0.conv1.weight` into block, kind, number and the rest."""
-    found = re.fullmatch(r"(mid_block|\w+_blocks\.\d+)\.(\w+)\.(\d+)\.(.+)", name)
-    assert found, name
-    return found[1], found[2], int(found[3]), found[4]
+    match = re.fullmatch(r"(mid_block|\w+_blocks\.\d+)\.(\w+)\.(\d+)\.(.+)", name)
+    assert match, name
+    return match[1], match[2], int(match[3]), match[4]
 
 
 def _block(place: str) -> int:
     return int(place.split(".")[1])
 
 
-def _renamed(name: str, table: Mapping[str, str]) -> str:
+def _rename(name: str, table: Mapping[str, str]) -> str:
     layer, _, kind = name.rpartition(".")
     return f"{table[layer]}.{kind}"

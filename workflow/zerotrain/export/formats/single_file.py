@@ -32,7 +32,7 @@ def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, st
     """Write the file, with only the adapter if one was trained; return its sha256 by name."""
     tensors, header = weights.trained, weights.lineage()
     if weights.adapter is not None:
-        adapter, _ = _folded(weights.adapter, weights.scales)
+        adapter, _ = _fold_scales(weights.adapter, weights.scales)
         tensors = adapter.tensors
         settings = {f"{options.prefix}{k}": v for k, v in adapter.settings.items()}
         header[METADATA] = json.dumps(settings, sort_keys=True)
@@ -48,7 +48,7 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
         model.load_lora_adapter(  # type: ignore[operator]
             str(out), prefix=prefix, weight_name=FILE
         )
-        adapter, scales = _folded(weights.adapter, weights.scales)
+        adapter, scales = _fold_scales(weights.adapter, weights.scales)
         verify_adapter(adapter, scales, model, options.dtype, out)
         return
     model = weights.family.empty_model(weights.folder)
@@ -60,7 +60,9 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     verify_tensors(weights.trained, held, options.dtype, out)
 
 
-def _folded(adapter: Adapter, scales: Mapping[str, float]) -> tuple[Adapter, Mapping[str, float]]:
+def _fold_scales(
+    adapter: Adapter, scales: Mapping[str, float]
+) -> tuple[Adapter, Mapping[str, float]]:
     """Return the LoRA with each layer's scale folded into its second factor, and scales of 1."""
     if adapter.settings.get("use_dora"):  # its readers need the header anyway
         return adapter, scales

@@ -28,12 +28,12 @@ class LazyTensor:
 
 def tensors_in(files: Iterable[Path]) -> dict[str, LazyTensor]:
     """Return the tensors of safetensors files by name; they are read when used."""
-    found = {}
+    tensors = {}
     for name, file in open_tensors(files).items():
         tensor = file.get_slice(name)
         dtype = tensor[:0].dtype if tensor.get_shape() else file.get_tensor(name).dtype
-        found[name] = LazyTensor(dtype, tuple(tensor.get_shape()), partial(file.get_tensor, name))
-    return found
+        tensors[name] = LazyTensor(dtype, tuple(tensor.get_shape()), partial(file.get_tensor, name))
+    return tensors
 
 
 def write_tensors(
@@ -92,8 +92,8 @@ def verify_tensors(
     """
     for name in sorted(expected.keys() | loaded.keys()):
         if name not in loaded or name not in expected:
-            found = "absent in" if name not in loaded else "surplus in"
-            raise mismatch(f"{name} is {found} what the library loads", where)
+            difference = "absent in" if name not in loaded else "surplus in"
+            raise mismatch(f"{name} is {difference} what the library loads", where)
         source = expected[name]
         written = source.read().to(source.written_as(dtype))
         if loaded[name].is_meta or not same_bits(written.to(loaded[name].dtype), loaded[name]):

@@ -110,8 +110,8 @@ class ExportedWeights:
 
             return dict(PeftConfig.from_pretrained(str(self.folder)).to_dict())
         with safe_open(path, "pt") as file:
-            found = json.loads(file.metadata()[METADATA])
-        return {key.removeprefix(prefix): found[key] for key in found}
+            settings = json.loads(file.metadata()[METADATA])
+        return {key.removeprefix(prefix): settings[key] for key in settings}
 
     @cached_property
     def scales(self) -> dict[str, float]:

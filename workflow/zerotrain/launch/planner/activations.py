@@ -94,10 +94,10 @@ def _on_cpu(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
     def fake(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in made:
             kind = dtype if tensor.is_floating_point() else tensor.dtype
-            found = torch.empty(tensor.shape, dtype=kind)
+            fake_tensor = torch.empty(tensor.shape, dtype=kind)
             if isinstance(tensor, torch.nn.Parameter):
-                found = torch.nn.Parameter(found, requires_grad=tensor.requires_grad)
-            made[id(tensor)] = found
+                fake_tensor = torch.nn.Parameter(fake_tensor, requires_grad=tensor.requires_grad)
+            made[id(tensor)] = fake_tensor
         return made[id(tensor)]
 
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []

@@ -16,7 +16,7 @@ from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.choice import fits
-from zerotrain.launch.planner.planner import AUTO, Plan, here, plan
+from zerotrain.launch.planner.planner import AUTO, Plan, plan, this_machine
 from zerotrain.launch.planner.prediction import Prediction
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolved import ResolvedPhase
@@ -35,7 +35,7 @@ class Advice:
     """The hint; empty if nothing is known."""
 
 
-def after_out_of_memory(
+def advise_after_out_of_memory(
     phase: ResolvedPhase,
     base: Path,
     saved_step: int | None,
@@ -51,13 +51,13 @@ def after_out_of_memory(
         measured: Bytes of the device, if there is one: total, allocated, reserved.
         kind: "host_memory" if the host's memory ran out.
     """
-    facts = _measured(measured)
+    facts = _format_measured(measured)
     try:
         file, named = _config(phase)
         made = _plan(read_config(file), phase, base, measured)
     except (PipelineError, OSError) as error:
         what = error.what if isinstance(error, PipelineError) else str(error)
-        return Advice(facts, f"{_cheap(phase)}; what would fit is not known: {what}")
+        return Advice(facts, f"{_list_cheap_changes(phase)}; what would fit is not known: {what}")
     own = made.rows[phase.launch.preset][made.mode]
     on_host = f", {gib(own.host)} of host memory" if own.host else ""
     facts = (
@@ -65,28 +65,29 @@ def after_out_of_memory(
         f"planned for {phase.launch.preset}: {gib(own.device)} of "
         f"{'memory' if own.launch.cpu else 'the device'}{on_host}",
     )
-    found = None if kind == HOST_MEMORY else _lower(made, own)
-    if found is None:
+    lighter = None if kind == HOST_MEMORY else _find_lighter_preset(made, own)
+    if lighter is None:
         return Advice(
             facts,
-            f"{_cheap(phase)}; no preset after {phase.launch.preset} fits here: `zerotrain plan "
-            f"{file} --phase {phase.phase} --fit` searches micro batch, size and checkpointing",
+            f"{_list_cheap_changes(phase)}; no preset after {phase.launch.preset} fits here: "
+            f"`zerotrain plan {file} --phase {phase.phase} --fit` searches micro batch, size and "
+            "checkpointing",
         )
-    needs = f"{gib(found.device)} of the device and {gib(found.host)} of host memory"
+    needs = f"{gib(lighter.device)} of the device and {gib(lighter.host)} of host memory"
     if saved_step is None or saved_step >= phase.derived.until_step:
         way = (
-            f"write `launch: {found.preset}` into phase {phase.phase} of {file} and start again: "
+            f"write `launch: {lighter.preset}` into phase {phase.phase} of {file} and start again: "
             f"it needs {needs}; no checkpoint is saved yet for a switch to continue from"
         )
     else:
         way = (
-            f"`zerotrain switch {phase.run} --to {found.preset}{named}` continues from step "
+            f"`zerotrain switch {phase.run} --to {lighter.preset}{named}` continues from step "
             f"{saved_step} with {needs}"
         )
-    return Advice(facts, f"{way}; or {_cheap(phase)}")
+    return Advice(facts, f"{way}; or {_list_cheap_changes(phase)}")
 
 
-def _measured(measured: Mapping[str, int]) -> tuple[str, ...]:
+def _format_measured(measured: Mapping[str, int]) -> tuple[str, ...]:
     if not measured:
         return ()
     return (
@@ -115,13 +116,13 @@ def _config(phase: ResolvedPhase) -> tuple[Path, str]:
 
 
 def _plan(config: RunConfig, phase: ResolvedPhase, base: Path, measured: Mapping[str, int]) -> Plan:
-    place = here(config.phase(phase.phase))
+    place = this_machine(config.phase(phase.phase))
     if measured:  # the present device, whatever the plan was for
         place = replace(place, device_memory=measured["total"])
     return plan(config, phase.phase, place, auto=AUTO, base=base)
 
 
-def _lower(made: Plan, own: Prediction) -> Prediction | None:
+def _find_lighter_preset(made: Plan, own: Prediction) -> Prediction | None:
     """Return the first preset after the phase's own that uses less device memory and fits."""
     names = list(made.rows)
     has_disk = made.phase.launch.offload_path is not None
@@ -136,7 +137,7 @@ def _lower(made: Plan, own: Prediction) -> Prediction | None:
     return None
 
 
-def _cheap(phase: ResolvedPhase) -> str:
+def _list_cheap_changes(phase: ResolvedPhase) -> str:
     """Return the changes that only cost time, then those that change the training."""
     ways = []
     if phase.derived.micro_batch_size > 1:

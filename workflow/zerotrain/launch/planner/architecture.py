@@ -81,19 +81,21 @@ def find_architecture(family: str, base: str, side: int | None = None) -> Archit
 
         return Architecture(family, base, nano_parts(family, base, side or SIDE))
     if selections := read_selections(base):
-        return _of_selections(family, base, selections)
+        return _compose(family, base, selections)
     path = Path(base).expanduser()
-    beside = (path if path.is_dir() else path.parent) / "config"
-    if (beside / "model_index.json").is_file():  # for a single file, such as an export --to ldm
-        return replace(_of_folder(family, beside), source=str(path))
+    config_folder = (path if path.is_dir() else path.parent) / "config"
+    if (
+        config_folder / "model_index.json"
+    ).is_file():  # for a single file, such as an export --to ldm
+        return replace(_read_from_folder(family, config_folder), source=str(path))
     if path.is_dir():
-        return _of_folder(family, path)
+        return _read_from_folder(family, path)
     if path.suffix == ".safetensors":
-        return _of_file(family, path)
-    for known in shipped(family):
+        return _read_from_weights(family, path)
+    for known in read_shipped(family):
         if base in known.source.split(", "):
             return known
-    ids = {name: a.family for a in shipped() for name in a.source.split(", ")}
+    ids = {name: a.family for a in read_shipped() for name in a.source.split(", ")}
     if base in ids:
         raise PipelineError(
             f"base: {base} is of the family {ids[base]}, the configuration says {family}",
@@ -108,20 +110,20 @@ def find_architecture(family: str, base: str, side: int | None = None) -> Archit
     )
 
 
-def shipped(family: str | None = None) -> list[Architecture]:
+def read_shipped(family: str | None = None) -> list[Architecture]:
     """Return the architectures of config/models; `source` has their hub ids with commas between."""
-    found = []
+    architectures = []
     for file in sorted(MODELS.glob("*.json"), key=lambda file: file.stem):
         document = json.loads(file.read_text())
         parts = {
             name: Part(part["library"], part["class"], part["config"], part["parameters"])
             for name, part in document["parts"].items()
         }
-        found.append(Architecture(document["family"], ", ".join(document["hub"]), parts))
-    return [known for known in found if family in (None, known.family)]
+        architectures.append(Architecture(document["family"], ", ".join(document["hub"]), parts))
+    return [known for known in architectures if family in (None, known.family)]
 
 
-def _of_file(family: str, path: Path) -> Architecture:
+def _read_from_weights(family: str, path: Path) -> Architecture:
     """Return the shipped architecture whose trained part has as many parameters as the file.
 
     Numbers are compared, not names: the makers' checkpoints have other names and fused projections.
@@ -135,10 +137,12 @@ def _of_file(family: str, path: Path) -> Architecture:
         for name, shape in shapes.items()
         if name.startswith(prefix) and not name.endswith(POSITIONS)
     )
-    for known in shipped(family):
+    for known in read_shipped(family):
         if known.trained.parameters == count:
             return Architecture(family, str(path), known.parts)
-    sizes = ", ".join(f"{known.trained.parameters:,} ({known.source})" for known in shipped(family))
+    sizes = ", ".join(
+        f"{known.trained.parameters:,} ({known.source})" for known in read_shipped(family)
+    )
     raise PipelineError(
         f"{path}: {count:,} parameters of a denoiser are in its header; the known architectures "
         f"of the family {family} have {sizes}",
@@ -146,7 +150,7 @@ def _of_file(family: str, path: Path) -> Architecture:
     )
 
 
-def _of_folder(family: str, folder: Path) -> Architecture:
+def _read_from_folder(family: str, folder: Path) -> Architecture:
     layout, index = layout_of(family), folder / "model_index.json"
     own = folder / "config.json"
     if family in LANGUAGE_MODELS or (own.is_file() and not index.is_file()):
@@ -160,18 +164,18 @@ def _of_folder(family: str, folder: Path) -> Architecture:
             and entry[0] in LIBRARIES
             and not (name in layout.optional_parts and not any((folder / name).glob("*")))
         }
-    return _checked(family, str(folder), parts)
+    return _check(family, str(folder), parts)
 
 
-def _of_selections(family: str, base: str, selections: Sequence[Selection]) -> Architecture:
+def _compose(family: str, base: str, selections: Sequence[Selection]) -> Architecture:
     """Return the architecture with each part as described by its place.
 
     Parts that no place on this machine or in config/models describes get the shapes that belong to
     the denoiser.
     """
     trained = FAMILIES[family].trained_part
-    classes = {name: part.class_name for name, part in shipped(family)[0].parts.items()}
-    beside: Mapping[str, Part] = {}
+    classes = {name: part.class_name for name, part in read_shipped(family)[0].parts.items()}
+    base_parts: Mapping[str, Part] = {}
     parts: dict[str, Part] = {}
     for selection in selections:
         folder = Path(selection.place).expanduser()
@@ -185,11 +189,13 @@ def _of_selections(family: str, base: str, selections: Sequence[Selection]) -> A
                 name = next((n for n, c in classes.items() if c == part.class_name), name)
             parts[name] = part
         elif name == trained:
-            beside = find_architecture(family, selection.place).parts
+            base_parts = find_architecture(family, selection.place).parts
         else:
-            known = (a.parts for a in shipped(family) if selection.place in a.source.split(", "))
+            known = (
+                a.parts for a in read_shipped(family) if selection.place in a.source.split(", ")
+            )
             parts |= {n: part for n, part in next(known, {}).items() if n == name}
-    return _checked(family, base, {**beside, **parts})
+    return _check(family, base, {**base_parts, **parts})
 
 
 def _own_part(path: Path, family: str | None = None) -> Part:
@@ -218,19 +224,19 @@ def _class_of_model_type(family: str, model_type: str) -> str | None:
     return name
 
 
-def _checked(family: str, source: str, parts: Mapping[str, Part]) -> Architecture:
+def _check(family: str, source: str, parts: Mapping[str, Part]) -> Architecture:
     """Return the architecture after a check that it has a trained part of the family."""
     trained = FAMILIES[family].trained_part
-    expected = {known.trained.class_name for known in shipped(family)}
+    expected = {known.trained.class_name for known in read_shipped(family)}
     if trained not in parts:
         raise PipelineError(
             f"{source}: the part {trained} is missing, which the family {family} trains",
             hint=f"the parts are {', '.join(parts) or 'none'}; check `base` and `family`",
         )
-    found = parts[trained].class_name
-    if family not in LANGUAGE_MODELS and found not in expected:
+    class_name = parts[trained].class_name
+    if family not in LANGUAGE_MODELS and class_name not in expected:
         raise PipelineError(
-            f"{source}: {trained} is a {found}, the family {family} trains "
+            f"{source}: {trained} is a {class_name}, the family {family} trains "
             f"{' or '.join(sorted(expected))}",
             hint="check `base` and `family`",
         )

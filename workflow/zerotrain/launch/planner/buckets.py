@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 
-def padded(numel: int, multiple: int) -> int:
+def round_up(numel: int, multiple: int) -> int:
     """Return the number rounded up to a multiple."""
     return -(-numel // multiple) * multiple
 
 
-def fullest(sizes: Iterable[int], bucket: int) -> int:
+def largest_fill(sizes: Iterable[int], bucket: int) -> int:
     """Return the most elements that a bucket holds if it is filled in this order.
 
     It is emptied before a parameter that does not fit; one that is larger than the bucket never
@@ -32,7 +32,7 @@ def flat_sizes(groups: Sequence[Sequence[int]], processes: int) -> list[int]:
 
     Source: deepspeed/runtime/zero/stage_1_and_2.py, DeepSpeedZeroOptimizer.__init__ (alignment).
     """
-    return [padded(sum(group), 2 * processes) for group in groups]
+    return [round_up(sum(group), 2 * processes) for group in groups]
 
 
 def gradients_of_partition(groups: Sequence[Sequence[int]], processes: int) -> int:
@@ -52,7 +52,7 @@ def gradients_of_partition(groups: Sequence[Sequence[int]], processes: int) -> i
     return max(held)
 
 
-def partitioned(sizes: Iterable[int], processes: int) -> int:
+def partitioned_numel(sizes: Iterable[int], processes: int) -> int:
     """Return a process's elements of parameters that are partitioned one by one, at stage 3.
 
     Source: deepspeed/runtime/zero/partition_parameters.py, Init._aligned_size.
@@ -65,18 +65,18 @@ def sub_groups(groups: Sequence[Sequence[int]], processes: int, size: int) -> li
 
     Source: deepspeed/runtime/zero/stage3.py, _create_fp16_sub_groups.
     """
-    found: list[int] = []
+    sizes_of_groups: list[int] = []
     for group in groups:
         parts = [-(-numel // processes) for numel in group]
         if size >= sum(parts):
-            found.append(sum(parts))
+            sizes_of_groups.append(sum(parts))
             continue
         held = 0
         for part in parts:
             held += part
             if held >= size:
-                found.append(held)
+                sizes_of_groups.append(held)
                 held = 0
         if held:
-            found.append(held)
-    return found
+            sizes_of_groups.append(held)
+    return sizes_of_groups

@@ -54,10 +54,10 @@ def search(
     whole = config.cache_size(phase)
     unit, least = ("tokens", "length") if config.is_text else ("px", "area")
     for size in _lengths(whole) if config.is_text else _resolutions(whole):
-        found = list(_of_size(config, phase, place, auto, tracer, size))
-        if found:
+        fits = list(_search_size(config, phase, place, auto, tracer, size))
+        if fits:
             trained = tracer.trace(1, size).model.trained_parameters
-            lines = _lines(found, phase, place, trained, f"{size} {unit}")
+            lines = _lines(fits, phase, place, trained, f"{size} {unit}")
             return lines if size == whole else [f"Nothing fits at {whole} {unit}.", *lines]
     raise PipelineError(
         f"nothing fits {place.describe()}, not even one sample of a quarter of the {least}",
@@ -66,7 +66,7 @@ def search(
     )
 
 
-def _of_size(
+def _search_size(
     config: RunConfig, phase: Phase, place: Place, auto: Path, tracer: Tracer, size: int
 ) -> Iterator[Fit]:
     """Yield the largest micro batch that fits, for each preset and mode."""
@@ -115,7 +115,7 @@ def _resolutions(side: int) -> list[int]:
 
 
 def _lines(
-    found: list[Fit],
+    fits: list[Fit],
     phase: Phase,
     place: Place,
     trained: int,
@@ -128,14 +128,14 @@ def _lines(
         one = fit.prediction
         return one.time(gpu, trained).seconds if gpu else one.flops
 
-    order = list(dict.fromkeys(fit.prediction.preset for fit in found))
+    order = list(dict.fromkeys(fit.prediction.preset for fit in fits))
     # Sorted by time if the GPU's speed is known; else by preset, then by operations.
-    found.sort(key=lambda fit: (0 if gpu else order.index(fit.prediction.preset), cost(fit)))
+    fits.sort(key=lambda fit: (0 if gpu else order.index(fit.prediction.preset), cost(fit)))
     lines = [
         f"What fits {place.describe()} at {size}, global batch "
         f"{phase.train.global_batch_size}; the first is recommended:"
     ]
-    for fit in found:
+    for fit in fits:
         one = fit.prediction
         time = f", about {cost(fit):.2g} s a step" if gpu else ""
         lines.append(

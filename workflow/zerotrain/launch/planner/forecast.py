@@ -96,12 +96,12 @@ def main() -> None:
     for asked in json.load(sys.stdin):
         config = RunConfig.model_validate(asked["run"])
         try:
-            found = machine_memory(config, asked["phase"], cpu=asked["cpu"])
+            memory = machine_memory(config, asked["phase"], cpu=asked["cpu"])
         except PipelineError as error:
             why = str(error).partition("\n")[0].removeprefix("ERROR: ")
             write(asked["key"], {"unknown": why})
         else:
-            write(asked["key"], {"bytes": found})
+            write(asked["key"], {"bytes": memory})
 
 
 if __name__ == "__main__":

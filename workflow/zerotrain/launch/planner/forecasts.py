@@ -60,7 +60,7 @@ def forecasts(
         values = run.model_dump(mode="json", exclude_unset=True)
         asked[key] = {"run": values, "phase": phase.name, "cpu": cpu, "key": key}
     stored = {key: read(key) for key in asked}
-    if missing := [asked[key] for key, found in stored.items() if found is None]:
+    if missing := [asked[key] for key, forecast in stored.items() if forecast is None]:
         command = [sys.executable, "-m", "zerotrain.launch.planner.forecast"]
         done = subprocess.run(
             command, input=json.dumps(missing), text=True, stdout=sys.stderr, stderr=subprocess.PIPE
@@ -93,7 +93,7 @@ def forecast_key(run: RunConfig, phase: Phase, *, cpu: bool) -> str:
 
 def made_base(run: RunConfig) -> Path | None:
     """Return the run's base artifact, if it exists and only it shows the architecture."""
-    return None if run.is_preset or _architecture(run.family, run.base) else _made(run.run)
+    return None if run.is_preset or _architecture(run.family, run.base) else _find_made(run.run)
 
 
 @cache
@@ -103,7 +103,7 @@ def _architecture(family: str, base: str) -> Any:
     return None
 
 
-def _made(run: str) -> Path | None:
+def _find_made(run: str) -> Path | None:
     folder = RunFolder(run).base
     return folder if (folder / "manifest.json").is_file() else None
 
@@ -129,13 +129,13 @@ def _code(family: str, *, is_preset: bool) -> list[str]:
 def read(key: str) -> Forecast | None:
     """Return a forecast from the store; None if it is missing."""
     try:
-        found: Forecast = json.loads((STORE / f"{key}.json").read_text())
+        forecast: Forecast = json.loads((STORE / f"{key}.json").read_text())
     except (OSError, ValueError):
         return None
-    return found
+    return forecast
 
 
-def write(key: str, found: Forecast) -> None:
+def write(key: str, forecast: Forecast) -> None:
     """Write a forecast into the store; if the disk refuses it, it is made again next time."""
     with contextlib.suppress(DiskError):
-        write_whole(STORE / f"{key}.json", json.dumps(found))
+        write_whole(STORE / f"{key}.json", json.dumps(forecast))

@@ -67,11 +67,11 @@ class GpuOperations(TorchFunctionMode):
             return _attention(*args, **kwargs)
         if func in FLOAT32 and torch.is_autocast_enabled("cpu"):
             with torch.autocast("cpu", enabled=False):
-                return func(*_widened(args), **dict(zip(kwargs, _widened(kwargs.values()))))  # noqa: B905
+                return func(*_widen(args), **dict(zip(kwargs, _widen(kwargs.values()))))  # noqa: B905
         return func(*args, **kwargs)
 
 
-def _widened(values: Any) -> list[Any]:
+def _widen(values: Any) -> list[Any]:
     """Return the values with 16-bit tensors in float32."""
     return [
         value.float()
@@ -101,10 +101,10 @@ def _attention(
             attn_mask = attn_mask.to(dtype)
     with torch.autocast("cpu", enabled=False):
         if attn_mask is None and query.dtype != torch.float32:
-            found: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+            output: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
                 query, key, value, dropout_p, is_causal, scale=scale
             )[0]
-            return found
+            return output
         if enable_gqa:
             groups = query.shape[1] // key.shape[1]
             key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))

@@ -81,14 +81,14 @@ def find_gpu(name: str) -> Gpu | None:
     return known.get(wanted) or short.get(wanted)
 
 
-def named_gpu(name: str) -> Gpu:
+def read_gpu(name: str) -> Gpu:
     """Return the GPU that a user names.
 
     Raises:
         PipelineError: it is not listed.
     """
-    found = find_gpu(name)
-    if found is None:
+    listed = find_gpu(name)
+    if listed is None:
         plain = {_plain(gpu.name): gpu.name for gpu in GPUS}
         near = [plain[key] for key in nearest(_plain(name), plain, most=3)]
         known = ", ".join(plain.values())
@@ -98,7 +98,7 @@ def named_gpu(name: str) -> Gpu:
             + "--device-memory '24 GiB' alone plans for any GPU, without the step's time; known: "
             + known,
         )
-    return found
+    return listed
 
 
 def _plain(name: str) -> str:

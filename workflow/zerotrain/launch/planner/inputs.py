@@ -114,10 +114,10 @@ class ParameterSizes:
     @property
     def modules(self) -> list[list[str]]:
         """Names of the parameters by their direct module, roughly in the order of calls."""
-        found: dict[str, list[str]] = {}
+        modules: dict[str, list[str]] = {}
         for name in self.parameters:
-            found.setdefault(name.rpartition(".")[0], []).append(name)
-        return list(found.values())
+            modules.setdefault(name.rpartition(".")[0], []).append(name)
+        return list(modules.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +202,6 @@ class PlannedLaunch:
         """Return a value of offload_optimizer or offload_param, or DeepSpeed's default."""
         return (self.zero.get(target) or {}).get(key, OFFLOAD_DEFAULTS[target][key])
 
-    def pinned(self, target: str) -> bool:
+    def is_pinned(self, target: str) -> bool:
         """Return whether a target's host memory is page-locked: on a CPU it is not."""
         return not self.cpu and bool(self.offload(target, "pin_memory"))

@@ -167,8 +167,8 @@ class _Memory:
 
     def take_most(self) -> int:
         """Return the peak elements since the last call."""
-        found, self._most = self._most, self.now()
-        return found
+        most, self._most = self._most, self.now()
+        return most
 
     def _note(self, copy: int = 0) -> None:
         self._most = max(self._most, self.now() + copy)

@@ -68,7 +68,7 @@ def _average_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryP
     return [
         MemoryPart(
             "moving average", FP32 * own, "host" if on_host else "device", TRAINING,
-            "4 B a parameter of its part (zerotrain/training/engines/average.py)",
+            "4 B a parameter of its part (zerotrain/training/engines/ema.py)",
         )
     ]  # fmt: skip
 

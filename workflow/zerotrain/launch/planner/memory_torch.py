@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotrain.launch.planner.buckets import padded
+from zerotrain.launch.planner.buckets import round_up
 from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.launch.planner.parts import TRAINING, MemoryPart, Moment, since
 
@@ -17,7 +17,7 @@ DDP = "torch/nn/parallel/distributed.py: gradient_as_bucket_view is off"
 
 def torch_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     """Return the parts of one process, without activations."""
-    flat = FP32 * sum(padded(sum(group), 2) for group in model.groups)
+    flat = FP32 * sum(round_up(sum(group), 2) for group in model.groups)
     parts = [
         MemoryPart(
             "weights", flat, "device", since(Moment.FLATTEN),

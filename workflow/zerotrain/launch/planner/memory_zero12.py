@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerotrain.launch.pinned_memory import LIMIT_MIB, rounding
-from zerotrain.launch.planner.buckets import flat_sizes, fullest, gradients_of_partition
+from zerotrain.launch.planner.buckets import flat_sizes, gradients_of_partition, largest_fill
 from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.launch.planner.memory_torch import NORM
 from zerotrain.launch.planner.parts import TRAINING, MemoryPart, Moment, Place, since
@@ -68,7 +68,7 @@ def zero12_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPar
 
 def _bucket_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     bucket = int(launch.value("reduce_bucket_size"))
-    held = fullest(model.backward_order, bucket)
+    held = largest_fill(model.backward_order, bucket)
     when = (Moment.BACKWARD, Moment.REDUCE)
     many = 2 if launch.value("overlap_comm") else 1
     parts = [
@@ -93,7 +93,7 @@ def _own_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]
     """Return gradients and temporaries if the optimizer is on the device."""
     item, flats = launch.item, flat_sizes(model.groups, launch.processes)
     largest = max(flats) // launch.processes
-    held = fullest(model.backward_order, int(launch.value("reduce_bucket_size")))
+    held = largest_fill(model.backward_order, int(launch.value("reduce_bucket_size")))
     kept = gradients_of_partition(model.groups, launch.processes)
     kept_why = f"{item} B a parameter of its partition ({SOURCE}: copy_grads_in_partition)"
     last = (Moment.CLIP, Moment.STEP)
@@ -196,7 +196,7 @@ def _offloaded_parts(
                 (Moment.MASTERS,), "a copy in 16 bits before it is converted (Tensor.to)",
             )
         )  # fmt: skip
-    if launch.pinned("offload_optimizer"):
+    if launch.is_pinned("offload_optimizer"):
         parts += [
             MemoryPart(
                 "copy for locking pages", FP32 * max(owns), "host",

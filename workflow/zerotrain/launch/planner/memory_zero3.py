@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from zerotrain.launch.pinned_memory import LIMIT_MIB, cached, rounding
-from zerotrain.launch.planner.buckets import fullest, partitioned, sub_groups
+from zerotrain.launch.pinned_memory import LIMIT_MIB, cached_bytes, rounding
+from zerotrain.launch.planner.buckets import largest_fill, partitioned_numel, sub_groups
 from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.launch.planner.live_parameters import Coordinator, live_parameters
 from zerotrain.launch.planner.memory_torch import NORM
 from zerotrain.launch.planner.parts import TRAINING, MemoryPart, Moment, Place, since
-from zerotrain.launch.planner.swap import Swapped, swap_parts
+from zerotrain.launch.planner.swap import SwappedElements, swap_parts
 
 SOURCE = "deepspeed/runtime/zero/stage3.py"
 NORM_ELEMENTS = 250_000_000
@@ -18,10 +18,10 @@ NORM_ELEMENTS = 250_000_000
 def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     """Return the parts of one process, without activations."""
     item = launch.item
-    own = partitioned((n for group in model.groups for n in group), launch.processes)
-    frozen = partitioned(model.frozen, launch.processes)
+    own = partitioned_numel((n for group in model.groups for n in group), launch.processes)
+    frozen = partitioned_numel(model.frozen, launch.processes)
     groups = sub_groups(model.groups, launch.processes, int(launch.value("sub_group_size")))
-    swapped = Swapped.of(launch, model, groups)
+    swapped = SwappedElements.of(launch, model, groups)
     optimizer: Place = "device" if launch.offload_optimizer == "none" else "host"
     weights: Place = "device" if launch.offload_param == "none" else "host"
     in_memory = sum(groups) - swapped.optimizer
@@ -91,12 +91,12 @@ def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
         parts += _offloaded_parts(launch, model, groups, in_memory)
     else:
         parts += _step_parts(launch, model, max(groups))
-    if weights == "host" and launch.pinned("offload_param"):
+    if weights == "host" and launch.is_pinned("offload_param"):
         trained, others = (
             [item * -(-n // launch.processes) for n in numels]
             for numels in ((n for group in model.groups for n in group), model.frozen)
         )
-        flats = [item * partitioned(group, launch.processes) for group in model.groups]
+        flats = [item * partitioned_numel(group, launch.processes) for group in model.groups]
         parts += [
             MemoryPart(
                 "locked pages beyond the weights", rounding(flats) + rounding(others), "host",
@@ -105,7 +105,7 @@ def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
                 "(zerotrain/launch/pinned_memory.py)",
             ),
             MemoryPart(
-                "locked pages of the weights before they were flat", cached(trained), "host",
+                "locked pages of the weights before they were flat", cached_bytes(trained), "host",
                 since(Moment.FLATTEN, Moment.BUCKETS),
                 "torch keeps them until the engine is ready "
                 "(zerotrain/training/engines/zero_engine.py)",
@@ -116,7 +116,7 @@ def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart
 
 def _bucket_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
     bucket, item = int(launch.value("reduce_bucket_size")), launch.item
-    held = fullest(model.backward_order, bucket)
+    held = largest_fill(model.backward_order, bucket)
     why = f"reduce_bucket_size x {item} B, never freed ({SOURCE}: _setup_for_real_optimizer)"
     when = (Moment.REDUCE,)
     parts = [
@@ -224,7 +224,7 @@ def _offloaded_parts(
             "_constant_buffered_norm2)",
         ),
     ]  # fmt: skip
-    if launch.pinned("offload_optimizer"):
+    if launch.is_pinned("offload_optimizer"):
         sizes = [launch.item * sum(groups)]
         sizes += [FP32 * group for group in groups] if launch.offload_optimizer == "cpu" else []
         parts.append(

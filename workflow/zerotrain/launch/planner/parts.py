@@ -77,7 +77,7 @@ def peak(parts: Iterable[MemoryPart], where: Place) -> tuple[int, Moment]:
     """Return the peak bytes of a place, and the first moment with that peak."""
     parts = list(parts)
     return max(
-        ((at(parts, moment, where), moment) for moment in Moment), key=lambda found: found[0]
+        ((at(parts, moment, where), moment) for moment in Moment), key=lambda entry: entry[0]
     )
 
 

@@ -12,7 +12,13 @@ import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from zerotrain.launch.planner.block_looks import Block, Look, SameInput, like, looks_of
+from zerotrain.launch.planner.block_trace import (
+    BlockTrace,
+    SameInput,
+    TensorMetadata,
+    block_key,
+    detach_like,
+)
 from zerotrain.launch.planner.forward import Loss
 from zerotrain.launch.planner.memory import Memory, Storages
 
@@ -41,7 +47,7 @@ class Trace:
     def __init__(self, model: torch.nn.Module, cast: torch.dtype | None) -> None:
         self._model = model
         self._cast = cast
-        self._known: dict[Any, Block] = {}
+        self._known: dict[Any, BlockTrace] = {}
         self._names: dict[int, Any] = {}
         self.memory = Memory()
         self.now = Pass("plain")
@@ -62,7 +68,7 @@ class Trace:
         try:
             with memory, _blocks_through(self._model, self.block):
                 with saved_tensors_hooks(self._save, lambda tensor: tensor):
-                    found = loss()
+                    value = loss()
                 if mode == "plain":
                     self.now.forward_flops += memory.flops
                 else:
@@ -70,7 +76,7 @@ class Trace:
                     memory.expected = 0  # autocast has freed its casts
                 self.now.saved = self.now.storages.nbytes + self.now.inner
                 memory.flops = 0
-                found.backward()  # type: ignore[no-untyped-call]
+                value.backward()  # type: ignore[no-untyped-call]
                 self.now.backward_flops += memory.flops
         finally:
             self._model.forward = forward
@@ -89,18 +95,18 @@ class Trace:
         leaves, spec = tree_flatten((args, function.keywords if bound else {}))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         positional = len([x for x in tree_flatten(args)[0] if isinstance(x, torch.Tensor)])
-        key = (self._name(module), spec, looks_of(leaves))
+        key = (self._name(module), spec, block_key(leaves))
         if key not in self._known:
             self.memory.paused = True
             self._known[key] = self._measure(function, leaves, spec, bound)
             self.memory.paused = False
         block = self._known[key]
-        trained = any(isinstance(x, Look) and x.requires_grad for x in block.outputs)
+        trained = any(isinstance(x, TensorMetadata) and x.requires_grad for x in block.outputs)
         start = torch.empty(0, requires_grad=trained)
         outputs = iter(_Cut.apply(self, block, positional, start, *tensors))  # type: ignore[no-untyped-call]
         whole = [
             next(outputs)
-            if isinstance(x, Look)
+            if isinstance(x, TensorMetadata)
             else tensors[x.index]
             if isinstance(x, SameInput)
             else x
@@ -108,15 +114,15 @@ class Trace:
         ]
         return tree_unflatten(whole, block.spec)
 
-    def enter(
-        self, block: Block, positional: int, tensors: tuple[torch.Tensor, ...]
+    def on_block_enter(
+        self, block: BlockTrace, positional: int, tensors: tuple[torch.Tensor, ...]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Account for a block's forward pass; return the inputs that it holds, and its outputs."""
         now, memory = self.now, self.memory
         now.blocks += 1
         now.forward_flops += block.forward_flops
         now.backward_flops += block.backward_flops
-        if any(isinstance(x, Look) and x.requires_grad for x in block.outputs):
+        if any(isinstance(x, TensorMetadata) and x.requires_grad for x in block.outputs):
             now.block_flops += block.forward_flops
         if now.mode == "plain":
             memory.note(block.forward_peak)
@@ -127,10 +133,10 @@ class Trace:
             memory.note(block.recomputed_peak)
             memory.expected += block.casts
             held = list(tensors if now.mode == "checkpointed" else tensors[positional:])
-        looks = [x for x in block.outputs if isinstance(x, Look)]
+        metadata = [x for x in block.outputs if isinstance(x, TensorMetadata)]
         wholes = [torch.empty(size, dtype=torch.uint8) for size in block.sizes]
         outputs = [
-            look.within(wholes[place]) for look, place in zip(looks, block.storages, strict=True)
+            one.within(wholes[place]) for one, place in zip(metadata, block.storages, strict=True)
         ]
         if now.mode == "plain":
             held += [x for i, x in enumerate(outputs) if i in block.saved_outputs]
@@ -141,18 +147,18 @@ class Trace:
                 now.storages.add(tensor.untyped_storage())
         return held, outputs
 
-    def leave(self, block: Block, fetched: int) -> None:
+    def on_block_exit(self, block: BlockTrace, fetched: int) -> None:
         """Account for a block's backward pass."""
         if self.now.mode == "plain":
             self.memory.expected -= block.held
         more = fetched if self.now.mode == "on_host" else 0
         self.memory.note(block.backward_peak + more)
 
-    def _measure(self, function: Any, leaves: list[Any], spec: TreeSpec, bound: bool) -> Block:
+    def _measure(self, function: Any, leaves: list[Any], spec: TreeSpec, bound: bool) -> BlockTrace:
         """Trace a block by itself."""
         memory = Memory()
         self._ignore_parameters(memory)
-        own = [like(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        own = [detach_like(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         given_inputs = [x for x in own if isinstance(x, torch.Tensor)]
         inputs = {x.untyped_storage()._cdata: i for i, x in reversed(list(enumerate(given_inputs)))}
         saved: dict[int, torch.UntypedStorage] = {}
@@ -177,12 +183,14 @@ class Trace:
                 result = call(*args)
             forward_peak, forward_flops = memory.highest, memory.flops
             flat, out_spec = tree_flatten(result)
-            looks = [Look.of(x) if isinstance(x, torch.Tensor) else x for x in flat]
+            metadata = [TensorMetadata.of(x) if isinstance(x, torch.Tensor) else x for x in flat]
             for place, x in enumerate(flat):
-                index = inputs.get(x.untyped_storage()._cdata) if looks[place] is not x else None
-                if index is not None and Look.of(given_inputs[index]) == looks[place]:
-                    looks[place] = SameInput(index)
-            tensors = [x for x, look in zip(flat, looks, strict=True) if isinstance(look, Look)]
+                index = inputs.get(x.untyped_storage()._cdata) if metadata[place] is not x else None
+                if index is not None and TensorMetadata.of(given_inputs[index]) == metadata[place]:
+                    metadata[place] = SameInput(index)
+            tensors = [
+                x for x, one in zip(flat, metadata, strict=True) if isinstance(one, TensorMetadata)
+            ]
             outputs = {x.untyped_storage()._cdata: i for i, x in enumerate(tensors)}
             places = list(outputs)
             sizes = {x.untyped_storage()._cdata: x.untyped_storage().nbytes() for x in tensors}
@@ -210,8 +218,8 @@ class Trace:
             del ends, gradients
         casts = memory.live
         torch.clear_autocast_cache()
-        return Block(
-            looks, out_spec, storages, [sizes[key] for key in places], inner_bytes, saved_inputs,
+        return BlockTrace(
+            metadata, out_spec, storages, [sizes[key] for key in places], inner_bytes, saved_inputs,
             saved_outputs, held, casts - memory.live, forward_peak, recomputed_peak, backward_peak,
             forward_flops, backward_flops,
         )  # fmt: skip
@@ -237,27 +245,27 @@ class _Cut(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, trace: Trace, block: Block, positional: int, start: Any, *inputs: Any
+        ctx: Any, trace: Trace, block: BlockTrace, positional: int, start: Any, *inputs: Any
     ) -> Any:
         ctx.trace, ctx.block = trace, block
-        ctx.inputs = [Look.of(x) for x in inputs]
+        ctx.inputs = [TensorMetadata.of(x) for x in inputs]
         ctx.fetched = sum(x.nbytes for x in inputs[:positional])
-        ctx.held, outputs = trace.enter(block, positional, inputs)
-        looks = [x for x in block.outputs if isinstance(x, Look)]
+        ctx.held, outputs = trace.on_block_enter(block, positional, inputs)
+        metadata = [x for x in block.outputs if isinstance(x, TensorMetadata)]
         ctx.mark_non_differentiable(
-            *(x for x, look in zip(outputs, looks, strict=True) if not look.requires_grad)
+            *(x for x, one in zip(outputs, metadata, strict=True) if not one.requires_grad)
         )
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        ctx.trace.leave(ctx.block, ctx.fetched)
+        ctx.trace.on_block_exit(ctx.block, ctx.fetched)
         ctx.held = None
         return (
             None, None, None, None,
             *(
-                look.empty() if needed else None
-                for look, needed in zip(ctx.inputs, ctx.needs_input_grad[4:], strict=True)
+                one.empty() if needed else None
+                for one, needed in zip(ctx.inputs, ctx.needs_input_grad[4:], strict=True)
             ),
         )  # fmt: skip
 

@@ -11,9 +11,9 @@ from zerotrain.config.models import Phase
 from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.choice import Choice, choose
-from zerotrain.launch.planner.gpus import Gpu, find_gpu, named_gpu
+from zerotrain.launch.planner.gpus import Gpu, find_gpu, read_gpu
 from zerotrain.launch.planner.prediction import MODES, Mode, Prediction, predict
-from zerotrain.launch.planner.traced import Traced
+from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.planner.tracing import trace
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.machine.detect import Machine, detect
@@ -68,7 +68,7 @@ class Plan:
     config: PlannedRun
     phase: Phase
     place: Place
-    traced: Traced
+    traced: TracedModel
     rows: Mapping[str, Mapping[Mode, Prediction]]
     """Predictions by preset, the lowest first, and by activation mode."""
     mode: Mode
@@ -81,7 +81,7 @@ class Plan:
         return [row[mode] for row in self.rows.values()]
 
 
-def here(phase: Phase, machine: Machine | None = None) -> Place:
+def this_machine(phase: Phase, machine: Machine | None = None) -> Place:
     """Return this machine, or the one that the phase's device_memory and host_memory describe."""
     machine = machine or detect()
     given, host = phase.launch.device_memory, phase.launch.host_memory
@@ -95,7 +95,7 @@ def here(phase: Phase, machine: Machine | None = None) -> Place:
     return Place(first.total if first else None, memory, first.name if first else "", engines)
 
 
-def described(
+def described_machine(
     device_memory: int | None,
     host_memory: int | None,
     gpu: str | None,
@@ -112,7 +112,7 @@ def described(
     Raises:
         PipelineError: the GPU's name is unknown.
     """
-    named = named_gpu(gpu) if gpu else None
+    named = read_gpu(gpu) if gpu else None
     return Place(
         device_memory or (named.memory(gpu or "") if named else None),
         (machine or detect()).host.memory if host_memory is None else host_memory,
@@ -128,7 +128,7 @@ def plan(
     *,
     auto: Path = AUTO,
     base: Path | None = None,
-    traced: Traced | None = None,
+    traced: TracedModel | None = None,
     only: Sequence[str] = (),
 ) -> Plan:
     """Predict every preset that `auto` chooses from.
@@ -163,18 +163,18 @@ def plan(
     mode: Mode = "plain"
     if phase.train.gradient_checkpointing:
         mode = "on_host" if phase.launch.cpu_checkpointing else "checkpointed"
-    found = None
+    choice = None
     if place.device_memory is not None:
         usable = [preset for preset in presets if not place.refusal(preset)]
-        found = choose(
+        choice = choose(
             [rows[preset.name][mode] for preset in usable],
             place.device_memory,
             place.host_memory,
             has_disk=phase.launch.offload_path is not None,
         )
         refused = dict.fromkeys(why for preset in presets if (why := place.refusal(preset)))
-        found = Choice(found.chosen, (*found.reasons, *refused))
-    return Plan(config, phase, place, traced, rows, mode, found)
+        choice = Choice(choice.chosen, (*choice.reasons, *refused))
+    return Plan(config, phase, place, traced, rows, mode, choice)
 
 
 def choose_preset(made: Plan) -> tuple[str, str]:

@@ -17,9 +17,9 @@ from zerotrain.launch.planner.inputs import PlannedLaunch
 from zerotrain.launch.planner.memory_parts import memory_parts, saves_nothing
 from zerotrain.launch.planner.parts import MemoryPart, peak, resident_peak
 from zerotrain.launch.planner.storage import Storage, Traffic, storage, swap_files, traffic
-from zerotrain.launch.planner.traced import Traced
+from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.preset import Preset, with_own_offload
-from zerotrain.launch.settings import Settings, nested
+from zerotrain.launch.settings import Settings, nest_keys
 from zerotrain.launch.zero import zero_optimization
 from zerotrain.machine.verdict import Engine
 from zerotrain.models.sizes import ModelSizes
@@ -74,7 +74,7 @@ def predict(
     config: PlannedRun,
     phase: Phase,
     preset: Preset,
-    traced: Traced,
+    traced: TracedModel,
     mode: Mode,
     *,
     cpu: bool = False,
@@ -110,16 +110,16 @@ def predict(
         average=train.use_ema,
         average_on_host=train.ema_device == "cpu",
     )
-    found = traced.engines[engine]
+    traced_activations = traced.engines[engine]
     activations, on_host = {
-        "plain": (found.peak, 0),
-        "checkpointed": (found.peak_checkpointed, 0),
-        "on_host": (found.peak_on_host, found.on_host),
+        "plain": (traced_activations.peak, 0),
+        "checkpointed": (traced_activations.peak_checkpointed, 0),
+        "on_host": (traced_activations.peak_on_host, traced_activations.on_host),
     }[mode]
     parts = memory_parts(
         planned, traced.parameters, activations, on_host, casts_traced=engine == "torch"
     )
-    samples = found.batch * planned.accumulation
+    samples = traced_activations.batch * planned.accumulation
     return Prediction(
         preset=preset.name,
         launch=planned,
@@ -128,7 +128,7 @@ def predict(
         swap=swap_files(planned, traced.parameters) if preset.zero_stage == 3 else {},
         disk=tuple(storage(planned, traced.parameters, config.export.dtype)),
         traffic=traffic(planned, traced.parameters),
-        flops=samples * found.flops_per_sample(mode != "plain"),
+        flops=samples * traced_activations.flops_per_sample(mode != "plain"),
         useless=saves_nothing(planned),
     )
 
@@ -142,7 +142,7 @@ def _zero(phase: Phase, preset: Preset, sizes: ModelSizes) -> dict[str, Any]:
         ).items()
     }  # fmt: skip
     own = overlay(settings, "deepspeed", phase.launch.deepspeed, phase.name)
-    section: dict[str, Any] = nested({key: value for key, (value, _, _) in own.items()})
+    section: dict[str, Any] = nest_keys({key: value for key, (value, _, _) in own.items()})
     return dict(section["zero_optimization"])
 
 

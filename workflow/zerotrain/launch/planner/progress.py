@@ -17,27 +17,27 @@ def ignore(_: str) -> None:
 
 
 @contextlib.contextmanager
-def progress_line(*, told: bool = False) -> Iterator[Tell]:
+def progress_line(*, written: bool = False) -> Iterator[Tell]:
     """Yield a function that shows the current action on standard error.
 
     If that is not a terminal, only the first line is written, and stays.
 
     Args:
-        told: Whether that line has already been written.
+        written: Whether that line has already been written.
     """
     terminal = sys.stderr.isatty()
 
     def tell(text: str) -> None:
-        nonlocal told
+        nonlocal written
         if terminal:
             shown = text[: shutil.get_terminal_size().columns - 1]
             print(f"{ERASE}{shown}", end="", file=sys.stderr, flush=True)
-        elif not told:
+        elif not written:
             print(text, file=sys.stderr, flush=True)
-        told = True
+        written = True
 
     try:
         yield tell
     finally:
-        if terminal and told:
+        if terminal and written:
             print(ERASE, end="", file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from zerotrain.config.section import Memory
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.fit import search
 from zerotrain.launch.planner.options import PlanOptions
-from zerotrain.launch.planner.planner import Place, described, here, plan
+from zerotrain.launch.planner.planner import Place, described_machine, plan, this_machine
 from zerotrain.launch.planner.table import parts_table, table
 
 
@@ -38,7 +38,7 @@ def plan_report(options: PlanOptions, *, width: int = 100) -> list[str]:
             hint="zerotrain plan config/config.yaml, or zerotrain plan --base "
             "stabilityai/stable-diffusion-xl-base-1.0 --batch-size 8 --gpu 'RTX 4090'",
         )
-    run = read_config(options.config) if options.config else _run_of(options)
+    run = read_config(options.config) if options.config else _make_run(options)
     name = options.phase or run.phases[0].name
     place = _place(run, name, options)
     if options.fit:
@@ -74,10 +74,10 @@ def phase_report(
         raw = YAML(typ="safe").load(config.read_text())
     run = parse_config({**raw, "phases": [dict(values)]}, str(config or "plan"))
     name = run.phases[0].name
-    return table(plan(run, name, here(run.phase(name)), base=_base(run)), width=width)
+    return table(plan(run, name, this_machine(run.phase(name)), base=_base(run)), width=width)
 
 
-def _run_of(options: PlanOptions) -> RunConfig:
+def _make_run(options: PlanOptions) -> RunConfig:
     """Return a run with one phase and these values; its data is never read."""
     text = options.family in LANGUAGE_MODELS
     size = {"max_length": options.max_length} if text else {"resolution": options.resolution}
@@ -106,8 +106,8 @@ def _place(run: RunConfig, name: str, options: PlanOptions) -> Place:
     device = _size("--device-memory", options.device_memory)
     host = _size("--host-memory", options.host_memory)
     if device is not None or options.gpu is not None:
-        return described(device, host, options.gpu)
-    place = here(run.phase(name))
+        return described_machine(device, host, options.gpu)
+    place = this_machine(run.phase(name))
     if host is None:
         return place
     return replace(

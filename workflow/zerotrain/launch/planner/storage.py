@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from zerotrain.launch.planner.buckets import (
     flat_sizes,
     gradients_of_partition,
-    partitioned,
+    partitioned_numel,
     sub_groups,
 )
 from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
@@ -110,8 +110,8 @@ def traffic(launch: PlannedLaunch, model: ParameterSizes) -> Traffic:
         stored = micro * item * whole if micro > 1 else 0
         fetched = (micro - 1) * item * whole
         return Traffic(FP32 * own + stored, item * own + fetched)
-    own = partitioned((n for group in model.groups for n in group), launch.processes)
-    every = partitioned(model.parameters.values(), launch.processes)
+    own = partitioned_numel((n for group in model.groups for n in group), launch.processes)
+    every = partitioned_numel(model.parameters.values(), launch.processes)
     to_host = to_device = 0
     if launch.offload_optimizer != "none":
         to_host = micro * item * own + FP32 * own

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerotrain.launch.planner.buckets import padded
+from zerotrain.launch.planner.buckets import round_up
 from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.launch.planner.parts import MemoryPart, Moment, since
 
@@ -18,7 +18,7 @@ ALIGNED_BYTES = 1024
 
 
 @dataclass(frozen=True)
-class Swapped:
+class SwappedElements:
     """Elements that a process swaps.
 
     Attributes:
@@ -33,7 +33,7 @@ class Swapped:
     kept: int = 0
 
     @classmethod
-    def of(cls, launch: PlannedLaunch, model: ParameterSizes, groups: list[int]) -> Swapped:
+    def of(cls, launch: PlannedLaunch, model: ParameterSizes, groups: list[int]) -> SwappedElements:
         """Return the values for a launch; `groups` are the elements of the sub-groups.
 
         The first offload_param.max_in_cpu elements stay in host memory whatever the device setting
@@ -53,7 +53,7 @@ class Swapped:
 
 
 def swap_parts(
-    launch: PlannedLaunch, model: ParameterSizes, groups: list[int], swapped: Swapped
+    launch: PlannedLaunch, model: ParameterSizes, groups: list[int], swapped: SwappedElements
 ) -> list[MemoryPart]:
     """Return the host memory for swapping; aio locks it itself, without rounding."""
     parts = []
@@ -62,7 +62,7 @@ def swap_parts(
         parts.append(
             MemoryPart(
                 "buffers of the optimizer's swapping",
-                count * padded(FP32 * max(groups), ALIGNED_BYTES), "host", since(Moment.MASTERS),
+                count * round_up(FP32 * max(groups), ALIGNED_BYTES), "host", since(Moment.MASTERS),
                 "buffer_count x 4 B a parameter of the largest sub-group (optimizer_utils.py: "
                 "SwapBufferManager)",
             )
@@ -73,7 +73,7 @@ def swap_parts(
         parts.append(
             MemoryPart(
                 "buffers of the weights' swapping",
-                count * padded(launch.item * size, ALIGNED_BYTES), "host", since(Moment.PLACE),
+                count * round_up(launch.item * size, ALIGNED_BYTES), "host", since(Moment.PLACE),
                 f"buffer_count x buffer_size x {launch.item} B (partitioned_param_swapper.py)",
             )
         )  # fmt: skip
@@ -92,15 +92,15 @@ def swap_file_bytes(
     launch: PlannedLaunch, model: ParameterSizes, groups: list[int]
 ) -> dict[str, int]:
     """Return the bytes of one process's swap files by content; for gradients an upper bound."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     if launch.offload_optimizer == "nvme":
         big = [FP32 * group for group in groups if FP32 * group >= LEAST_BYTES]
-        each = sum(padded(size, ALIGNED_BYTES) for size in big)
-        found["masters"] = each
-        found["optimizer states"] = launch.slots * each
+        each = sum(round_up(size, ALIGNED_BYTES) for size in big)
+        sizes["masters"] = each
+        sizes["optimizer states"] = launch.slots * each
         cuts = [FP32 * -(-n // launch.processes) for group in model.groups for n in group]
-        found["gradients"] = sum(s - s % ALIGNED_BYTES for s in cuts if s >= LEAST_BYTES)
+        sizes["gradients"] = sum(s - s % ALIGNED_BYTES for s in cuts if s >= LEAST_BYTES)
     if launch.offload_param == "nvme":
         cuts = [launch.item * -(-n // launch.processes) for n in model.parameters.values()]
-        found["weights"] = sum(padded(s, ALIGNED_BYTES) for s in cuts if s >= LEAST_BYTES)
-    return found
+        sizes["weights"] = sum(round_up(s, ALIGNED_BYTES) for s in cuts if s >= LEAST_BYTES)
+    return sizes

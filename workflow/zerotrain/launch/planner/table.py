@@ -27,14 +27,14 @@ def table(plan: Plan, *, width: int = 100) -> list[str]:
         width: Columns of the terminal.
     """
     return [
-        *_wrapped(_model(plan), width),
-        *_wrapped(_activations(plan), width),
+        *_wrap(_model(plan), width),
+        *_wrap(_activations(plan), width),
         "",
         *_rows(plan),
         "",
-        *_wrapped(_legend(plan), width),
+        *_wrap(_legend(plan), width),
         "",
-        *_wrapped(_advice(plan), width),
+        *_wrap(_advice(plan), width),
         "",
         *_also(plan, width),
     ]
@@ -74,12 +74,13 @@ def _model(plan: Plan) -> str:
 
 
 def _activations(plan: Plan) -> str:
-    found = plan.traced.engines["deepspeed"]
+    activations = plan.traced.engines["deepspeed"]
     return (
-        f"Activations of a micro batch (ZeRO presets): {gib(found.saved)} kept, "
-        f"{gib(found.checkpointed)} with gradient_checkpointing, {gib(found.on_device)} with "
-        f"cpu_checkpointing and {gib(found.on_host)} on the host; forward "
-        f"{found.forward_flops / found.batch / 1e12:.2f} TFLOP a sample"
+        f"Activations of a micro batch (ZeRO presets): {gib(activations.saved)} kept, "
+        f"{gib(activations.checkpointed)} with gradient_checkpointing, "
+        f"{gib(activations.on_device)} with cpu_checkpointing and {gib(activations.on_host)} on "
+        "the host; forward "
+        f"{activations.forward_flops / activations.batch / 1e12:.2f} TFLOP a sample"
     )
 
 
@@ -107,7 +108,7 @@ def _rows(plan: Plan) -> list[str]:
                 _seconds(plan, own),
             ]
         )
-    return _aligned([head, modes, units, *body])
+    return _align([head, modes, units, *body])
 
 
 def _cell(plan: Plan, one: Prediction, unit: int) -> str:
@@ -125,7 +126,7 @@ def _seconds(plan: Plan, one: Prediction) -> str:
 
 def _legend(plan: Plan) -> str:
     place = plan.place
-    said = (
+    legend = (
         f"device: memory of {'the CPU' if place.cpu else 'one device'} with "
         "activations kept, with gradient_checkpointing, and with cpu_checkpointing; the other "
         f"columns are of the phase's own: {MODES[plan.mode]}. disk is the most while a checkpoint, "
@@ -133,13 +134,13 @@ def _legend(plan: Plan) -> str:
     )
     if place.device_memory is not None:
         reserve = "" if place.cpu else f", with {gib(RESERVE)} of the device in reserve"
-        said += f"; + fits {place.describe()}{reserve}"
+        legend += f"; + fits {place.describe()}{reserve}"
     if place.gpu:
-        said += (
+        legend += (
             f"; step is an estimate: {SHARE_OF_PEAK:.0%} of {place.gpu.tflops:g} TFLOP/s, PCIe "
             f"{place.gpu.pcie}.0 and the CPU's Adam, one after the other"
         )
-    return said + "."
+    return legend + "."
 
 
 def _advice(plan: Plan) -> str:
@@ -186,10 +187,10 @@ def _also(plan: Plan, width: int) -> list[str]:
     if not plan.phase.train.use_ema:
         average = EMA_BYTES * plan.traced.model.trained_parameters
         lines.append(f"An EMA of the weights would take {gib(average)} more, wherever it is kept.")
-    return [line for text in lines for line in _wrapped(text, width)]
+    return [line for text in lines for line in _wrap(text, width)]
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for first, *rest in rows:
@@ -198,5 +199,5 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _wrapped(text: str, width: int) -> Iterable[str]:
+def _wrap(text: str, width: int) -> Iterable[str]:
     return textwrap.wrap(text, width, break_on_hyphens=False)

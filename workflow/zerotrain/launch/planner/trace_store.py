@@ -22,7 +22,7 @@ from zerotrain.artifact.verdicts import verdicts_file
 from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.launch.planner.architecture import Architecture, find_architecture
 from zerotrain.launch.planner.part import Part
-from zerotrain.launch.planner.traced import Activations, ModelShapes, Traced
+from zerotrain.launch.planner.traced import Activations, ModelShapes, TracedModel
 from zerotrain.machine.disk_errors import DiskError
 
 MOST = 64
@@ -70,7 +70,7 @@ def model_key(config: PlannedRun, base: str, side: int | None) -> dict[str, Any]
     }
 
 
-def read(key: Mapping[str, Any]) -> Traced | None:
+def read(key: Mapping[str, Any]) -> TracedModel | None:
     """Return the trace of this key; None if it is missing or damaged."""
     try:
         path = _path(key)
@@ -78,15 +78,15 @@ def read(key: Mapping[str, Any]) -> Traced | None:
         content = document["content"]
         if document["sha256"] != digest(content):
             return None
-        found = _traced(content)
+        traced = _read_traced(content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
-    return found
+    return traced
 
 
-def write(key: Mapping[str, Any], traced: Traced) -> None:
+def write(key: Mapping[str, Any], traced: TracedModel) -> None:
     """Write a trace atomically, and remove the least recently used ones."""
     model = traced.model
     content = {
@@ -94,7 +94,7 @@ def write(key: Mapping[str, Any], traced: Traced) -> None:
         "shapes": model.shapes,
         "trained": model.trained,
         "quantized": model.quantized,
-        "engines": {name: asdict(found) for name, found in traced.engines.items()},
+        "engines": {name: asdict(activations) for name, activations in traced.engines.items()},
     }
     try:
         content = json.loads(json.dumps(content))
@@ -111,15 +111,15 @@ def _path(key: Mapping[str, Any]) -> Path:
 
 
 def _remove_oldest(place: Path) -> None:
-    found = []
+    files = []
     for path in place.glob("*.json"):
         with contextlib.suppress(OSError):
-            found.append((path.stat().st_mtime, path))
-    for _, path in sorted(found)[:-MOST]:
+            files.append((path.stat().st_mtime, path))
+    for _, path in sorted(files)[:-MOST]:
         path.unlink(missing_ok=True)
 
 
-def _traced(content: Mapping[str, Any]) -> Traced:
+def _read_traced(content: Mapping[str, Any]) -> TracedModel:
     architecture = content["architecture"]
     parts = {name: Part(**part) for name, part in architecture["parts"].items()}
     model = ModelShapes(
@@ -128,5 +128,5 @@ def _traced(content: Mapping[str, Any]) -> Traced:
         tuple(content["trained"]),
         content["quantized"],
     )
-    engines = {name: Activations(**found) for name, found in content["engines"].items()}
-    return Traced(model, engines)
+    engines = {name: Activations(**values) for name, values in content["engines"].items()}
+    return TracedModel(model, engines)

@@ -85,7 +85,7 @@ class ModelShapes:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedModel:
     """The model, and the memory of a micro batch under the requested engines."""
 
     model: ModelShapes

@@ -21,7 +21,7 @@ from zerotrain.launch.planner import trace_store
 from zerotrain.launch.planner.architecture import Architecture, find_architecture
 from zerotrain.launch.planner.progress import Tell, ignore, progress_line
 from zerotrain.launch.planner.shape import Shape
-from zerotrain.launch.planner.traced import ENGINES, Activations, ModelShapes, Traced
+from zerotrain.launch.planner.traced import ENGINES, Activations, ModelShapes, TracedModel
 from zerotrain.machine.verdict import Engine
 
 
@@ -32,7 +32,7 @@ def trace(
     *,
     cpu: bool = False,
     engines: Collection[Engine] = ENGINES,
-) -> Traced:
+) -> TracedModel:
     """Return the trace of the phase's own micro batch; see Tracer."""
     return Tracer(config, phase, base, cpu=cpu).trace(engines=engines)
 
@@ -67,14 +67,14 @@ class Tracer:
         self._side = None if config.is_text else config.phases[0].train.resolution
         self._key = trace_store.model_key(config, self._base, self._side)
         self._model: Any = None
-        self._made: dict[tuple[int, int], Traced] = {}
+        self._made: dict[tuple[int, int], TracedModel] = {}
 
     def trace(
         self,
         batch: int | None = None,
         size: int | None = None,
         engines: Collection[Engine] = ENGINES,
-    ) -> Traced:
+    ) -> TracedModel:
         """Return the trace of a micro batch.
 
         Args:
@@ -97,13 +97,17 @@ class Tracer:
             return known
         unit = "tokens" if self._config.is_text else "px"
         what = f"{self._config.family}, micro batch {batch} at {size} {unit}"
-        with progress_line(told=self._model is not None) as tell:
+        with progress_line(written=self._model is not None) as tell:
             tell(f"planning {what}: this model is traced, which takes a while the first time")
             if self._model is None:
                 tell(f"planning {what}: importing torch, and building the model without weights")
                 self._model = self._build()
-            found = self._trace(batch, size, engines, lambda text: tell(f"planning {what}: {text}"))
-            made = Traced(self._shapes(), {**(known.engines if known else {}), **found})
+            engines_traced = self._trace(
+                batch, size, engines, lambda text: tell(f"planning {what}: {text}")
+            )
+            made = TracedModel(
+                self._shapes(), {**(known.engines if known else {}), **engines_traced}
+            )
         self._made[batch, size] = made
         trace_store.write(key, made)
         return made
@@ -165,7 +169,7 @@ class Tracer:
         global _TRACE
         _TRACE = traced
         with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
-            torch = pool.submit(_traced, True)
+            torch = pool.submit(_trace_in_fork, True)
             deepspeed = traced(False, tell)
             tell("plain PyTorch")
             return {"torch": torch.result(), "deepspeed": deepspeed}
@@ -180,7 +184,7 @@ def micro_batch(phase: Phase) -> int:
 _TRACE: Any = None
 
 
-def _traced(autocast: bool) -> Activations:
+def _trace_in_fork(autocast: bool) -> Activations:
     """Trace in the forked process, which inherits the closure: it cannot be pickled."""
-    found: Activations = _TRACE(autocast)
-    return found
+    activations: Activations = _TRACE(autocast)
+    return activations

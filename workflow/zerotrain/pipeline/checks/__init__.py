@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.data import DataConfig
-from zerotrain.config.problems import InvalidConfig, Problem, collect_errors, join_problems
+from zerotrain.config.problems import InvalidConfigError, Problem, collect_errors, join_problems
 from zerotrain.config.run import RunConfig
 from zerotrain.config.runs import read_runs
 from zerotrain.errors import PipelineError
@@ -32,7 +32,7 @@ def read_checked_runs(path: Path) -> dict[str, RunConfig]:
     """
     try:
         runs = read_runs(path)
-    except InvalidConfig as error:
+    except InvalidConfigError as error:
         others = [Problem(p.what, p.hint) for p in _problems_of_values(error.raw)]
         raise join_problems(error.source, [*error.problems, *others], error.text) from error
     check_runs(runs)

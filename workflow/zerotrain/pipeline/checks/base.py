@@ -19,7 +19,7 @@ from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.config.suggestions import nearest
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.architecture import find_architecture, shipped
+from zerotrain.launch.planner.architecture import find_architecture, read_shipped
 from zerotrain.models.base import (
     check_model_index,
     choose_files,
@@ -100,7 +100,7 @@ def _is_described(base: str) -> bool:
     """Return whether all config.json files are known: those of a folder or of a known hub id."""
     if Path(base).expanduser().is_dir():
         return find_single_file(base) is None
-    return any(base in known.source.split(", ") for known in shipped())
+    return any(base in known.source.split(", ") for known in read_shipped())
 
 
 @cache  # the runs of a sweep share a base
@@ -147,7 +147,7 @@ def _choose_files(family: str, base: str) -> dict[str, str]:
 
 def _check_hub_id(family: str, base: str) -> None:
     """Check the family of a known model, and ids that nearly match a known one."""
-    known = {name: a.family for a in shipped() for name in a.source.split(", ")}
+    known = {name: a.family for a in read_shipped() for name in a.source.split(", ")}
     if base in known and known[base] != family:
         find_architecture(family, base)
     owner, _, model = base.partition("/")

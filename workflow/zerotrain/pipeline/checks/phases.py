@@ -25,7 +25,7 @@ from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import ModelSizes
-from zerotrain.state.position import EMA, MASTER, TrainerState
+from zerotrain.state.position import EMA_SLOT, MASTER, TrainerState
 from zerotrain.training.checkpointing.preflight import find_losses
 
 PRESETS = Path("config/launch")
@@ -140,7 +140,7 @@ def _check_switch(before: ResolvedPhase, after: ResolvedPhase) -> None:
 def _slots(phase: ResolvedPhase) -> Sequence[str]:
     """List the slots of the state at the end of a phase."""
     own = optimizers.slots(phase.train.optimizer, phase.train.optimizer_args)
-    return [MASTER, *own, *([EMA] if phase.train.use_ema else [])]
+    return [MASTER, *own, *([EMA_SLOT] if phase.train.use_ema else [])]
 
 
 def _position_after(phase: ResolvedPhase) -> TrainerState:

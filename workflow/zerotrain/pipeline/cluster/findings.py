@@ -25,11 +25,11 @@ class Finding:
     """One sentence; level `problem` would stop a training."""
 
     level: Literal["ok", "warn", "problem"]
-    said: str
+    text: str
     todo: str = ""
 
     def __str__(self) -> str:
-        return f"{self.level:<8}{self.said}" + (f"\n{'':8}-> {self.todo}" if self.todo else "")
+        return f"{self.level:<8}{self.text}" + (f"\n{'':8}-> {self.todo}" if self.todo else "")
 
 
 def of_cluster(cluster: Cluster, choice: Choice) -> list[Finding]:
@@ -286,10 +286,10 @@ def _torch(trial: Trial, partition: Partition) -> Finding:
 
 def _temporary(trial: Trial) -> Finding:
     place, free = trial.facts["temporary"], trial.facts["temporary_free"]
-    said = f"a job's own disk, {place}, has {free / 1e9:.0f} GB free"
+    disk = f"a job's own disk, {place}, has {free / 1e9:.0f} GB free"
     if free < SMALL_TEMPORARY:
-        return Finding("warn", said, "too small for a cache or a swap folder: keep them shared")
-    return Finding("ok", f"{said}: room for node-local scratch")
+        return Finding("warn", disk, "too small for a cache or a swap folder: keep them shared")
+    return Finding("ok", f"{disk}: room for node-local scratch")
 
 
 def _hub(trial: Trial) -> Finding:

@@ -127,8 +127,10 @@ def ask_slurm() -> Cluster:
             # One accounting database may serve several clusters.
             own = f"cluster={config['ClusterName']}"
             wanted = "format=account,defaultaccount,maxsubmit"
-            said = _answer("sacctmgr", "-nP", "show", "user", getpass.getuser(), "-s", own, wanted)
-            accounts, most = parse_accounts(said)
+            answer = _answer(
+                "sacctmgr", "-nP", "show", "user", getpass.getuser(), "-s", own, wanted
+            )
+            accounts, most = parse_accounts(answer)
         except PipelineError as error:
             unanswered.append(error.what)
     return Cluster(
@@ -208,8 +210,8 @@ def _answer(*command: str) -> str:
         what = f"`{line}` has not answered in {ANSWER_SECONDS:.0f} s"
         raise PipelineError(what, hint=hint) from error
     if done.returncode:
-        said = next(iter(done.stderr.strip().splitlines()), f"code {done.returncode}")
-        raise PipelineError(f"`{line}` fails: {said}", hint=hint)
+        failure = next(iter(done.stderr.strip().splitlines()), f"code {done.returncode}")
+        raise PipelineError(f"`{line}` fails: {failure}", hint=hint)
     return done.stdout
 
 

@@ -89,13 +89,13 @@ def _listen(job: subprocess.Popen[str], shared: Path, trial: Trial) -> None:
     for line in job.stdout or ():
         arrived = time.time()
         try:
-            said = json.loads(line)
+            facts = json.loads(line)
         except ValueError:  # output of a prolog or of a shell's start-up file
             continue
-        trial.facts |= said
-        if "time" in said:
-            trial.skew_seconds = said["time"] - arrived
-        if "answered" in said:
+        trial.facts |= facts
+        if "time" in facts:
+            trial.skew_seconds = facts["time"] - arrived
+        if "answered" in facts:
             trial.seen_after = seconds_until(shared / ANSWERED)
 
 

@@ -139,15 +139,15 @@ def verdicts(
         ops: The result of installation.ops.
         loads: Why torch and deepspeed cannot be imported, by name; empty if they can.
     """
-    said = {}
+    answers = {}
     for path in sorted(folder.glob("*.yaml")):
         try:
             preset = read_preset(path)
         except PipelineError as error:
-            said[path.stem] = f"no: {error.what}"
+            answers[path.stem] = f"no: {error.what}"
         else:
-            said[path.stem] = _verdict(preset, machine, ops, loads)
-    return said
+            answers[path.stem] = _verdict(preset, machine, ops, loads)
+    return answers
 
 
 def _verdict(preset: Preset, machine: Machine, ops: dict[str, Any], loads: dict[str, str]) -> str:
@@ -157,12 +157,12 @@ def _verdict(preset: Preset, machine: Machine, ops: dict[str, Any], loads: dict[
         return f"no: {why}"
     swaps_weights = preset.offload_param == "nvme"
     usable = usable_precisions(machine, preset.engine, swaps_weights=swaps_weights)
-    said = f"yes, with mixed_precision {', '.join(name for name in usable if not usable[name])}"
+    answer = f"yes, with mixed_precision {', '.join(name for name in usable if not usable[name])}"
     wanted = {SWAP_OP} if _swaps(preset) else set()
     if preset.engine == "deepspeed":
         wanted |= ops["built"].keys() - {SWAP_OP}
     waiting = sorted(op for op in wanted if not ops["built"].get(op))
-    return said + (f"; {' and '.join(waiting)} will be built first" if waiting else "")
+    return answer + (f"; {' and '.join(waiting)} will be built first" if waiting else "")
 
 
 def _refusal(preset: Preset, machine: Machine, ops: dict[str, Any], loads: dict[str, str]) -> str:

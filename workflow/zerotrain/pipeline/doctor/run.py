@@ -138,7 +138,7 @@ def _not_default(phase: ResolvedPhase) -> dict[str, str]:
     """Return the values of a phase that are not defaults, each with its source."""
     return {
         name: f"{value} ({source}{f': {reason}' if reason else ''})"
-        for name, value, source, reason in phase.explained()
+        for name, value, source, reason in phase.explain()
         if source != "default"
     }
 

@@ -25,8 +25,10 @@ def git(*words: str) -> str:
     except FileNotFoundError as error:
         raise PipelineError("git is not installed", hint="install git") from error
     if done.returncode:
-        said = " ".join(done.stderr.split()).removeprefix("fatal: ").removeprefix("error: ")
-        raise PipelineError(f"git {words[0]}: {said}", hint="fix that, then run the command again")
+        failure = " ".join(done.stderr.split()).removeprefix("fatal: ").removeprefix("error: ")
+        raise PipelineError(
+            f"git {words[0]}: {failure}", hint="fix that, then run the command again"
+        )
     return done.stdout
 
 

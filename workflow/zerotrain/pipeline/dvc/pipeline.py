@@ -236,8 +236,8 @@ def _outs(manifest: str) -> list[str]:
     folder = Path(manifest).parent
     if folder.parent.name == "data":
         return [manifest]
-    beside = [str(folder.with_name("progress"))] if folder.name == "checkpoint" else []
-    return [str(folder), *beside]
+    progress = [str(folder.with_name("progress"))] if folder.name == "checkpoint" else []
+    return [str(folder), *progress]
 
 
 def plots_of(run: RunConfig) -> list[dict[str, Any]]:

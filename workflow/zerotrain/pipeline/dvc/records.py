@@ -120,9 +120,9 @@ def _has_other_content(workflow: Any, job: Any, looked: float) -> bool:
     for path in job.input:
         if path.is_ancient or changed_at(path) <= looked:
             continue
-        said = workflow.persistence.input_checksums(job, path)
-        if len(said) == 1 and None not in said:
-            same = path.is_same_checksum(next(iter(said)), limit)
+        checksums = workflow.persistence.input_checksums(job, path)
+        if len(checksums) == 1 and None not in checksums:
+            same = path.is_same_checksum(next(iter(checksums)), limit)
             if not workflow.async_run(same):
                 return True
     return False

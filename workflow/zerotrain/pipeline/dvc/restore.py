@@ -69,15 +69,15 @@ def check_nothing_runs() -> None:
         PipelineError: something is running; the message names it.
     """
     from zerotrain.training.process.lock import LOCK as TRAINING
-    from zerotrain.training.process.lock import describe, holder_of, lives, unlocking
+    from zerotrain.training.process.lock import describe, is_alive, read_owner, unlock_hint
 
     for path in sorted(RESULTS.glob(f"*/*/{ROLLING}/{TRAINING}")):
-        holder = holder_of(path.parent)
-        if holder and lives(path.parent, holder):
+        owner = read_owner(path.parent)
+        if owner and is_alive(path.parent, owner):
             raise PipelineError(
-                f"{path.parent}: a training is running here: {describe(path.parent, holder)}",
+                f"{path.parent}: a training is running here: {describe(path.parent, owner)}",
                 hint=f"wait for it, or stop it with `touch {path.parent}/stop`"
-                + unlocking(path.parent, holder),
+                + unlock_hint(path.parent, owner),
             )
     if any(snakemake_runs.LOCKS.glob("*.lock")):
         snakemake_runs.remove_stale_lock()
@@ -170,15 +170,15 @@ def _first(reasons: str) -> str:
 
 def _told(why: Iterable[Any]) -> str:
     """Format what `dvc status` reports about a stage on one line."""
-    said = []
+    parts = []
     for one in why:
         if isinstance(one, Mapping):
             for kind, paths in one.items():
                 named = [f"{path} {state}" for path, state in _flat(paths)]
-                said.append(f"{kind}: {join_first(named, 3)}" if named else str(kind))
+                parts.append(f"{kind}: {join_first(named, 3)}" if named else str(kind))
         else:
-            said.append(str(one))
-    return "; ".join(said)
+            parts.append(str(one))
+    return "; ".join(parts)
 
 
 def _flat(paths: Any) -> list[tuple[str, Any]]:

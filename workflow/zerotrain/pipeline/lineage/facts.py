@@ -71,8 +71,8 @@ def source_of(folder: Artifact) -> dict[str, Any]:
         found = json.loads(folder.path(SOURCE).read_text())
     except (OSError, ValueError, PipelineError):
         return folder.made_by
-    said = found.items() if isinstance(found, dict) else ()
-    return {**folder.made_by, **{key: value for key, value in said if isinstance(value, str)}}
+    entries = found.items() if isinstance(found, dict) else ()
+    return {**folder.made_by, **{key: value for key, value in entries if isinstance(value, str)}}
 
 
 def _json(path: Path) -> dict[str, Any]:

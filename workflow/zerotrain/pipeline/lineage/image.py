@@ -125,8 +125,8 @@ def text(uses: Uses) -> str:
     if not uses.datasets:
         lines.append("  in no dataset any more; caches still have it")
     for use in uses.weights:
-        said = "" if use.trained else "  only held out: no step was taken on it"
-        lines.append(f"{use.weights}{said}")
+        held_out = "" if use.trained else "  only held out: no step was taken on it"
+        lines.append(f"{use.weights}{held_out}")
         lines += [f"  {_phase_line(phase)}" for phase in use.phases]
     trained = sum(use.trained for use in uses.weights)
     summary = f"{trained} of {len(uses.weights)} weights that know it were trained on it"
@@ -229,5 +229,5 @@ def _is_cut(walk: Walk) -> bool:
 def _untold(uses: Uses) -> str:
     if not uses.untold:
         return ""
-    said = "unknown, because a link is gone or unreadable (zerotrain trace names it)"
-    return f"{said}: {', '.join(uses.untold)}\n"
+    reason = "unknown, because a link is gone or unreadable (zerotrain trace names it)"
+    return f"{reason}: {', '.join(uses.untold)}\n"

@@ -15,7 +15,7 @@ from zerotrain.artifact.manifest import FORMAT
 from zerotrain.artifact.untrusted import PARTS, find_manifest_error
 
 
-class Unreadable(Exception):
+class UnreadableError(Exception):
     """A folder without a readable manifest; the text names what was found instead."""
 
     def __init__(self, path: Path, found: str) -> None:
@@ -28,27 +28,27 @@ def load(folder: Path) -> Artifact:
     """Read a manifest without side effects: a trace neither recovers a folder nor stops at a fault.
 
     Raises:
-        Unreadable: there is no manifest, or it has another format.
+        UnreadableError: there is no manifest, or it has another format.
     """
     path = folder / MANIFEST
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         if folder.is_dir():
-            raise Unreadable(path, "nothing") from error
-        raise Unreadable(folder, "no such folder") from error
+            raise UnreadableError(path, "nothing") from error
+        raise UnreadableError(folder, "no such folder") from error
     except OSError as error:
-        raise Unreadable(path, f"what cannot be read: {error.strerror}") from error
+        raise UnreadableError(path, f"what cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise Unreadable(path, f"what is not JSON ({error})") from error
+        raise UnreadableError(path, f"what is not JSON ({error})") from error
     found = found if isinstance(found, dict) else {}
     if found.get("format") != FORMAT:
-        said = f"format {found.get('format')!r}, of which this version knows {FORMAT}"
-        raise Unreadable(path, said)
+        problem = f"format {found.get('format')!r}, of which this version knows {FORMAT}"
+        raise UnreadableError(path, problem)
     if not isinstance(found.get("kind"), str):
-        raise Unreadable(path, "no kind")
+        raise UnreadableError(path, "no kind")
     if wrong := find_manifest_error(found):
-        raise Unreadable(path, wrong)
+        raise UnreadableError(path, wrong)
     return Artifact(folder, found["kind"], *(found[part] for part in PARTS))
 
 
@@ -68,7 +68,7 @@ class ArtifactIndex:
         for folder in _with_manifest(self.root / RESULTS):
             try:
                 found.append(load(folder))
-            except Unreadable:
+            except UnreadableError:
                 self.unreadable.append(folder)
         return found
 
@@ -131,7 +131,7 @@ def project_of(folder: Path, parents: dict[str, Any]) -> Path:
     here = Path.cwd()
     above = [*folder.parents, *folder.resolve().parents]
     for root in [*([here] if here in above else []), *above, here]:
-        if any(has_manifest(root / said["path"]) for said in parents.values()):
+        if any(has_manifest(root / parent["path"]) for parent in parents.values()):
             return root
     inside = [place.parent for place in above if place.name == RESULTS.name]
     return inside[0] if inside else here

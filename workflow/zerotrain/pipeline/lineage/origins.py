@@ -57,9 +57,9 @@ def check_origins(dataset: Artifact, index: ArtifactIndex) -> Checked:
 
 def _config(dataset: Artifact, root: Path) -> DataConfig:
     """Return the dataset's section `data` without defaults; its paths start from the project."""
-    said = dict(dataset.made_by["data"])
+    recorded = dict(dataset.made_by["data"])
     fields = DataConfig.model_fields
-    given = {key: value for key, value in said.items() if value != fields[key].default}
+    given = {key: value for key, value in recorded.items() if value != fields[key].default}
     for key in ("images", "metadata", "path"):
         if key in given:
             place = root / Path(given[key]).expanduser()

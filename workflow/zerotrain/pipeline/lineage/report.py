@@ -29,11 +29,11 @@ def text(walk: Walk) -> str:
     lines = [] if walk.root == Path.cwd() else [f"in {walk.root}:"]
     lines.append(_line(walk.start, ""))
     lines += _below(walk.start, "", {id(walk.start)})
-    for heading, said in (
+    for heading, entries in (
         ("findings", [said_of(finding) for finding in walk.findings]),
         ("notes", [note for node in walk.nodes for note in node.notes]),
     ):
-        lines += ["", f"{heading}:", *(f"  {one}" for one in said)] if said else []
+        lines += ["", f"{heading}:", *(f"  {one}" for one in entries)] if entries else []
     return "\n".join([*lines, "", verdict(walk)]) + "\n"
 
 

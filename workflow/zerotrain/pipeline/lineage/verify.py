@@ -68,8 +68,8 @@ class Files:
                 self._stopped = True  # Ctrl-C does not wait until files of many GB are read
                 raise
 
-    def _check(self, path: Path, shown: str, said: dict[str, Any]) -> Finding | None:
-        expected = f"sha256 {str(said['sha256'])[:SHORT]}, {said['bytes']} bytes"
+    def _check(self, path: Path, shown: str, recorded: dict[str, Any]) -> Finding | None:
+        expected = f"sha256 {str(recorded['sha256'])[:SHORT]}, {recorded['bytes']} bytes"
         try:
             if not path.is_file():
                 what = "a link that leads nowhere" if path.is_symlink() else "nothing"
@@ -78,7 +78,7 @@ class Files:
             sha256 = self.sha256(path)
         except OSError as error:
             return Finding("missing", shown, expected, f"what cannot be read: {error.strerror}")
-        if (sha256, size) != (said["sha256"], said["bytes"]):
+        if (sha256, size) != (recorded["sha256"], recorded["bytes"]):
             return Finding("different", shown, expected, f"sha256 {sha256[:SHORT]}, {size} bytes")
         return None
 

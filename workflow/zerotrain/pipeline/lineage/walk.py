@@ -21,7 +21,7 @@ from zerotrain.pipeline.lineage.chain import How, Link, Node, Walk
 from zerotrain.pipeline.lineage.facts import facts_of
 from zerotrain.pipeline.lineage.index import (
     ArtifactIndex,
-    Unreadable,
+    UnreadableError,
     enclosing,
     has_manifest,
     load,
@@ -56,14 +56,14 @@ class Walker:
         self._index = index
         self._files = files
         self._nodes: dict[Path, Node] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         """Paths and identities that already have a finding."""
         self._moves: list[tuple[Path, Path]] = []
         """Folders as manifests name them, and the current place of their content."""
 
     def walk(self, folder: Path) -> Walk:
         """Walk through everything that a folder was made from."""
-        self._nodes, self._told, self._moves = {}, set(), []
+        self._nodes, self._reported, self._moves = {}, set(), []
         start = self._visit(folder, "weights")
         self._add_unreadable(start, folder)
         return Walk(self._index.root, start, [*self._nodes.values()])
@@ -76,7 +76,7 @@ class Walker:
         node = self._nodes[key] = Node(shown, kind)
         try:
             found = load(folder)
-        except Unreadable:
+        except UnreadableError:
             node.links = self._beside(folder, kind)
             return node
         node.artifact, node.kind = found, found.kind
@@ -112,23 +112,23 @@ class Walker:
             else:
                 node.notes.append(f"{node.path}/{name}: not listed, never read")
 
-    def _link(self, child: Artifact, name: str, said: dict[str, str]) -> Link:
-        folder, identity = self._index.resolve(said["path"]), said["identity"]
+    def _link(self, child: Artifact, name: str, recorded: dict[str, str]) -> Link:
+        folder, identity = self._index.resolve(recorded["path"]), recorded["identity"]
         kind = KINDS.get(name, name)
         trouble = self._trouble(folder, identity)
         if trouble is None:
             return Link(name, identity, self._visit(folder, kind))
         how: How = "said"
-        if moved := self._moved(child.folder, said):
+        if moved := self._moved(child.folder, recorded):
             folder, how = moved, "moved"
         elif copies := self._index.find_by_identity(identity):
             folder, how = copies[0].folder, "copy"
         node = self._visit(folder, kind)
         problem, path, found = trouble
-        if how != "moved" and (path, identity) not in self._told:
+        if how != "moved" and (path, identity) not in self._reported:
             # Another child with the same record adds nothing; one with a different record is
             # reported too.
-            self._told.add((path, identity))
+            self._reported.add((path, identity))
             sayer = f"{self._index.display(child.folder)}/{MANIFEST}"
             expected = f"{kind} {identity[:SHORT]}, as {sayer} says"
             node.findings.append(Finding(problem, path, expected, found))
@@ -141,30 +141,30 @@ class Walker:
         """Return how a folder differs from a child's record: problem, place, and what was found."""
         try:
             found = load(folder)
-        except Unreadable as error:
+        except UnreadableError as error:
             problem: Problem = "different" if os.path.exists(error.path) else "missing"
             return problem, self._index.display(error.path), str(error)
         if identity in (None, found.identity):
             return None
         return "different", self._index.display(folder), f"{found.kind} {found.identity[:SHORT]}"
 
-    def _moved(self, child: Path, said: dict[str, str]) -> Path | None:
+    def _moved(self, child: Path, recorded: dict[str, str]) -> Path | None:
         """Find a parent that moved along with its child, if its recorded place is empty.
 
         A move that was found for one parent is tried for the next, which may have another child.
         """
-        path = Path(said["path"])
+        path = Path(recorded["path"])
         if os.path.exists(self._index.resolve(path)):
             return None
         for old, new in self._moves:
             if path.is_relative_to(old):
                 folder = new / path.relative_to(old)
-                if self._trouble(folder, said["identity"]) is None:
+                if self._trouble(folder, recorded["identity"]) is None:
                     return folder
         for length in range(len(path.parts), 0, -1):
             for above in child.parents:
                 folder = above.joinpath(*path.parts[-length:])
-                if self._trouble(folder, said["identity"]) is None:
+                if self._trouble(folder, recorded["identity"]) is None:
                     self._moves.append((Path(*path.parts[:-length]), above))
                     return folder
         return None
@@ -194,17 +194,17 @@ class Walker:
         """Check external checkpoints and models, which have no manifest, by names and sizes."""
         links = []
         for name in ("checkpoint", "base"):
-            said = child.made_by.get(name)
-            if name in child.parents or not isinstance(said, dict) or "files" not in said:
+            recorded = child.made_by.get(name)
+            if name in child.parents or not isinstance(recorded, dict) or "files" not in recorded:
                 continue
-            place = self._index.resolve(Path(said["path"]).expanduser())
+            place = self._index.resolve(Path(recorded["path"]).expanduser())
             shown = self._index.display(place)
             node = self._nodes.setdefault(place.resolve(), Node(shown, "elsewhere"))
             node.facts = {"of": "another program, known by names and sizes alone"}
-            expected = f"names and sizes {said['files'][:SHORT]}"
+            expected = f"names and sizes {recorded['files'][:SHORT]}"
             if not os.path.exists(place):
                 node.findings.append(Finding("missing", shown, expected, "nothing"))
-            elif (found := sizes_digest(place)) != said["files"]:
+            elif (found := sizes_digest(place)) != recorded["files"]:
                 what = f"names and sizes {found[:SHORT]}"
                 node.findings.append(Finding("different", shown, expected, what))
             links.append(Link(name, None, node))
@@ -229,19 +229,19 @@ class Walker:
         """Find the parents that the kind requires by their place, or add a finding."""
         named = {link.name for link in node.links}
         groups = [group for group in WANTED.get(found.kind, ()) if not named & {*group}]
-        beside: dict[str, Link] = {}
+        by_place: dict[str, Link] = {}
         if groups or (found.kind == "checkpoint" and "start" not in named):
-            beside = {link.name: link for link in self._beside(found.folder, found.kind)}
-        node.links += [beside[name] for group in groups for name in group if name in beside]
+            by_place = {link.name: link for link in self._beside(found.folder, found.kind)}
+        node.links += [by_place[name] for group in groups for name in group if name in by_place]
         launch, trains = node.parent("launch"), found.content.get(TRAINS)
         rendered = launch.facts.get("start_step") if launch else None
         started = trains.get("start") if isinstance(trains, dict) else rendered
         if started and "start" not in named:
             groups.append(("start",))
-            node.links += [beside["start"]] if "start" in beside else []
+            node.links += [by_place["start"]] if "start" in by_place else []
         rolling = found.folder.parent.name == "progress"
         for group in groups:
-            if rolling and beside.keys() & {*group}:
+            if rolling and by_place.keys() & {*group}:
                 continue
             if "launch" in group and trains is not None:  # the checkpoint records what was trained
                 continue
@@ -249,9 +249,11 @@ class Walker:
             path = f"{node.path}/{MANIFEST}"
             if rolling and {*group} & {*TRAINED_ON}:
                 (name, *_) = {*group} & {*TRAINED_ON}
-                said = found.folder / TRAINED_ON[name]
+                recorded = found.folder / TRAINED_ON[name]
                 earlier = TRAINS not in found.content
-                path = self._index.display(found.folder.parent / FINGERPRINT if earlier else said)
+                path = self._index.display(
+                    found.folder.parent / FINGERPRINT if earlier else recorded
+                )
                 wanted = f"the identity of a {' or '.join(group)} under results/"
             node.findings.append(Finding("unknown", path, wanted, "none is named"))
 
@@ -265,25 +267,25 @@ class Walker:
 def _disagreements(node: Node) -> list[Finding]:
     """List where a folder contradicts its origin. Nothing else verifies weights that have no
     descendants yet."""
-    told = {"step": node.parent("checkpoint", "state", "weights"), "family": node.parent("base")}
+    origins = {"step": node.parent("checkpoint", "state", "weights"), "family": node.parent("base")}
     if node.kind == "state":  # its step is in a file, which is checked against its hash
-        told = {key: origin for key, origin in told.items() if key in node.facts}
+        origins = {key: origin for key, origin in origins.items() if key in node.facts}
     return [
-        Finding("different", f"{node.path}/{MANIFEST}", f"{key} {said}, as {origin.path} says",
+        Finding("different", f"{node.path}/{MANIFEST}", f"{key} {expected}, as {origin.path} says",
                 f"{key} {node.facts.get(key)}")
-        for key, origin in told.items()
+        for key, origin in origins.items()
         if node.kind in ("weights", "exported", "state") and origin
-        and (said := origin.facts.get(key)) is not None and said != node.facts.get(key)
+        and (expected := origin.facts.get(key)) is not None and expected != node.facts.get(key)
     ]  # fmt: skip
 
 
 def _places(base: Artifact) -> list[Path]:
     """List the recorded places that a base was taken from; not all are folders."""
-    said = base.content.get("base")
-    if not isinstance(said, str):
+    recorded = base.content.get("base")
+    if not isinstance(recorded, str):
         return []
     try:
-        names = [selection.place for selection in read_selections(said)] or [said]
+        names = [selection.place for selection in read_selections(recorded)] or [recorded]
     except PipelineError:
         return []
     return [*dict.fromkeys(Path(name).expanduser() for name in names)]
@@ -305,7 +307,7 @@ def _trained_on(folder: Path, progress: Path) -> dict[str, Any]:
     If its manifest is missing, they come from the newest rolling checkpoint.
     """
     for place in (folder, *sorted(progress.glob("step-*"), reverse=True)):
-        with suppress(Unreadable):
+        with suppress(UnreadableError):
             trains = load(place).content.get(TRAINS)
             if isinstance(trains, dict):
                 ran_on = _read_json(place / TRAINED_ON["cache"]).get("ran_on")
@@ -342,7 +344,7 @@ def trace(weights: Path) -> Walk:
     # A link may point into a project from outside, or out of it to another disk.
     folder = enclosing(place) or enclosing(place.resolve())
     if folder is None and place.is_dir():
-        _refuse_several(weights)
+        _check_single_alpha(weights)
         # Its manifest is missing: its place tells where its parents may be.
         return Walker(ArtifactIndex(project_of(place, {})), files).walk(place)
     folder = folder or _listing(place, files)
@@ -353,12 +355,12 @@ def trace(weights: Path) -> Walk:
         )
     try:
         root = project_of(folder, load(folder).parents)
-    except Unreadable:
+    except UnreadableError:
         root = project_of(folder, {})
     return Walker(ArtifactIndex(root), files).walk(folder)
 
 
-def _refuse_several(folder: Path) -> None:
+def _check_single_alpha(folder: Path) -> None:
     """Refuse a run, a phase or its progress folder, which have no manifest themselves."""
     inside = sorted(found.parent for found in folder.glob(f"*/{MANIFEST}"))
     inside += sorted(found.parent for found in folder.glob(f"*/weights/{MANIFEST}"))

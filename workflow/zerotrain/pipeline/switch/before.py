@@ -61,13 +61,13 @@ def take_over_killed(request: Request, file: Path, folder: Path) -> SwitchEdit |
     if edit.file == file and request.is_met_by(split.step, split.name, launch):
         print_message(f"{file}: a {name_switch(edit)} was killed before its end; it is completed")
         return edit
-    said = edit.undo()
+    undone = edit.undo()
     if holds_split(read_config(edit.file), split):
         raise PipelineError(
-            f"a {name_switch(edit)} was killed before its end, and cannot be undone: {said}",
+            f"a {name_switch(edit)} was killed before its end, and cannot be undone: {undone}",
             hint="undo it by hand, or complete it with the command that was killed",
         )
-    print_message(f"a {name_switch(edit)} was killed before its end; it is undone: {said}")
+    print_message(f"a {name_switch(edit)} was killed before its end; it is undone: {undone}")
     remove_note(folder)
     return None
 

@@ -83,11 +83,11 @@ def check_same_launch(config: RunConfig, phase: Phase) -> None:
         PipelineError: values differ; the message names them.
     """
     progress = phase_folder(config, phase) / "progress"
-    newest = set_aside.recorded(progress, sys.maxsize)
+    newest = set_aside.read_recorded(progress, sys.maxsize)
     if newest is None or newest[1] is None:
         return  # the values of the training are not recorded
     present = read_present(config, phase)
-    found = set_aside.recorded(progress, present.phase.derived.until_step)
+    found = set_aside.read_recorded(progress, present.phase.derived.until_step)
     if set_aside.is_accepted(progress, present.trains) or found is None or found[1] is None:
         return
     cache = present.parents["cache"].identity

@@ -45,7 +45,7 @@ from zerotrain.pipeline.switch.point import phase_folder, unfinished_phase
 from zerotrain.training.checkpointing import set_aside
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 from zerotrain.training.process import lock
-from zerotrain.training.process.holder import Holder
+from zerotrain.training.process.lock_owner import LockOwner
 from zerotrain.training.process.stop import stop_training, trainer_of
 
 OWN_FOLDER = ".switch"
@@ -96,14 +96,14 @@ def switch(options: SwitchOptions) -> str:
             held.release()
 
 
-def _refuse_other_switch(file: Path, folder: Path) -> Holder | None:
-    holder = lock.holder_of(folder)
-    if holder is None or not lock.lives(folder, holder):
-        return holder
+def _refuse_other_switch(file: Path, folder: Path) -> LockOwner | None:
+    owner = lock.read_owner(folder)
+    if owner is None or not lock.is_alive(folder, owner):
+        return owner
     raise PipelineError(
-        f"{file}: another switch of it is under way: {lock.describe(folder, holder)}",
+        f"{file}: another switch of it is under way: {lock.describe(folder, owner)}",
         hint="wait until it has ended, and run this again if it failed"
-        + lock.unlocking(folder, holder),
+        + lock.unlock_hint(folder, owner),
     )
 
 
@@ -191,10 +191,10 @@ def _undone_on_failure(edit: SwitchEdit) -> Iterator[None]:
         yield
     except BaseException as error:
         with handling_signals(signal.SIG_IGN):
-            said = edit.undo()
+            undone = edit.undo()
         if isinstance(error, PipelineError):
-            raise PipelineError(f"{error.what}; {said}", hint=error.hint) from error
-        print_message(said)
+            raise PipelineError(f"{error.what}; {undone}", hint=error.hint) from error
+        print_message(undone)
         raise
 
 

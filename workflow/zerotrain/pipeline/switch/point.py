@@ -128,7 +128,7 @@ def choose_step(config: RunConfig, phase: Phase, at: str, until: int, file: Path
             earlier = f", or cut it earlier: --at {steps[-2]}" if steps[1:] else ""
             raise PipelineError(
                 f"{named} is trained to its end, step {until}; it is not published yet",
-                hint=_after_the_end(step_folder(progress, step), phase, file) + earlier,
+                hint=_handle_later_checkpoints(step_folder(progress, step), phase, file) + earlier,
             )
         return step
     raise PipelineError(
@@ -138,7 +138,7 @@ def choose_step(config: RunConfig, phase: Phase, at: str, until: int, file: Path
     )
 
 
-def _after_the_end(checkpoint: Path, phase: Phase, file: Path) -> str:
+def _handle_later_checkpoints(checkpoint: Path, phase: Phase, file: Path) -> str:
     """Describe how to continue with another launch from a checkpoint at the phase's end."""
     launch, train = launch_differences(checkpoint, phase)
     if launch or train:

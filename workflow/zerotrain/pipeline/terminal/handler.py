@@ -25,7 +25,7 @@ from snakemake.settings.enums import Quietness
 from zerotrain.errors import EXIT_UNFINISHED
 from zerotrain.pipeline.terminal.reasons import NEW, describe_reason, is_stage, job_name, made_by
 from zerotrain.training.checkpointing.progress_folder import saved_steps
-from zerotrain.training.reporting.display import clock
+from zerotrain.training.reporting.display import format_duration
 
 STREAM_HANDLER = "DefaultStreamHandler"
 """The name of Snakemake's terminal handler; it is missing if `--logger` selects another."""
@@ -281,7 +281,7 @@ class StageLines(logging.Handler):
         return text
 
     def _elapsed(self, number: int) -> str:
-        return clock(time.monotonic() - self._started.get(number, time.monotonic()))
+        return format_duration(time.monotonic() - self._started.get(number, time.monotonic()))
 
     def _shows(self, what: Quietness) -> bool:
         hushed = Quietness.ALL in self._quiet and not self._workflow.dryrun

@@ -12,11 +12,11 @@ from zerotrain.state.external.accelerate import OF_STEP, open_accelerate, open_w
 from zerotrain.state.external.checkpoint import ExternalCheckpoint
 from zerotrain.state.external.deepspeed import open_deepspeed
 from zerotrain.state.external.ranks import find_tag_folder, is_tag_folder, is_universal
-from zerotrain.state.external.universal import left_out_of_universal, write_universal
+from zerotrain.state.external.universal import describe_omissions, write_universal
 from zerotrain.state.external.universal_source import open_universal
 from zerotrain.state.external.weight_files import find_weights
 
-__all__ = ["ExternalCheckpoint", "left_out_of_universal", "open_external", "write_universal"]
+__all__ = ["ExternalCheckpoint", "describe_omissions", "open_external", "write_universal"]
 
 
 def open_external(
@@ -49,7 +49,7 @@ def open_external(
     below, weights = find_checkpoints_below(folder), find_weights(folder)[0]
     if weights and (not below or weights[0].parent == folder):
         return open_accelerate(folder, trust_pickle=trust_pickle, parameter_names=parameter_names)
-    found = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
+    names = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
     hint = (
         "give a checkpoint of DeepSpeed (latest, global_step*/), a folder of accelerate's "
         "save_state or HF's Trainer (model.safetensors, optimizer.bin or optimizer.pt), or an "
@@ -61,7 +61,7 @@ def open_external(
             f"and `resume_from_checkpoint: {below[-1]}` starts from it"
         )
     raise PipelineError(
-        f"{folder}: no layout that is known; it holds {', '.join(found[:12]) or 'nothing'}",
+        f"{folder}: no layout that is known; it holds {', '.join(names[:12]) or 'nothing'}",
         hint=hint,
     )
 
@@ -70,8 +70,8 @@ def find_checkpoints_below(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder that is not one itself, in the order of their numbers."""
     if _has_optimizer(folder):
         return []
-    found = [path for path in folder.iterdir() if path.is_dir() and _is_checkpoint(path)]
-    return sorted(found, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
+    folders = [path for path in folder.iterdir() if path.is_dir() and _is_checkpoint(path)]
+    return sorted(folders, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)])
 
 
 def _is_checkpoint(folder: Path) -> bool:

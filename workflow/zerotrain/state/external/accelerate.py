@@ -57,11 +57,11 @@ def open_accelerate(
         return pickles.load(path, trust_pickle=trust_pickle) if path.is_file() else None
 
     def load_values(name: str) -> dict[str, Any]:
-        found = load(name)
-        if isinstance(found, dict) or found is None:
-            return found or {}
+        document = load(name)
+        if isinstance(document, dict) or document is None:
+            return document or {}
         raise PipelineError(
-            f"{folder / name}: holds {type(found).__name__}, no values by name", hint=AGAIN
+            f"{folder / name}: holds {type(document).__name__}, no values by name", hint=AGAIN
         )
 
     paths, lost = find_weights(folder)
@@ -76,9 +76,9 @@ def open_accelerate(
         held: dict[str, torch.Tensor] = {}
         by_file: dict[Path, list[str]] = {}
         for path in paths:
-            found = pickles.load(path, trust_pickle=trust_pickle)
-            by_file[path] = list(check_tensors(found, path))
-            held.update(found)
+            document = pickles.load(path, trust_pickle=trust_pickle)
+            by_file[path] = list(check_tensors(document, path))
+            held.update(document)
         check_shards(paths, by_file.__getitem__)
         tied = numbered.find_ties(held)
         weights = {name: tensor for name, tensor in held.items() if name not in tied}

@@ -40,7 +40,7 @@ PATTERNS = ("rank_pattern", "alpha_pattern", "modules_to_save", "layer_replicati
 """Settings for single layers, which no section of ours supports."""
 
 
-class Renamed(Mapping[str, torch.Tensor]):
+class RenamedTensors(Mapping[str, torch.Tensor]):
     """Tensors under other names, each read or computed on access."""
 
     def __init__(self, read: Mapping[str, Callable[[], torch.Tensor]]) -> None:
@@ -91,7 +91,7 @@ def open_adapter(
     settings = read_settings(path, header, alphas)
     if "lora_alpha" not in settings and settings.get("peft_type", "LORA") == "LORA":
         left.add(f"the adapter's alpha: {path.name} does not say it, and this run's is taken")
-    return Renamed(read), settings, sorted(left)
+    return RenamedTensors(read), settings, sorted(left)
 
 
 def _in_training(name: str) -> str:
@@ -121,13 +121,13 @@ def read_settings(
 
     path = file.with_name(PEFT_CONFIG)
     where = path if path.is_file() and file.stem == STEMS[0] else file
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     try:
         if where == path:
-            found = json.loads(path.read_bytes())
+            settings = json.loads(path.read_bytes())
         elif METADATA in header:
-            found = json.loads(header[METADATA])
-        if not isinstance(found, dict):
+            settings = json.loads(header[METADATA])
+        if not isinstance(settings, dict):
             raise ValueError("it holds no keys")
     except (ValueError, RecursionError) as error:
         raise PipelineError(
@@ -135,10 +135,10 @@ def read_settings(
             hint="copy the checkpoint again, or use an older one",
         ) from error
     # A header has the keys of several models, such as unet.r and text_encoder.r.
-    found = {k.rpartition(".")[2]: v for k, v in found.items() if not TEXT_ENCODER.match(k)}
-    if own := [key for key in PATTERNS if found.get(key)]:
+    settings = {k.rpartition(".")[2]: v for k, v in settings.items() if not TEXT_ENCODER.match(k)}
+    if own := [key for key in PATTERNS if settings.get(key)]:
         raise PipelineError(
-            f"{where}: {own[0]} {found[own[0]]!r} gives single layers values of their own",
+            f"{where}: {own[0]} {settings[own[0]]!r} gives single layers values of their own",
             hint="such an adapter is not read; merge it into its base, and train from that",
         )
     if len(set(alphas.values())) > 1:
@@ -148,22 +148,22 @@ def read_settings(
             hint="such an adapter is not read; merge it into its base, and train from that",
         )
     if alphas:
-        found["lora_alpha"] = next(iter(alphas.values()))
-    return {key: found[key] for key in SETTINGS if key in found}
+        settings["lora_alpha"] = next(iter(alphas.values()))
+    return {key: settings[key] for key in SETTINGS if key in settings}
 
 
-def check_settings(found: Mapping[str, Any], run: Mapping[str, Any], where: Path) -> None:
+def check_settings(settings: Mapping[str, Any], run: Mapping[str, Any], where: Path) -> None:
     """Check that an adapter has the same effect under the run's section.
 
     Args:
-        found: The result of read_settings.
+        settings: The result of read_settings.
         run: The run's values, by peft's names.
         where: For messages.
 
     Raises:
         PipelineError: a value differs; the message names the first.
     """
-    for key, value in found.items():
+    for key, value in settings.items():
         if key in run and run[key] != value:
             raise PipelineError(
                 f"{where}: its adapter has {key} {value}, this run {run[key]}: the same tensors "
@@ -263,9 +263,14 @@ def from_kohya(
         return (whole[part] if whole.dim() else whole,)
 
     def shape(name: str) -> list[int]:
-        found = list(next(iter(pieces(name, MASTER))).shape)
-        same = math.prod(found) == math.prod(trained[name]) and found[:1] == trained[name][:1]
-        return trained[name] if same else found  # a 1 x 1 convolution may be stored as a matrix
+        stored_shape = list(next(iter(pieces(name, MASTER))).shape)
+        same = (
+            math.prod(stored_shape) == math.prod(trained[name])
+            and stored_shape[:1] == trained[name][:1]
+        )
+        return (
+            trained[name] if same else stored_shape
+        )  # a 1 x 1 convolution may be stored as a matrix
 
     shapes = {name: shape(name) for name in trained}
     return replace(source, shapes=shapes, pieces=pieces, numbered=None)

@@ -18,7 +18,7 @@ Pieces = Callable[[str, str], Iterable[torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedWeights:
     """Named weights and a numbered optimizer, until the model determines the matching."""
 
     optimizer: TorchOptimizer
@@ -51,7 +51,7 @@ class ExternalCheckpoint:
     """Sentences for the user: contents of the folder that this reader omits."""
     adapter: Mapping[str, Any] | None = None
     """The settings in an adapter's files, under peft's names; None if it is not an adapter."""
-    numbered: Numbered | None = None
+    numbered: NumberedWeights | None = None
     """The torch optimizer, if its moments have numbers instead of names."""
 
     @property
@@ -84,14 +84,14 @@ class ExternalCheckpoint:
         return whole
 
     def _fill(self, whole: torch.Tensor, pieces: Iterable[torch.Tensor], what: str) -> None:
-        flat, found = whole.view(-1), 0
+        flat, filled = whole.view(-1), 0
         for piece in pieces:
-            if found + piece.numel() <= flat.numel():
-                flat[found : found + piece.numel()] = piece.detach().reshape(-1)
-            found += piece.numel()
-        if found != flat.numel():
+            if filled + piece.numel() <= flat.numel():
+                flat[filled : filled + piece.numel()] = piece.detach().reshape(-1)
+            filled += piece.numel()
+        if filled != flat.numel():
             raise PipelineError(
-                f"{self.folder}: {what} has {found} elements, its shape {list(whole.shape)} needs "
+                f"{self.folder}: {what} has {filled} elements, its shape {list(whole.shape)} needs "
                 f"{flat.numel()}",
                 hint="the checkpoint is damaged; use an older one",
             )

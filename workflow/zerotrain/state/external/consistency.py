@@ -28,10 +28,10 @@ def read_json(path: Path) -> dict[str, Any]:
         PipelineError: it is truncated or not JSON.
     """
     try:
-        found = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise PipelineError(f"{path}: truncated or not JSON ({error})", hint=AGAIN) from error
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def read_number(value: Any, where: Path | str, what: str) -> float:
@@ -52,13 +52,13 @@ def read_number(value: Any, where: Path | str, what: str) -> float:
     if math.isfinite(number):
         return number
     raise PipelineError(
-        f"{where}: {what} is {_shown(value)}, no number",
+        f"{where}: {what} is {_format_value(value)}, no number",
         hint="it is damaged, or made by a program that is not read; use an older checkpoint, or "
         "start from the weights alone",
     )
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format any value on one line."""
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         return f"a tensor of shape {list(value.shape)}"
@@ -71,36 +71,36 @@ def group_values(group: Mapping[str, Any], number: int, where: Path | str) -> di
     Raises:
         PipelineError: a value is not a number, or betas is not a list.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in GROUP_VALUES:
         if key not in group:
             continue
         value, what = group[key], f"{key} of param group {number}"
         if key != "betas":
-            found[key] = read_number(value, where, what)
+            values[key] = read_number(value, where, what)
         elif isinstance(value, list | tuple):
-            found[key] = [read_number(beta, where, what) for beta in value]
+            values[key] = [read_number(beta, where, what) for beta in value]
         else:
             raise PipelineError(
-                f"{where}: {what} is {_shown(value)}, no list of numbers",
+                f"{where}: {what} is {_format_value(value)}, no list of numbers",
                 hint="it is damaged, or made by a program that is not read",
             )
-    return found
+    return values
 
 
-def check_tensors(found: Any, path: Path) -> dict[str, torch.Tensor]:
+def check_tensors(content: Any, path: Path) -> dict[str, torch.Tensor]:
     """Check that a pickle contains a model's tensors by name."""
-    if isinstance(found, dict) and all(isinstance(one, torch.Tensor) for one in found.values()):
-        return found
+    if isinstance(content, dict) and all(isinstance(one, torch.Tensor) for one in content.values()):
+        return content
     raise PipelineError(
-        f"{path}: no file of a model's tensors; it holds {type(found).__name__}",
+        f"{path}: no file of a model's tensors; it holds {type(content).__name__}",
         hint="it may have been exchanged with another file; copy the checkpoint again",
     )
 
 
-def check_optimizer(found: Any, path: Path) -> dict[str, Any]:
+def check_optimizer(content: Any, path: Path) -> dict[str, Any]:
     """Check that a pickle is the state_dict of a torch optimizer."""
-    held: dict[str, Any] = found if isinstance(found, dict) else {}
+    held: dict[str, Any] = content if isinstance(content, dict) else {}
     state, groups = held.get("state"), held.get("param_groups")
     if (
         isinstance(state, dict)
@@ -110,7 +110,7 @@ def check_optimizer(found: Any, path: Path) -> dict[str, Any]:
     ):
         _check_values(state, groups, path)
         return held
-    holds = ", ".join(map(str, list(held)[:4])) or type(found).__name__
+    holds = ", ".join(map(str, list(held)[:4])) or type(content).__name__
     raise PipelineError(
         f"{path}: no state of a torch optimizer; it holds {holds}",
         hint="it may have been exchanged with another file; copy the checkpoint again",
@@ -136,15 +136,15 @@ def _check_values(
         for number in group["params"]:
             if not isinstance(number, int | str) or number in seen:
                 raise PipelineError(
-                    f"{path}: params of param group {index} holds {_shown(number)}, which is no "
-                    "number of a parameter or there twice",
+                    f"{path}: params of param group {index} holds {_format_value(number)}, which "
+                    "is no number of a parameter or there twice",
                     hint=AGAIN,
                 )
             seen.add(number)
         if not isinstance(group.get("param_names", []), list):
             raise PipelineError(
-                f"{path}: param_names of param group {index} is {_shown(group['param_names'])}, "
-                "no list",
+                f"{path}: param_names of param group {index} is "
+                f"{_format_value(group['param_names'])}, no list",
                 hint=AGAIN,
             )
 

@@ -97,9 +97,9 @@ def _layout(ranks: list[Rank], shapes: list[dict[str, torch.Size]]) -> Zero12 | 
         if key not in ranks[0].optimizer:
             continue
         for rank in ranks:
-            if (found := len(rank.optimizer[key])) != len(shapes):
+            if (count := len(rank.optimizer[key])) != len(shapes):
                 raise layout_error(
-                    rank.path, f"{found} flat groups, the model file has names for {len(shapes)}"
+                    rank.path, f"{count} flat groups, the model file has names for {len(shapes)}"
                 )
         return layout(ranks, shapes)
     raise layout_error(
@@ -125,10 +125,10 @@ def frozen_shapes(model: dict[str, Any], shapes: list[dict[str, Any]]) -> dict[s
 def count_samples(model: dict[str, Any]) -> int:
     """Return the number of samples seen: the engine's count, or steps times the batch."""
     batch = section(model, "ds_config").get("train_batch_size")
-    found = model.get("global_samples")
-    if found is None and isinstance(batch, int):
-        found = model["global_steps"] * batch
-    return int(found or 0)
+    samples = model.get("global_samples")
+    if samples is None and isinstance(batch, int):
+        samples = model["global_steps"] * batch
+    return int(samples or 0)
 
 
 def describe_engine(

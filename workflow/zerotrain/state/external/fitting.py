@@ -17,7 +17,7 @@ HINT = "base, lora and frozen_parameters have to describe the model of the check
 
 
 def fit(
-    found: ExternalCheckpoint,
+    checkpoint: ExternalCheckpoint,
     trained: Mapping[str, list[int]],
     base: Callable[[str], torch.Tensor | None],
     *,
@@ -29,7 +29,7 @@ def fit(
     and torch's optimizers number the parameters, in the model's order.
 
     Args:
-        found: The result of open_external.
+        checkpoint: The result of open_external.
         trained: Shapes of the model's trained parameters, in the model's order.
         base: Returns the base model's tensor by name, or None.
         order: How the numbers of a torch optimizer map to parameters; default: to the trained
@@ -39,46 +39,47 @@ def fit(
         PipelineError: a trained parameter is missing from the checkpoint, was not trained in it, or
             has another shape; or a frozen parameter differs from the base's.
     """
-    prefix = find_prefix({*found.shapes, *found.frozen, *found.tied}, trained)
+    prefix = find_prefix({*checkpoint.shapes, *checkpoint.frozen, *checkpoint.tied}, trained)
 
-    def there(name: str) -> str:
+    def name_in_file(name: str) -> str:
         # Tied parameters have one name here and may have another in the checkpoint.
         return tied.get(prefix + name, prefix + name)
 
-    tied = found.tied
-    if found.numbered is not None:
-        optimizer, order = found.numbered.optimizer, order or ModelOrder(module=trained)
+    tied = checkpoint.tied
+    if checkpoint.numbered is not None:
+        optimizer, order = checkpoint.numbered.optimizer, order or ModelOrder(module=trained)
         names = None
         if optimizer.keys.issuperset(ADAM_SLOTS):
             order = replace(order, names=order.names or optimizer.own_names)
-            names = find_order(optimizer, trained, order.without_prefix(prefix), found.folder)
-        found = found.numbered.name(
-            names and [there(name) for name in names], list(map(there, trained))
+            names = find_order(optimizer, trained, order.without_prefix(prefix), checkpoint.folder)
+        checkpoint = checkpoint.numbered.name(
+            names and [name_in_file(name) for name in names], list(map(name_in_file, trained))
         )
-    own = {there(name): name for name in trained}
+    own = {name_in_file(name): name for name in trained}
     for theirs, name in own.items():
-        if found.shapes.get(theirs) != trained[name]:
+        if checkpoint.shapes.get(theirs) != trained[name]:
             raise PipelineError(
-                f"{found.folder}: {theirs} has shape "
-                f"{found.shapes.get(theirs, 'none: it was not trained there')}, the model's {name} "
-                f"{trained[name]}",
+                f"{checkpoint.folder}: {theirs} has shape "
+                f"{checkpoint.shapes.get(theirs, 'none: it was not trained there')}, the model's "
+                f"{name} {trained[name]}",
                 hint=HINT,
             )
-    if surplus := [name for name in found.shapes if name not in own]:
+    if surplus := [name for name in checkpoint.shapes if name not in own]:
         raise PipelineError(
-            f"{found.folder}: {surplus[0]} and {len(surplus) - 1} more parameters were trained "
-            "there, and are not here",
+            f"{checkpoint.folder}: {surplus[0]} and {len(surplus) - 1} more parameters were "
+            "trained there, and are not here",
             hint=HINT,
         )
-    _check_frozen(found, prefix, base)
+    _check_frozen(checkpoint, prefix, base)
     name_of = {name: theirs for theirs, name in own.items()}
-    pieces = found.pieces
+    pieces = checkpoint.pieces
     return replace(
-        found,
+        checkpoint,
         shapes=dict(trained),
         pieces=lambda name, slot: pieces(name_of[name], slot),
         position=replace(
-            found.position, param_groups=[_renamed(g, own) for g in found.position.param_groups]
+            checkpoint.position,
+            param_groups=[_rename(g, own) for g in checkpoint.position.param_groups],
         ),
     )
 
@@ -99,20 +100,20 @@ def find_prefix(names: Iterable[str], trained: Mapping[str, list[int]]) -> str:
 
 
 def _check_frozen(
-    found: ExternalCheckpoint, prefix: str, base: Callable[[str], torch.Tensor | None]
+    checkpoint: ExternalCheckpoint, prefix: str, base: Callable[[str], torch.Tensor | None]
 ) -> None:
     """Check that the base has the frozen values of the checkpoint."""
-    for there in found.frozen:
+    for there in checkpoint.frozen:
         # An adapter wraps its layers.
         name = there.removeprefix(prefix).replace(".base_layer.", ".")
-        expected, tensor = base(name), found.frozen_tensor(there)
+        expected, tensor = base(name), checkpoint.frozen_tensor(there)
         if expected is not None and not torch.equal(expected.to(tensor.dtype), tensor):
             raise PipelineError(
-                f"{found.folder}: {there} was frozen there, with other values than the base's "
+                f"{checkpoint.folder}: {there} was frozen there, with other values than the base's "
                 f"{name}",
                 hint="name the base that this training began with",
             )
 
 
-def _renamed(group: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
+def _rename(group: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, Any]:
     return {**group, "parameters": [own[n] for n in group["parameters"] if n in own]}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from zerotrain.errors import PipelineError
-from zerotrain.state.external.checkpoint import ExternalCheckpoint, Numbered, external_state
+from zerotrain.state.external.checkpoint import ExternalCheckpoint, NumberedWeights, external_state
 from zerotrain.state.external.consistency import group_values
 from zerotrain.state.external.torch_optimizer import TorchOptimizer, Weights
 from zerotrain.state.position import ADAM_SLOTS, MASTER
@@ -108,8 +108,8 @@ def open_numbered(
             frozen={n: list(t.shape) for n, t in weights.items() if n not in known},
             frozen_pieces=lambda name: (weights[name],),
             tied={alias: name for alias, name in tied.items() if name in known},
-            lost=[*lost, *_lost(optimizer, weights, trained, number_of), *unlike_adamw],
-            numbered=Numbered(optimizer, of_names),
+            lost=[*lost, *_list_unread(optimizer, weights, trained, number_of), *unlike_adamw],
+            numbered=NumberedWeights(optimizer, of_names),
         )
 
     of_names = name
@@ -123,7 +123,7 @@ def open_numbered(
     return name(names, names or parameter_names or ())
 
 
-def _lost(
+def _list_unread(
     optimizer: TorchOptimizer, weights: Weights, trained: list[str], number_of: dict[str, int]
 ) -> list[str]:
     """List the contents of the files that are not read."""
@@ -161,11 +161,11 @@ def named_groups(
     Raises:
         PipelineError: as group_values.
     """
-    found: list[dict[str, Any]] = []
+    named: list[dict[str, Any]] = []
     lost: list[str] = []
     for number, (group, parameters) in enumerate(zip(groups, names, strict=False)):
         kept = {"parameters": list(parameters), **group_values(group, number, where)}
-        found.append(kept)
+        named.append(kept)
         if group.get("decoupled_weight_decay") is False and kept.get("weight_decay"):
             lost.append(
                 f"param group {number}: Adam's weight decay {kept['weight_decay']} was part of the "
@@ -173,4 +173,4 @@ def named_groups(
             )
         if group.get("amsgrad"):
             lost.append(f"param group {number}: amsgrad's largest second moment")
-    return found, lost
+    return named, lost

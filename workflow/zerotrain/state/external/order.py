@@ -79,7 +79,7 @@ def find_order(
     return _Search(optimizer, trained, order, folder).run()
 
 
-def spared_names(model: torch.nn.Module) -> list[str]:
+def undecayed_names(model: torch.nn.Module) -> list[str]:
     """Return the names that HF's Trainer excludes from weight decay (get_decay_parameter_names)."""
     norms = {
         parameter
@@ -119,10 +119,10 @@ class _Search:
             return self._check_names(list(self._held))
         if self._order.split is not None:
             own = self._order.split(list(self._held))
-            if found := self._arrangements(own, with_values=True):
-                return found[0] if len(found) == 1 else None
-            if found := self._arrangements(own):
-                return found[0] if len(found) == 1 else None
+            if arrangements := self._arrangements(own, with_values=True):
+                return arrangements[0] if len(arrangements) == 1 else None
+            if arrangements := self._arrangements(own):
+                return arrangements[0] if len(arrangements) == 1 else None
         if by_shape := self._by_shape():
             return by_shape
         fitting = [one for split in self._conventions() for one in self._arrangements(split)]
@@ -231,7 +231,7 @@ class _Search:
         """Return the order if no shape is in two groups: each group follows the model's order."""
         if len(self._shape_of) != len(self._held):
             return None
-        found: dict[int, str] = {}
+        names: dict[int, str] = {}
         owner: dict[tuple[int, ...], int] = {}
         left: dict[tuple[int, ...], list[str]] = {}
         for name, shape in self._held.items():
@@ -241,8 +241,8 @@ class _Search:
                 key = tuple(self._shape_of[number])
                 if owner.setdefault(key, index) != index:
                     return None
-                found[number] = left[key].pop(0)
-        return [found[number] for number in self._optimizer.numbers]
+                names[number] = left[key].pop(0)
+        return [names[number] for number in self._optimizer.numbers]
 
     def _conventions(self) -> Iterator[list[Members]]:
         """Yield the common splits of parameters by trainers, applied to the optimizer's names."""

@@ -71,24 +71,24 @@ def check_weights(tag: Path, ranks: list[Rank], layout: Zero12 | Zero3, step: in
                 if name in layout.place and weights.numel():
                     compared += 1
                     _check_parts(path, name, weights, layout, steps if step != updates else "")
-    said = []
+    notes = []
     if step != updates:
-        said.append(f"the engine counts {updates} updates, the optimizer {step}: both are kept")
+        notes.append(f"the engine counts {updates} updates, the optimizer {step}: both are kept")
     named = re.fullmatch(r"global_step(\d+)", tag.name)
     if named and int(named[1]) != model["global_steps"]:
-        said.append(
+        notes.append(
             f"the folder's name says step {named[1]}, its files {model['global_steps']}: the files "
             "are believed"
         )
     if not compared and any(records.saved_name(rank.path) is None for rank in ranks[1:]):
-        said.append(
+        notes.append(
             "exchanged ranks would not be noticed: the optimizer files hold no names, and the "
             "model files no weights to compare with"
         )
     every = {path for rank in ranks for path in (rank.path, rank.model_path)}
     if bare := sorted(path.name for path in every if not records.has_checksums(path)):
-        said.append(f"damage in {', '.join(bare)} would not be noticed: saved without checksums")
-    return said
+        notes.append(f"damage in {', '.join(bare)} would not be noticed: saved without checksums")
+    return notes
 
 
 def _is_quantized(model: dict[str, Any]) -> bool:

@@ -97,11 +97,11 @@ def read_model(path: Path, *, trust_pickle: bool) -> dict[str, Any]:
         PipelineError: the file is missing or damaged, was saved under another rank's name, or is
             not a model file.
     """
-    found = pickles.load(path, trust_pickle=trust_pickle)
-    if not isinstance(found, dict) or "global_steps" not in found:
+    model = pickles.load(path, trust_pickle=trust_pickle)
+    if not isinstance(model, dict) or "global_steps" not in model:
         raise layout_error(path, "no model file of DeepSpeed's engine (global_steps is not in it)")
     check_saved_name(path)
-    return found
+    return model
 
 
 def check_saved_name(path: Path) -> None:
@@ -156,13 +156,13 @@ def read_ranks(tag: Path, *, trust_pickle: bool) -> list[Rank]:
     while len(ranks) < world:
         number = len(ranks)
         path = tag / f"{prefixes[0]}{number}_mp_rank_00_optim_states.pt"
-        found = pickles.load(path, trust_pickle=trust_pickle)
-        state = found.get("optimizer_state_dict") if isinstance(found, dict) else None
+        document = pickles.load(path, trust_pickle=trust_pickle)
+        state = document.get("optimizer_state_dict") if isinstance(document, dict) else None
         if not isinstance(state, dict) or "partition_count" not in state:
             raise layout_error(
                 path,
-                f"a layout that is not known, of DeepSpeed {version(found)}: it holds "
-                f"{', '.join(map(str, state if isinstance(state, dict) else found))}",
+                f"a layout that is not known, of DeepSpeed {version(document)}: it holds "
+                f"{', '.join(map(str, state if isinstance(state, dict) else document))}",
             )
         count = state["partition_count"]
         counts = set(count) if isinstance(count, list) else {count}
@@ -200,8 +200,8 @@ def version(document: Any) -> str:
 
 def section(document: dict[str, Any], key: str) -> dict[str, Any]:
     """Return the dictionary under a key; an empty one if it is missing."""
-    found = document.get(key)
-    return found if isinstance(found, dict) else {}
+    value = document.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def loss_scale(optimizer: dict[str, Any]) -> dict[str, Any] | None:

@@ -103,7 +103,7 @@ def _checksum(view: memoryview, entry: zipfile.ZipInfo) -> int | None:
     end = start + entry.file_size
     if end > len(view):
         return None
-    found = 0
+    crc = 0
     for place in range(start, end, BLOCK_BYTES):
-        found = zlib.crc32(view[place : min(place + BLOCK_BYTES, end)], found)
-    return found
+        crc = zlib.crc32(view[place : min(place + BLOCK_BYTES, end)], crc)
+    return crc

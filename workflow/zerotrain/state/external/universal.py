@@ -22,7 +22,7 @@ import torch
 
 from zerotrain.errors import PipelineError
 from zerotrain.state.external.ranks import model_path
-from zerotrain.state.position import ADAM_SLOTS, EMA, MASTER
+from zerotrain.state.position import ADAM_SLOTS, EMA_SLOT, MASTER
 
 if TYPE_CHECKING:
     from zerotrain.state.position import Source
@@ -32,24 +32,24 @@ SUB_GROUP_ELEMENTS = 10**9
 """DeepSpeed's default `sub_group_size`."""
 
 
-def left_out_of_universal(source: Source) -> list[str]:
+def describe_omissions(source: Source) -> list[str]:
     """Return sentences on values that DeepSpeed does not load from a universal checkpoint."""
     position = source.position
     sentences = []
-    if differing := _differing(position.param_groups):
+    if differing := _list_differing(position.param_groups):
         sentences.append(
             f"{', '.join(differing)} of {len(position.param_groups)} param groups, where stage 3 "
             "loads it: its loader knows values of one group alone, so each group keeps what the "
             "loading program gives it; stages 1 and 2 take them from here"
         )
-    if _one_counter_fails(source):
+    if _has_several_sub_groups(source):
         sentences.append(
             "the step, where stage 3 loads it for torch.optim.AdamW: its loader shares one counter "
             "among the groups, so AdamW ends with `state_steps`; DeepSpeed's own Adams continue"
         )
     if position.loss_scale is not None:
         sentences.append("the fp16 loss scale: DeepSpeed begins with its configuration's")
-    if EMA in source.slots:
+    if EMA_SLOT in source.slots:
         sentences.append("the averaged weights (ema): DeepSpeed keeps none")
     return sentences
 
@@ -60,7 +60,7 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
     DeepSpeed loads trained weights, moments, steps and param groups from it, but no frozen weights,
     buffers or loss scale: those come from the model and the configuration. Its stage 3 loader gives
     every param group the values of the first, so only values that all groups share are written for
-    it; and it gives all sub-groups one step counter, see `_one_counter_fails`.
+    it; and it gives all sub-groups one step counter, see `_has_several_sub_groups`.
 
     Args:
         folder: The folder for the tag's folder and `latest_universal`, which is written last.
@@ -120,9 +120,9 @@ def _optimizer_state(source: Source, step: torch.Tensor) -> dict[str, Any]:
         {key: tuple(v) if key == "betas" else v for key, v in group.items() if key != "parameters"}
         for group in position.param_groups
     ]
-    differing = _differing(position.param_groups)
+    differing = _list_differing(position.param_groups)
     shared = [{k: v for k, v in group.items() if k not in differing} for group in groups]
-    counter = position.optimizer_step if _one_counter_fails(source) else step
+    counter = position.optimizer_step if _has_several_sub_groups(source) else step
     return {
         "ds_version": version("deepspeed"),
         "param_groups": groups,
@@ -130,13 +130,13 @@ def _optimizer_state(source: Source, step: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def _differing(groups: list[dict[str, Any]]) -> list[str]:
+def _list_differing(groups: list[dict[str, Any]]) -> list[str]:
     """Return the keys whose values differ between param groups."""
     keys = sorted({key for group in groups for key in group} - {"parameters"})
     return [key for key in keys if any(g.get(key) != groups[0].get(key) for g in groups[1:])]
 
 
-def _one_counter_fails(source: Source) -> bool:
+def _has_several_sub_groups(source: Source) -> bool:
     """Return whether stage 3 has several sub-groups, which its loader gives one step counter.
 
     With a tensor, any optimizer would advance the counter once per sub-group, and silently get a

@@ -60,8 +60,8 @@ def open_universal(tag: Path, *, trust_pickle: bool = False) -> ExternalCheckpoi
 
     def read(name: str, slot: str) -> torch.Tensor:
         path = tag / "zero" / name / FILES[slot]
-        found = load(path)
-        tensor = found.get("param") if isinstance(found, dict) else found
+        content = load(path)
+        tensor = content.get("param") if isinstance(content, dict) else content
         if not isinstance(tensor, torch.Tensor):
             raise layout_error(path, "holds no tensor")
         if (saved := records.saved_name(path)) in FILES.values() and saved != path.name:
@@ -123,8 +123,8 @@ def _read_models(tag: Path, trust_pickle: bool) -> list[dict[str, Any]]:
 
 def _shapes_of_folders(tag: Path, read: Any) -> dict[str, list[int]]:
     """Find names and shapes in zero/: earlier versions of our model files had none."""
-    found = sorted(path.parent.name for path in (tag / "zero").glob(f"*/{FILES[MASTER]}"))
-    return {name: list(read(name, MASTER).shape) for name in found}
+    names = sorted(path.parent.name for path in (tag / "zero").glob(f"*/{FILES[MASTER]}"))
+    return {name: list(read(name, MASTER).shape) for name in names}
 
 
 def _check_folders(tag: Path, trained: dict[str, list[int]]) -> None:
@@ -202,9 +202,9 @@ def _step(
         return count_updates(model), path
     first: int | None = None
     for path in paths:
-        found = int(read_number(pickles.load(path, trust_pickle=trust_pickle), path, "step"))
-        if first is not None and found != first:
-            raise layout_error(path, f"step {found}, {paths[0].parent.name}'s is {first}")
-        first = found
+        step = int(read_number(pickles.load(path, trust_pickle=trust_pickle), path, "step"))
+        if first is not None and step != first:
+            raise layout_error(path, f"step {step}, {paths[0].parent.name}'s is {first}")
+        first = step
     assert first is not None
     return first, paths[0]

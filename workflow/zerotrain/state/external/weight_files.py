@@ -36,8 +36,8 @@ class SafeTensors(Mapping[str, torch.Tensor]):
             self.header.update(opened.metadata() or {})
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        found: torch.Tensor = self._shards.open(self._file[name]).get_tensor(name)
-        return found
+        tensor: torch.Tensor = self._shards.open(self._file[name]).get_tensor(name)
+        return tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file)
@@ -56,12 +56,12 @@ def find_weights(folder: Path) -> tuple[list[Path], list[str]]:
     The root comes first, then diffusers folders, except for EMA weights (`*_ema`).
     """
     parts = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.endswith("_ema"))
-    found = [files for part in (folder, *parts) if (files := _weights_in(part))]
-    others = [str(files[0].relative_to(folder)) for files in found[1:]]
+    candidates = [files for part in (folder, *parts) if (files := _weights_in(part))]
+    others = [str(files[0].relative_to(folder)) for files in candidates[1:]]
     others += sorted(p.name for p in folder.glob("model_[0-9]*.safetensors"))
     lost = [f"{other}: a second model; only the first is read" for other in others]
     lost += [f"{p.name}: averaged weights" for p in sorted(folder.glob("*_ema")) if p.is_dir()]
-    return (found[0] if found else []), lost
+    return (candidates[0] if candidates else []), lost
 
 
 def _weights_in(folder: Path) -> list[Path]:

@@ -32,11 +32,11 @@ class Zero3:
                 self.place[name] = (number, start, math.prod(shape))
                 start += self._part(math.prod(shape))
             for rank in ranks:
-                found = rank.optimizer[FLAT_GROUPS][number].numel()
-                if found != start:
+                numel = rank.optimizer[FLAT_GROUPS][number].numel()
+                if numel != start:
                     raise layout_error(
                         rank.path,
-                        f"sub-group {number} has {found} elements, its parameters have {start} "
+                        f"sub-group {number} has {numel} elements, its parameters have {start} "
                         "(a checkpoint of NVMe offload keeps them on a disk, and is not read)",
                     )
 

@@ -38,36 +38,36 @@ def read_intact(folder: Path) -> Artifact:
     Raises:
         PipelineError: a file is missing, differs, or is not listed.
     """
-    found = artifact.read_manifest(folder, KIND)
-    needed = [name for name in found.files if _is_needed(name)]
-    found.verify(names=needed)
+    manifest = artifact.read_manifest(folder, KIND)
+    needed = [name for name in manifest.files if _is_needed(name)]
+    manifest.verify(names=needed)
     for name in _names(folder):
-        if _is_needed(name) and name not in found.files:
+        if _is_needed(name) and name not in manifest.files:
             raise PipelineError(
                 f"{folder}: {name} is not listed in {MANIFEST}",
                 hint="restore the folder from a copy, or remove it",
             )
-    check_content(found)
-    read_position(found, POSITION)
-    return found
+    check_content(manifest)
+    read_position(manifest, POSITION)
+    return manifest
 
 
-def repair_records(found: Artifact, log: Path) -> list[str]:
+def repair_records(checkpoint: Artifact, log: Path) -> list[str]:
     """Restore or remove damaged records, so that the checkpoint is an intact folder again.
 
     Args:
-        found: The checkpoint; its other files must be intact.
+        checkpoint: The checkpoint; its other files must be intact.
         log: The phase's metrics.jsonl, which begins with the checkpoint's log.
 
     Returns:
         A message for each damaged record.
     """
-    folder = found.folder
-    records = {name: entry for name, entry in found.files.items() if not _is_needed(name)}
+    folder = checkpoint.folder
+    records = {name: entry for name, entry in checkpoint.files.items() if not _is_needed(name)}
     damaged = {damage.path for damage in find_damage(folder, records, None)}
     present = {name: entry for name, entry in records.items() if folder / name not in damaged}
     damaged |= {damage.path for damage in find_damage(folder, present)}
-    damaged |= {folder / name for name in _names(folder) if name not in found.files}
+    damaged |= {folder / name for name in _names(folder) if name not in checkpoint.files}
     lines = []
     for path in sorted(damaged):
         entry = records.pop(path.relative_to(folder).as_posix(), None)
@@ -77,8 +77,8 @@ def repair_records(found: Artifact, log: Path) -> list[str]:
         else:
             path.unlink(missing_ok=True)
             lines.append(f"{path}: damaged, removed; {LOSSES.get(path.name, 'it is a record')}")
-    if records.keys() != {name for name in found.files if not _is_needed(name)}:
-        needed = {name: entry for name, entry in found.files.items() if _is_needed(name)}
+    if records.keys() != {name for name in checkpoint.files if not _is_needed(name)}:
+        needed = {name: entry for name, entry in checkpoint.files.items() if _is_needed(name)}
         document = json.loads((folder / MANIFEST).read_text()) | {"files": needed | records}
         with replacing(folder / MANIFEST) as new:
             write_json(new, document)
@@ -90,8 +90,8 @@ def _is_needed(name: str) -> bool:
 
 
 def _names(folder: Path) -> list[str]:
-    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in found if name != MANIFEST)
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in files if name != MANIFEST)
 
 
 def _restore(path: Path, log: Path, entry: Mapping[str, Any]) -> bool:

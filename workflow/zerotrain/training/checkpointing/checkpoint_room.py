@@ -17,11 +17,11 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.disk import size, try_writing
 from zerotrain.machine.disk_errors import FULL, HINTS, DiskError
 from zerotrain.models.sizes import ModelSizes
-from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing.progress_folder import (
     freed_bytes,
+    list_removable,
     newest_step,
-    removable,
     saved_steps,
     step_folder,
 )
@@ -50,7 +50,7 @@ def forecast(phase: ResolvedPhase, sizes: ModelSizes) -> int:
     matrix = [1024, 1024]
     slots = [
         *(MASTER, *optimizers.slots(phase.train.optimizer, phase.train.optimizer_args)),
-        *([EMA] if phase.train.use_ema else []),
+        *([EMA_SLOT] if phase.train.use_ema else []),
     ]
     share = checkpoint_bytes({"": matrix}, slots, phase.train.optimizer) / math.prod(matrix)
     return math.ceil(share * sizes.trained)
@@ -84,7 +84,7 @@ def check_low(progress: Path, phase: ResolvedPhase) -> None:
             f"{progress}: {size(free)} free, less than disk_low_threshold "
             f"{size(phase.train.disk_low_threshold)}: training would stop after its first step",
             hint=f"free some, or lower disk_low_threshold; the same command continues "
-            f"{_from(progress, phase.derived.until_step)}",
+            f"{_continuation_point(progress, phase.derived.until_step)}",
         )
 
 
@@ -101,11 +101,11 @@ def check_room(progress: Path, phase: ResolvedPhase, sizes: ModelSizes) -> list[
     """
     each = forecast(phase, sizes)
     free = shutil.disk_usage(progress).free
-    begun = newest_step(progress, phase.derived.until_step) or phase.derived.start_step
-    there = [step for step in saved_steps(progress) if step <= begun]
-    may_go = removable(progress, begun + 1, phase.train.keep_every)
+    first = newest_step(progress, phase.derived.until_step) or phase.derived.start_step
+    there = [step for step in saved_steps(progress) if step <= first]
+    may_go = list_removable(progress, first + 1, phase.train.keep_every)
     room = free + sum(freed_bytes(step_folder(progress, step)) for step in may_go)
-    to_come = _saves(phase, begun)
+    to_come = _count_saves(phase, first)
     least = each * (1 if there else min(2, to_come))
     figures = (
         f"phase {phase.phase}: a checkpoint takes {size(each)} (float32 weights and the "
@@ -118,52 +118,55 @@ def check_room(progress: Path, phase: ResolvedPhase, sizes: ModelSizes) -> list[
             "is whole",
             hint="free some, train in a folder on a larger disk, or train an adapter (lora)",
         )
-    most = most_to_come(phase, begun, there)
-    said = []
+    most = max_new_checkpoints(phase, first, there)
+    messages = []
     if free < each * most:
-        said.append(
+        messages.append(
             f"{figures}; all that are to be kept need {size(each * most)}: the oldest will be "
             "removed before their time; lower keep or keep_every, or free some before it is full"
         )
     # The published checkpoint shares the newest one's files; weights and state are new.
     weights = FP32 * (sizes.trained if phase.lora else sizes.everything)
-    if share_disk(progress, progress.parent):
-        kept = min(most, most_checkpoints(phase, begun) - 1, free // each)
+    if is_same_disk(progress, progress.parent):
+        kept = min(most, max_checkpoints(phase, first) - 1, free // each)
         left = free - each * kept
     else:
         left = shutil.disk_usage(progress.parent).free
     if left < each + weights:
-        said.append(
+        messages.append(
             f"phase {phase.phase}: its export takes up to {size(each + weights)} (the state "
             f"{size(each)}, the weights {size(weights)} in float32), and its checkpoints leave "
             f"{size(left)}: export_weights would stop at a full disk after step "
             f"{phase.derived.until_step}; free {size(each + weights - left)} until then, or "
             "lower keep. The training is not lost by it"
         )
-    return said
+    return messages
 
 
-def share_disk(a: Path, b: Path) -> bool:
+def is_same_disk(a: Path, b: Path) -> bool:
     """Return whether two folders are on one file system."""
     return a.stat().st_dev == b.stat().st_dev
 
 
-def most_to_come(phase: ResolvedPhase, begun: int, there: Iterable[int]) -> int:
+def max_new_checkpoints(phase: ResolvedPhase, first: int, there: Iterable[int]) -> int:
     """Return how many checkpoints the disk has to hold at once in addition to those `there`."""
     # Those kept permanently make no room for others.
     kept = phase.train.keep_every
     passing = sum(not (kept and step % kept == 0) for step in there)
-    return min(_saves(phase, begun), most_checkpoints(phase, begun) - passing)
+    return min(_count_saves(phase, first), max_checkpoints(phase, first) - passing)
 
 
-def most_checkpoints(phase: ResolvedPhase, begun: int) -> int:
-    """Return how many may exist at once, in addition to those kept permanently up to step `begun`.
+def max_checkpoints(phase: ResolvedPhase, first: int) -> int:
+    """Return how many may exist at once, in addition to those kept permanently up to step `first`.
 
     The newest `keep`, those that `keep_every` keeps, the best by validation, and the one that is
     being written, since the oldest stays until it is whole.
     """
     return (
-        phase.train.keep + _kept_for_good(phase, begun) + (phase.derived.validation is not None) + 1
+        phase.train.keep
+        + _count_permanent(phase, first)
+        + (phase.derived.validation is not None)
+        + 1
     )
 
 
@@ -178,15 +181,15 @@ def make_room(progress: Path, step: int, needed: int, keep_every: int | None = N
     Raises:
         PipelineError: it does not fit; nothing of it has been written.
     """
-    said: list[str] = []
-    may_go = removable(progress, step, keep_every)
+    messages: list[str] = []
+    may_go = list_removable(progress, step, keep_every)
     free = shutil.disk_usage(progress).free
     if free + sum(freed_bytes(step_folder(progress, one)) for one in may_go) < needed:
         may_go = []
     while free < needed and may_go:
         oldest = may_go.pop(0)
         if remove(step_folder(progress, oldest)):
-            said.append(
+            messages.append(
                 f"{progress}: the disk has no room for one more checkpoint; that of step {oldest} "
                 "is removed before its time"
             )
@@ -195,19 +198,19 @@ def make_room(progress: Path, step: int, needed: int, keep_every: int | None = N
         raise PipelineError(
             "; ".join(
                 [
-                    *said,
+                    *messages,
                     f"{progress}: {size(free)} free, and the checkpoint of step {step} takes "
                     f"{size(needed)}: training stops before half of it is written",
                 ]
             ),
-            hint=f"free some; the same command continues {_from(progress, step)}",
+            hint=f"free some; the same command continues {_continuation_point(progress, step)}",
         )
-    return said
+    return messages
 
 
-def not_written(progress: Path, step: int, error: OSError | DiskError) -> PipelineError:
+def write_error(progress: Path, step: int, error: OSError | DiskError) -> PipelineError:
     """Return the error for a checkpoint that the system could not write."""
-    continues = f"the same command continues {_from(progress, step)}"
+    continues = f"the same command continues {_continuation_point(progress, step)}"
     if error.errno in FULL:
         return PipelineError(
             f"{progress}: the disk is full: the checkpoint of step {step} was not written",
@@ -246,7 +249,7 @@ class DiskWatch:
         return self._low
 
 
-def _saves(phase: ResolvedPhase, begun: int) -> int:
+def _count_saves(phase: ResolvedPhase, first: int) -> int:
     """Return how many checkpoints may still be written; with `save_every` in minutes, any step.
 
     Any validated step may be the best so far, which is saved, too.
@@ -255,15 +258,15 @@ def _saves(phase: ResolvedPhase, begun: int) -> int:
     best = phase.derived.validation["eval_steps"] if phase.derived.validation else None
     intervals = [one for one in (each, phase.train.keep_every, best) if one]
     until = phase.derived.until_step
-    steps = (range(begun - begun % one + one, until, one) for one in intervals)
+    steps = (range(first - first % one + one, until, one) for one in intervals)
     return len({*chain.from_iterable(steps), until})
 
 
-def _kept_for_good(phase: ResolvedPhase, begun: int) -> int:
+def _count_permanent(phase: ResolvedPhase, first: int) -> int:
     each = phase.train.keep_every
-    return phase.derived.until_step // each - begun // each if each else 0
+    return phase.derived.until_step // each - first // each if each else 0
 
 
-def _from(progress: Path, step: int) -> str:
+def _continuation_point(progress: Path, step: int) -> str:
     newest = newest_step(progress, step)
     return f"from step {newest}" if newest else "from the phase's start"

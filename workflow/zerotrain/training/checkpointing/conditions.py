@@ -45,14 +45,14 @@ Changes = dict[str, tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedConditions:
     """What a checkpoint records of its making."""
 
     trains: dict[str, Any]
     ran_on: dict[str, Any]
 
 
-def trains(phase: ResolvedPhase, parents: Mapping[str, Artifact]) -> dict[str, Any]:
+def describe_training(phase: ResolvedPhase, parents: Mapping[str, Artifact]) -> dict[str, Any]:
     """Describe what a phase trains, regardless of its name and its end.
 
     Args:
@@ -63,15 +63,15 @@ def trains(phase: ResolvedPhase, parents: Mapping[str, Artifact]) -> dict[str, A
         JSON values by key: those of ResolvedPhase.numbers, and digests of base, data and start; of
         the code, too, if `code_changes` is `rerun`.
     """
-    found = {
+    values = {
         **phase.numbers(),
         "base": artifact.digest(parents["base"].content["parts"]),
         "data": data_digest(parents["cache"]),
         "start": parents["start"].identity if "start" in parents else None,
     }
     if phase.train.code_changes == "rerun":
-        found["code"] = training_digest(phase.family)
-    as_read: dict[str, Any] = json.loads(json.dumps(found))
+        values["code"] = training_digest(phase.family)
+    as_read: dict[str, Any] = json.loads(json.dumps(values))
     return as_read
 
 
@@ -102,7 +102,7 @@ def data_digest(cache: Artifact) -> str:
     return artifact.digest({"samples": samples, "dtype": dtype, **made_by})
 
 
-def protected(trains: Mapping[str, Any]) -> dict[str, Any]:
+def manifest_content(trains: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a rolling checkpoint's manifest: what it trains, with its digest."""
     return {TRAINS: trains, TRAINS_SHA256: artifact.digest(trains)}
 
@@ -113,10 +113,10 @@ def check_content(manifest: Artifact) -> None:
     Raises:
         PipelineError: it is damaged.
     """
-    found = manifest.content.get(TRAINS)
-    if TRAINS in manifest.content and not isinstance(found, dict):
+    recorded = manifest.content.get(TRAINS)
+    if TRAINS in manifest.content and not isinstance(recorded, dict):
         trouble = f"{TRAINS} is no object"
-    elif manifest.content.get(TRAINS_SHA256, digest := artifact.digest(found)) != digest:
+    elif manifest.content.get(TRAINS_SHA256, digest := artifact.digest(recorded)) != digest:
         trouble = f"{TRAINS} does not have the sha256 that {TRAINS_SHA256} says"
     else:
         return
@@ -125,7 +125,7 @@ def check_content(manifest: Artifact) -> None:
     )
 
 
-def read_recorded(checkpoint: Path) -> Recorded | None:
+def read_conditions(checkpoint: Path) -> RecordedConditions | None:
     """Read what a rolling or published checkpoint was trained with.
 
     Returns:
@@ -139,57 +139,64 @@ def read_recorded(checkpoint: Path) -> Recorded | None:
     check_content(manifest)
     if TRAINS in manifest.content:
         ran_on = read_document(manifest, "checkpoint.json", {}).get("ran_on")
-        return Recorded(manifest.content[TRAINS], ran_on if isinstance(ran_on, dict) else {})
-    found = read_fingerprint(checkpoint.absolute().parent)
-    return None if found is None else from_fingerprint(found)
+        return RecordedConditions(
+            manifest.content[TRAINS], ran_on if isinstance(ran_on, dict) else {}
+        )
+    fingerprint = read_fingerprint(checkpoint.absolute().parent)
+    return None if fingerprint is None else split_fingerprint(fingerprint)
 
 
 def read_fingerprint(progress: Path) -> dict[str, Any] | None:
     """Read an earlier version's fingerprint.json; return None if it does not name the values."""
     try:
-        found = json.loads((progress / FINGERPRINT).read_text())
+        fingerprint = json.loads((progress / FINGERPRINT).read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and not found.get("accepted") else None
-
-
-def from_fingerprint(found: Mapping[str, Any]) -> Recorded:
-    """Split a fingerprint into both kinds of facts."""
-    return Recorded(
-        {key: value for key, value in found.items() if key not in MOVED},
-        {MOVED[key]: value for key, value in found.items() if key in MOVED},
+    return (
+        fingerprint if isinstance(fingerprint, dict) and not fingerprint.get("accepted") else None
     )
 
 
-def completed(found: Recorded, present: Mapping[str, Any], cache: str) -> dict[str, Any]:
+def split_fingerprint(fingerprint: Mapping[str, Any]) -> RecordedConditions:
+    """Split a fingerprint into both kinds of facts."""
+    return RecordedConditions(
+        {key: value for key, value in fingerprint.items() if key not in MOVED},
+        {MOVED[key]: value for key, value in fingerprint.items() if key in MOVED},
+    )
+
+
+def complete(
+    recorded: RecordedConditions, present: Mapping[str, Any], cache: str
+) -> dict[str, Any]:
     """Return what a checkpoint was trained with, complete enough to be recorded alone.
 
     Args:
-        found: What the checkpoint records; an earlier version named the cache instead of the data.
-        present: What `trains` returns now.
+        recorded: What the checkpoint records; an earlier version named the cache instead of the
+            data.
+        present: What `describe_training` returns now.
         cache: Identity of the cache now.
     """
-    trains = dict(found.trains)
+    trains = dict(recorded.trains)
     if "data" not in trains:
-        old = found.ran_on.get("cache") or cache
+        old = recorded.ran_on.get("cache") or cache
         trains["data"] = present.get("data") if old == cache else old
-        if "code" in present and found.ran_on.get("code"):
-            trains["code"] = found.ran_on["code"]
+        if "code" in present and recorded.ran_on.get("code"):
+            trains["code"] = recorded.ran_on["code"]
     return trains
 
 
-def changes(found: Recorded, present: Mapping[str, Any], cache: str) -> Changes:
+def changes(recorded: RecordedConditions, present: Mapping[str, Any], cache: str) -> Changes:
     """List the differences between what a checkpoint and a phase train, by dotted key.
 
     A key that one side lacks has its default there, if it has one.
 
     Args:
-        found: What the checkpoint records.
-        present: What `trains` returns now.
+        recorded: What the checkpoint records.
+        present: What `describe_training` returns now.
         cache: Identity of the cache now.
     """
-    old, new = dict(found.trains), dict(present)
-    cached = found.ran_on.get("cache")
+    old, new = dict(recorded.trains), dict(present)
+    cached = recorded.ran_on.get("cache")
     if cached == cache or ("data" not in old and cached is None):
         old.pop("data", None)
         new.pop("data", None)
@@ -197,7 +204,7 @@ def changes(found: Recorded, present: Mapping[str, Any], cache: str) -> Changes:
         # An earlier version recorded only the cache, which keeps its identity across an upgrade.
         old["data"] = cached
     if "code" in new:
-        old.setdefault("code", found.ran_on.get("code"))
+        old.setdefault("code", recorded.ran_on.get("code"))
     else:
         old.pop("code", None)
     for key in old.keys() ^ new.keys():
@@ -208,35 +215,35 @@ def changes(found: Recorded, present: Mapping[str, Any], cache: str) -> Changes:
 
 
 def environment_changes(
-    found: Mapping[str, Any], present: Mapping[str, Any], *, same_phase: bool = True
+    recorded: Mapping[str, Any], present: Mapping[str, Any], *, same_phase: bool = True
 ) -> Changes:
     """List the differences between what earlier steps ran on and present ones would, by key.
 
     Args:
-        found: ran_on of a checkpoint or a state. If an earlier version wrote it, only the keys that
-            it recorded are compared.
+        recorded: ran_on of a checkpoint or a state. If an earlier version wrote it, only the keys
+            that it recorded are compared.
         present: ran_on now.
         same_phase: Whether both are of one phase; else the phase's settings are not compared.
     """
-    complete = any(key.startswith("versions.") for key in found)
-    keys = found.keys() | present.keys() if complete else found.keys() & present.keys()
+    complete = any(key.startswith("versions.") for key in recorded)
+    keys = recorded.keys() | present.keys() if complete else recorded.keys() & present.keys()
     if not same_phase:
         keys = {key for key in keys if key not in SETTINGS and not key.startswith("deepspeed.")}
     return {
-        key: (found.get(key), present.get(key))
+        key: (recorded.get(key), present.get(key))
         for key in sorted(keys)
-        if found.get(key) != present.get(key)
+        if recorded.get(key) != present.get(key)
     }
 
 
-def entries(step: int, found: Changes) -> list[dict[str, Any]]:
+def history_entries(step: int, changes: Changes) -> list[dict[str, Any]]:
     """Return the entries of a position's history for what changed after a step."""
-    return [{"step": step, "key": key, "old": a, "new": b} for key, (a, b) in found.items()]
+    return [{"step": step, "key": key, "old": a, "new": b} for key, (a, b) in changes.items()]
 
 
-def format_changes(found: Changes, most: int = MOST_SHOWN) -> list[str]:
+def format_changes(changes: Changes, most: int = MOST_SHOWN) -> list[str]:
     """Format at most `most` changes as `key old -> new`, and a count of the rest."""
-    lines = [f"{key} {_format(old)} -> {_format(new)}" for key, (old, new) in found.items()]
+    lines = [f"{key} {_format(old)} -> {_format(new)}" for key, (old, new) in changes.items()]
     return lines if len(lines) <= most else [*lines[:most], f"{len(lines) - most} more"]
 
 

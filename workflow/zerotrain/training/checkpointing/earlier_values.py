@@ -16,11 +16,11 @@ from zerotrain.training.checkpointing.inputs import Inputs
 from zerotrain.training.checkpointing.preflight import LAUNCH_KEYS
 
 
-def read_earlier(found: Artifact, position: TrainerState, inputs: Inputs) -> dict[str, Any]:
+def read_earlier(checkpoint: Artifact, position: TrainerState, inputs: Inputs) -> dict[str, Any]:
     """Describe what a published checkpoint was trained with, as far as it says so.
 
     Args:
-        found: The published checkpoint.
+        checkpoint: The published checkpoint.
         position: Its position.
         inputs: What the phase is trained from now.
 
@@ -28,20 +28,20 @@ def read_earlier(found: Artifact, position: TrainerState, inputs: Inputs) -> dic
         The present values, except for those that differ in the checkpoint: there a base or a
         dataset is its identity, and a learning rate that of its step.
     """
-    phase, said = inputs.phase, dict(inputs.trains)
+    phase, trains = inputs.phase, dict(inputs.trains)
     for name, key in {"base": "base", "cache": "data", "start": "start"}.items():
-        old = found.parents[name]["identity"] if name in found.parents else None
+        old = checkpoint.parents[name]["identity"] if name in checkpoint.parents else None
         present = inputs.parents[name].identity if name in inputs.parents else None
         if old != present:
-            said[key] = old
+            trains[key] = old
     engine = {**position.engine, "num_processes": position.engine.get("world_size")}
     known = {key: engine[key] for key in LAUNCH_KEYS if engine.get(key) is not None}
     known |= {"optimizer": position.optimizer, "lr_scheduler": position.lr_scheduler}
     known |= {"seed": position.rng.get("seed", phase.seed)}
-    said |= {key: value for key, value in known.items() if said.get(key) != value}
+    trains |= {key: value for key, value in known.items() if trains.get(key) != value}
     if (rate := _other_rate(position, inputs)) is not None:
-        said["learning_rate"] = f"{rate:g} at step {position.step}"
-    return said
+        trains["learning_rate"] = f"{rate:g} at step {position.step}"
+    return trains
 
 
 def _other_rate(position: TrainerState, inputs: Inputs) -> float | None:
@@ -52,9 +52,9 @@ def _other_rate(position: TrainerState, inputs: Inputs) -> float | None:
     own = [one.learning_rate for one in phase.train.param_groups]
     rates = [rate, *(rate * one / peak for one in own if one is not None and peak)]
     for group in position.param_groups:
-        found = group.get("lr")
-        if isinstance(found, int | float) and not any(
-            math.isclose(found, one, rel_tol=1e-9, abs_tol=1e-18) for one in rates
+        own_rate = group.get("lr")
+        if isinstance(own_rate, int | float) and not any(
+            math.isclose(own_rate, one, rel_tol=1e-9, abs_tol=1e-18) for one in rates
         ):
-            return float(found)
+            return float(own_rate)
     return None

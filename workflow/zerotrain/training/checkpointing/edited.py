@@ -16,7 +16,7 @@ from zerotrain.training.checkpointing.progress_folder import saved_steps
 MOST_LINES = 20
 
 
-def settle(
+def prepare_progress_folder(
     progress: Path, present: Mapping[str, Any], phase: ResolvedPhase, cache: str
 ) -> list[str]:
     """Prepare a progress folder, whose lock is held, so that a phase may resume from it.
@@ -36,48 +36,48 @@ def settle(
     Raises:
         PipelineError: the edit is refused, or needs a switch.
     """
-    found = set_aside.recorded(progress, phase.derived.until_step)
-    if found is None:
+    recorded = set_aside.read_recorded(progress, phase.derived.until_step)
+    if recorded is None:
         if saved_steps(progress):
             return []  # none can be read; the choice of a checkpoint reports it
-        return _take_back(progress, present, phase, cache)
-    step, made = found
+        return _restore_matching(progress, present, phase, cache)
+    step, made = recorded
     if made is None:
-        return _unknown(progress, step, phase)
+        return _handle_unreadable_fingerprint(progress, step, phase)
     changed = conditions.changes(made, present, cache)
     accepted = set_aside.is_accepted(progress, present)
     if step > phase.derived.until_step and (
         not changed or accepted or phase.train.on_change == "continue"
     ):
-        return _after_the_end(progress, phase)
+        return _handle_later_checkpoints(progress, phase)
     if not changed:
         return []
     if accepted:
-        return [_continues(phase, step, changed, "accepted")]
+        return [_describe_continuation(phase, step, changed, "accepted")]
     preflight.check_progress(progress, changed, phase)
     if phase.train.on_change == "continue":
-        return [_continues(phase, step, changed, "train.on_change: continue")]
+        return [_describe_continuation(phase, step, changed, "train.on_change: continue")]
     if "data" in changed and "data" not in made.trains:
-        _refuse_other_cache(progress, phase, step, changed["data"][0], cache)
+        _raise_other_cache(progress, phase, step, changed["data"][0], cache)
     if phase.train.on_change == "stop":
         raise PipelineError(
-            f"{_what(progress, phase, step, changed)}; train.on_change: stop",
+            f"{_describe_change(progress, phase, step, changed)}; train.on_change: stop",
             hint="write the former values back; or set train.on_change: continue, which resumes "
             "with the new ones, or restart, which sets the steps aside and trains from the start",
         )
     stale = set_aside.set_aside(progress, present)
-    lines = _take_back(progress, present, phase, cache)
+    lines = _restore_matching(progress, present, phase, cache)
     if lines:
         return [f"{phase.phase}: steps of other values are kept as {stale}", *lines]
     return [
-        f"{_what(progress, phase, step, changed)}: they are set aside as {stale}, and training "
-        "restarts from the start of the phase. To restore them, write the former values back and "
-        f"start again. To continue from step {step} with the new values: "
-        f"`zerotrain progress accept {_short(progress.parent)}`"
+        f"{_describe_change(progress, phase, step, changed)}: they are set aside as {stale}, and "
+        "training restarts from the start of the phase. To restore them, write the former values "
+        f"back and start again. To continue from step {step} with the new values: "
+        f"`zerotrain progress accept {_short_name(progress.parent)}`"
     ]
 
 
-def _take_back(
+def _restore_matching(
     progress: Path, present: Mapping[str, Any], phase: ResolvedPhase, cache: str
 ) -> list[str]:
     """Take back what was set aside with the present values."""
@@ -92,9 +92,9 @@ def _take_back(
     ]
 
 
-def _unknown(progress: Path, step: int, phase: ResolvedPhase) -> list[str]:
+def _handle_unreadable_fingerprint(progress: Path, step: int, phase: ResolvedPhase) -> list[str]:
     """Handle checkpoints of an earlier version without a readable fingerprint."""
-    if phase.train.on_change == "continue" or _accepted_before(progress):
+    if phase.train.on_change == "continue" or _has_accepted_any(progress):
         return [
             f"{phase.phase}: nothing says with which values step {step} was trained; it resumes"
         ]
@@ -106,7 +106,7 @@ def _unknown(progress: Path, step: int, phase: ResolvedPhase) -> list[str]:
     )
 
 
-def _after_the_end(progress: Path, phase: ResolvedPhase) -> list[str]:
+def _handle_later_checkpoints(progress: Path, phase: ResolvedPhase) -> list[str]:
     """Handle checkpoints that are all of steps after the phase's `until`."""
     steps = ", ".join(f"{step:,}" for step in saved_steps(progress))
     until = phase.derived.until_step
@@ -124,7 +124,7 @@ def _after_the_end(progress: Path, phase: ResolvedPhase) -> list[str]:
     ]
 
 
-def _refuse_other_cache(
+def _raise_other_cache(
     progress: Path, phase: ResolvedPhase, step: int, old: str, cache: str
 ) -> NoReturn:
     """Raise, since an earlier version recorded only the cache: what differs in it is unknown."""
@@ -138,27 +138,27 @@ def _refuse_other_cache(
     )
 
 
-def _accepted_before(progress: Path) -> bool:
+def _has_accepted_any(progress: Path) -> bool:
     """Return whether an earlier version accepted any values."""
     try:
-        found: object = json.loads((progress / FINGERPRINT).read_text())
+        fingerprint: object = json.loads((progress / FINGERPRINT).read_text())
     except (OSError, ValueError, RecursionError):
         return False
-    return found == {"accepted": True}
+    return fingerprint == {"accepted": True}
 
 
-def _what(progress: Path, phase: ResolvedPhase, step: int, changed: Changes) -> str:
+def _describe_change(progress: Path, phase: ResolvedPhase, step: int, changed: Changes) -> str:
     values = "; ".join(conditions.format_changes(changed, MOST_LINES))
     return f"{progress}: its {step:,} steps were trained with other values than phase " + (
         f"{phase.phase} has now ({values})"
     )
 
 
-def _continues(phase: ResolvedPhase, step: int, changed: Changes, why: str) -> str:
+def _describe_continuation(phase: ResolvedPhase, step: int, changed: Changes, why: str) -> str:
     values = "; ".join(conditions.format_changes(changed, MOST_LINES))
     return f"{phase.phase}: continues from step {step} with other values ({values}): {why}"
 
 
-def _short(phase: Path) -> str:
+def _short_name(phase: Path) -> str:
     """Return a phase's name as `zerotrain progress accept` takes it."""
     return "/".join(phase.parts[-2:])

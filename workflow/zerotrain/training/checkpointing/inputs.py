@@ -24,7 +24,7 @@ class Inputs:
     @cached_property
     def trains(self) -> dict[str, Any]:
         """What the phase trains; see zerotrain.training.checkpointing.conditions."""
-        return conditions.trains(self.phase, self.parents)
+        return conditions.describe_training(self.phase, self.parents)
 
 
 def read_inputs(launch: Path, base: Path, cache: Path, start: Path | None) -> Inputs:

@@ -17,7 +17,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.software import device_software, software
 from zerotrain.state.position import TrainerState, read_position
 from zerotrain.training.checkpointing import conditions
-from zerotrain.training.checkpointing.conditions import Changes, Recorded
+from zerotrain.training.checkpointing.conditions import Changes, RecordedConditions
 
 MADE_BY = "made_by.json"
 """File among the records of a checkpoint: {"commit", "code"}."""
@@ -42,8 +42,8 @@ class Making:
     def write_records(self, records: Path) -> None:
         """Write which source made a checkpoint; it is not part of the checkpoint's identity."""
         records.mkdir(exist_ok=True)
-        found = {"commit": self._commit, "code": self.ran_on.get("code")}
-        write_json(records / MADE_BY, found)
+        source = {"commit": self._commit, "code": self.ran_on.get("code")}
+        write_json(records / MADE_BY, source)
 
 
 def ran_on(
@@ -101,27 +101,27 @@ def describe_making(
     }
     if start is not None:
         parents["start"] = artifact.read_manifest(start, "state")
-    trains = conditions.trains(phase, parents)
+    trains = conditions.describe_training(phase, parents)
     now = ran_on(phase, parents["cache"], model, device)
     if resume is not None:
-        return _resumed(trains, now, resume)
+        return _describe_resumed(trains, now, resume)
     if start is not None:
         position = read_position(parents["start"], "state.json")
         changed = conditions.environment_changes(position.ran_on, now, same_phase=False)
-        return Making(trains, now, continued_history(position, changed), changed)
+        return Making(trains, now, continue_history(position, changed), changed)
     return Making(trains, now)
 
 
-def _resumed(trains: dict[str, Any], now: dict[str, Any], resume: Path) -> Making:
+def _describe_resumed(trains: dict[str, Any], now: dict[str, Any], resume: Path) -> Making:
     manifest = artifact.read_manifest(resume, "checkpoint")
     position = read_position(manifest, "checkpoint.json")
-    found = conditions.read_recorded(resume) or Recorded({}, {})
-    edited = conditions.changes(found, trains, now["cache"]) if found.trains else {}
-    changed = edited | conditions.environment_changes(found.ran_on, now)
-    return Making(trains, now, continued_history(position, changed), changed)
+    recorded = conditions.read_conditions(resume) or RecordedConditions({}, {})
+    edited = conditions.changes(recorded, trains, now["cache"]) if recorded.trains else {}
+    changed = edited | conditions.environment_changes(recorded.ran_on, now)
+    return Making(trains, now, continue_history(position, changed), changed)
 
 
-def continued_history(position: TrainerState, changed: Changes) -> list[dict[str, Any]]:
+def continue_history(position: TrainerState, changed: Changes) -> list[dict[str, Any]]:
     """Return the history of steps that follow a position.
 
     Args:
@@ -133,5 +133,9 @@ def continued_history(position: TrainerState, changed: Changes) -> list[dict[str
         before: an earlier version or another program made them.
     """
     unknown = position.step and not any(key.startswith("versions.") for key in position.ran_on)
-    begin = conditions.entries(position.step, {RECORDED: (None, "from here")}) if unknown else []
-    return position.history + begin + conditions.entries(position.step, changed)
+    begin = (
+        conditions.history_entries(position.step, {RECORDED: (None, "from here")})
+        if unknown
+        else []
+    )
+    return position.history + begin + conditions.history_entries(position.step, changed)

@@ -15,7 +15,7 @@ from zerotrain.config.optimizers import slots as slots_of
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.switch_line import switch_command
-from zerotrain.state.position import EMA, MASTER, TrainerState, read_position
+from zerotrain.state.position import EMA_SLOT, MASTER, TrainerState, read_position
 from zerotrain.training.checkpointing.conditions import Changes
 from zerotrain.training.checkpointing.progress_folder import end_step, newest_step
 
@@ -94,18 +94,18 @@ def find_losses(
     """Describe what a phase cannot take over from a state, by its name in `allow`."""
     losses: dict[str, str] = {}
     if lacks_moments(position, slots, phase):
-        own, found = _own_slots(phase), sorted(set(slots) - {MASTER, EMA})
+        own, slots_there = _own_slots(phase), sorted(set(slots) - {MASTER, EMA_SLOT})
         losses["moments"] = (
             f"{phase.train.optimizer} continues {' and '.join(own) or 'nothing'}, but the state of "
             f"{position.optimizer or 'an unknown optimizer'} has "
-            f"{' and '.join(found) or 'weights alone'}: the optimizer state would be reset"
+            f"{' and '.join(slots_there) or 'weights alone'}: the optimizer state would be reset"
         )
     if position.loss_scale is not None and phase.launch.mixed_precision != "fp16":
         losses["loss_scale"] = (
             f"the state's fp16 loss scale {position.loss_scale['scale']:g} is of no use to "
             f"precision {phase.launch.mixed_precision}: a return to fp16 would search for it again"
         )
-    if EMA in slots and not phase.train.use_ema:
+    if EMA_SLOT in slots and not phase.train.use_ema:
         losses["ema"] = "the state has averaged weights (ema), which this phase does not carry on"
     return losses
 
@@ -116,10 +116,10 @@ def lacks_moments(position: TrainerState, slots: Collection[str], phase: Resolve
     Each optimizer continues from its own slots, Adam and AdamW from each other's. Nothing is lost
     if neither optimizer has slots, or if the same one had made no update.
     """
-    found = set(slots) - {MASTER, EMA}
+    slots_there = set(slots) - {MASTER, EMA_SLOT}
     if continues(position.optimizer, phase.train.optimizer):
-        return bool(position.optimizer_step) and found != set(_own_slots(phase))
-    return bool(found or _own_slots(phase))
+        return bool(position.optimizer_step) and slots_there != set(_own_slots(phase))
+    return bool(slots_there or _own_slots(phase))
 
 
 def _own_slots(phase: ResolvedPhase) -> list[str]:

@@ -9,7 +9,7 @@ best.json          the best validated step so far, which is never removed
 finished.json      the step at which the phase ended before its `until`, and why
 exit.json          how the last process ended: {"code": 85, "reason": "..."}
 ended-<machine>.json   exit codes of its processes that did not end with 0, by rank; -9: signal 9
-ranks/             what each process is doing (zerotrain.training.reporting.pulse)
+ranks/             what each process is doing (zerotrain.training.reporting.heartbeat)
 lock, lock.*       the process that writes (zerotrain.training.process.lock)
 metrics.jsonl      the log of the run so far (zerotrain.training.reporting.log)
 tensorboard/       and tracker-<name>.json: this phase's run in another tracker
@@ -35,7 +35,7 @@ EXIT = "exit.json"
 ENDED = "ended-*.json"
 
 
-def ended_file(progress: Path, machine: int) -> Path:
+def exit_codes_file(progress: Path, machine: int) -> Path:
     """Return the file of a machine's exit codes; machines are numbered from 0."""
     return progress / ENDED.replace("*", str(machine))
 
@@ -75,7 +75,7 @@ def end_step(progress: Path, until: int, validation: Mapping[str, Any] | None = 
     return next((step for step in ends if step in saved), None)
 
 
-def newest_whole(progress: Path, until: int) -> Path | None:
+def newest_intact(progress: Path, until: int) -> Path | None:
     """Return the newest checkpoint that is not beyond `until` and whole to the last byte.
 
     Damaged ones are skipped and set aside; damaged records are repaired. Both are printed.
@@ -136,7 +136,7 @@ def prune(progress: Path, keep: int, upto: int, keep_every: int | None = None) -
             remove(step_folder(progress, step))
 
 
-def removable(progress: Path, before: int, keep_every: int | None = None) -> list[int]:
+def list_removable(progress: Path, before: int, keep_every: int | None = None) -> list[int]:
     """Return the steps before `before` that may be removed to make room, the oldest first:
 
     all except the newest, the best, and every step that `keep_every` divides. If the newest does
@@ -151,8 +151,8 @@ def removable(progress: Path, before: int, keep_every: int | None = None) -> lis
 
 def freed_bytes(folder: Path) -> int:
     """Return the bytes that removing a checkpoint frees; files shared with a published one stay."""
-    found = (path.stat() for path in folder.rglob("*") if path.is_file())
-    return sum(one.st_size for one in found if one.st_nlink == 1)
+    stats = (path.stat() for path in folder.rglob("*") if path.is_file())
+    return sum(one.st_size for one in stats if one.st_nlink == 1)
 
 
 def _looks_whole(folder: Path) -> bool:

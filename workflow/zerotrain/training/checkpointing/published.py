@@ -46,12 +46,12 @@ def keep(output: Path, progress: Path, inputs: Inputs) -> bool:
         PipelineError: it is damaged, or train.on_change refuses what differs.
     """
     phase = inputs.phase
-    if saved_steps(progress) or set_aside.is_moving(progress) or not _is_there(output):
+    if saved_steps(progress) or set_aside.is_moving(progress) or not _is_published(output):
         return False
     try:
-        found = artifact.read(output, KIND)
-        position = read_position(found, "checkpoint.json")
-        recorded = conditions.read_recorded(output)
+        checkpoint = artifact.read(output, KIND)
+        position = read_position(checkpoint, "checkpoint.json")
+        recorded = conditions.read_conditions(output)
     except PipelineError as error:
         raise PipelineError(
             f"{output}: the phase's published checkpoint is damaged, and {progress} holds no other "
@@ -59,12 +59,12 @@ def keep(output: Path, progress: Path, inputs: Inputs) -> bool:
             hint="restore it from a copy; to train the phase from its start instead, move "
             f"{output} away",
         ) from error
-    made = recorded or _earlier(found, position, progress, inputs)
+    made = recorded or _read_earlier(checkpoint, position, progress, inputs)
     changed = conditions.changes(made, inputs.trains, inputs.parents["cache"].identity)
     if set_aside.is_accepted(progress, inputs.trains):
         changed = {}
     settled = bool(changed) and recorded is not None  # `prepare` does, once it is put back
-    if not changed and _has_ended(found, position.step, phase):
+    if not changed and _has_ended(checkpoint, position.step, phase):
         if recorded is None:  # the values of the first check count
             progress.mkdir(parents=True, exist_ok=True)
             set_aside.write_accepted(progress, inputs.trains)
@@ -72,16 +72,16 @@ def keep(output: Path, progress: Path, inputs: Inputs) -> bool:
              f"{phase.derived.until_step}: it is kept")  # fmt: skip
         os.utime(output / MANIFEST)
         return True
-    ended = found.content.get("until", position.step)
+    ended = checkpoint.content.get("until", position.step)
     extended = not changed and position.step == ended < phase.derived.until_step
     if not changed and not extended:
-        changed = _end_changes(found, position.step, phase)
+        changed = _end_changes(checkpoint, position.step, phase)
     resumes = position.step <= phase.derived.until_step
     if resumes and (extended or settled or phase.train.on_change == "continue"):
         progress.mkdir(parents=True, exist_ok=True)
         with artifact.publish(step_folder(progress, position.step), KIND) as draft:
-            _link(found, draft)
-            draft.content = conditions.protected(made.trains)
+            _link(checkpoint, draft)
+            draft.content = conditions.manifest_content(made.trains)
         print_message(
             f"{phase.phase}: {progress} has no checkpoint: {output}, of step {position.step}, is "
             "put back into it"
@@ -91,25 +91,25 @@ def keep(output: Path, progress: Path, inputs: Inputs) -> bool:
     return False
 
 
-def _is_there(output: Path) -> bool:
+def _is_published(output: Path) -> bool:
     """Return whether a folder is published, after completing an interrupted replacement."""
     artifact.recover_interrupted_publish(output)
     return artifact.is_published(output)
 
 
-def _earlier(
-    found: Artifact, position: TrainerState, progress: Path, inputs: Inputs
-) -> conditions.Recorded:
+def _read_earlier(
+    checkpoint: Artifact, position: TrainerState, progress: Path, inputs: Inputs
+) -> conditions.RecordedConditions:
     accepted = set_aside.read_accepted(progress)
-    said = read_earlier(found, position, inputs) if accepted is None else accepted
-    return conditions.Recorded(said, {})
+    trains = read_earlier(checkpoint, position, inputs) if accepted is None else accepted
+    return conditions.RecordedConditions(trains, {})
 
 
-def _end_changes(found: Artifact, step: int, phase: ResolvedPhase) -> Changes:
+def _end_changes(checkpoint: Artifact, step: int, phase: ResolvedPhase) -> Changes:
     """Return how the phase's end differs from the end of a published checkpoint."""
     ends = {
-        "until": (found.content.get("until", step), phase.derived.until_step),
-        "validation": (found.content.get("validation"), phase.derived.validation),
+        "until": (checkpoint.content.get("until", step), phase.derived.until_step),
+        "validation": (checkpoint.content.get("validation"), phase.derived.validation),
     }
     if ends["validation"][0] is None:
         del ends["validation"]
@@ -139,7 +139,7 @@ def _replace(
             hint=f"write the former values back; or set train.on_change: {more}restart, which "
             "moves them aside and trains from the start",
         )
-    aside = set_aside.next_aside(output.parent)
+    aside = set_aside.next_aside_folder(output.parent)
     aside.mkdir()
     output.rename(aside / output.name)
     back = set_aside.restore_command(output.parent, aside)
@@ -166,13 +166,13 @@ def is_current(
             parents["start"] = artifact.read(start, "state", verify=False)
         launched = artifact.read(launch, "launch", verify=False)
         inputs = Inputs(read_run_yaml(launched.path("run.yaml")), parents)
-        found = artifact.read(output, KIND, verify=False)
-        position = read_position(found, "checkpoint.json")
-        recorded = conditions.read_recorded(output)
+        checkpoint = artifact.read(output, KIND, verify=False)
+        position = read_position(checkpoint, "checkpoint.json")
+        recorded = conditions.read_conditions(output)
         rolling = step_folder(progress, position.step)
         if recorded is None and artifact.is_published(rolling):
-            same = _hashes(artifact.read(rolling, KIND, verify=False)) == _hashes(found)
-            recorded = conditions.read_recorded(rolling) if same else None
+            same = _hashes(artifact.read(rolling, KIND, verify=False)) == _hashes(checkpoint)
+            recorded = conditions.read_conditions(rolling) if same else None
     except (PipelineError, OSError):
         return False
     if recorded is None:
@@ -180,7 +180,7 @@ def is_current(
     cached = parents["cache"].identity
     differing = conditions.changes(recorded, inputs.trains, cached)
     accepted = set_aside.read_accepted(progress) == inputs.trains
-    return _has_ended(found, position.step, inputs.phase) and (accepted or not differing)
+    return _has_ended(checkpoint, position.step, inputs.phase) and (accepted or not differing)
 
 
 def publish(
@@ -200,9 +200,9 @@ def publish(
     """
     # A phase that is already at its end trains nothing with values that changed since.
     present, cache = inputs.trains, inputs.parents["cache"].identity
-    recorded = conditions.read_recorded(rolling.folder)
+    recorded = conditions.read_conditions(rolling.folder)
     changed = conditions.changes(recorded, present, cache) if recorded else {}
-    trained = conditions.completed(recorded, present, cache) if recorded else present
+    trained = conditions.complete(recorded, present, cache) if recorded else present
     content: dict[str, Any] = {conditions.TRAINS: trained}
     if early:  # it completes what these settings request
         content |= {
@@ -212,13 +212,13 @@ def publish(
     if changed:
         set_aside.write_accepted(progress, present)
         values = "; ".join(conditions.format_changes(changed))
-        said = (
+        message = (
             f"what is published was trained with other values ({values})"
             if early
             else f"finished with its former values ({values}); nothing is trained"
         )
-        print_message(f"{inputs.phase.phase}: {said}")
-    if _same(output, rolling, content):
+        print_message(f"{inputs.phase.phase}: {message}")
+    if _is_equal_published(output, rolling, content):
         os.utime(output / MANIFEST)
         return
     parents = {name: one for name, one in inputs.parents.items() if name in PARENTS}
@@ -227,29 +227,29 @@ def publish(
         draft.content = content
 
 
-def _has_ended(found: Artifact, step: int, phase: ResolvedPhase) -> bool:
+def _has_ended(checkpoint: Artifact, step: int, phase: ResolvedPhase) -> bool:
     """Return whether a published checkpoint of a step is of the phase's end."""
-    ended = found.content.get("until", step) == phase.derived.until_step
-    return ended and found.content.get("validation") in (None, phase.derived.validation)
+    ended = checkpoint.content.get("until", step) == phase.derived.until_step
+    return ended and checkpoint.content.get("validation") in (None, phase.derived.validation)
 
 
-def _same(output: Path, rolling: Artifact, content: dict[str, Any]) -> bool:
+def _is_equal_published(output: Path, rolling: Artifact, content: dict[str, Any]) -> bool:
     """Return whether a checkpoint is already published; earlier versions did not write `trains`."""
     try:
-        found = artifact.read(output, KIND, verify=False)
+        checkpoint = artifact.read(output, KIND, verify=False)
     except (PipelineError, OSError):
         return False
-    there = {conditions.TRAINS: content[conditions.TRAINS], **found.content}
+    there = {conditions.TRAINS: content[conditions.TRAINS], **checkpoint.content}
     if there != content and there != {k: v for k, v in content.items() if k != "validation"}:
         return False
-    return _hashes(found) == _hashes(rolling)
+    return _hashes(checkpoint) == _hashes(rolling)
 
 
-def _hashes(found: Artifact) -> dict[str, str]:
-    return {n: one["sha256"] for n, one in found.files.items() if not n.startswith(RECORDS)}
+def _hashes(checkpoint: Artifact) -> dict[str, str]:
+    return {n: one["sha256"] for n, one in checkpoint.files.items() if not n.startswith(RECORDS)}
 
 
-def _link(found: Artifact, draft: artifact.UnpublishedFolder) -> None:
-    for name, entry in found.files.items():
-        artifact.link_or_copy(found.path(name), draft.folder / name)
+def _link(checkpoint: Artifact, draft: artifact.UnpublishedFolder) -> None:
+    for name, entry in checkpoint.files.items():
+        artifact.link_or_copy(checkpoint.path(name), draft.folder / name)
         draft.known[name] = entry["sha256"]

@@ -28,7 +28,7 @@ from zerotrain.training.checkpointing.staging import Staging, staged_bytes
 
 
 @dataclass
-class Written:
+class PartReport:
     """A process's report on its part, which is sent to the first process."""
 
     spans: dict[str, list[int]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Written:
     """The system's error if the part could not be written."""
 
 
-def check_written(folder: Path, parts: Sequence[Written]) -> None:
+def check_written(folder: Path, parts: Sequence[PartReport]) -> None:
     """Check that this process sees what all processes have written.
 
     Args:
@@ -54,10 +54,10 @@ def check_written(folder: Path, parts: Sequence[Written]) -> None:
     seen = set(os.listdir(folder))
     for rank, part in enumerate(parts):
         for name, size in part.sizes.items():
-            found = _size(folder / name) if name in seen else None
-            if found == size:
+            size_here = _size(folder / name) if name in seen else None
+            if size_here == size:
                 continue
-            here = "is missing" if found is None else f"has {found:,} bytes"
+            here = "is missing" if size_here is None else f"has {size_here:,} bytes"
             raise PipelineError(
                 f"{folder}: {name}, which rank {rank} on {part.host} wrote with {size:,} bytes, "
                 f"{here} as rank 0 on {socket.gethostname()} sees it: no checkpoint is published",
@@ -79,16 +79,16 @@ def _size(path: Path) -> int | None:
 class Writer(Protocol):
     """A process's part that is being written to the disk.
 
-    Until `free` has returned, its tensors must not be changed.
+    Until `release_tensors` has returned, its tensors must not be changed.
     """
 
-    def writing(self) -> bool:
+    def is_writing(self) -> bool:
         """Return whether work is left."""
 
-    def free(self, allowance: int) -> None:
+    def release_tensors(self, allowance: int) -> None:
         """Return once the tensors may be changed; copies take `allowance` bytes at most."""
 
-    def result(self) -> Written:
+    def result(self) -> PartReport:
         """Wait for the end and return the report."""
 
     def cancel(self) -> None:
@@ -103,7 +103,7 @@ class WrittenPart:
     """
 
     def __init__(self, folder: Path, rank: int, fragments: Iterable[Fragment]) -> None:
-        self._written = Written()
+        self._written = PartReport()
         self._cancelled = False
         self._thread = threading.Thread(
             target=self._hash, args=(folder, rank), name="checkpoint", daemon=True
@@ -115,14 +115,14 @@ class WrittenPart:
             self._cancelled = True
         self._thread.start()
 
-    def writing(self) -> bool:
+    def is_writing(self) -> bool:
         """Return whether hashes are still missing."""
         return self._thread.is_alive()
 
-    def free(self, allowance: int) -> None:
+    def release_tensors(self, allowance: int) -> None:
         """Return at once: no tensor of the engine is held."""
 
-    def result(self) -> Written:
+    def result(self) -> PartReport:
         """Wait for the hashes and return the report."""
         self._thread.join()
         return self._written
@@ -144,7 +144,10 @@ class WrittenPart:
 
 
 class RankWriter:
-    """A part written by a thread. Until `free` has returned, its tensors must not be changed."""
+    """A part written by a thread.
+
+    Until `release_tensors` has returned, its tensors must not be changed.
+    """
 
     def __init__(self, folder: Path, rank: int, fragments: Iterable[Fragment]) -> None:
         """Start writing into a draft folder; the tensors may be on any device."""
@@ -160,17 +163,17 @@ class RankWriter:
         self._reading = False
         self._cancelled = False
         self._turn = threading.Condition()
-        self._written = Written({fragment.name: span(fragment) for fragment in held})
+        self._written = PartReport({fragment.name: span(fragment) for fragment in held})
         self._error: BaseException | None = None
-        self._beside = _beside_the_computation(self._lent)
+        self._side_stream = _open_side_stream(self._lent)
         self._thread = threading.Thread(target=self._write, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def writing(self) -> bool:
+    def is_writing(self) -> bool:
         """Return whether the part is not complete on disk yet."""
         return self._thread.is_alive()
 
-    def free(self, allowance: int) -> None:
+    def release_tensors(self, allowance: int) -> None:
         """Return once the engine's tensors may be changed.
 
         Copies tensors from the end, up to `allowance` bytes, and waits for the others. The thread
@@ -192,7 +195,7 @@ class RankWriter:
                     self._copies[name] = copied
                     del self._lent[name]
 
-    def result(self) -> Written:
+    def result(self) -> PartReport:
         """Wait until the part is on disk, or could not be written; return the report."""
         self._thread.join()
         if self._error is not None and not isinstance(self._error, OSError):
@@ -206,7 +209,7 @@ class RankWriter:
 
     def _write(self) -> None:
         try:
-            with self._beside:
+            with self._side_stream:
                 known = write_rank_files(*self._place, self._sizes, self._take)
             self._written.known = known
             self._written.sizes = {n: (self._place[0] / n).stat().st_size for n in known}
@@ -230,7 +233,7 @@ class RankWriter:
         return tensor.flatten()
 
 
-def _beside_the_computation(tensors: dict[str, torch.Tensor]) -> AbstractContextManager[object]:
+def _open_side_stream(tensors: dict[str, torch.Tensor]) -> AbstractContextManager[object]:
     """Return a context for writing: on a GPU a separate stream, after what is queued so far."""
     device = next((t.device for t in tensors.values() if t.device.type == "cuda"), None)
     if device is None:

@@ -28,30 +28,30 @@ from zerotrain.launch.schedule import learning_rate, momentum
 from zerotrain.machine.disk_errors import DiskError
 from zerotrain.machine.host import detect_host
 from zerotrain.state.checkpoint import KIND, write_position
-from zerotrain.state.position import EMA, MASTER, TrainerState
+from zerotrain.state.position import EMA_SLOT, MASTER, TrainerState
 from zerotrain.state.state import SHARD_BYTES
 from zerotrain.training import ranks
 from zerotrain.training.checkpointing.checkpoint_room import (
     checkpoint_bytes,
     make_room,
-    not_written,
+    write_error,
 )
-from zerotrain.training.checkpointing.conditions import protected
+from zerotrain.training.checkpointing.conditions import manifest_content
 from zerotrain.training.checkpointing.making import Making
 from zerotrain.training.checkpointing.progress_folder import prune, step_folder
 from zerotrain.training.checkpointing.rank_writer import (
+    PartReport,
     RankWriter,
     Writer,
-    Written,
     WrittenPart,
     check_written,
 )
-from zerotrain.training.clock import Clock
-from zerotrain.training.engines.average import WeightAverage
+from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.optim.optimizer import describe_group
 from zerotrain.training.reporting.log import Log
 from zerotrain.training.reporting.validation_history import note_best
+from zerotrain.training.step_counter import StepCounter
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Saving:
         phase: ResolvedPhase,
         log: Log,
         progress: Path,
-        average: WeightAverage | None = None,
+        ema: EMA | None = None,
         write_records: Callable[[Path], None] | None = None,
         making: Making | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class Saving:
             phase: The resolved phase.
             log: The log, whose state is among the records.
             progress: Folder of the phase's progress.
-            average: The moving average of the weights, if one is kept.
+            ema: The moving average of the weights, if one is kept.
             write_records: Writes further records of a checkpoint.
             making: What the first process records of the making; the others have none.
         """
@@ -89,7 +89,7 @@ class Saving:
         self._phase = phase
         self._log = log
         self._progress = progress
-        self._average = average
+        self._ema = ema
         self._minutes = minutes(phase.train.save_every)
         self._began = time.monotonic()
         self._publishing: contextlib.ExitStack | None = None
@@ -101,22 +101,22 @@ class Saving:
         self.seconds = 0.0
         """Seconds that saving has cost the loop so far."""
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return whether a step is saved because of its number."""
         each, kept = self._phase.train.save_every, self._phase.train.keep_every
         return bool((isinstance(each, int) and step % each == 0) or (kept and step % kept == 0))
 
-    def overdue(self) -> bool:
+    def is_overdue(self) -> bool:
         """Return whether a save is due by the clock; only the first process decides."""
         if self._minutes is None or self._engine.rank:
             return False
         return time.monotonic() - self._began >= 60 * self._minutes
 
-    def writing(self) -> bool:
+    def is_writing(self) -> bool:
         """Return whether this process's part of a checkpoint is still being written."""
-        return self._writer is not None and self._writer.writing()
+        return self._writer is not None and self._writer.is_writing()
 
-    def begin(self, clock: Clock, *, wait: bool = False) -> None:
+    def begin(self, counter: StepCounter, *, wait: bool = False) -> None:
         """Save this step: during the next passes, or with `wait` before this returns.
 
         Raises:
@@ -126,10 +126,10 @@ class Saving:
         called = time.monotonic()
         self._began = called
         self._finish_pruning()
-        self._position = self._describe(clock)
-        self._slots = [MASTER, *self._engine.slots(), *([EMA] if self._average else [])]
-        folder = self._open_draft(clock.step)
-        source = self._average or self._engine
+        self._position = self._describe(counter)
+        self._slots = [MASTER, *self._engine.slots(), *([EMA_SLOT] if self._ema else [])]
+        folder = self._open_draft(counter.step)
+        source = self._ema or self._engine
         rank, fragments = self._engine.rank, source.fragments()
         if self._engine.steady:
             self._writer = RankWriter(folder, rank, fragments)
@@ -141,7 +141,7 @@ class Saving:
         if wait:
             self._finish_pruning()
 
-    def settle(self, writing: bool) -> None:
+    def wait_or_stage_tensors(self, writing: bool) -> None:
         """Prepare for a change to the engine's tensors; all processes call this just before it.
 
         Args:
@@ -156,7 +156,7 @@ class Saving:
             self.finish()
             return
         called = time.monotonic()
-        self._writer.free(self._allowance())
+        self._writer.release_tensors(self._allowance())
         self.seconds += time.monotonic() - called
 
     def finish(self) -> None:
@@ -176,8 +176,8 @@ class Saving:
         try:
             for part in parts:
                 if part.errno is not None:
-                    raise not_written(self._progress, step, OSError(part.errno, ""))
-            self._first_does(lambda: self._publish(parts))
+                    raise write_error(self._progress, step, OSError(part.errno, ""))
+            self._run_on_first_rank(lambda: self._publish(parts))
             if self._engine.rank == 0:
                 # Freeing gigabytes takes a file system a fifth of the time to write them.
                 self._pruning = threading.Thread(target=self._prune, args=(step,), daemon=True)
@@ -220,25 +220,25 @@ class Saving:
 
     def _open_draft(self, step: int) -> Path:
         """Return the folder that all processes write into; the first one creates it."""
-        return self._first_does(lambda: self._make_draft(step))
+        return self._run_on_first_rank(lambda: self._make_draft(step))
 
-    def _first_does(self, act: Callable[[], T]) -> T:
+    def _run_on_first_rank(self, act: Callable[[], T]) -> T:
         """Return the result of `act` in the first process, or raise its failure, in every one."""
         assert self._position is not None
-        found: T | None = None
+        result: T | None = None
         trouble = None
         if self._engine.rank == 0:
             try:
-                found = act()
+                result = act()
             except (OSError, DiskError) as error:
-                trouble = not_written(self._progress, self._position.step, error)
+                trouble = write_error(self._progress, self._position.step, error)
             except PipelineError as error:
                 trouble = error
-        said = (trouble.what, trouble.hint) if trouble else None
-        found, said = ranks.broadcast((found, said))
-        if said is not None:
-            raise PipelineError(said[0], hint=said[1])
-        return found  # type: ignore[return-value]
+        failure = (trouble.what, trouble.hint) if trouble else None
+        result, failure = ranks.broadcast((result, failure))
+        if failure is not None:
+            raise PipelineError(failure[0], hint=failure[1])
+        return result  # type: ignore[return-value]
 
     def _make_draft(self, step: int) -> Path:
         assert self._position is not None
@@ -249,7 +249,7 @@ class Saving:
         target = step_folder(self._progress, step)
         try:
             self._draft = self._publishing.enter_context(artifact.publish(target, KIND))
-            self._draft.content = protected(self._making.trains)
+            self._draft.content = manifest_content(self._making.trains)
             records = self._draft.folder / "records"
             self._log.write_records(records)
             self._making.write_records(records)
@@ -260,7 +260,7 @@ class Saving:
             raise
         return self._draft.folder
 
-    def _publish(self, parts: list[Written]) -> None:
+    def _publish(self, parts: list[PartReport]) -> None:
         """Complete the checkpoint by one rename."""
         assert self._draft is not None
         assert self._position is not None
@@ -290,15 +290,15 @@ class Saving:
         """Return the bytes that may be copied: a shard, or less if the host has little memory."""
         return min(SHARD_BYTES, detect_host().available // (2 * self._engine.world_size))
 
-    def _describe(self, clock: Clock) -> TrainerState:
+    def _describe(self, counter: StepCounter) -> TrainerState:
         phase, engine = self._phase, self._engine
-        rate = learning_rate(phase.train, clock.step, clock.horizon)
-        beta1 = momentum(phase.train, clock.step, clock.horizon)
+        rate = learning_rate(phase.train, counter.step, counter.horizon)
+        beta1 = momentum(phase.train, counter.step, counter.horizon)
         return TrainerState(
             run=phase.run,
             phase=phase.phase,
-            step=clock.step,
-            samples=clock.samples,
+            step=counter.step,
+            samples=counter.samples,
             optimizer=phase.train.optimizer,
             optimizer_step=engine.optimizer_step(),
             param_groups=[
@@ -306,7 +306,7 @@ class Saving:
                 for group, scalars in zip(engine.groups, engine.scalars(), strict=True)
             ],
             lr_scheduler=phase.train.lr_scheduler,
-            lr_scheduler_steps=clock.horizon,
+            lr_scheduler_steps=counter.horizon,
             rng={"scheme": "counter", "seed": phase.seed},
             engine=engine.describe(),
             loss_scale=engine.loss_scale(),

@@ -23,7 +23,7 @@ from typing import Any
 from zerotrain.artifact import digest, replacing, write_json
 from zerotrain.errors import PipelineError
 from zerotrain.training.checkpointing import conditions
-from zerotrain.training.checkpointing.conditions import Recorded
+from zerotrain.training.checkpointing.conditions import RecordedConditions
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
 DAMAGED = "damaged-step-"
@@ -35,7 +35,7 @@ ENVIRONMENT = "ZEROTRAIN_ACCEPTED"
 """Digest of the values that a command accepts for the single start that it makes."""
 
 
-def recorded(progress: Path, until: int) -> tuple[int, Recorded | None] | None:
+def read_recorded(progress: Path, until: int) -> tuple[int, RecordedConditions | None] | None:
     """Read what the checkpoint that a start would resume was trained with.
 
     Args:
@@ -49,7 +49,7 @@ def recorded(progress: Path, until: int) -> tuple[int, Recorded | None] | None:
     steps = sorted(saved_steps(progress), key=lambda step: (step <= until, step), reverse=True)
     for step in steps:
         try:
-            return step, conditions.read_recorded(step_folder(progress, step))
+            return step, conditions.read_conditions(step_folder(progress, step))
         except (PipelineError, OSError):
             continue  # a resume skips damaged ones, too
     return None
@@ -74,9 +74,9 @@ def set_aside(progress: Path, present: Mapping[str, Any]) -> Path:
         DiskError: nothing can be written, and nothing was moved.
     """
     _write(progress / SET_ASIDE, present)
-    found = recorded(progress, 0)
-    of = found[1].trains if found and found[1] else {}
-    moving = _named(progress, MOVING, digest(of)[:TEXT])
+    recorded = read_recorded(progress, 0)
+    of = recorded[1].trains if recorded and recorded[1] else {}
+    moving = _unused_name(progress, MOVING, digest(of)[:TEXT])
     moving.mkdir()
     return _complete_aside(progress, moving)
 
@@ -89,18 +89,18 @@ def take_back(progress: Path, stale: Path) -> None:
     """
     damaged = sorted(progress.glob(f"{DAMAGED}*"))
     if damaged:
-        kept = _named(progress, "damaged", "steps")
+        kept = _unused_name(progress, "damaged", "steps")
         kept.mkdir()
         for item in damaged:
             item.rename(kept / item.name)
     for item in _items(progress):
         shutil.rmtree(item) if item.is_dir() else item.unlink()
-    restoring = _named(progress, RESTORING, stale.name.partition("-")[2])
+    restoring = _unused_name(progress, RESTORING, stale.name.partition("-")[2])
     stale.rename(restoring)
     _complete_restoring(progress, restoring)
 
 
-def next_aside(phase: Path) -> Path:
+def next_aside_folder(phase: Path) -> Path:
     """Return the folder that a phase's trained folders are moved into next; it does not exist.
 
     Args:
@@ -113,7 +113,7 @@ def next_aside(phase: Path) -> Path:
 
 
 def restore_command(phase: Path, aside: Path) -> str:
-    """Return a shell command that restores what was moved into a folder of `next_aside`.
+    """Return a shell command that restores what was moved into a folder of `next_aside_folder`.
 
     What was trained since is kept, in a folder `*-replaced`.
     """
@@ -133,8 +133,8 @@ def complete_moves(progress: Path) -> None:
 
 def stale_folders(progress: Path) -> list[Path]:
     """Return the set-aside folders that have checkpoints, the newest last."""
-    found = progress.parent.glob(f"{progress.name}.{STALE}-*")
-    return sorted((one for one in found if saved_steps(one)), key=lambda one: one.stat().st_mtime)
+    folders = progress.parent.glob(f"{progress.name}.{STALE}-*")
+    return sorted((one for one in folders if saved_steps(one)), key=lambda one: one.stat().st_mtime)
 
 
 def find_matching(
@@ -148,8 +148,8 @@ def find_matching(
     for stale in reversed(stale_folders(progress)):
         if not (stale / SET_ASIDE).is_file():
             continue
-        found = recorded(stale, until)
-        if found and found[1] and not conditions.changes(found[1], present, cache):
+        recorded = read_recorded(stale, until)
+        if recorded and recorded[1] and not conditions.changes(recorded[1], present, cache):
             return stale
     return None
 
@@ -184,7 +184,7 @@ TEXT = 12
 def _complete_aside(progress: Path, moving: Path) -> Path:
     for item in _items(progress):
         item.rename(moving / item.name)
-    stale = _named(progress, STALE, moving.name.partition("-")[2].partition("-")[0])
+    stale = _unused_name(progress, STALE, moving.name.partition("-")[2].partition("-")[0])
     moving.rename(stale)
     return stale
 
@@ -203,7 +203,7 @@ def _items(progress: Path) -> Iterator[Path]:
     return (item for item in list(progress.iterdir()) if not item.name.startswith("lock"))
 
 
-def _named(progress: Path, kind: str, of: str) -> Path:
+def _unused_name(progress: Path, kind: str, of: str) -> Path:
     base = progress.with_name(f"{progress.name}.{kind}-{of}")
     name, count = base, 1
     while name.exists():
@@ -220,8 +220,8 @@ def _write(path: Path, trains: Mapping[str, Any]) -> None:
 def _read(path: Path) -> dict[str, Any] | None:
     """Read the values in a file; return None, which accepts nothing, if missing or damaged."""
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    trains = found.get(conditions.TRAINS) if isinstance(found, dict) else None
+    trains = document.get(conditions.TRAINS) if isinstance(document, dict) else None
     return trains if isinstance(trains, dict) else None

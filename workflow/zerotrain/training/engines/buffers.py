@@ -33,26 +33,26 @@ class Buffers:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
-        found = dict(_buffers(model))
-        self.names = sorted(found)
-        self._digests = {name: digest_of(one) for name, one in found.items()}
+        buffers = dict(_buffers(model))
+        self.names = sorted(buffers)
+        self._digests = {name: compute_digest(one) for name, one in buffers.items()}
         # A tensor that is kept alive has a unique id.
-        self._seen = found
-        self._marks = {name: _mark(one) for name, one in found.items()}
+        self._seen = buffers
+        self._marks = {name: _mark(one) for name, one in buffers.items()}
 
-    def changed(self) -> list[str]:
+    def list_changed(self) -> list[str]:
         """Return the names of the buffers that changed in this process since the start."""
-        found = []
+        names = []
         for name, one in _buffers(self._model):
             mark = _mark(one)
             if one.nbytes > LARGE and self._marks.get(name) == mark:
                 continue
-            if digest_of(one) != self._digests.get(name):
-                found.append(name)
+            if compute_digest(one) != self._digests.get(name):
+                names.append(name)
             self._seen[name], self._marks[name] = one, mark
-        return sorted(found)
+        return sorted(names)
 
-    def refuse_changed(self, phase: ResolvedPhase) -> None:
+    def check_unchanged(self, phase: ResolvedPhase) -> None:
         """Raise if training changed a buffer; every process calls this at the same step.
 
         Raises:
@@ -60,7 +60,7 @@ class Buffers:
         """
         if not self.names:
             return
-        names = sorted({name for changed in ranks.gather(self.changed()) for name in changed})
+        names = sorted({name for changed in ranks.gather(self.list_changed()) for name in changed})
         if not names:
             return
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
@@ -74,7 +74,7 @@ class Buffers:
         )
 
 
-def digest_of(buffer: torch.Tensor) -> str:
+def compute_digest(buffer: torch.Tensor) -> str:
     """Return the sha256 of a buffer's bytes."""
     values = buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(values.numpy().data).hexdigest()
@@ -85,13 +85,13 @@ def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for path, module in model.named_modules():
         if isinstance(module, QuantizedLinear):
             continue  # codes of frozen weights, as large as the model; nothing writes them
-        if _follows_the_batch(module):
+        if _depends_on_batch(module):
             continue
         for name, buffer in module.named_buffers(recurse=False):
             yield f"{path}.{name}".lstrip(".").removeprefix(WRAPPED), buffer
 
 
-def _follows_the_batch(module: torch.nn.Module) -> bool:
+def _depends_on_batch(module: torch.nn.Module) -> bool:
     """Return whether each forward pass chooses the module's table by its batch alone (longrope)."""
     kind = getattr(module, "rope_type", None)
     kinds = list(kind.values()) if isinstance(kind, dict) else [kind]

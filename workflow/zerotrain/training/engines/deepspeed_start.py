@@ -25,15 +25,15 @@ def import_muon() -> None:
 
     Decorating them imports all of torch's compiler, and nothing here uses them.
     """
-    compiler, torch.compile = torch.compile, _left_alone  # type: ignore[assignment]
+    compiler, torch.compile = torch.compile, _skip_compilation  # type: ignore[assignment]
     try:
         importlib.import_module(MUON)
     finally:
         torch.compile = compiler
 
 
-def _left_alone(function: Callable[..., Any] | None = None, **_: Any) -> Any:
-    return _left_alone if function is None else function
+def _skip_compilation(function: Callable[..., Any] | None = None, **_: Any) -> Any:
+    return _skip_compilation if function is None else function
 
 
 def remember_processor() -> None:
@@ -42,17 +42,19 @@ def remember_processor() -> None:
     An inspection runs programs for a second or two, and each op that DeepSpeed loads makes one.
     """
     if getattr(cpuinfo.get_cpu_info, "__module__", "").startswith(cpuinfo.__name__):
-        cpuinfo.get_cpu_info = functools.cache(functools.partial(_known, cpuinfo.get_cpu_info))
+        cpuinfo.get_cpu_info = functools.cache(
+            functools.partial(_read_or_detect, cpuinfo.get_cpu_info)
+        )
 
 
-def _known(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _read_or_detect(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     path = ops_folder() / PROCESSOR
     with contextlib.suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
-    found = look()
+        processor: dict[str, Any] = json.loads(path.read_text())
+        return processor
+    processor = look()
     draft = path.with_name(f"{PROCESSOR}.new-{os.getpid()}")
     with contextlib.suppress(OSError):  # the folder may be read-only
-        draft.write_text(json.dumps(found))
+        draft.write_text(json.dumps(processor))
         draft.replace(path)
-    return found
+    return processor

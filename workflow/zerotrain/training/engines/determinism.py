@@ -22,7 +22,7 @@ LACKING = "does not have a deterministic implementation"
 
 
 @contextlib.contextmanager
-def equal_bits(phase: ResolvedPhase) -> Iterator[None]:
+def use_deterministic_kernels(phase: ResolvedPhase) -> Iterator[None]:
     """Make a GPU compute equal bits in this context, unless the phase turns full_determinism off.
 
     Raises:

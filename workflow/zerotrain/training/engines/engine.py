@@ -65,7 +65,7 @@ class Engine(Protocol):
         Before its first update an optimizer has nothing to load.
         """
 
-    def load_loss_scale(self, found: dict[str, Any]) -> None:
+    def load_loss_scale(self, state: dict[str, Any]) -> None:
         """Load what `loss_scale` returned, in this engine or another."""
 
     def masters(self) -> Iterator[Fragment]:

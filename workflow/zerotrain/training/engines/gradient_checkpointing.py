@@ -38,9 +38,9 @@ def enable_gradient_checkpointing(model: torch.nn.Module, phase: ResolvedPhase) 
         from deepspeed.accelerator import get_accelerator
 
         # On a CPU the inputs are in host memory, and DeepSpeed 0.19 would lose them in the copy.
-        elsewhere = not get_accelerator().is_synchronized_device()
+        asynchronous = not get_accelerator().is_synchronized_device()
         checkpointing.configure(
-            None, checkpoint_in_cpu=phase.launch.cpu_checkpointing and elsewhere
+            None, checkpoint_in_cpu=phase.launch.cpu_checkpointing and asynchronous
         )
         chosen = checkpoint_by_deepspeed
     # The same method in both libraries; transformers has no public one that takes a function.
@@ -79,7 +79,7 @@ def checkpoint_by_deepspeed(block: Block, *args: Any, **kwargs: Any) -> Any:
         block = block.func
     leaves, form = tree_flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    tensors = _expendable([leaves[place] for place in places])
+    tensors = _alias_tensors([leaves[place] for place in places])
     for place in places:
         leaves[place] = None  # else `run` would keep tensors that DeepSpeed moves away
     device = tensors[0].device.type
@@ -102,17 +102,17 @@ def checkpoint_by_deepspeed(block: Block, *args: Any, **kwargs: Any) -> Any:
     return tree_unflatten(outputs if isinstance(outputs, tuple) else [outputs], output_form)
 
 
-def _expendable(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def _alias_tensors(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return tensors over the same memory, at least one of which requires a gradient.
 
     DeepSpeed empties the tensors that it moves to host memory, but others use them, too: skip
     connections, the embedding of the timestep. It also excludes a block from the graph, with all
     that is trained inside, if no input requires a gradient: LoRA's first block.
     """
-    found: list[torch.Tensor] = [_Alias.apply(t) for t in tensors]  # type: ignore[no-untyped-call]
-    if not any(tensor.requires_grad for tensor in found):
-        next(tensor for tensor in found if tensor.is_floating_point()).requires_grad_()
-    return found
+    aliases: list[torch.Tensor] = [_Alias.apply(t) for t in tensors]  # type: ignore[no-untyped-call]
+    if not any(tensor.requires_grad for tensor in aliases):
+        next(tensor for tensor in aliases if tensor.is_floating_point()).requires_grad_()
+    return aliases
 
 
 class _Alias(torch.autograd.Function):

@@ -51,25 +51,25 @@ class LossScale:
             "hysteresis": self._hysteresis,
         }
 
-    def load(self, found: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Load what `state` returned, in this engine or another; a fixed scale stays."""
         if self.dynamic:
-            found = fitted(found, self._settings)
-            self.scale, self._good_steps = found["scale"], found["good_steps"]
-            self._hysteresis = found["hysteresis"]
+            state = clamp_state(state, self._settings)
+            self.scale, self._good_steps = state["scale"], state["good_steps"]
+            self._hysteresis = state["hysteresis"]
 
 
-def fitted(found: Mapping[str, Any], settings: Fp16Config) -> dict[str, Any]:
+def clamp_state(state: Mapping[str, Any], settings: Fp16Config) -> dict[str, Any]:
     """Return a loss scale's state within other settings: a due change comes at the next step."""
     hysteresis = settings.hysteresis
     return {
-        "scale": float(found["scale"]),
-        "good_steps": min(int(found["good_steps"]), settings.loss_scale_window),
-        "hysteresis": min(int(found.get("hysteresis", hysteresis)), hysteresis),
+        "scale": float(state["scale"]),
+        "good_steps": min(int(state["good_steps"]), settings.loss_scale_window),
+        "hysteresis": min(int(state.get("hysteresis", hysteresis)), hysteresis),
     }
 
 
-def exhausted(state: Mapping[str, Any], settings: Fp16Config) -> bool:
+def is_at_minimum(state: Mapping[str, Any], settings: Fp16Config) -> bool:
     """Return whether an overflow can no longer lower the scale: it is fixed, or at its lowest.
 
     Then the training has diverged, or the fixed scale is too high.

@@ -80,8 +80,8 @@ def load_partitioned(
                 f"{folder}: no tensor {keys[name][0]}, which the model's config.json asks for",
                 hint="complete the folder, or download the model again",
             )
-        found: torch.Tensor = held[key].get_tensor(key)
-        return found
+        tensor: torch.Tensor = held[key].get_tensor(key)
+        return tensor
 
     settings = json.loads(config.read_text())
     if swap is not None:
@@ -112,8 +112,8 @@ def load_partitioned(
             )
         owner, _, short = name.rpartition(".")
         module = model.get_submodule(owner)
-        found = held[name].get_tensor(name) if name in held else buffer
+        tensor = held[name].get_tensor(name) if name in held else buffer
         module.register_buffer(
-            short, found.to(device), persistent=short not in module._non_persistent_buffers_set
+            short, tensor.to(device), persistent=short not in module._non_persistent_buffers_set
         )
     return model, parts_of(read)

@@ -26,13 +26,13 @@ from zerotrain.training.engines.engine import STEADY, describe_phase
 from zerotrain.training.engines.loss_scale import LossScale
 from zerotrain.training.optim.optimizer import (
     Packed,
-    counters,
-    drive,
-    filled,
     group_scalars,
     open_optimizers,
+    probe_scalar_state,
     read_slot,
+    scalar_state_like,
     scalars_of,
+    set_hyperparameters,
 )
 from zerotrain.training.optim.param_groups import param_groups
 
@@ -150,7 +150,9 @@ class TorchEngine:
         if self._scale:
             self._scale.update(overflow)
         for optimizer in self._optimizers:
-            drive(optimizer.param_groups, self.groups, self._phase, learning_rate, beta1)
+            set_hyperparameters(
+                optimizer.param_groups, self.groups, self._phase, learning_rate, beta1
+            )
             if not overflow:
                 optimizer.step()
         self._updates += not overflow
@@ -198,7 +200,7 @@ class TorchEngine:
                         optimizer.fill(stepped, optimizer_step, slots)
                         continue
                     template = self._counters(group, stepped)
-                    state = filled(template, optimizer_step, numbers[group])
+                    state = scalar_state_like(template, optimizer_step, numbers[group])
                     optimizer.state[stepped] = state | self._read_slots(fill, group, stepped)
 
     def _counters(self, group: int, stepped: torch.nn.Parameter) -> dict[str, Any]:
@@ -209,7 +211,7 @@ class TorchEngine:
             return next(one for one in made if one.param_groups[0]["params"])
 
         # Muon checks the number of dimensions.
-        return counters(open_small, self._all_slots(), self.device, (2,) * stepped.ndim)
+        return probe_scalar_state(open_small, self._all_slots(), self.device, (2,) * stepped.ndim)
 
     def _read_slots(
         self, fill: FillPart, group: int, stepped: torch.nn.Parameter
@@ -217,13 +219,13 @@ class TorchEngine:
         flat = self._flats[group]
         if self._whole:
             name = next(name for name, own in flat.parameters.items() if own is stepped)
-            found = {}
+            values = {}
             for slot in self._slots_of(name, self._all_slots()):
                 shape = optimizers.slot_shape(self._phase.train.optimizer, slot, self.shapes[name])
                 assert shape is not None
-                found[slot] = torch.empty(shape, device=self.device)
-                fill(name, slot, 0, found[slot].view(-1))
-            return found
+                values[slot] = torch.empty(shape, device=self.device)
+                fill(name, slot, 0, values[slot].view(-1))
+            return values
         slots = {slot: torch.zeros_like(flat.weights.data) for slot in self._all_slots()}
         for name in flat.names:
             for slot, whole in slots.items():
@@ -238,9 +240,9 @@ class TorchEngine:
         shape, optimizer = self.shapes[name], self._phase.train.optimizer
         return [slot for slot in slots if optimizers.slot_shape(optimizer, slot, shape) is not None]
 
-    def load_loss_scale(self, found: dict[str, Any]) -> None:
+    def load_loss_scale(self, state: dict[str, Any]) -> None:
         if self._scale:
-            self._scale.load(found)
+            self._scale.load(state)
 
     def masters(self) -> Iterator[Fragment]:
         for flat, name in self._own_share():
@@ -269,8 +271,8 @@ class TorchEngine:
     def _slot(self, flat: FlatGroup, name: str, slot: str) -> torch.Tensor:
         stepped = flat.parameters[name] if self._whole else flat.weights
         owner = next(o for o in self._optimizers if stepped in o.state)
-        found = read_slot(owner, stepped, slot)
-        return found if self._whole else flat.part(found, name)
+        values = read_slot(owner, stepped, slot)
+        return values if self._whole else flat.part(values, name)
 
     def slots(self) -> list[str]:
         return self._all_slots() if self._updates else []

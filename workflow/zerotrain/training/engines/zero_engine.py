@@ -31,19 +31,19 @@ from zerotrain.state.checkpoint import Fragment
 from zerotrain.state.state import FillPart, parts_of
 from zerotrain.training.engines.deepspeed_start import import_muon, remember_processor
 from zerotrain.training.engines.engine import STEADY, describe_phase
-from zerotrain.training.engines.loss_scale import LossScale, fitted
+from zerotrain.training.engines.loss_scale import LossScale, clamp_state
 from zerotrain.training.engines.zero_clipping import clip_each_value
 from zerotrain.training.engines.zero_partitions import GroupPartitions, ParameterPartitions
 from zerotrain.training.engines.zero_swap import point_to, read_gradients_through_aligned_memory
 from zerotrain.training.optim.adam_bf16_states import AdamBf16States
 from zerotrain.training.optim.optimizer import (
-    counters,
-    drive,
-    filled,
     group_scalars,
     group_values,
     open_optimizers,
+    probe_scalar_state,
+    scalar_state_like,
     scalars_of,
+    set_hyperparameters,
 )
 from zerotrain.training.optim.param_groups import ParamGroup, param_groups
 
@@ -139,7 +139,7 @@ class ZeroEngine:
 
     def step(self, learning_rate: float, beta1: float | None = None) -> float:
         base = self._zero.optimizer
-        drive(base.param_groups, self.groups, self._phase, learning_rate, beta1)
+        set_hyperparameters(base.param_groups, self.groups, self._phase, learning_rate, beta1)
         if isinstance(base, DeepSpeedCPUAdam):
             _forget_bias_history(base)
         self._engine.step()
@@ -167,8 +167,8 @@ class ZeroEngine:
         def state(flat: torch.Tensor, group: int) -> dict[str, Any]:
             if flat.device not in templates:
                 small = lambda one: self._open([[one]], self.groups[:1])  # noqa: E731
-                templates[flat.device] = counters(small, self._all_slots(), flat.device)
-            counts = filled(templates[flat.device], optimizer_step, numbers[group])
+                templates[flat.device] = probe_scalar_state(small, self._all_slots(), flat.device)
+            counts = scalar_state_like(templates[flat.device], optimizer_step, numbers[group])
             kept = torch.bfloat16 if self._phase.launch.bf16_optimizer_states else flat.dtype
             slots = self._all_slots()
             return counts | {slot: torch.zeros_like(flat.data, dtype=kept) for slot in slots}
@@ -199,12 +199,12 @@ class ZeroEngine:
     def _all_slots(self) -> list[str]:
         return optimizers.slots(self._phase.train.optimizer, self._phase.train.optimizer_args)
 
-    def load_loss_scale(self, found: dict[str, Any]) -> None:
+    def load_loss_scale(self, state: dict[str, Any]) -> None:
         scaler = self._zero.loss_scaler
         if scaler.dynamic:
-            found = fitted(found, self._phase.launch.fp16)
-            scaler.cur_scale, scaler.cur_hysteresis = found["scale"], found["hysteresis"]
-            scaler.cur_iter, scaler.last_overflow_iter = found["good_steps"], -1
+            state = clamp_state(state, self._phase.launch.fp16)
+            scaler.cur_scale, scaler.cur_hysteresis = state["scale"], state["hysteresis"]
+            scaler.cur_iter, scaler.last_overflow_iter = state["good_steps"], -1
 
     def masters(self) -> Iterator[Fragment]:
         return self._partitions.fragments([])

@@ -98,10 +98,10 @@ class ParameterPartitions:
 
     def flats(self) -> list[list[torch.Tensor]]:
         """Return the flat tensors of each group, which the optimizer steps."""
-        found: list[list[torch.Tensor]] = [[] for _ in self._zero.optimizer.param_groups]
+        flats_by_group: list[list[torch.Tensor]] = [[] for _ in self._zero.optimizer.param_groups]
         for number, flat in enumerate(self._zero.fp32_partitioned_groups_flat):
-            found[self._zero.sub_group_to_group_id[number]].append(flat)
-        return found
+            flats_by_group[self._zero.sub_group_to_group_id[number]].append(flat)
+        return flats_by_group
 
     def create_states(self, create: CreateState) -> None:
         """Give the optimizer a state for each flat tensor, before the first step has made one."""
@@ -120,7 +120,7 @@ class ParameterPartitions:
                     if length:
                         first = self._offset(parameter)
                         parts = {s: v[first : first + length].float() for s, v in held.items()}
-                        if self._swapped(group):  # the next sub-group reuses the buffers
+                        if self._is_swapped(group):  # the next sub-group reuses the buffers
                             parts = {slot: part.clone() for slot, part in parts.items()}
                         yield Fragment(name, start, parts)
 
@@ -151,7 +151,7 @@ class ParameterPartitions:
     @contextlib.contextmanager
     def _resident(self, group: int, *, changed: bool = False) -> Iterator[torch.Tensor]:
         """Yield a sub-group's flat tensor, swapped in with its moments; swap it out if changed."""
-        swapped = self._swapped(group)
+        swapped = self._is_swapped(group)
         if swapped:
             self._zero._optimizer_states_and_gradient_swap_in(group)
         yield self._zero.fp32_partitioned_groups_flat[group]
@@ -160,7 +160,7 @@ class ParameterPartitions:
         elif swapped:
             self._zero._release_swap_buffers(group)
 
-    def _swapped(self, group: int) -> bool:
+    def _is_swapped(self, group: int) -> bool:
         return bool(self._zero._swappable_optimizer_subgroup(group))
 
     def _moments(self, flat: torch.Tensor, slots: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -68,7 +68,7 @@ class AdamBf16States(DeepSpeedCPUAdam):  # type: ignore[misc]
             )  # fmt: skip
             for number, (piece, whole) in enumerate(zip(moments, stored, strict=True)):
                 place = 2 * (start // PIECE) + number
-                whole[part] = self._dither.rounded(piece, state["step"], place)
+                whole[part] = self._dither.round(piece, state["step"], place)
 
 
 class Dither:
@@ -78,7 +78,7 @@ class Dither:
         source = torch.Generator().manual_seed(0)
         self._noise = torch.randint(2**16, (length + STARTS,), generator=source, dtype=torch.int32)
 
-    def rounded(self, values: torch.Tensor, step: int, place: int) -> torch.Tensor:
+    def round(self, values: torch.Tensor, step: int, place: int) -> torch.Tensor:
         """Round float32 values to bf16, up with the probability that keeps their mean.
 
         The values are changed. Another step or place draws other random numbers. bf16 is the upper

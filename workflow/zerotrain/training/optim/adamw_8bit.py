@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import bitsandbytes  # type: ignore[import-not-found,unused-ignore]
 import torch
 
-from zerotrain.training.optim.block_codes import decoded, encoded
+from zerotrain.training.optim.block_codes import decode, encode
 
 SLOTS = {"exp_avg": "1", "exp_avg_sq": "2"}
 """torch's names of the moments, and bitsandbytes' number for each."""
@@ -25,7 +25,7 @@ class AdamW8bit(bitsandbytes.optim.AdamW8bit):  # type: ignore[misc]
         state, number = self.state[parameter], SLOTS[slot]
         held: torch.Tensor = state[f"state{number}"]
         if held.dtype == torch.uint8:
-            return decoded(held, state[f"absmax{number}"], state[f"qmap{number}"])
+            return decode(held, state[f"absmax{number}"], state[f"qmap{number}"])
         return held
 
     def fill(
@@ -44,7 +44,7 @@ class AdamW8bit(bitsandbytes.optim.AdamW8bit):  # type: ignore[misc]
         for slot, values in slots.items():
             held = state[f"state{SLOTS[slot]}"]
             if held.dtype == torch.uint8:
-                codes, largest = encoded(values, state[f"qmap{SLOTS[slot]}"])
+                codes, largest = encode(values, state[f"qmap{SLOTS[slot]}"])
                 held.copy_(codes)
                 state[f"absmax{SLOTS[slot]}"].copy_(largest)
             else:

@@ -14,7 +14,7 @@ BLOCK = 256
 """Elements of a block (bitsandbytes: optim/optimizer.py, init_state)."""
 
 
-def encoded(values: torch.Tensor, code_map: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def encode(values: torch.Tensor, code_map: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the nearest codes.
 
     Args:
@@ -31,8 +31,8 @@ def encoded(values: torch.Tensor, code_map: torch.Tensor) -> tuple[torch.Tensor,
     return codes.view_as(values), largest
 
 
-def decoded(codes: torch.Tensor, largest: torch.Tensor, code_map: torch.Tensor) -> torch.Tensor:
-    """Return what `encoded` maps to these codes and magnitudes, as float32 in the codes' shape."""
+def decode(codes: torch.Tensor, largest: torch.Tensor, code_map: torch.Tensor) -> torch.Tensor:
+    """Return what `encode` maps to these codes and magnitudes, as float32 in the codes' shape."""
     flat = codes.flatten()
     values = code_map[flat.int()] * _spread(largest, flat.numel())
     lost = _blocks(values).abs().amax(dim=1) < largest

@@ -70,9 +70,9 @@ def open_optimizers(
             del values["betas"]
             values |= {"eps": phase.train.optimizer_args.get("eps", _default(phase, "eps"))}
         return [
-            _open(phase, torch.optim.Muon, muon, [_of(p, matrix=True) for p in parameters]),
+            _open(phase, torch.optim.Muon, muon, [_select(p, matrix=True) for p in parameters]),
             _open(
-                phase, torch.optim.AdamW, adam, [_of(p, matrix=False) for p in parameters],
+                phase, torch.optim.AdamW, adam, [_select(p, matrix=False) for p in parameters],
                 fused=True,
             ),
         ]  # fmt: skip
@@ -103,16 +103,16 @@ def _adamw_8bit(phase: ResolvedPhase) -> Callable[..., torch.optim.Optimizer]:
             hint="install it (`pip install bitsandbytes`); or optimizer: adamw, with launch: "
             "zero2_offload where its moments do not fit the GPU",
         ) from error
-    found: Callable[..., torch.optim.Optimizer] = AdamW8bit
-    return found
+    optimizer_class: Callable[..., torch.optim.Optimizer] = AdamW8bit
+    return optimizer_class
 
 
 def read_slot(optimizer: torch.optim.Optimizer, stepped: torch.Tensor, slot: str) -> torch.Tensor:
     """Return a stepped tensor's slot by torch's name, as float32."""
     if isinstance(optimizer, Packed):
         return optimizer.read_slot(stepped, slot)
-    found: torch.Tensor = optimizer.state[stepped][slot]
-    return found
+    values: torch.Tensor = optimizer.state[stepped][slot]
+    return values
 
 
 @runtime_checkable
@@ -132,7 +132,7 @@ def _default(phase: ResolvedPhase, key: str) -> Any:
     return optimizers.find(phase.train.optimizer)[0].arguments[key]
 
 
-def _of(parameters: Parameters, *, matrix: bool) -> Parameters:
+def _select(parameters: Parameters, *, matrix: bool) -> Parameters:
     return [parameter for parameter in parameters if (parameter.ndim == 2) == matrix]
 
 
@@ -154,8 +154,8 @@ def _open(
         ) from error
 
 
-def drive(
-    driven: Iterable[dict[str, Any]],
+def set_hyperparameters(
+    param_groups: Iterable[dict[str, Any]],
     groups: Sequence[ParamGroup],
     phase: ResolvedPhase,
     learning_rate: float,
@@ -164,7 +164,7 @@ def drive(
     """Set the schedule's values for the coming step in an optimizer's groups.
 
     Args:
-        driven: The optimizer's groups, in the order of `groups`.
+        param_groups: The optimizer's groups, in the order of `groups`.
         groups: The phase's groups.
         phase: The resolved phase.
         learning_rate: The phase's rate at this step.
@@ -173,7 +173,7 @@ def drive(
     Raises:
         PipelineError: the optimizer has neither.
     """
-    for values, group in zip(driven, groups, strict=True):
+    for values, group in zip(param_groups, groups, strict=True):
         values["lr"] = group.rate(learning_rate, phase.train)
         if beta1 is None:
             continue
@@ -197,16 +197,16 @@ def describe_group(
     scalars: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return a group as a position records it, at a step with this phase's rate and first beta."""
-    found: dict[str, Any] = {"parameters": group.names, **_shared_values(phase, group)}
-    found["lr"] = group.rate(learning_rate, phase.train)
-    if "betas" in found:
-        found["betas"] = [
+    described: dict[str, Any] = {"parameters": group.names, **_shared_values(phase, group)}
+    described["lr"] = group.rate(learning_rate, phase.train)
+    if "betas" in described:
+        described["betas"] = [
             phase.train.adam_beta1 if beta1 is None else beta1,
             phase.train.adam_beta2,
         ]
     if phase.train.optimizer_args:
-        found["optimizer_args"] = phase.train.optimizer_args
-    return {**found, "scalars": dict(scalars)} if scalars else found
+        described["optimizer_args"] = phase.train.optimizer_args
+    return {**described, "scalars": dict(scalars)} if scalars else described
 
 
 def scalars_of(phase: ResolvedPhase, state: Mapping[str, Any]) -> dict[str, float]:
@@ -223,7 +223,7 @@ def group_scalars(
     Raises:
         PipelineError: parameters with different scalars are one group now.
     """
-    found: list[dict[str, float]] = []
+    scalars: list[dict[str, float]] = []
     for group in groups:
         inside = set(group.names)
         numbers = [
@@ -237,11 +237,11 @@ def group_scalars(
                 f"{', '.join(numbers[0])} for parameters that are one group now",
                 hint="keep the param_groups of the phase before",
             )
-        found.append(numbers[0] if numbers else {})
-    return found
+        scalars.append(numbers[0] if numbers else {})
+    return scalars
 
 
-def counters(
+def probe_scalar_state(
     optimizer: Callable[[torch.nn.Parameter], torch.optim.Optimizer],
     slots: Iterable[str],
     device: torch.device,
@@ -258,10 +258,13 @@ def counters(
     return {key: value for key, value in made.state[small].items() if key not in set(slots)}
 
 
-def filled(
+def scalar_state_like(
     template: Mapping[str, Any], optimizer_step: int, scalars: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Return a result of `counters` with these values, in new tensors: torch counts in place."""
+    """Return a result of `probe_scalar_state` with these values.
+
+    In new tensors, since torch counts in place.
+    """
     values = {"step": optimizer_step, **scalars}
     return {
         key: torch.full_like(old, values[key]) if isinstance(old, torch.Tensor) else values[key]

@@ -10,7 +10,7 @@ from zerotrain.training.checkpointing.set_aside import (
     complete_moves,
     is_moving,
     read_asked,
-    recorded,
+    read_recorded,
     set_aside,
     stale_folders,
     take_back,
@@ -45,8 +45,8 @@ def accept(phase: Path) -> str:
         stale = found_stale[-1]
         present = read_asked(stale)
         if present is None:  # an earlier version set it aside
-            found = recorded(progress, 0)
-            present = found[1].trains if found and found[1] else None
+            recorded = read_recorded(progress, 0)
+            present = recorded[1].trains if recorded and recorded[1] else None
         if present is None:
             raise PipelineError(
                 f"{stale}: nothing says for which values it was set aside",

@@ -20,7 +20,7 @@ from zerotrain.machine.host import oom_kills
 from zerotrain.training.checkpointing.progress_folder import ENDED, EXIT, newest_step
 from zerotrain.training.process import failures
 from zerotrain.training.process.lock_file import give_name
-from zerotrain.training.reporting import pulse
+from zerotrain.training.reporting import heartbeat
 
 DRAFT = f"{EXIT}.new-"
 CONTINUES = "training continues"
@@ -28,7 +28,7 @@ CONTINUES = "training continues"
 
 
 @dataclass(frozen=True)
-class Left:
+class ExitRecord:
     """Content of exit.json: the ending as the process or the stage's watch recorded it."""
 
     code: int
@@ -41,7 +41,7 @@ class Left:
     """Bytes of the device at an out-of-memory error: total, allocated, reserved."""
 
 
-def leave(
+def write_exit_record(
     progress: Path,
     code: int,
     reason: str,
@@ -55,11 +55,15 @@ def leave(
         Whether this process is the first to record how the training ended.
     """
     more = {"hint": hint, "kind": kind, "measured": dict(measured or {})}
-    found = {"code": code, "reason": reason, **{key: value for key, value in more.items() if value}}
+    record = {
+        "code": code,
+        "reason": reason,
+        **{key: value for key, value in more.items() if value},
+    }
     draft = progress / f"{DRAFT}{socket.gethostname()}-{os.getpid()}"
     try:
         # Write it as a whole: a process that finds the file kills this one.
-        draft.write_text(json.dumps(found))
+        draft.write_text(json.dumps(record))
         give_name(draft, progress / EXIT)
     except FileExistsError:
         return False
@@ -71,15 +75,15 @@ def leave(
     return True
 
 
-def read_left(progress: Path) -> Left | None:
+def read_exit_record(progress: Path) -> ExitRecord | None:
     """Return what a process or the watch left, if anything."""
     try:
-        return Left(**json.loads((progress / EXIT).read_text()))
+        return ExitRecord(**json.loads((progress / EXIT).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def unfinished(phase: str, progress: Path, until: int, reason: str) -> str:
+def describe_unfinished(phase: str, progress: Path, until: int, reason: str) -> str:
     """Return the message about a training that continues when it is started again."""
     return (
         f"{phase}: unfinished: {reason} at step {newest_step(progress, until)} of {until}; run the "
@@ -91,10 +95,10 @@ def clear(progress: Path) -> None:
     """Remove the records of how an earlier start ended."""
     for path in (progress / EXIT, *progress.glob(f"{DRAFT}*"), *progress.glob(ENDED)):
         path.unlink(missing_ok=True)
-    pulse.clear(progress)
+    heartbeat.clear(progress)
 
 
-class Casualties:
+class LaunchDeath:
     """Cause of death of a launch that left no exit.json; create it before the launch."""
 
     def __init__(self) -> None:
@@ -114,7 +118,7 @@ class Casualties:
         """
         step = newest_step(progress, until)
         newest = f"newest checkpoint: step {step}" if step else "no checkpoint was saved yet"
-        ended = ended_ranks(progress)
+        ended = read_exit_codes(progress)
         killed = {rank: -code for rank, code in ended.items() if code < 0}
         # torchrun ends the others by SIGTERM, and those that do not respond by SIGKILL.
         first = next(
@@ -125,10 +129,10 @@ class Casualties:
         # A lost connection adds nothing if it is known which rank died, or that memory ran out.
         if known and not of_memory and (known[0].kind != failures.LOST or first is None):
             failure, line = known
-            who = pulse.who_hung(progress) if failure.kind == failures.TIMEOUT else ""
-            found = failures.sentence(failure, phase, line)
+            who = heartbeat.describe_past_hang(progress) if failure.kind == failures.TIMEOUT else ""
+            message = failures.format_failure(failure, phase, line)
             return PipelineError(
-                f"{found.what}{f'; {who}' if who else ''}; {newest}", hint=found.hint
+                f"{message.what}{f'; {who}' if who else ''}; {newest}", hint=message.hint
             )
         if not ended and code - 128 in list(signal.Signals):
             why, hint = self._why(code - 128)
@@ -140,7 +144,7 @@ class Casualties:
         if first is None:
             return PipelineError(
                 f"phase {phase}: its training process ended without a word to us (exit code "
-                f"{_of_ranks(ended) or code}); {newest}",
+                f"{_format_exit_codes(ended) or code}); {newest}",
                 hint="a traceback above tells where: report it with the log; " + failures.CONTINUES,
             )
         name = signal.Signals(killed[first]).name
@@ -187,14 +191,14 @@ class Casualties:
         return "", "somebody has ended it" + again
 
 
-def ended_ranks(progress: Path) -> dict[int, int]:
+def read_exit_codes(progress: Path) -> dict[int, int]:
     """Return the exit codes by rank of the processes on all machines that did not end with 0."""
-    found: dict[str, int] = {}
+    codes: dict[str, int] = {}
     for path in sorted(progress.glob(ENDED)):
         with contextlib.suppress(OSError, ValueError):
-            found |= json.loads(path.read_text())
-    return {int(rank): int(code) for rank, code in found.items()}
+            codes |= json.loads(path.read_text())
+    return {int(rank): int(code) for rank, code in codes.items()}
 
 
-def _of_ranks(ended: Mapping[int, int]) -> str:
+def _format_exit_codes(ended: Mapping[int, int]) -> str:
     return ", ".join(f"{code} of rank {rank}" for rank, code in ended.items())

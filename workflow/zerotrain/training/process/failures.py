@@ -169,11 +169,11 @@ KNOWN = (
 def recognise(error: BaseException) -> Failure | None:
     """Return the failure that an exception, or one of its causes, stands for."""
     if isinstance(error, MemoryError):
-        return _of_kind(HOST_MEMORY)
+        return _find_kind(HOST_MEMORY)
     if type(error).__name__ == "OutOfMemoryError":  # torch's class, which is not imported here
-        return _of_kind(DEVICE_MEMORY)
-    if found := recognise_text(str(error)):
-        return found
+        return _find_kind(DEVICE_MEMORY)
+    if failure := recognise_text(str(error)):
+        return failure
     if isinstance(error, OSError):
         return next((one for one in KNOWN if error.errno in one.errnos), None)
     return recognise(error.__cause__) if error.__cause__ else None
@@ -189,18 +189,18 @@ def recognise_log(lines: Iterable[str]) -> tuple[Failure, str] | None:
 
     Lost connections count last: they are a consequence in the processes that remain after one ends.
     """
-    found = [(one, line.strip()) for line in lines if (one := recognise_text(line))]
-    return next((pair for pair in found if pair[0].kind != LOST), found[0] if found else None)
+    matches = [(one, line.strip()) for line in lines if (one := recognise_text(line))]
+    return next((pair for pair in matches if pair[0].kind != LOST), matches[0] if matches else None)
 
 
-def sentence(failure: Failure, phase: str, said: str) -> PipelineError:
+def format_failure(failure: Failure, phase: str, text: str) -> PipelineError:
     """Return a failure as ERROR and Hint, with the first words of the library's message."""
-    return PipelineError(f"phase {phase}: {failure.what}: {shortened(said)}", hint=failure.hint)
+    return PipelineError(f"phase {phase}: {failure.what}: {shorten(text)}", hint=failure.hint)
 
 
-def shortened(said: str) -> str:
+def shorten(text: str) -> str:
     """Return a library's message in one line, without its advice and its stack trace."""
-    words = " ".join(said.split())
+    words = " ".join(text.split())
     for advice in (" Of the allocated", " CUDA kernel errors might", " Exception raised from",
                    " This is typically caused", " GLHF"):  # fmt: skip
         words = words.partition(advice)[0]
@@ -208,5 +208,5 @@ def shortened(said: str) -> str:
     return words[:400]
 
 
-def _of_kind(kind: str) -> Failure:
+def _find_kind(kind: str) -> Failure:
     return next(one for one in KNOWN if one.kind == kind)

@@ -23,9 +23,9 @@ from accelerate.commands.launch import launch_command, launch_command_parser
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent
-from zerotrain.training.checkpointing.progress_folder import ended_file
+from zerotrain.training.checkpointing.progress_folder import exit_codes_file
 from zerotrain.training.process import ending
-from zerotrain.training.process.lock import end_with_holder
+from zerotrain.training.process.lock import end_with_owner
 from zerotrain.training.process.machine_folders import on_own_disks
 from zerotrain.training.process.stop_request import StopRequest
 
@@ -44,10 +44,10 @@ def main(argv: list[str] | None = None) -> int:
     arguments = launch_command_parser().parse_args(words[1:])
     several = bool(arguments.main_process_ip)
     if several:
-        _as_one_of_several(arguments)
+        _join_as_machine(arguments)
     else:
         end_with_parent()
-    end_with_holder(progress)
+    end_with_owner(progress)
     stop = StopRequest(progress, tell=True)
     # At a signal, torchrun would end the processes instead of letting them finish their step.
     arguments.signals_to_handle = "SIGQUIT"
@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
             arguments.training_script_args = own
             launch_command(arguments)
     except PipelineError as error:
-        ending.leave(progress, EXIT_USER_ERROR, error.what, error.hint)
+        ending.write_exit_record(progress, EXIT_USER_ERROR, error.what, error.hint)
         return EXIT_USER_ERROR
     except subprocess.CalledProcessError as error:
         ended = {0: error.returncode}
@@ -70,11 +70,11 @@ def main(argv: list[str] | None = None) -> int:
         ended = {rank: failure.exitcode for rank, failure in failures.items()}
     else:
         return 0
-    ended_file(progress, arguments.machine_rank or 0).write_text(json.dumps(ended))
+    exit_codes_file(progress, arguments.machine_rank or 0).write_text(json.dumps(ended))
     return 1
 
 
-def _as_one_of_several(arguments: Namespace) -> None:
+def _join_as_machine(arguments: Namespace) -> None:
     """Take the machine's number from srun, and act as supervisor: the real one may be remote."""
     arguments.machine_rank = int(os.environ["SLURM_NODEID"])
     os.environ[SUPERVISOR] = str(os.getpid())

@@ -1,11 +1,11 @@
-"""The lease of a lock: its holder gives regular signs of life; without them the lease expires.
+"""The lease of a lock: its owner gives regular signs of life; without them the lease expires.
 
-A sign is a new modification time of the lock file. A thread of the holder sets it, so signs
-continue while the holder loads, compiles or saves a model. The file stays open: if another file
+A sign is a new modification time of the lock file. A thread of the owner sets it, so signs
+continue while the owner loads, compiles or saves a model. The file stays open: if another file
 becomes the lock, the signs of this thread do not count for it.
 
 Ages are measured by the clock of the file system. A lease only decides if nothing else shows
-whether the holder is alive (zerotrain.training.process.holder).
+whether the owner is alive (zerotrain.training.process.lock_owner).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CLOSE_SECONDS = 2.0
 
 
 def sign_seconds(lease: float) -> float:
-    """Return the seconds between two signs of a holder."""
+    """Return the seconds between two signs of an owner."""
     return min(SIGN_SECONDS, lease / SIGNS_IN_LEASE)
 
 
-class Signs:
+class SignsOfLife:
     """Thread that gives signs of life through a lock file until it is closed."""
 
     def __init__(self, file: Path, lease: float) -> None:
@@ -68,7 +68,7 @@ def last_sign(file: Path) -> float | None:
 
 
 def silent_seconds(file: Path) -> float:
-    """Return the seconds since the holder's last sign; 0 if there is no such file.
+    """Return the seconds since the owner's last sign; 0 if there is no such file.
 
     Raises:
         OSError: the folder is not writable.

@@ -1,10 +1,10 @@
-"""Lock file of a progress folder: it names its holder and allows one writer at a time.
+"""Lock file of a progress folder: it names its owner and allows one writer at a time.
 
-There are two locks. The first is a file that names its holder, the small process that starts a
-training; the lock of a dead holder is taken over. If the holder is in another container or on
+There are two locks. The first is a file that names its owner, the small process that starts a
+training; the lock of a dead owner is taken over. If the owner is in another container or on
 another machine, its lease decides whether it is alive (zerotrain.training.process.lease). The
 second is a kernel lock (flock) held by the process that writes checkpoints, and it ends with that
-process: it covers the moment in which the training of a killed holder is still ending.
+process: it covers the moment in which the training of a killed owner is still ending.
 
 Launchers also watch the lock: they end once the process that started them no longer holds it.
 """
@@ -29,8 +29,8 @@ from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.liveness import pid_space
 from zerotrain.machine.output import print_message
 from zerotrain.training.process import lease
-from zerotrain.training.process.holder import Holder, this_process
 from zerotrain.training.process.lock_file import give_name
+from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 LOCK = "lock"
 TAKING = "lock.taking"
@@ -38,7 +38,7 @@ WRITER = "lock.writer"
 LOOK_SECONDS = 1.0
 """Interval at which a launcher checks whether its starter still holds the lock."""
 GRACE_SECONDS = 15.0
-"""Time that the training of a dead holder gets to notice that it is alone and to end."""
+"""Time that the training of a dead owner gets to notice that it is alone and to end."""
 TORN_SECONDS = 5.0
 """Age up to which an empty lock may still be being written, on a disk without hard links."""
 
@@ -46,16 +46,16 @@ TORN_SECONDS = 5.0
 class Lock:
     """Held lock that gives signs of life. Use `take`, then `release`."""
 
-    def __init__(self, folder: Path, holder: Holder) -> None:
+    def __init__(self, folder: Path, owner: LockOwner) -> None:
         self._path = folder / LOCK
-        self.holder = holder
-        self._signs = lease.Signs(self._path, holder.lease)
+        self.owner = owner
+        self._signs = lease.SignsOfLife(self._path, owner.lease)
         _HELD.append(self)
 
     def release(self) -> None:
         """Release the lock, unless it was removed and another process has taken it since."""
         self._signs.close()
-        if holder_of(self._path.parent) == self.holder:
+        if read_owner(self._path.parent) == self.owner:
             self._path.unlink(missing_ok=True)
         if self in _HELD:
             _HELD.remove(self)
@@ -71,35 +71,35 @@ def release_all() -> None:
             lock.release()
 
 
-def refuse_taken_over(folder: Path) -> None:
+def check_not_taken_over(folder: Path) -> None:
     """Raise an error if another training has taken the lock over from this process.
 
     Raises:
         PipelineError: another process holds the lock; the message names its process and job.
     """
-    holder = holder_of(folder)
-    if holder is not None and all(holder != held.holder for held in _HELD):
+    owner = read_owner(folder)
+    if owner is not None and all(owner != held.owner for held in _HELD):
         raise PipelineError(
-            f"{folder}: another training has taken over: pid {holder.pid} on {holder.host}"
-            f"{holder.details}; this one was ended",
+            f"{folder}: another training has taken over: pid {owner.pid} on {owner.host}"
+            f"{owner.details}; this one was ended",
             hint="wait for the other, which continues from the newest checkpoint",
         )
 
 
 def take(
     folder: Path,
-    refuse: Callable[[Path], Holder | None] | None = None,
+    check: Callable[[Path], LockOwner | None] | None = None,
     seconds: float = lease.LEASE_SECONDS,
 ) -> Lock:
     """Take the lock of a folder.
 
-    If only a lease shows whether the current holder is alive, wait for its next sign of life or for
+    If only a lease shows whether the current owner is alive, wait for its next sign of life or for
     the end of the lease.
 
     Args:
         folder: A progress folder, or another folder in which one process may work at a time.
-        refuse: Raises if a live process holds the lock, else returns its holder; default:
-            `refuse_held`.
+        check: Raises if a live process holds the lock, else returns its owner; default:
+            `check_not_locked`.
         seconds: The lease: how long this process may go without a sign of life.
 
     Raises:
@@ -118,7 +118,7 @@ def take(
             draft.write_text(json.dumps(asdict(me)))
         with _turn(folder):
             while True:
-                _clear_if_dead(folder, draft.with_suffix(".dead"), refuse or refuse_held)
+                _clear_if_dead(folder, draft.with_suffix(".dead"), check or check_not_locked)
                 try:
                     give_name(draft, folder / LOCK)
                 except FileExistsError:
@@ -129,23 +129,23 @@ def take(
             draft.unlink(missing_ok=True)
 
 
-def lives(folder: Path, holder: Holder) -> bool:
-    """Return whether the holder of a folder's lock runs, as far as is known without waiting.
+def is_alive(folder: Path, owner: LockOwner) -> bool:
+    """Return whether the owner of a folder's lock runs, as far as is known without waiting.
 
     If neither its pid nor Slurm shows it, its lease decides; without a lease it counts as alive.
     """
-    found = holder.runs()
-    return not _expired(folder, holder) if found is None else found
+    running = owner.is_running()
+    return not _is_expired(folder, owner) if running is None else running
 
 
-def _expired(folder: Path, holder: Holder) -> bool:
-    """Return whether a holder of unknown state has been silent for longer than its lease."""
+def _is_expired(folder: Path, owner: LockOwner) -> bool:
+    """Return whether an owner of unknown state has been silent for longer than its lease."""
     silent = _silent(folder / LOCK)
-    return holder.before_restart(silent) or 0 < holder.lease < silent
+    return owner.ended_before_boot(silent) or 0 < owner.lease < silent
 
 
 def wait_for_sign(folder: Path, end: float | None = None) -> bool:
-    """Wait for a sign of life of the holder, if nothing else shows whether it is alive.
+    """Wait for a sign of life of the owner, if nothing else shows whether it is alive.
 
     An expired lease is not enough: a disk that did not respond for a while may have delayed the
     signs.
@@ -157,31 +157,31 @@ def wait_for_sign(folder: Path, end: float | None = None) -> bool:
     Returns:
         Whether it gave a sign.
     """
-    holder, path = holder_of(folder), folder / LOCK
-    if holder is None or not holder.lease or (end is None and holder.runs() is not None):
+    owner, path = read_owner(folder), folder / LOCK
+    if owner is None or not owner.lease or (end is None and owner.is_running() is not None):
         return False
-    first, begun = lease.last_sign(path), time.monotonic()
-    every, told = lease.sign_seconds(holder.lease), False
+    first, start = lease.last_sign(path), time.monotonic()
+    every, announced = lease.sign_seconds(owner.lease), False
     least = 2 * every if end is None else end
-    while holder_of(folder) == holder and not holder.before_restart(_silent(path)):
+    while read_owner(folder) == owner and not owner.ended_before_boot(_silent(path)):
         if lease.last_sign(path) not in (first, None):
             return True
-        waited = time.monotonic() - begun
-        if waited > least and (end is not None or _expired(folder, holder)):
+        waited = time.monotonic() - start
+        if waited > least and (end is not None or _is_expired(folder, owner)):
             return False
-        if not told and waited > every / 2:
-            told = True
-            print_message(f"{folder}: waiting for a sign of life of {describe(folder, holder)}")
+        if not announced and waited > every / 2:
+            announced = True
+            print_message(f"{folder}: waiting for a sign of life of {describe(folder, owner)}")
         time.sleep(min(LOOK_SECONDS, every / 2))
     return False
 
 
-def describe(folder: Path, holder: Holder) -> str:
-    """Describe the holder of a folder's lock: process, host, job, start time, last sign of life."""
+def describe(folder: Path, owner: LockOwner) -> str:
+    """Describe the owner of a folder's lock: process, host, job, start time, last sign of life."""
     sign = ""
-    if holder.lease and holder.runs_here() is None:
+    if owner.lease and owner.is_running_here() is None:
         sign = f", last sign of life {_silent(folder / LOCK):.0f} s ago"
-    return f"pid {holder.pid} on {holder.host}{holder.details}{sign}"
+    return f"pid {owner.pid} on {owner.host}{owner.details}{sign}"
 
 
 def _silent(path: Path) -> float:
@@ -190,42 +190,42 @@ def _silent(path: Path) -> float:
     return 0.0
 
 
-def holder_of(folder: Path) -> Holder | None:
-    """Return the holder of a folder's lock, alive or not; None without a readable lock."""
+def read_owner(folder: Path) -> LockOwner | None:
+    """Return the owner of a folder's lock, alive or not; None without a readable lock."""
     return _read(folder / LOCK)
 
 
-def _read(lock: Path) -> Holder | None:
+def _read(lock: Path) -> LockOwner | None:
     try:
-        return Holder.read(json.loads(lock.read_text()))
+        return LockOwner.read(json.loads(lock.read_text()))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, AttributeError):
         return None  # after a power cut, or still being written: TORN_SECONDS
 
 
-def _clear_if_dead(folder: Path, aside: Path, refuse: Callable[[Path], Holder | None]) -> None:
-    """Remove a dead holder's lock."""
-    while (dead := refuse(folder)) is None and (folder / LOCK).exists():
+def _clear_if_dead(folder: Path, aside: Path, check: Callable[[Path], LockOwner | None]) -> None:
+    """Remove a dead owner's lock."""
+    while (dead := check(folder)) is None and (folder / LOCK).exists():
         if _silent(folder / LOCK) > TORN_SECONDS:
             break
         time.sleep(0.1)
     _remove(folder, aside, dead)
 
 
-def remove(folder: Path, holder: Holder) -> None:
-    """Remove the lock if it belongs to this holder."""
+def remove(folder: Path, owner: LockOwner) -> None:
+    """Remove the lock if it belongs to this owner."""
     with writing(folder), _turn(folder):
-        _remove(folder, folder / f"{LOCK}.removed-{pid_space()}-{os.getpid()}", holder)
+        _remove(folder, folder / f"{LOCK}.removed-{pid_space()}-{os.getpid()}", owner)
 
 
-def _remove(folder: Path, aside: Path, holder: Holder | None) -> None:
-    """Remove the lock if it is this holder's: without flock another process may have taken it."""
+def _remove(folder: Path, aside: Path, owner: LockOwner | None) -> None:
+    """Remove the lock if it is this owner's: without flock another process may have taken it."""
     try:
         (folder / LOCK).rename(aside)
     except FileNotFoundError:
         return
-    if _read(aside) != holder:
+    if _read(aside) != owner:
         with contextlib.suppress(FileExistsError):
             give_name(aside, folder / LOCK)
     aside.unlink()
@@ -240,33 +240,33 @@ def _turn(folder: Path) -> Iterator[None]:
         yield
 
 
-def refuse_held(folder: Path) -> Holder | None:
+def check_not_locked(folder: Path) -> LockOwner | None:
     """Raise an error if a training runs in a progress folder.
 
     Returns:
-        The holder of the lock, which no longer runs; None if there is no lock.
+        The owner of the lock, which no longer runs; None if there is no lock.
 
     Raises:
         PipelineError: a training runs; the message names its process and job, and how to stop it.
     """
-    holder = holder_of(folder)
-    if holder is None or not lives(folder, holder):
-        return holder
-    end_it = f" or `scancel {holder.job}`" if holder.job else ""
+    owner = read_owner(folder)
+    if owner is None or not is_alive(folder, owner):
+        return owner
+    end_it = f" or `scancel {owner.job}`" if owner.job else ""
     raise PipelineError(
-        f"{folder}: a training is running here already: {describe(folder, holder)}",
+        f"{folder}: a training is running here already: {describe(folder, owner)}",
         hint=f"wait for it, or stop it with `touch {folder}/stop`{end_it}"
-        + unlocking(folder, holder),
+        + unlock_hint(folder, owner),
     )
 
 
-def unlocking(folder: Path, holder: Holder) -> str:
-    """Return the end of a hint: how to remove a lock whose holder is not visible from here."""
-    if holder.runs_here() is not None:
+def unlock_hint(folder: Path, owner: LockOwner) -> str:
+    """Return the end of a hint: how to remove a lock whose owner is not visible from here."""
+    if owner.is_running_here() is not None:
         return ""
     expires = ""
-    if holder.lease:
-        expires = f"; its lock expires {holder.lease:g} s after its last sign of life"
+    if owner.lease:
+        expires = f"; its lock expires {owner.lease:g} s after its last sign of life"
     known = re.fullmatch(r"results/([^/]+/[^/]+)/progress", folder.as_posix())
     name = known[1] if known else folder
     return f"{expires}; if it is gone for good: `zerotrain progress unlock {name}`"
@@ -277,8 +277,8 @@ def end_group() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def end_with_holder(folder: Path, end: Callable[[], None] = end_group) -> Callable[[], None]:
-    """End this process group once the lock changes hands, or its holder on this host ends.
+def end_with_owner(folder: Path, end: Callable[[], None] = end_group) -> Callable[[], None]:
+    """End this process group once the lock changes hands, or its owner on this host ends.
 
     For launchers. If there are several machines, the starter is on one of them, and SIGKILL ends
     only the starter. A machine that its cluster has given up as lost may still run, while a
@@ -291,16 +291,16 @@ def end_with_holder(folder: Path, end: Callable[[], None] = end_group) -> Callab
     Returns:
         A function that stops watching, for a process that releases the lock itself.
     """
-    first, stopped = holder_of(folder), threading.Event()
+    first, stopped = read_owner(folder), threading.Event()
 
     def gone() -> bool:
         nonlocal first
         try:
-            now = holder_of(folder)
+            now = read_owner(folder)
         except OSError:  # a shared folder that does not respond now
             return False
         first = first or now  # a network file system may show a new file late
-        return now != first or (now is not None and now.runs_here() is False)
+        return now != first or (now is not None and now.is_running_here() is False)
 
     def watch() -> None:
         times = 0

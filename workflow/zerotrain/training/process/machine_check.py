@@ -126,14 +126,14 @@ def main_process_port(phase: ResolvedPhase, launch: Path) -> int:
     Raises:
         PipelineError: the configured port is taken.
     """
-    named = named_port(launch)
+    named = configured_port(launch)
     if named is None:
         return free_port()
     check_port(named, phase.phase)
     return named
 
 
-def named_port(launch: Path) -> int | None:
+def configured_port(launch: Path) -> int | None:
     """Return the port in accelerate.yaml, if any."""
     named = yaml.safe_load((launch / "accelerate.yaml").read_text()).get("main_process_port")
     return int(named) if named else None

@@ -42,18 +42,25 @@ def on_own_disks(
             os.environ.update(compiled_ops.environment())
         cache = named.cache
         if phase.launch.scratch:
-            cache, said = held.enter_context(
+            cache, message = held.enter_context(
                 scratch.copy_of_cache(phase.launch.scratch, cache, stop)
             )
-            print_message(f"{phase.phase}: {said}")
-        found = ["--launch", str(named.launch), "--base", str(named.base), "--cache", str(cache)]
+            print_message(f"{phase.phase}: {message}")
+        arguments = [
+            "--launch",
+            str(named.launch),
+            "--base",
+            str(named.base),
+            "--cache",
+            str(cache),
+        ]
         machines = phase.launch.machines if one_of_several else 1
-        swapping = held.enter_context(swap_words(phase, named.launch, named.base, machines))
-        yield [*found, *others, *swapping]
+        swapping = held.enter_context(swap_arguments(phase, named.launch, named.base, machines))
+        yield [*arguments, *others, *swapping]
 
 
 @contextlib.contextmanager
-def swap_words(
+def swap_arguments(
     phase: ResolvedPhase, launch: Path, base: Path, machines: int = 1
 ) -> Iterator[list[str]]:
     """Yield the rank's arguments for swapping: its own folder, on a disk that was checked."""
@@ -61,8 +68,8 @@ def swap_words(
         yield []
         return
     needed = swap_folder.needed_bytes(phase, artifact.read(base, "base", verify=False))
-    with swap_folder.swap_folder(phase, needed // machines) as (folder, said):
-        for line in said:
+    with swap_folder.swap_folder(phase, needed // machines) as (folder, messages):
+        for line in messages:
             print_message(line)
         compiled_ops.build_swap_op()
         if passed := nvme_check.check(phase, launch, folder):

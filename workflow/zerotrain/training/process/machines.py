@@ -16,7 +16,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.host import detect_host
 from zerotrain.machine.ports import untaken_port_of_job
 from zerotrain.machine.slurm_job import Job, address_of_first, this_job
-from zerotrain.training.process.machine_check import main_process_port, named_port
+from zerotrain.training.process.machine_check import configured_port, main_process_port
 
 LAUNCHER = "zerotrain.training.process.launcher"
 
@@ -77,7 +77,7 @@ def launcher(phase: ResolvedPhase, launch: Path, progress: Path, job: Job | None
     own += ["--config_file", str(launch / "accelerate.yaml")]
     if job:
         first = address_of_first(job)
-        named = named_port(launch)
+        named = configured_port(launch)
         port = named or untaken_port_of_job(first, job.id, f"{phase.run}/{phase.phase}")
         meeting = ["--main_process_ip", first, "--main_process_port", str(port)]
         return ["sh", str(launch / SRUN), *own, *meeting]

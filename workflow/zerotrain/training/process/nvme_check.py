@@ -166,8 +166,8 @@ def run_trial(
     )
 
 
-def _equal(found: float, expected: float) -> bool:
-    return math.isfinite(found) and abs(found - expected) <= BOUND * abs(expected)
+def _equal(value: float, expected: float) -> bool:
+    return math.isfinite(value) and abs(value - expected) <= BOUND * abs(expected)
 
 
 def _key(phase: ResolvedPhase, launch: Path, swap: Path) -> dict[str, Any]:

@@ -98,16 +98,16 @@ def _train(
             total += loss.item() / ACCUMULATION
         engine.step(LEARNING_RATE)
         losses.append(total)
-    found = {f.name: {s: v.cpu().clone() for s, v in f.slots.items()} for f in engine.fragments()}
+    tensors = {f.name: {s: v.cpu().clone() for s, v in f.slots.items()} for f in engine.fragments()}
     engine.model.destroy()  # type: ignore[operator]
-    return losses, found
+    return losses, tensors
 
 
 def _trial_phase(phase: ResolvedPhase, device: str) -> ResolvedPhase:
     """Return the phase scaled to the model, with biases in a group that is never swapped."""
     optimizer, param = phase.derived.offload_optimizer, phase.derived.offload_param
     biases = {"parameters": ["bias"], "learning_rate": LEARNING_RATE, "adam_weight_decay": 0.0}
-    return phase.changed(
+    return phase.with_values(
         num_processes=1,
         global_batch_size=MICRO_BATCH * ACCUMULATION,
         micro_batch_size=MICRO_BATCH,
@@ -132,9 +132,9 @@ def _config(small: ResolvedPhase, zero: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _zero(found: dict[str, Any], device: str) -> dict[str, Any]:
+def _zero(section: dict[str, Any], device: str) -> dict[str, Any]:
     """Return the launch's ZeRO settings, changed to swap everything, with suitable buffers."""
-    zero = {key: dict(v) if isinstance(v, dict) else v for key, v in found.items()}
+    zero = {key: dict(v) if isinstance(v, dict) else v for key, v in section.items()}
     for key in ("offload_optimizer", "offload_param"):
         if zero.get(key, {}).get("device") == "nvme":
             zero[key]["device"] = device
@@ -166,10 +166,10 @@ def _dtype(phase: ResolvedPhase) -> torch.dtype:
     )
 
 
-def _deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
+def _deviation(values: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference relative to the largest value."""
     largest = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-    return float((found - expected).abs().max() / largest)
+    return float((values - expected).abs().max() / largest)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ TRIES = 3
 """Another training may remove a copy before its maker reads it; a bad disk never keeps one."""
 
 
-class _InTheWay(Exception):
+class _NoCopyError(Exception):
     """Reason why there is no copy."""
 
 
@@ -59,10 +59,10 @@ def copy_of_cache(
     start = time.monotonic()
     with contextlib.ExitStack() as held:
         try:
-            found = artifact.read(cache, "cache", verify=False)
-            needed = sum(int(entry["bytes"]) for entry in found.files.values())
-            copy = held.enter_context(_copy(_folder(scratch), found, needed, stop))
-        except (_InTheWay, PipelineError, OSError) as error:
+            original = artifact.read(cache, "cache", verify=False)
+            needed = sum(int(entry["bytes"]) for entry in original.files.values())
+            copy = held.enter_context(_copy(_folder(scratch), original, needed, stop))
+        except (_NoCopyError, PipelineError, OSError) as error:
             why = error.what if isinstance(error, PipelineError) else str(error)
             yield cache, f"{socket.gethostname()}: the cache is read from {cache}: {why}"
             return
@@ -73,9 +73,9 @@ def copy_of_cache(
 def _folder(scratch: str) -> Path:
     folder = disk.on_this_machine(scratch, "launch.scratch")
     if not folder.is_dir():
-        raise _InTheWay(f"launch.scratch {folder} is no folder on this machine")
+        raise _NoCopyError(f"launch.scratch {folder} is no folder on this machine")
     if (kind := disk.mount(folder)[1]) in disk.IN_MEMORY:
-        raise _InTheWay(f"launch.scratch {folder} is memory, no disk ({kind})")
+        raise _NoCopyError(f"launch.scratch {folder} is memory, no disk ({kind})")
     return folder
 
 
@@ -88,7 +88,7 @@ def _copy(scratch: Path, cache: Artifact, needed: int, stop: Callable[[], bool])
     for other in scratch.glob(f"{own}-*"):
         if other.name.rpartition("-")[0] == own and other != place:
             _remove_unused(other)
-    lock = _shared(place, cache, needed, stop)
+    lock = _lock_shared(place, cache, needed, stop)
     try:
         yield place / COPY
     finally:
@@ -96,7 +96,7 @@ def _copy(scratch: Path, cache: Artifact, needed: int, stop: Callable[[], bool])
         _remove_unused(place)
 
 
-def _shared(place: Path, cache: Artifact, needed: int, stop: Callable[[], bool]) -> IO[str]:
+def _lock_shared(place: Path, cache: Artifact, needed: int, stop: Callable[[], bool]) -> IO[str]:
     """Return the lock, held shared, of a complete copy, which is made or replaced if necessary."""
     made = 0
     while True:
@@ -111,13 +111,15 @@ def _shared(place: Path, cache: Artifact, needed: int, stop: Callable[[], bool])
                 _wait(lock, fcntl.LOCK_EX, stop)
             if _is_there(lock, place) and not _is_whole(place, cache):
                 if made == TRIES:
-                    raise _InTheWay(f"its copy {place / COPY} was made {TRIES} times, never whole")
+                    raise _NoCopyError(
+                        f"its copy {place / COPY} was made {TRIES} times, never whole"
+                    )
                 _make(place, cache, needed, stop)
                 made += 1
         except BlockingIOError as error:
             lock.close()
             why = f"its copy {place / COPY} is damaged, and another training reads that"
-            raise _InTheWay(why) from error
+            raise _NoCopyError(why) from error
         except BaseException:
             lock.close()
             _remove_unused(place)
@@ -130,7 +132,7 @@ def _open(place: Path) -> IO[str]:
     while True:
         place.mkdir(mode=0o700, exist_ok=True)
         if place.is_symlink() or place.stat().st_uid != os.getuid():
-            raise _InTheWay(f"{place} is not yours")
+            raise _NoCopyError(f"{place} is not yours")
         with contextlib.suppress(FileNotFoundError):  # removed since
             return (place / LOCK).open("a")
 
@@ -141,7 +143,7 @@ def _wait(lock: IO[str], how: int, stop: Callable[[], bool]) -> None:
             return fcntl.flock(lock, how | fcntl.LOCK_NB)
         except BlockingIOError:
             if stop():
-                raise _InTheWay("the training is to stop") from None
+                raise _NoCopyError("the training is to stop") from None
             time.sleep(POLL_SECONDS)
 
 
@@ -169,7 +171,7 @@ def _make(place: Path, cache: Artifact, needed: int, stop: Callable[[], bool]) -
         shutil.rmtree(place / name, ignore_errors=True)
     free = shutil.disk_usage(place).free
     if free < needed:
-        raise _InTheWay(
+        raise _NoCopyError(
             f"launch.scratch {place.parent} has {disk.size(free)} free, its copy takes "
             f"{disk.size(needed)}"
         )
@@ -178,15 +180,15 @@ def _make(place: Path, cache: Artifact, needed: int, stop: Callable[[], bool]) -
         source = cache.folder / name if name == MANIFEST else cache.path(name)
         target = place / NEW / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         with source.open("rb") as reading, target.open("wb") as writing:
             while chunk := reading.read(CHUNK):
                 if stop():
-                    raise _InTheWay("the training is to stop")
-                found.update(chunk)
+                    raise _NoCopyError("the training is to stop")
+                digest.update(chunk)
                 writing.write(chunk)
-        if name != MANIFEST and found.hexdigest() != cache.files[name]["sha256"]:
-            raise _InTheWay(f"{source}: its copy has another hash than {MANIFEST} says")
+        if name != MANIFEST and digest.hexdigest() != cache.files[name]["sha256"]:
+            raise _NoCopyError(f"{source}: its copy has another hash than {MANIFEST} says")
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for _ in pool.map(copy, [*cache.files, MANIFEST]):

@@ -33,11 +33,13 @@ def prepare(inputs: Inputs, progress: Path) -> None:
     phase, parents = inputs.phase, inputs.parents
     progress.mkdir(parents=True, exist_ok=True)
     set_aside.complete_moves(progress)
-    said = progress_folder.clear_leftovers(progress)
-    settled = edited.settle(progress, inputs.trains, phase, parents["cache"].identity)
+    messages = progress_folder.clear_leftovers(progress)
+    changes = edited.prepare_progress_folder(
+        progress, inputs.trains, phase, parents["cache"].identity
+    )
     if "start" in parents:
-        said += preflight.check_start(parents["start"], phase)
-    for line in [*said, *settled]:
+        messages += preflight.check_start(parents["start"], phase)
+    for line in [*messages, *changes]:
         print(line, file=sys.stderr, flush=True)
     (progress / progress_folder.STOP).unlink(missing_ok=True)
     ending.clear(progress)

@@ -14,9 +14,9 @@ from zerotrain.config.trackers import TENSORBOARD, chosen_trackers
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.host import gib
 from zerotrain.models.quantized_linear import quantized_layers
-from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing import progress_folder
-from zerotrain.training.checkpointing.checkpoint_room import checkpoint_bytes, most_to_come
+from zerotrain.training.checkpointing.checkpoint_room import checkpoint_bytes, max_new_checkpoints
 from zerotrain.training.engines.engine import Engine
 
 
@@ -72,8 +72,9 @@ def _parameters(model: torch.nn.Module, engine: Engine) -> str:
     packed = quantized_layers(model)
     whole += sum(layer.numel for layer in packed)
     if trained == whole:
-        return f"trains all {counted(trained)} parameters"
-    line = f"trains {counted(trained)} of {counted(whole)} parameters ({trained / whole:.2%})"
+        return f"trains all {format_count(trained)} parameters"
+    share = f"{trained / whole:.2%}"
+    line = f"trains {format_count(trained)} of {format_count(whole)} parameters ({share})"
     if packed:
         size = gib(sum(layer.nbytes for layer in packed))
         line += f", {len(packed)} frozen layers in {packed[0].precision} ({size})"
@@ -88,10 +89,10 @@ def _samples(phase: ResolvedPhase, step: int) -> str:
 
 def _disk(engine: Engine, phase: ResolvedPhase, step: int, progress: Path) -> _Disk:
     slots = [MASTER, *optimizers.slots(phase.train.optimizer, phase.train.optimizer_args)]
-    slots += [EMA] if phase.train.use_ema else []
+    slots += [EMA_SLOT] if phase.train.use_ema else []
     one = checkpoint_bytes(engine.shapes, slots, phase.train.optimizer)
     there = [saved for saved in progress_folder.saved_steps(progress) if saved <= step]
-    most = most_to_come(phase, step, there) * one
+    most = max_new_checkpoints(phase, step, there) * one
     free = shutil.disk_usage(progress).free
     of = " of the" if most <= free else ", more than the"
     end = "" if most <= free else ": the oldest are removed before their time"
@@ -111,14 +112,14 @@ def _memory(phase: ResolvedPhase) -> list[str]:
 
 def _curves(phase: ResolvedPhase, progress: Path) -> str:
     names = chosen_trackers(phase.train.report_to)
-    told = [str(progress / progress_folder.LOG)]
+    places = [str(progress / progress_folder.LOG)]
     if TENSORBOARD in names:
-        told.append(f"`tensorboard --logdir {progress / TENSORBOARD}`")
+        places.append(f"`tensorboard --logdir {progress / TENSORBOARD}`")
     others = [name for name in names if name != TENSORBOARD]
-    return f"curves: {', '.join([*told, *others])}; time left: after the first steps"
+    return f"curves: {', '.join([*places, *others])}; time left: after the first steps"
 
 
-def counted(count: int) -> str:
+def format_count(count: int) -> str:
     """Return a parameter count in readable form: 2.57 B, 23.2 M."""
     for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= size:

@@ -13,8 +13,8 @@ import psutil
 from zerotrain.errors import PipelineError
 from zerotrain.machine.output import print_message
 from zerotrain.training.checkpointing.progress_folder import STOP, saved_steps
-from zerotrain.training.process.holder import Holder
-from zerotrain.training.process.lock import hold_writer, holder_of, lives, unlocking
+from zerotrain.training.process.lock import hold_writer, is_alive, read_owner, unlock_hint
+from zerotrain.training.process.lock_owner import LockOwner
 
 TELL_SECONDS = 10.0
 """Interval of the messages to a user who waits."""
@@ -22,10 +22,10 @@ LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
 """Polling intervals on this host, and on another through Slurm, which all users share."""
 
 
-def trainer_of(progress: Path) -> Holder | None:
+def trainer_of(progress: Path) -> LockOwner | None:
     """Return the process that trains in a progress folder, if any."""
-    holder = holder_of(progress)
-    return holder if holder and lives(progress, holder) else None
+    owner = read_owner(progress)
+    return owner if owner and is_alive(progress, owner) else None
 
 
 def stop_training(progress: Path, wait: float) -> bool:
@@ -47,20 +47,20 @@ def stop_training(progress: Path, wait: float) -> bool:
         "its step, with a checkpoint"
     )
     callers = _snakemakes_above(trainer)
-    begun = told = time.monotonic()
+    start = last_message = time.monotonic()
     (progress / STOP).touch()
-    while trainer_of(progress) == trainer or any(_runs(caller) for caller in callers):
+    while trainer_of(progress) == trainer or any(_is_running(caller) for caller in callers):
         now = time.monotonic()
-        if now - begun > wait:
+        if now - start > wait:
             newest = _newest(progress)
             raise PipelineError(
                 f"{progress}: pid {trainer.pid} on {trainer.host} still runs after {wait:g} s; "
                 f"newest checkpoint: {newest}; the configuration is as it was",
                 hint="it stops after its present step: call this again then, or with a longer "
-                f"--wait{unlocking(progress, trainer)}",
+                f"--wait{unlock_hint(progress, trainer)}",
             )
-        if now - told >= TELL_SECONDS:
-            told = now
+        if now - last_message >= TELL_SECONDS:
+            last_message = now
             print_message(f"waiting for pid {trainer.pid}; newest checkpoint: {_newest(progress)}")
             # A training that had just started has removed the first request.
             if trainer_of(progress) == trainer:
@@ -69,7 +69,7 @@ def stop_training(progress: Path, wait: float) -> bool:
     return True
 
 
-def _snakemakes_above(trainer: Holder) -> list[psutil.Process]:
+def _snakemakes_above(trainer: LockOwner) -> list[psutil.Process]:
     """Return this host's Snakemake processes above a training; they lock the working directory."""
     try:
         above = (
@@ -95,7 +95,7 @@ def _is_snakemake(words: Sequence[str]) -> bool:
     return False
 
 
-def _runs(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

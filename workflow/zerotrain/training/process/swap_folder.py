@@ -1,7 +1,7 @@
 """Swap folders on a fast disk: each training has its own, and removes those of dead ones.
 
 <offload_path>/zerotrain-<run>-<phase>-<token>/
-    owner.json   the process that is responsible for the training (training.process.holder.Holder)
+    owner.json   the process that is responsible for the training, a LockOwner
     ...          what DeepSpeed swaps out
 
 DeepSpeed uses the same file names in every training and removes no file: two trainings of one path
@@ -25,7 +25,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import disk
 from zerotrain.machine.liveness import hold, is_held
 from zerotrain.models.sizes import read_sizes
-from zerotrain.training.process.holder import Holder, this_process
+from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 PREFIX = "zerotrain-"
 OWNER = "owner.json"
@@ -52,7 +52,7 @@ def swap_folder(phase: ResolvedPhase, needed_bytes: int) -> Iterator[tuple[Path,
     """
     path = disk.on_this_machine(phase.launch.offload_path or "", "launch.offload_path")
     disk.check_folder(path, phase.phase)
-    said = clear_dead(path)
+    messages = clear_dead(path)
     check_disk(phase, needed_bytes)
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{phase.run}-{phase.phase}-", dir=path))
     try:
@@ -60,7 +60,7 @@ def swap_folder(phase: ResolvedPhase, needed_bytes: int) -> Iterator[tuple[Path,
         draft.write_text(json.dumps(asdict(this_process())) + "\n")
         with hold(draft):
             draft.replace(folder / OWNER)
-            yield folder, said
+            yield folder, messages
     finally:
         _remove(folder)
 
@@ -87,37 +87,37 @@ def clear_dead(path: Path) -> list[str]:
     Returns:
         A message for each folder that was removed, or that has no owner and was left alone.
     """
-    said: list[str] = []
+    messages: list[str] = []
     for folder in sorted(path.glob(f"{PREFIX}*")):
         if folder.is_symlink() or not folder.is_dir():
             continue
         try:
-            owner = Holder.read(json.loads((folder / OWNER).read_text()))
-            dead = not _lives(owner, folder / OWNER)
+            owner = LockOwner.read(json.loads((folder / OWNER).read_text()))
+            dead = not _is_alive(owner, folder / OWNER)
         except FileNotFoundError:
             if not folder.exists():  # its own training, or another start, has just removed it
                 continue
-            said.append(_unowned(folder, "is missing"))
+            messages.append(_describe_unowned(folder, "is missing"))
             continue
         except (OSError, ValueError, TypeError):
-            said.append(_unowned(folder, "cannot be read"))
+            messages.append(_describe_unowned(folder, "cannot be read"))
             continue
         if dead:
             size = _size(folder)
             _remove(folder)
-            said.append(
+            messages.append(
                 f"{folder}: swap files of a training that has died (pid {owner.pid}) removed, "
                 f"{disk.size(size)}"
             )
-    return said
+    return messages
 
 
-def _lives(owner: Holder, file: Path) -> bool:
+def _is_alive(owner: LockOwner, file: Path) -> bool:
     """Return whether an owner is alive; one in another container of this machine locks its file."""
-    found = owner.runs()
-    if found is None and owner.host == socket.gethostname():
+    running = owner.is_running()
+    if running is None and owner.host == socket.gethostname():
         return is_held(file) is not False
-    return found is not False
+    return running is not False
 
 
 def needed_bytes(phase: ResolvedPhase, base: Artifact, where: str = "nvme") -> int:
@@ -138,7 +138,7 @@ def needed_bytes(phase: ResolvedPhase, base: Artifact, where: str = "nvme") -> i
     return optimizer + (weight * sizes.everything if phase.derived.offload_param == where else 0)
 
 
-def _unowned(folder: Path, what: str) -> str:
+def _describe_unowned(folder: Path, what: str) -> str:
     return f"{folder}: left alone, its {OWNER} {what}; remove it if no training uses it"
 
 

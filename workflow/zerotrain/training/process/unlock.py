@@ -1,4 +1,4 @@
-"""`zerotrain progress unlock`: remove the lock of a holder that is gone and not visible here."""
+"""`zerotrain progress unlock`: remove the lock of an owner that is gone and not visible here."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from zerotrain.errors import PipelineError
 from zerotrain.training.process import lease, lock
-from zerotrain.training.process.holder import Holder
+from zerotrain.training.process.lock_owner import LockOwner
 
 RECENT_SIGNS = 3
-"""Missed signs after which the holder is no longer waited for."""
+"""Missed signs after which the owner is no longer waited for."""
 
 
 def unlock(folder: Path, *, yes: bool) -> str:
-    """Remove a lock, unless its holder is visibly alive.
+    """Remove a lock, unless its owner is visibly alive.
 
     Args:
         folder: The folder of the lock: a phase's progress folder, or that of a run's switch.
@@ -24,21 +24,21 @@ def unlock(folder: Path, *, yes: bool) -> str:
         A message about what was done.
 
     Raises:
-        PipelineError: the holder is alive, there is no terminal to ask, the answer was no, or
+        PipelineError: the owner is alive, there is no terminal to ask, the answer was no, or
             another process has taken the lock since.
     """
-    holder = lock.holder_of(folder)
-    if holder is None:
+    owner = lock.read_owner(folder)
+    if owner is None:
         return f"{folder}: no lock to remove"
-    who = lock.describe(folder, holder)
-    if holder.runs() is False:
+    who = lock.describe(folder, owner)
+    if owner.is_running() is False:
         return f"{folder}: nothing to do, the next start takes the lock over: {who}, has ended"
-    _refuse_living(folder, holder)
-    who = lock.describe(folder, holder)
+    _check_not_alive(folder, owner)
+    who = lock.describe(folder, owner)
     if not yes:
         _ask(folder, who)
-    lock.remove(folder, holder)
-    if later := lock.holder_of(folder):
+    lock.remove(folder, owner)
+    if later := lock.read_owner(folder):
         raise PipelineError(
             f"{folder}: another process has taken the lock since: {lock.describe(folder, later)}",
             hint="wait for it; it continues from the newest checkpoint",
@@ -46,13 +46,13 @@ def unlock(folder: Path, *, yes: bool) -> str:
     return f"{folder}: unlocked; it was held by {who}"
 
 
-def _refuse_living(folder: Path, holder: Holder) -> None:
-    every = lease.sign_seconds(holder.lease)
-    recent = holder.lease and lease.silent_seconds(folder / lock.LOCK) < RECENT_SIGNS * every
+def _check_not_alive(folder: Path, owner: LockOwner) -> None:
+    every = lease.sign_seconds(owner.lease)
+    recent = owner.lease and lease.silent_seconds(folder / lock.LOCK) < RECENT_SIGNS * every
     gave = recent and lock.wait_for_sign(folder, RECENT_SIGNS * every)
-    if holder.runs_here() or gave:
+    if owner.is_running_here() or gave:
         raise PipelineError(
-            f"{folder}: its holder lives: {lock.describe(folder, holder)}",
+            f"{folder}: its holder lives: {lock.describe(folder, owner)}",
             hint=f"stop it with `touch {folder}/stop`, or end that process",
         )
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from zerotrain.training.process import ending
 from zerotrain.training.process.failures import CONTINUES, EXIT_FAULT
-from zerotrain.training.reporting import pulse
-from zerotrain.training.reporting.pulse import BEAT_SECONDS, Beat
+from zerotrain.training.reporting import heartbeat
+from zerotrain.training.reporting.heartbeat import BEAT_SECONDS, RankStatus
 
 OWN_TIMEOUT_SECONDS = 15.0
 """Extra time for several processes: the waits of the healthy ones time out by themselves first."""
@@ -50,31 +50,31 @@ class Watch:
         before = time.monotonic()
         while not self._closed.wait(BEAT_SECONDS):
             now = time.monotonic()
-            found = pulse.beats(self._progress)
+            statuses = heartbeat.read_statuses(self._progress)
             # As in the process itself: the time in which a job is suspended is no hang.
-            stalled = self._stalled(found, min(now - before, 2 * BEAT_SECONDS))
+            stalled = self._stalled_seconds(statuses, min(now - before, 2 * BEAT_SECONDS))
             before = now
-            more = OWN_TIMEOUT_SECONDS if len(found) > 1 else 0.0
-            if found and stalled >= self._timeout + more:
-                self._end(found, stalled)
+            more = OWN_TIMEOUT_SECONDS if len(statuses) > 1 else 0.0
+            if statuses and stalled >= self._timeout + more:
+                self._end(statuses, stalled)
                 return
 
-    def _stalled(self, found: list[Beat], elapsed: float) -> float:
+    def _stalled_seconds(self, statuses: list[RankStatus], elapsed: float) -> float:
         """Return the seconds since any process last moved."""
-        for one in found:
+        for one in statuses:
             same = self._last.get(one.rank) == one.time
             self._unseen[one.rank] = self._unseen.get(one.rank, 0.0) + elapsed if same else 0.0
             self._last[one.rank] = one.time
-        return min((one.still + self._unseen[one.rank] for one in found), default=0.0)
+        return min((one.still + self._unseen[one.rank] for one in statuses), default=0.0)
 
-    def _end(self, found: list[Beat], stalled: float) -> None:
+    def _end(self, statuses: list[RankStatus], stalled: float) -> None:
         now = time.time()
-        who = "; ".join(one.describe(now) for one in pulse.behind(found, now))
-        ending.leave(
+        who = "; ".join(one.describe(now) for one in heartbeat.late_ranks(statuses, now))
+        ending.write_exit_record(
             self._progress,
             EXIT_FAULT,
             f"phase {self._phase}: nothing has moved for {stalled:.0f} s: {who}",
             hint="if so long a step is meant, raise launch.ddp_timeout; else look at that "
             f"process's disk, file system and GPU (`dmesg`, `nvidia-smi`): {CONTINUES}",
         )
-        pulse.end_all(self._progress)
+        heartbeat.end_all(self._progress)

@@ -68,14 +68,14 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(EXIT_USER_ERROR)
 
 
-def undecoded(folder: Path) -> list[Path]:
+def list_undecoded(folder: Path) -> list[Path]:
     """Return latents without a grid, or with a grid of earlier latents, by step."""
     return [path for path in sorted(folder.glob("step-*.safetensors")) if not _has_grid(path)]
 
 
 def decode(folder: Path, family: DiffusionFamily, base: Path, device: str) -> None:
     """Decode all latents without images, on a device."""
-    while waiting := undecoded(folder):
+    while waiting := list_undecoded(folder):
         path = waiting[0]
         with safe_open(path, framework="pt") as opened:
             latents, about = opened.get_tensor("latents"), opened.metadata()

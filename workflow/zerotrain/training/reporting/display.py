@@ -47,8 +47,8 @@ class Display:
         self._last_line = now
         pace = ""
         if step > self._counted:
-            left = clock((self._until - step) / rate)
-            pace = f", {paced(rate)}, " + (f"{left} left" if step < self._until else "done")
+            left = format_duration((self._until - step) / rate)
+            pace = f", {format_rate(rate)}, " + (f"{left} left" if step < self._until else "done")
         self.say(f"{self._name}: step {step} of {self._until}, loss {loss:.4f}, lr {lr:.2e}{pace}")
 
     def _estimate(self, step: int, rate: float, now: float) -> None:
@@ -61,8 +61,8 @@ class Display:
             end = datetime.now() + timedelta(seconds=left)
             day = "" if end.date() == datetime.now().date() else f"{end:%d %B}, "
             self.say(
-                f"{self._name}: {self._until - step} steps to go at {paced(rate)} take about "
-                f"{clock(left)}: until {day}{end:%H:%M}"
+                f"{self._name}: {self._until - step} steps to go at {format_rate(rate)} take about "
+                f"{format_duration(left)}: until {day}{end:%H:%M}"
             )
 
     def say(self, text: str) -> None:
@@ -78,13 +78,13 @@ class Display:
             self._bar.close()
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration as 3:07 or 2:05:09."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def paced(rate: float) -> str:
+def format_rate(rate: float) -> str:
     """Format a rate as steps per second, or seconds per step if slower."""
     return f"{rate:.2f} steps/s" if rate >= 1 else f"{1 / rate:.2f} s/step"

@@ -34,7 +34,7 @@ class EventFile:
         """
         folder.mkdir(parents=True, exist_ok=True)
         named = (NAME.fullmatch(path.name) for path in folder.iterdir())
-        newest = max((int(found[1]) for found in named if found), default=0)
+        newest = max((int(match[1]) for match in named if match), default=0)
         second = max(int(time.time()), newest + 1)
         name = f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}.0"
         self._stream = (folder / name).open("xb")

@@ -53,12 +53,12 @@ class HeldOutImages:
 
     def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
         i, level = self._pairs[place]
-        found = self._cache.sample(i)
-        shape = tuple(found["latents"].shape)
+        sample = self._cache.sample(i)
+        shape = tuple(sample["latents"].shape)
         draw = generator(self._seed, HOLDOUT_NOISE, i, level)
         uniform = torch.tensor((level + 0.5) / TIMESTEPS, dtype=torch.float64)
         noise = torch.from_numpy(draw.standard_normal(shape, dtype="float32"))
-        return {**found, "noise": noise, "uniform": uniform}
+        return {**sample, "noise": noise, "uniform": uniform}
 
 
 class HeldOutText:
@@ -74,8 +74,8 @@ class HeldOutText:
         return len(self._taken)
 
     def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
-        found = self._cache.sample(self._taken[place])
-        return whole_example(found["input_ids"], found["labels"])
+        example = self._cache.sample(self._taken[place])
+        return whole_example(example["input_ids"], example["labels"])
 
 
 def whole_example(input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:

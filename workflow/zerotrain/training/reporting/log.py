@@ -22,7 +22,7 @@ from zerotrain.machine.memory_watch import (
 )
 from zerotrain.machine.output import print_detail
 from zerotrain.training.means import Means
-from zerotrain.training.reporting.display import Display, clock
+from zerotrain.training.reporting.display import Display, format_duration
 from zerotrain.training.reporting.files import LOG, PENDING, RESOURCES
 from zerotrain.training.reporting.trackers import open_trackers, points_of
 from zerotrain.training.step_time import PARTS, StepTime
@@ -51,7 +51,7 @@ class Log:
         """Record a finished step; grad_norm is infinite if the update was skipped, and beta1 is
         None unless the schedule changes it."""
 
-    def measured(self, step: int, values: Mapping[str, float]) -> None:
+    def record_validation(self, step: int, values: Mapping[str, float]) -> None:
         """Record the results of a validation by flat names such as val_loss."""
 
     def memory(self, uses: Sequence[Mapping[str, MemoryUse]], peaks: tuple[int, int]) -> None:
@@ -194,12 +194,12 @@ class TrainingLog(Log):
                 f"train_perplexity {perplexity:.4f}"
             )
 
-    def measured(self, step: int, values: Mapping[str, float]) -> None:
+    def record_validation(self, step: int, values: Mapping[str, float]) -> None:
         """Record the results of a validation."""
         self._write(step, values)
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
-        line = {"phase": self._phase.phase, "step": step, **_finite(values)}
+        line = {"phase": self._phase.phase, "step": step, **_replace_nonfinite(values)}
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()
         for tracker in self._trackers:
@@ -263,13 +263,13 @@ class TrainingLog(Log):
         if not steps or not whole:
             return []
         shares = sorted(self._spent.items(), key=lambda item: -item[1])
-        told = [(part, share / whole) for part, share in shares if share / whole >= LEAST_SHARE]
-        split = ", ".join(f"{part} {share:.0%}" for part, share in told)
-        took = f"{steps} steps in {clock(time.monotonic() - self._began)}: {split}"
+        listed = [(part, share / whole) for part, share in shares if share / whole >= LEAST_SHARE]
+        split = ", ".join(f"{part} {share:.0%}" for part, share in listed)
+        took = f"{steps} steps in {format_duration(time.monotonic() - self._began)}: {split}"
         return [took, *(memory_lines(self._uses, "training") if self._uses else [])]
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def _replace_nonfinite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values, with None for floats that JSON cannot represent."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value

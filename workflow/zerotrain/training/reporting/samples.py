@@ -28,9 +28,9 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.training import ranks
 from zerotrain.training.engines.engine import Engine
-from zerotrain.training.reporting.decode_samples import FOLDER, PROGRAM, decode, undecoded
+from zerotrain.training.reporting.decode_samples import FOLDER, PROGRAM, decode, list_undecoded
+from zerotrain.training.reporting.heartbeat import Heartbeat
 from zerotrain.training.reporting.log import Log
-from zerotrain.training.reporting.pulse import Pulse
 
 if TYPE_CHECKING:
     from zerotrain.models.families.diffusion import DiffusionFamily
@@ -87,11 +87,11 @@ class LatentSampler:
         engine, own = self._engine, range(len(self._seeds))
         if not self._together:
             own = own[engine.rank :: engine.world_size]
-        found = {number: self._latents(number) for number in own}
+        latents = {number: self._latents(number) for number in own}
         if not self._together:
-            found = {n: one for part in ranks.gather(found) for n, one in part.items()}
+            latents = {n: one for part in ranks.gather(latents) for n, one in part.items()}
         if engine.rank == 0:
-            self._write(step, torch.stack([found[number] for number in sorted(found)]))
+            self._write(step, torch.stack([latents[number] for number in sorted(latents)]))
             self._start_decoding()
 
     def close(self, finished: bool) -> None:
@@ -99,16 +99,16 @@ class LatentSampler:
         if self._process is not None and not finished:
             self._process.terminate()
         elif self._process is not None:
-            if self._decoded(self._process) == 0 and undecoded(self._folder):
+            if self._wait_for_decoding(self._process) == 0 and list_undecoded(self._folder):
                 self._start_decoding()
-                self._decoded(self._process)
+                self._wait_for_decoding(self._process)
             if self._process.returncode:
                 self._log.say(
                     f"{self._folder}: its latents were not decoded (exit code "
                     f"{self._process.returncode}); the training is not touched by it"
                 )
 
-    def _decoded(self, process: subprocess.Popen[bytes]) -> int:
+    def _wait_for_decoding(self, process: subprocess.Popen[bytes]) -> int:
         """Wait for a decoding process and return its exit code; its CPU use counts as a move."""
         used = 0.0
         while (code := process.poll()) is None:
@@ -116,7 +116,7 @@ class LatentSampler:
                 times = psutil.Process(process.pid).cpu_times()
                 if times.user + times.system > used:
                     used = times.user + times.system
-                    Pulse.moves += 1
+                    Heartbeat.moves += 1
             time.sleep(POLL_SECONDS)
         return code
 
@@ -167,7 +167,7 @@ class LatentSampler:
             self._log.say(f"{path}: not written: {error}; training continues")
 
     def _start_decoding(self) -> None:
-        if not undecoded(self._folder):
+        if not list_undecoded(self._folder):
             return
         if self._decode == "inline":
             try:

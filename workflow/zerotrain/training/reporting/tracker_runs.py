@@ -14,7 +14,7 @@ from accelerate import tracking
 from zerotrain.launch.resolved import ResolvedPhase
 
 DEFAULT_PROJECT = "zerotrain"
-Opened: TypeAlias = tuple[Any, str | None]
+OpenedRun: TypeAlias = tuple[Any, str | None]
 """One of accelerate's trackers and its run id; None if the tracker has not chosen the id yet."""
 
 
@@ -38,7 +38,7 @@ tracking.logger = PlainLogger(logging.getLogger(tracking.__name__))
 
 def hyperparameters(phase: ResolvedPhase) -> Iterator[tuple[str, Any]]:
     """Yield dotted names and values of the resolved phase in a form that every tracker accepts."""
-    for name, value, *_ in phase.explained():
+    for name, value, *_ in phase.explain():
         plain = isinstance(value, bool | int | float | str) or value is None
         yield name, value if plain else json.dumps(value)
 
@@ -51,17 +51,17 @@ def _title(phase: ResolvedPhase) -> str:
     return phase.train.tracker_run_name or f"{phase.run}-{phase.phase}"
 
 
-def _wandb(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
+def _wandb(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
     run = run or secrets.token_hex(8)
     own = {"name": _title(phase), "group": phase.run, "dir": str(progress)}
     return tracking.WandBTracker(_project(phase), id=run, resume="allow", **own), run
 
 
-def _mlflow(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
+def _mlflow(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
     return tracking.MLflowTracker(_project(phase), run_id=run, run_name=_title(phase)), run
 
 
-def _swanlab(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
+def _swanlab(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
     run = run or secrets.token_hex(11)[:21]
     own = {
         "experiment_name": _title(phase),
@@ -71,35 +71,35 @@ def _swanlab(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
     return tracking.SwanLabTracker(_project(phase), id=run, resume="allow", **own), run
 
 
-def _comet_ml(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
+def _comet_ml(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
     run = run or secrets.token_hex(16)
     return tracking.CometMLTracker(_project(phase), experiment_key=run), run
 
 
-def _aim(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
+def _aim(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
     own = {"experiment": _project(phase), "run_hash": run}
     return tracking.AimTracker(_title(phase), logging_dir=str(progress), **own), run
 
 
-def _clearml(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
+def _clearml(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
     own = {"project_name": _project(phase), "task_name": _title(phase)}
     resumes = {"continue_last_task": run or False, "reuse_last_task_id": False}
     return tracking.ClearMLTracker(_title(phase), **own, **resumes), run
 
 
-def _dvclive(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
+def _dvclive(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
     folder = str(progress / "dvclive")
     resumes = run is not None
     return tracking.DVCLiveTracker(dir=folder, resume=resumes, save_dvc_exp=False), folder
 
 
-def _trackio(phase: ResolvedPhase, progress: Path, run: str | None) -> Opened:
+def _trackio(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
     run = run or f"{_title(phase)}-{secrets.token_hex(3)}"
     own = {"name": run, "group": phase.run, "resume": "allow"}
     return tracking.TrackioTracker(_project(phase), **own), run
 
 
-OPEN: dict[str, Callable[[ResolvedPhase, Path, str | None], Opened]] = {
+OPEN: dict[str, Callable[[ResolvedPhase, Path, str | None], OpenedRun]] = {
     "wandb": _wandb,
     "mlflow": _mlflow,
     "swanlab": _swanlab,

@@ -80,7 +80,7 @@ def points_of(line: Mapping[str, Any]) -> dict[str, float]:
     return known
 
 
-class Known:
+class LoggedPoints:
     """Last step of which a tracker has points, and their names.
 
     A step has several points: those of its training, then those of its validation.
@@ -90,7 +90,7 @@ class Known:
         self._step, self._names = step, set(names)
 
     @classmethod
-    def read(cls, state: Mapping[str, Any]) -> Known:
+    def read(cls, state: Mapping[str, Any]) -> LoggedPoints:
         """Restore from the result of `state`, if there is one."""
         return cls(int(state.get("step", -1)), state.get("names", ()))
 
@@ -215,7 +215,7 @@ class Remote:
         except Exception as error:
             self._once(f"could not be finished: {_brief(error)}")
 
-    def _start(self) -> tuple[str, Any, Known]:
+    def _start(self) -> tuple[str, Any, LoggedPoints]:
         """Return the run's id, the tracker, and the points of the run that it has so far."""
         kept = _read(self._kept)
         tracker, run = OPEN[self._name](self._phase, self._progress, kept.get("run"))
@@ -224,11 +224,11 @@ class Remote:
         if not kept:
             tracker.store_init_configuration(dict(hyperparameters(self._phase)))
         run = run or RUN[self._name](tracker.tracker)
-        known = Known.read(kept)
+        known = LoggedPoints.read(kept)
         self._keep(run, known)
         return run, tracker, known
 
-    def _keep(self, run: str, known: Known) -> None:
+    def _keep(self, run: str, known: LoggedPoints) -> None:
         _write(self._kept, {"run": run, **known.state()})
 
     def _once(self, what: str) -> None:
@@ -252,8 +252,8 @@ def _lines(log: Path, phase: str, first: int) -> list[dict[str, Any]]:
 def _read(kept: Path) -> dict[str, Any]:
     """Return the stored values; an empty mapping if they cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(kept.read_text())
-        known = found if isinstance(found, dict) else {}
+        document = json.loads(kept.read_text())
+        known = document if isinstance(document, dict) else {}
         if all(isinstance(known.get(key, kind()), kind) for key, kind in KEPT.items()):
             return known
     return {}

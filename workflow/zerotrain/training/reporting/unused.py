@@ -45,7 +45,7 @@ class UnusedParameters:
                 )
                 self._hooks.append(hook)
 
-    def settle(self, phase: ResolvedPhase, log: Log) -> bool:
+    def report(self, phase: ResolvedPhase, log: Log) -> bool:
         """Report the parameters without a gradient; every process calls this at the same step.
 
         Returns:
@@ -81,5 +81,5 @@ def _is_expected(names: list[str], family: str) -> bool:
     kind = FAMILIES.get(family)
     if kind is None or not kind.no_gradient:
         return False
-    found = [re.search(kind.no_gradient, name) for name in names]
-    return all(found) and len({re.findall(r"\d+", name)[0] for name in names}) == 1
+    matches = [re.search(kind.no_gradient, name) for name in names]
+    return all(matches) and len({re.findall(r"\d+", name)[0] for name in names}) == 1

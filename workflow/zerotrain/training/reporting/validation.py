@@ -15,7 +15,7 @@ from zerotrain.cache import Cache, TokenCache
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.families import Family, Objective
 from zerotrain.training import ranks
-from zerotrain.training.engines.average import WeightAverage
+from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.reporting.holdout_loss import (
     HeldOut,
@@ -59,7 +59,7 @@ class Validation:
         history: ValidationHistory,
         log: Log,
         progress: Path,
-        average: WeightAverage | None = None,
+        ema: EMA | None = None,
         sampler: Sampler | None = None,
     ) -> None:
         assert phase.derived.validation is not None
@@ -68,29 +68,29 @@ class Validation:
         self._log, self._progress, self._sampler = log, progress, sampler
         # Averages are not measured under NVMe offload: that would read and write all weights.
         on_disk = "nvme" in (phase.derived.offload_optimizer, phase.derived.offload_param)
-        self._average = None if on_disk else average
+        self._ema = None if on_disk else ema
         if engine.rank == 0:
             write_best(progress, history.best(self._settings))
 
     def at(self, step: int) -> Verdict:
         """Validate a step if that is due and not done yet; return the consequences."""
-        if self._history.at(step) or not self._due(step):
-            return Verdict(ended=self._history.ended(self._settings) is not None)
-        found = self._measure(step)
-        self._history.note(step, found, self._settings)
-        self._log.measured(step, found)
+        if self._history.at(step) or not self._is_due(step):
+            return Verdict(ended=self._history.end_reason(self._settings) is not None)
+        results = self._measure(step)
+        self._history.note(step, results, self._settings)
+        self._log.record_validation(step, results)
         best = self._history.best(self._settings)
-        shown = ", ".join(f"{key} {value:.6g}" for key, value in found.items())
+        shown = ", ".join(f"{key} {value:.6g}" for key, value in results.items())
         if best:
             shown += f" (best {best['value']:.6g} at step {best['step']})"
-        if found:
+        if results:
             self._log.say(f"{self._phase.phase}: validation at step {step}: {shown}")
-        reason = self._history.ended(self._settings)
+        reason = self._history.end_reason(self._settings)
         return Verdict(bool(best and best["step"] == step), reason is not None)
 
     def finish(self, step: int) -> None:
         """Record and report that the phase ends early, at a step whose checkpoint is written."""
-        reason = self._history.ended(self._settings)
+        reason = self._history.end_reason(self._settings)
         if reason is not None and self._engine.rank == 0:
             write_finished(self._progress, step, reason, self._settings)
             self._log.say(f"{self._phase.phase}: ends early at step {step}: {reason}")
@@ -104,23 +104,23 @@ class Validation:
         if self._sampler:
             self._sampler.close(finished)
 
-    def _due(self, step: int) -> bool:
+    def _is_due(self, step: int) -> bool:
         if step == self._history.began:
             return bool(self._settings["eval_on_start"])
         return step % self._settings["eval_steps"] == 0 or step == self._phase.derived.until_step
 
     def _measure(self, step: int) -> dict[str, float]:
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         self._engine.model.eval()
-        found |= self._losses("")
-        if self._average:
-            with self._average.in_use():
-                found |= self._losses("_ema")
+        results |= self._losses("")
+        if self._ema:
+            with self._ema.in_use():
+                results |= self._losses("_ema")
                 self._sample(step)
         else:
             self._sample(step)
         self._engine.model.train()
-        return found
+        return results
 
     def _sample(self, step: int) -> None:
         if self._sampler:
@@ -130,10 +130,10 @@ class Validation:
         if not len(self._held_out):
             return {}
         loss = mean_loss(self._batches())
-        found = {f"val_loss{suffix}": loss}
+        results = {f"val_loss{suffix}": loss}
         if isinstance(self._held_out, HeldOutText):
-            found[f"val_perplexity{suffix}"] = perplexity(loss)
-        return found
+            results[f"val_perplexity{suffix}"] = perplexity(loss)
+        return results
 
     def _batches(self) -> list[torch.Tensor]:
         """Return the losses of all batches in order, each computed by one process.
@@ -168,7 +168,7 @@ def open_validation(
     progress: Path,
     step: int,
     resumed: Path | None,
-    average: WeightAverage | None,
+    ema: EMA | None,
 ) -> Validation | None:
     """Return the phase's validation, if it has one.
 
@@ -206,4 +206,4 @@ def open_validation(
         assert isinstance(cache, Cache)
         assert family.modality == "image"
         sampler = LatentSampler(engine, family, base, cache, phase, progress, log)
-    return Validation(engine, objective, held_out, phase, history, log, progress, average, sampler)
+    return Validation(engine, objective, held_out, phase, history, log, progress, ema, sampler)

@@ -51,13 +51,13 @@ class ValidationHistory:
             settings: ResolvedPhase.validation.
         """
         metric = settings["metric_for_best_model"]
-        found = [(value, step) for step, value in self._values(settings) if math.isfinite(value)]
-        if not found:
+        finite = [(value, step) for step, value in self._values(settings) if math.isfinite(value)]
+        if not finite:
             return None
-        value, step = min(found)
+        value, step = min(finite)
         return {"step": step, "metric": metric, "value": value}
 
-    def ended(self, settings: Mapping[str, Any]) -> str | None:
+    def end_reason(self, settings: Mapping[str, Any]) -> str | None:
         """Return the reason to end the phase at its newest validation; None if it continues."""
         patience = settings["early_stopping_patience"]
         metric, worse, lowest = settings["metric_for_best_model"], 0, float("inf")
@@ -69,9 +69,9 @@ class ValidationHistory:
         plural = "validation" if worse == 1 else "validations"
         return f"{metric} was no better in {worse} {plural} in a row (best {lowest:.6g})"
 
-    def note(self, step: int, found: Mapping[str, float], settings: Mapping[str, Any]) -> None:
+    def note(self, step: int, results: Mapping[str, float], settings: Mapping[str, Any]) -> None:
         """Add a validation; a value that is not finite becomes None, as JSON has no such number."""
-        values = {name: value if math.isfinite(value) else None for name, value in found.items()}
+        values = {name: value if math.isfinite(value) else None for name, value in results.items()}
         self.measured.append({"step": step, "max_samples": settings["max_samples"], **values})
 
     def _values(self, settings: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
@@ -112,8 +112,8 @@ def write_best(progress: Path, best: Mapping[str, Any] | None) -> None:
 
 def best_step(progress: Path) -> int | None:
     """Return the best step so far, whether or not its checkpoint exists."""
-    found = _read(progress / BEST)
-    return None if found is None else int(found["step"])
+    best = _read(progress / BEST)
+    return None if best is None else int(best["step"])
 
 
 def write_finished(progress: Path, step: int, reason: str, settings: Mapping[str, Any]) -> None:
@@ -123,20 +123,20 @@ def write_finished(progress: Path, step: int, reason: str, settings: Mapping[str
 
 def finished_step(progress: Path, settings: Mapping[str, Any] | None, until: int) -> int | None:
     """Return the step of an early end under the same settings; None if there was none."""
-    found = _read(progress / FINISHED)
-    if found is None or found.get("validation") != settings or found["step"] > until:
+    finished = _read(progress / FINISHED)
+    if finished is None or finished.get("validation") != settings or finished["step"] > until:
         return None
-    return int(found["step"])
+    return int(finished["step"])
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Read a file that names a step; None if it is missing or damaged, as by a power cut."""
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (FileNotFoundError, ValueError, RecursionError):
         return None
-    step = found.get("step") if isinstance(found, dict) else None
-    return found if isinstance(step, int) and not isinstance(step, bool) else None
+    step = document.get("step") if isinstance(document, dict) else None
+    return document if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def _replace(path: Path, value: Mapping[str, Any] | None) -> None:

@@ -1,4 +1,4 @@
-"""The position of a training."""
+"""Count the steps and samples of a training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Clock:
+class StepCounter:
     """The training's step and sample count, and the horizon of its schedule."""
 
     step: int

@@ -17,10 +17,10 @@ from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.device import device_type
 from zerotrain.machine.output import print_message
 from zerotrain.training.process import ending, failures, lock
-from zerotrain.training.reporting import pulse
+from zerotrain.training.reporting import heartbeat
 
 
-def failed(error: Exception, launch: Path, progress: Path) -> int:
+def report_failure(error: Exception, launch: Path, progress: Path) -> int:
     """Report an exception that ended this process's training.
 
     Returns:
@@ -31,42 +31,45 @@ def failed(error: Exception, launch: Path, progress: Path) -> int:
     """
     supervised = SUPERVISOR in os.environ
     if isinstance(error, PipelineError):
-        if ending.leave(progress, EXIT_USER_ERROR, error.what):
+        if ending.write_exit_record(progress, EXIT_USER_ERROR, error.what):
             print_message(error)
-        _end_the_others(progress)
+        _end_other_ranks(progress)
         return EXIT_USER_ERROR
     failure = failures.recognise(error)
     alone = os.environ.get("WORLD_SIZE", "1") == "1"
     if failure is None or (failure.kind == failures.LOST and alone):
         raise error  # a single process has no peer to lose: its traceback shows the cause
     phase = read_run_yaml(launch / "run.yaml")
-    found = failures.sentence(failure, phase.phase, str(error))
+    message = failures.format_failure(failure, phase.phase, str(error))
     if failure.kind == failures.DEVICE_MEMORY:
-        found = PipelineError(found.what, hint=_less_on_the_device(phase))
+        message = PipelineError(message.what, hint=_advise_without_plan(phase))
     if failure.kind == failures.LOST:
         if supervised:
             # The launcher knows which process died and why, unless the network failed.
-            said = failures.shortened(str(error))
-            print(f"rank {os.environ.get('RANK', '0')}: {said}", file=sys.stderr, flush=True)
+            text = failures.shorten(str(error))
+            print(f"rank {os.environ.get('RANK', '0')}: {text}", file=sys.stderr, flush=True)
             os._exit(failures.EXIT_FAULT)
-        time.sleep(pulse.BEAT_SECONDS)
+        time.sleep(heartbeat.BEAT_SECONDS)
     of_others = failure.kind in (failures.LOST, failures.TIMEOUT)
-    if of_others and (who := pulse.who_hangs(progress, time.time(), but=os.getpid())):
-        found = PipelineError(f"{found.what}; {who}", hint=found.hint)
+    if of_others and (who := heartbeat.describe_hang(progress, time.time(), but=os.getpid())):
+        message = PipelineError(f"{message.what}; {who}", hint=message.hint)
     # The planner knows what would fit, but takes memory and time that a rank does not have.
     later = supervised and failure.kind in failures.MEMORY
-    hint, kind = (found.hint, failure.kind) if later else ("", "")
+    hint, kind = (message.hint, failure.kind) if later else ("", "")
     measured = _device_memory() if failure.kind == failures.DEVICE_MEMORY else {}
-    if ending.leave(progress, failure.code, found.what, hint, kind, measured) and not later:
-        print_message(found)
-    _end_the_others(progress)
+    if (
+        ending.write_exit_record(progress, failure.code, message.what, hint, kind, measured)
+        and not later
+    ):
+        print_message(message)
+    _end_other_ranks(progress)
     if of_others:
         lock.release_all()
         os._exit(failure.code)  # operations in progress with the others would wait again
     return failure.code
 
 
-def _less_on_the_device(phase: ResolvedPhase) -> str:
+def _advise_without_plan(phase: ResolvedPhase) -> str:
     """Return the advice that is possible without a plan."""
     return (
         f"raise gradient_accumulation_steps above {phase.train.gradient_accumulation_steps}, set "
@@ -88,10 +91,10 @@ def _device_memory() -> dict[str, int]:
     }
 
 
-def _end_the_others(progress: Path) -> None:
+def _end_other_ranks(progress: Path) -> None:
     """End the other processes, which wait for this one, and the launcher with its traceback."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return
-    pulse.end_all(progress, but=os.getpid())
+    heartbeat.end_all(progress, but=os.getpid())
     if SUPERVISOR in os.environ:
         os.kill(os.getppid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Heartbeat file of each training process, written every second: it shows who hangs, and where."""
+"""Heartbeat: each process writes its location to a file every second; it shows who hangs, where."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ HELD = {
 }
 
 
-class Stepping(Protocol):
-    """Step counter: the loop's clock."""
+class HasStep(Protocol):
+    """The part of a StepCounter that a report needs."""
 
     step: int
 
 
 @dataclass(frozen=True)
-class Beat:
+class RankStatus:
     """Last report of one process."""
 
     rank: int
@@ -69,11 +69,11 @@ class Beat:
     time: float
     """Time of this report, seconds since the epoch."""
 
-    def silent(self, now: float) -> float:
-        """Return the seconds since this beat."""
+    def silent_seconds(self, now: float) -> float:
+        """Return the seconds since this report."""
         return now - self.time
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether the process exists, stopped or not; True for one on another host."""
         if self.host != socket.gethostname():
             return True
@@ -83,26 +83,28 @@ class Beat:
             return same and process.status() != psutil.STATUS_ZOMBIE
         return False
 
-    def last_seen(self, newest: float) -> str:
-        """Describe the process and its last activity after the end; newest: the last beat."""
-        who, where = self._who_and_where()
-        if self.silent(newest) >= LATE_SECONDS:
-            return f"{who} was last seen {self.silent(newest):.0f} s before the others {where}"
+    def describe_last_seen(self, newest: float) -> str:
+        """Describe the process and its last activity after the end; newest: the last report."""
+        who, where = self._format_rank_and_place()
+        if self.silent_seconds(newest) >= LATE_SECONDS:
+            return (
+                f"{who} was last seen {self.silent_seconds(newest):.0f} s before the others {where}"
+            )
         return f"{who} {'waited for the others' if self.waits else 'did not move'} {where}"
 
     def describe(self, now: float) -> str:
         """Describe the process and its activity."""
-        who, where = self._who_and_where()
-        if not self.runs():
+        who, where = self._format_rank_and_place()
+        if not self.is_running():
             return f"{who} has ended; it was {where}"
         state = self._state()
-        if state not in HELD and self.silent(now) < SILENT_SECONDS:
+        if state not in HELD and self.silent_seconds(now) < SILENT_SECONDS:
             doing = "waits for the others" if self.waits else "does not move"
-            return f"{who} {doing} {where}, for {self.still + self.silent(now):.0f} s"
+            return f"{who} {doing} {where}, for {self.still + self.silent_seconds(now):.0f} s"
         doing = HELD.get(state, "does not answer")
-        return f"{who} {doing}, last seen {self.silent(now):.0f} s ago {where}"
+        return f"{who} {doing}, last seen {self.silent_seconds(now):.0f} s ago {where}"
 
-    def _who_and_where(self) -> tuple[str, str]:
+    def _format_rank_and_place(self) -> tuple[str, str]:
         step = f" of step {self.step}" if self.step else " before the first step"
         return f"rank {self.rank} (pid {self.pid} on {self.host})", f"in {self.at}{step}"
 
@@ -113,14 +115,14 @@ class Beat:
         return ""
 
 
-class Pulse:
+class Heartbeat:
     """Heartbeat thread of this process, until it is closed."""
 
     moves: ClassVar[int] = 0
     """Counter of external progress: code that waits in one place increments it."""
 
     def __init__(self, progress: Path, rank: int) -> None:
-        self.clock: Stepping | None = None
+        self.counter: HasStep | None = None
         self._path = progress / RANKS / f"{rank:05d}.json"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._rank = rank
@@ -131,7 +133,7 @@ class Pulse:
         self._seen = time.monotonic()
         self._closed = threading.Event()
         self._beat()
-        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
 
     def close(self) -> None:
         """End the heartbeat: this process waits for no other one."""
@@ -148,7 +150,7 @@ class Pulse:
         stack = list(_stack(current.get(self._main or 0)))
         workers = [one.ident for one in threading.enumerate() if one.name in WORKERS]
         moving = [*stack, *(frame for one in workers for frame in _stack(current.get(one or 0)))]
-        step = self.clock.step + 1 if self.clock else None
+        step = self.counter.step + 1 if self.counter else None
         place = (step, self.moves, *((id(frame.f_code), frame.f_lasti) for frame in moving))
         now = time.monotonic()
         # The hours in which a job was suspended do not count.
@@ -157,75 +159,79 @@ class Pulse:
         if place != self._place:
             self._place, self._still = place, 0.0
         files = [frame.f_code.co_filename for frame in stack]
-        beat = Beat(
+        status = RankStatus(
             self._rank,
             socket.gethostname(),
             os.getpid(),
             self._started,
             step,
-            next((_place(frame) for frame in stack if _ours(frame)), "its start"),
+            next((_place(frame) for frame in stack if _is_ours(frame)), "its start"),
             any(part in file for file in files for part in COLLECTIVES),
             self._still,
             time.time(),
         )
         draft = self._path.with_suffix(".new")
-        draft.write_text(json.dumps(asdict(beat)))
+        draft.write_text(json.dumps(asdict(status)))
         if not self._closed.is_set():
             draft.replace(self._path)
 
 
-def beats(progress: Path) -> list[Beat]:
-    """Return the last beats of a training's processes, by rank."""
-    found = []
+def read_statuses(progress: Path) -> list[RankStatus]:
+    """Return the last reports of a training's processes, by rank."""
+    statuses = []
     for path in sorted((progress / RANKS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(Beat(**json.loads(path.read_text())))
-    return found
+            statuses.append(RankStatus(**json.loads(path.read_text())))
+    return statuses
 
 
-def behind(found: Sequence[Beat], now: float) -> list[Beat]:
+def late_ranks(statuses: Sequence[RankStatus], now: float) -> list[RankStatus]:
     """Return the processes that others wait for: gone or silent, or behind, or not waiting."""
-    if silent := [one for one in found if not one.runs() or one.silent(now) >= SILENT_SECONDS]:
+    if silent := [
+        one for one in statuses if not one.is_running() or one.silent_seconds(now) >= SILENT_SECONDS
+    ]:
         return silent
-    return _behind_in_place(found)
+    return _find_least_advanced(statuses)
 
 
-def _behind_in_place(found: Sequence[Beat]) -> list[Beat]:
-    least = min((one.step or 0 for one in found), default=0)
-    if any((one.step or 0) > least for one in found):
-        return [one for one in found if (one.step or 0) == least]
-    return [one for one in found if not one.waits] or list(found)
+def _find_least_advanced(statuses: Sequence[RankStatus]) -> list[RankStatus]:
+    least = min((one.step or 0 for one in statuses), default=0)
+    if any((one.step or 0) > least for one in statuses):
+        return [one for one in statuses if (one.step or 0) == least]
+    return [one for one in statuses if not one.waits] or list(statuses)
 
 
-def who_hangs(progress: Path, now: float, but: int = 0) -> str:
+def describe_hang(progress: Path, now: float, but: int = 0) -> str:
     """Describe the processes that the others wait for, without the calling one.
 
-    Empty if there are no beats.
+    Empty if no process has reported.
     """
-    found = [one for one in beats(progress) if one.pid != but]
-    return "; ".join(one.describe(now) for one in behind(found, now))
+    statuses = [one for one in read_statuses(progress) if one.pid != but]
+    return "; ".join(one.describe(now) for one in late_ranks(statuses, now))
 
 
-def who_hung(progress: Path) -> str:
+def describe_past_hang(progress: Path) -> str:
     """Describe the processes that the others waited for, after all have ended.
 
-    Empty if there are no beats.
+    Empty if no process has reported.
     """
-    found = beats(progress)
-    newest = max((one.time for one in found), default=0.0)
-    late = [one for one in found if one.silent(newest) >= LATE_SECONDS]
-    return "; ".join(one.last_seen(newest) for one in late or _behind_in_place(found))
+    statuses = read_statuses(progress)
+    newest = max((one.time for one in statuses), default=0.0)
+    late = [one for one in statuses if one.silent_seconds(newest) >= LATE_SECONDS]
+    return "; ".join(
+        one.describe_last_seen(newest) for one in late or _find_least_advanced(statuses)
+    )
 
 
 def clear(progress: Path) -> None:
-    """Remove the beats of an earlier start."""
+    """Remove the reports of an earlier start."""
     shutil.rmtree(progress / RANKS, ignore_errors=True)
 
 
 def end_all(progress: Path, but: int = 0) -> None:
     """Kill the processes of this host except for one: a stopped one does not see the end."""
-    for one in beats(progress):
-        if one.host == socket.gethostname() and one.pid != but and one.runs():
+    for one in read_statuses(progress):
+        if one.host == socket.gethostname() and one.pid != but and one.is_running():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(one.pid, signal.SIGKILL)
 
@@ -237,7 +243,7 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _ours(frame: FrameType) -> bool:
+def _is_ours(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     return PACKAGE in file and file != __file__
 

@@ -35,14 +35,14 @@ def adopt_slurm(environment: MutableMapping[str, str], phase: str = "") -> None:
     if visible:  # --gpus-per-task shows each task one device, under the number 0
         local %= len(visible)
     port = port_of_job(job, step, phase)
-    found = {
+    variables = {
         "RANK": environment["SLURM_PROCID"],
         "WORLD_SIZE": tasks,
         "LOCAL_RANK": str(local),
         "MASTER_ADDR": _first_node(nodes) or "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    for key, value in found.items():
+    for key, value in variables.items():
         environment.setdefault(key, value)
 
 
@@ -55,7 +55,7 @@ def adopt_single(environment: MutableMapping[str, str]) -> None:
         environment.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
 
 
-def meet(phase: ResolvedPhase) -> None:
+def init_process_group(phase: ResolvedPhase) -> None:
     """Initialize the process group of a training with several processes, with the phase's timeout.
 
     The engine, which would do it later, finds it initialized.

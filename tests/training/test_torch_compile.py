@@ -22,7 +22,7 @@ from torch._inductor.utils import fresh_cache
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.checkpointing import progress_folder
-from zerotrain.training.engines import faster
+from zerotrain.training.engines import torch_compile
 
 STEPS = 6
 slow = pytest.mark.slow
@@ -73,7 +73,7 @@ def start(training: Training, name: str, cache: Path) -> subprocess.Popen[bytes]
     """A phase's process with a folder of its own for what inductor makes, which takes minutes."""
     words = {"base": training.base, "cache": training.cache, "progress": training.progress(name)}
     words["launch"] = training.folder / name / "launch"
-    saved = progress_folder.newest_whole(training.progress(name), STEPS)
+    saved = progress_folder.newest_intact(training.progress(name), STEPS)
     named = {**words, "resume": saved} if saved else words
     return subprocess.Popen(
         [sys.executable, "-m", "zerotrain.training.rank",
@@ -116,11 +116,11 @@ def test_no_kernel_is_chosen_by_its_time():
     """inductor measures none whose choice shows in the numbers, and never gives up compiling after
     so many shapes, which a resume would count again. Where full_determinism is off, it may."""
     model = SimpleNamespace(compile=lambda **how: None, modules=list)
-    faster.compile_model(model, compiled(full_determinism=False))
+    torch_compile.compile_model(model, compiled(full_determinism=False))
     assert inductor.deterministic is False
-    faster.compile_model(model, compiled(dynamo_backend="eager"))
+    torch_compile.compile_model(model, compiled(dynamo_backend="eager"))
     assert dynamo.recompile_limit == dynamo.accumulated_recompile_limit > 10**6
-    faster.compile_model(model, compiled())
+    torch_compile.compile_model(model, compiled())
     assert inductor.deterministic is True
 
 
@@ -140,7 +140,7 @@ def test_the_tenth_shape_is_compiled_as_the_first():
         made.append(graph)
         return graph
 
-    faster.compile_model(model, compiled(dynamo_backend=backend))
+    torch_compile.compile_model(model, compiled(dynamo_backend=backend))
     for rows in range(2, 14):
         model(torch.randn(rows, 3))
     assert len(made) == 12
@@ -154,7 +154,7 @@ def test_inductor_is_within_a_bound_and_resumes_exactly():
     phase = compiled()
     plain, whole, half, rest = Model(), Model(), Model(), Model()
     for model in (whole, half, rest):
-        faster.compile_model(model, phase)
+        torch_compile.compile_model(model, phase)
     losses = steps(whole, 0, STEPS)
     assert deviation(losses, steps(plain, 0, STEPS)) <= 1e-5
     first = steps(half, 0, STEPS // 2)
@@ -175,10 +175,10 @@ def test_shapes_of_the_steps_before_decide_nothing(text, dynamic):
     asked = []
     model = SimpleNamespace(compile=lambda **how: asked.append(how), modules=list)
     phase = compiled(dynamo_mode="max-autotune", max_length=text)
-    faster.compile_model(model, phase)
+    torch_compile.compile_model(model, phase)
     assert asked == [{"backend": "inductor", "dynamic": dynamic, "mode": "max-autotune"}]
     phase = compiled(dynamo_backend="no", max_length=text)
-    faster.compile_model(model, phase)
+    torch_compile.compile_model(model, phase)
     assert len(asked) == 1
 
 
@@ -194,12 +194,12 @@ def test_tf32_is_what_the_phase_says_and_reported_where_it_is_in_vain(monkeypatc
     """Off by default, also where something else has turned it on."""
     asked = SimpleNamespace(phase="a", launch=LaunchConfig(allow_tf32=True))
     cpu = torch.device("cpu")
-    assert faster.allow_tf32(SimpleNamespace(phase="a", launch=LaunchConfig()), cpu) == ""
+    assert torch_compile.allow_tf32(SimpleNamespace(phase="a", launch=LaunchConfig()), cpu) == ""
     assert not torch.backends.cuda.matmul.allow_tf32
-    assert "allow_tf32 has no effect on cpu" in faster.allow_tf32(asked, cpu)
+    assert "allow_tf32 has no effect on cpu" in torch_compile.allow_tf32(asked, cpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "T4")
-    assert "no effect on T4" in faster.allow_tf32(asked, torch.device("cuda", 0))
+    assert "no effect on T4" in torch_compile.allow_tf32(asked, torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert faster.allow_tf32(asked, torch.device("cuda", 0)) == ""
+    assert torch_compile.allow_tf32(asked, torch.device("cuda", 0)) == ""
     assert torch.backends.cuda.matmul.allow_tf32

@@ -29,14 +29,14 @@ from zerotrain.machine import compiled_ops
 from zerotrain.training import ranks
 from zerotrain.training.checkpointing import checkpoint_room
 from zerotrain.training.checkpointing.inputs import read_inputs
-from zerotrain.training.checkpointing.progress_folder import end_step, newest_whole
+from zerotrain.training.checkpointing.progress_folder import end_step, newest_intact
 from zerotrain.training.process import ending, failures, lock, machines
-from zerotrain.training.process.meeting import adopt_single, adopt_slurm, meet
+from zerotrain.training.process.rendezvous import adopt_single, adopt_slurm, init_process_group
 from zerotrain.training.process.start import check_room, prepare
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _Preparation:
     """Result of the first process's preparation, broadcast to the others."""
 
     finished: bool = False
@@ -47,7 +47,9 @@ class _Begun:
     code: int = EXIT_USER_ERROR
 
 
-def by_hand(arguments: argparse.Namespace, train: Callable[[argparse.Namespace], int]) -> int:
+def train_externally_launched(
+    arguments: argparse.Namespace, train: Callable[[argparse.Namespace], int]
+) -> int:
     """Prepare a phase, train it, and print how it ended.
 
     Args:
@@ -63,35 +65,43 @@ def by_hand(arguments: argparse.Namespace, train: Callable[[argparse.Namespace],
     with ExitStack() as held:
         try:
             phase = read_run_yaml(arguments.launch / "run.yaml")
-            _take_over(phase)
+            _set_up_environment(phase)
         except PipelineError as error:
             if first:
                 print(error, file=sys.stderr, flush=True)
             return EXIT_USER_ERROR
         try:
-            meet(phase)
-            found = ranks.broadcast(_begin(arguments, phase, held) if first else None)
+            init_process_group(phase)
+            preparation = ranks.broadcast(_prepare(arguments, phase, held) if first else None)
         except Exception as error:
-            begun = _refused(error, phase)
+            preparation = _describe_error(error, phase)
             if first or not isinstance(error, PipelineError):  # all processes find a user error
-                print(PipelineError(begun.what, hint=begun.hint), file=sys.stderr, flush=True)
-            return begun.code
-        assert found is not None
-        if found.what:
+                print(
+                    PipelineError(preparation.what, hint=preparation.hint),
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return preparation.code
+        assert preparation is not None
+        if preparation.what:
             if first:
-                print(PipelineError(found.what, hint=found.hint), file=sys.stderr, flush=True)
-            return found.code
-        if found.finished:
+                print(
+                    PipelineError(preparation.what, hint=preparation.hint),
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return preparation.code
+        if preparation.finished:
             code = 0
         else:
-            arguments.resume = found.resume
+            arguments.resume = preparation.resume
             code = train(arguments)
         if first:
-            _tell(code, phase, arguments.progress)
-    return _leave_together(code) if code in (0, EXIT_UNFINISHED) else code
+            _report_end(code, phase, arguments.progress)
+    return _wait_for_first_rank(code) if code in (0, EXIT_UNFINISHED) else code
 
 
-def _leave_together(code: int) -> int:
+def _wait_for_first_rank(code: int) -> int:
     """Wait until the first process has reported the ending and released its lock.
 
     torchrun and srun end all processes as soon as one has ended with a code.
@@ -103,7 +113,7 @@ def _leave_together(code: int) -> int:
     return code
 
 
-def _take_over(phase: ResolvedPhase) -> None:
+def _set_up_environment(phase: ResolvedPhase) -> None:
     """Set up the environment that the stage gives to the processes it launches.
 
     Raises:
@@ -124,13 +134,13 @@ def _take_over(phase: ResolvedPhase) -> None:
     torch.set_num_threads(threads)  # torch is imported already, with its own number
 
 
-def _begin(arguments: argparse.Namespace, phase: ResolvedPhase, held: ExitStack) -> _Begun:
+def _prepare(arguments: argparse.Namespace, phase: ResolvedPhase, held: ExitStack) -> _Preparation:
     """Prepare the training in the first process; return the result or error for the others."""
     progress: Path = arguments.progress
     try:
         checkpoint_room.check_writable(progress)
         held.callback(lock.take(progress, seconds=phase.launch.lock_lease).release)
-        held.callback(lock.end_with_holder(progress, lambda: _end_taken_over(progress)))
+        held.callback(lock.end_with_owner(progress, lambda: _end_without_lock(progress)))
         inputs = read_inputs(arguments.launch, arguments.base, arguments.cache, arguments.start)
         prepare(inputs, progress)
         if phase.launch.scratch:
@@ -140,24 +150,24 @@ def _begin(arguments: argparse.Namespace, phase: ResolvedPhase, held: ExitStack)
                 file=sys.stderr,
                 flush=True,
             )
-        resume = arguments.resume or newest_whole(progress, phase.derived.until_step)
+        resume = arguments.resume or newest_intact(progress, phase.derived.until_step)
         end = end_step(progress, phase.derived.until_step, phase.derived.validation)
         if end is None:
             check_room(phase, inputs.parents["base"], progress)
             if phase.derived.engine == "deepspeed":
                 compiled_ops.build()  # before all processes of a machine build them at once
-        return _Begun(finished=end is not None, resume=resume)
+        return _Preparation(finished=end is not None, resume=resume)
     except Exception as error:
-        return _refused(error, phase)
+        return _describe_error(error, phase)
 
 
-def _end_taken_over(progress: Path) -> None:
+def _end_without_lock(progress: Path) -> None:
     """End this process, which has lost its lock to another process or to a user who removed it.
 
     The other processes, which wait for it at each step, are ended by their launcher.
     """
     try:
-        lock.refuse_taken_over(progress)
+        lock.check_not_taken_over(progress)
         raise PipelineError(
             f"{progress}: the lock of this training was removed; it was ended",
             hint="start it again: it resumes from the newest checkpoint",
@@ -168,31 +178,33 @@ def _end_taken_over(progress: Path) -> None:
         os._exit(EXIT_USER_ERROR)
 
 
-def _refused(error: Exception, phase: ResolvedPhase) -> _Begun:
+def _describe_error(error: Exception, phase: ResolvedPhase) -> _Preparation:
     """Return an exception from before the training as a message that can be broadcast."""
     if isinstance(error, PipelineError):
-        return _Begun(what=error.what, hint=error.hint)
+        return _Preparation(what=error.what, hint=error.hint)
     if known := failures.recognise(error):
-        said = failures.sentence(known, phase.phase, str(error))
-        return _Begun(what=said.what, hint=said.hint, code=known.code)
+        failure = failures.format_failure(known, phase.phase, str(error))
+        return _Preparation(what=failure.what, hint=failure.hint, code=known.code)
     traceback.print_exception(error)
-    return _Begun(
+    return _Preparation(
         what=f"phase {phase.phase}: could not be started: {type(error).__name__}: {error}",
         hint="the traceback above tells where: report it with the log",
         code=failures.EXIT_FAULT,
     )
 
 
-def _tell(code: int, phase: ResolvedPhase, progress: Path) -> None:
-    left = ending.read_left(progress)
-    if code == EXIT_UNFINISHED and left:
-        said = ending.unfinished(phase.phase, progress, phase.derived.until_step, left.reason)
+def _report_end(code: int, phase: ResolvedPhase, progress: Path) -> None:
+    record = ending.read_exit_record(progress)
+    if code == EXIT_UNFINISHED and record:
+        message = ending.describe_unfinished(
+            phase.phase, progress, phase.derived.until_step, record.reason
+        )
     elif code == 0:
         end = end_step(progress, phase.derived.until_step, phase.derived.validation)
-        said = (
+        message = (
             f"{phase.phase}: trained to step {end}; the rule train_phase publishes it without "
             "training anything"
         )
     else:
         return
-    print(said, file=sys.stderr, flush=True)
+    print(message, file=sys.stderr, flush=True)

@@ -27,11 +27,10 @@ from zerotrain.stages.train_phase import train_phase
 from zerotrain.training import rank
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.checkpointing.saving import Saving
-from zerotrain.training.process import by_hand as hand
-from zerotrain.training.process import lock
-from zerotrain.training.process.by_hand import by_hand
+from zerotrain.training.process import external_launch, lock
+from zerotrain.training.process.external_launch import train_externally_launched
 from zerotrain.training.process.failures import EXIT_FAULT
-from zerotrain.training.process.meeting import adopt_slurm, meet
+from zerotrain.training.process.rendezvous import adopt_slurm, init_process_group
 from zerotrain.training.process.stop_request import StopRequest
 
 STEPS = 40
@@ -100,7 +99,7 @@ def test_another_number_of_processes_is_refused(monkeypatch: pytest.MonkeyPatch)
     """The batch is divided among as many as the phase has."""
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(PipelineError, match="num_processes is 2, and 3 were started"):
-        meet(make_phase().changed(num_processes=2))
+        init_process_group(make_phase().with_values(num_processes=2))
 
 
 def _process(number: int, environment: dict[str, str], words: list[str], output: Path) -> None:
@@ -109,7 +108,7 @@ def _process(number: int, environment: dict[str, str], words: list[str], output:
     os.dup2(stream, 2)
     os.environ.pop(SUPERVISOR, None)
     os.environ.update(environment, SLURM_PROCID=str(number), SLURM_LOCALID=str(number))
-    sys.exit(by_hand(rank.read_arguments(words), rank.train_rank))
+    sys.exit(train_externally_launched(rank.read_arguments(words), rank.train_rank))
 
 
 def _slow_to_publish(*arguments: Any) -> None:
@@ -195,7 +194,7 @@ def srun(training: Any, server: Any) -> Iterator[Srun]:
 
 def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     """A signal to one of two ends both with 85 and one checkpoint, a second start meanwhile is
-    refused with the holder's name, and the next one continues to the weights of an undisturbed run;
+    refused with the owner's name, and the next one continues to the weights of an undisturbed run;
     the stage publishes them without training."""
     training.phase("main", "torch", STEPS, num_processes=2)
     progress = training.progress("main")
@@ -208,7 +207,7 @@ def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     assert srun.codes(running) == [EXIT_UNFINISHED] * 2, training.output.read_text()
     (step,) = progress_folder.saved_steps(progress)
     assert 3 <= step < STEPS
-    assert lock.holder_of(progress) is None
+    assert lock.read_owner(progress) is None
     said = training.output.read_text()
     assert f"main: unfinished: stopped on request; a checkpoint was written at step {step}" in said
     assert srun.codes(srun.start("main")) == [0, 0], training.output.read_text()
@@ -235,7 +234,7 @@ def test_no_process_ends_before_the_checkpoint_is_there(training: Any, srun: Sru
     os.kill(second.pid, signal.SIGTERM)
     second.join(60)
     assert progress_folder.saved_steps(progress)
-    assert lock.holder_of(progress) is None
+    assert lock.read_owner(progress) is None
     assert srun.codes([first, second]) == [EXIT_UNFINISHED] * 2, training.output.read_text()
 
 
@@ -247,7 +246,7 @@ def test_a_lost_process_leaves_no_lock(training: Any, srun: Srun) -> None:
     training.wait_for_step("main", 3, first, second)
     second.kill()
     assert srun.codes([first]) == [EXIT_FAULT], training.output.read_text()
-    assert lock.holder_of(training.progress("main")) is None
+    assert lock.read_owner(training.progress("main")) is None
 
 
 def test_a_start_that_was_taken_over_ends_its_former_holder(training: Any, srun: Srun) -> None:
@@ -270,18 +269,18 @@ def test_who_has_given_its_lock_back_is_not_ended(
 ) -> None:
     """It may take a while from there to its end."""
     monkeypatch.setattr(lock, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(hand, "_end_taken_over", lambda progress: os._exit(9))
+    monkeypatch.setattr(external_launch, "_end_without_lock", lambda progress: os._exit(9))
     _started(training, srun)
     for thread in [one for one in threading.enumerate() if one.name == "lock"]:
         thread.join(5)
         assert not thread.is_alive()
-    assert lock.holder_of(training.progress("main")) is None
+    assert lock.read_owner(training.progress("main")) is None
 
 
 def _started(training: Any, srun: Srun) -> Any:
     phase = training.phase("main", "torch", STEPS)
     with ExitStack() as held:
-        return hand._begin(rank.read_arguments(srun.words("main")), phase, held)
+        return external_launch._prepare(rank.read_arguments(srun.words("main")), phase, held)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +291,7 @@ def _started(training: Any, srun: Srun) -> Any:
         (ValueError("shapes"), "phase main: could not be started: ValueError: shapes", 1),
     ],
 )
-@pytest.mark.parametrize("place", ["lock.take", "newest_whole", "check_room"])
+@pytest.mark.parametrize("place", ["lock.take", "newest_intact", "check_room"])
 def test_the_others_hear_of_whatever_stops_the_first(
     training: Any, srun: Srun, monkeypatch: pytest.MonkeyPatch,
     place: str, error: Exception, said: str, code: int,
@@ -303,21 +302,23 @@ def test_the_others_hear_of_whatever_stops_the_first(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(f"zerotrain.training.process.by_hand.{place}", fail)
+    monkeypatch.setattr(f"zerotrain.training.process.external_launch.{place}", fail)
     begun = _started(training, srun)
     assert begun.what.startswith(said)
     assert begun.hint
     assert begun.code == code
-    assert lock.holder_of(training.progress("main")) is None
+    assert lock.read_owner(training.progress("main")) is None
 
 
 def test_a_phase_that_a_validation_has_ended_is_finished(
     training: Any, srun: Srun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As for the stage: it is not trained on to its `until`."""
-    monkeypatch.setattr(hand, "end_step", lambda progress, until, rule: until - 7)
+    monkeypatch.setattr(external_launch, "end_step", lambda progress, until, rule: until - 7)
     assert _started(training, srun).finished
-    hand._tell(0, training.phase("other", "torch", STEPS), training.progress("main"))
+    external_launch._report_end(
+        0, training.phase("other", "torch", STEPS), training.progress("main")
+    )
     assert f"other: trained to step {STEPS - 7}; the rule" in capsys.readouterr().err
 
 
@@ -352,7 +353,7 @@ def test_resume_under_torchrun(training: Any, srun: Srun, preset: str) -> None:
             assert running.wait(90) != 0
         finally:
             running.kill()
-        wait_until(lambda: not lock.holder_of(training.progress("main")), "the lock's release")
+        wait_until(lambda: not lock.read_owner(training.progress("main")), "the lock's release")
         (step,) = progress_folder.saved_steps(training.progress("main"))
         assert 3 <= step < STEPS
         assert subprocess.run(command, stdout=output, stderr=output, check=False).returncode == 0

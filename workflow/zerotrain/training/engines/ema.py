@@ -12,12 +12,12 @@ import torch
 
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.state.checkpoint import Fragment
-from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.state.state import FillPart
 from zerotrain.training.engines.engine import Engine
 
 
-class WeightAverage:
+class EMA:
     """float32 averages, one for each element of the master weights that this process holds."""
 
     def __init__(self, engine: Engine, phase: ResolvedPhase, fill: FillPart | None) -> None:
@@ -31,7 +31,7 @@ class WeightAverage:
             device = "cpu" if phase.train.ema_device == "cpu" else master.device
             part = master.detach().to(device, copy=True)
             if fill is not None:
-                fill(fragment.name, EMA, fragment.start, part)
+                fill(fragment.name, EMA_SLOT, fragment.start, part)
             self._parts[fragment.name] = part
 
     def update(self, step: int) -> None:
@@ -63,7 +63,7 @@ class WeightAverage:
     def fragments(self) -> Iterator[Fragment]:
         """Yield the engine's fragments, each with its average."""
         for fragment in self._engine.fragments():
-            slots = {**fragment.slots, EMA: self._parts[fragment.name]}
+            slots = {**fragment.slots, EMA_SLOT: self._parts[fragment.name]}
             yield Fragment(fragment.name, fragment.start, slots)
 
 

@@ -28,13 +28,13 @@ def compile_model(model: torch.nn.Module, phase: ResolvedPhase) -> None:
     # Dynamo would stop compiling after 8 shapes, and a resume would reset that count.
     torch._dynamo.config.recompile_limit = UNLIMITED
     torch._dynamo.config.accumulated_recompile_limit = UNLIMITED
-    _leave_hooks_out(model)
+    _exclude_hooks(model)
     mode = {"mode": phase.launch.dynamo_mode} if phase.launch.dynamo_mode != "default" else {}
     text = phase.train.max_length is not None
     model.compile(backend=phase.launch.dynamo_backend, dynamic=text, **mode)
 
 
-def _leave_hooks_out(model: torch.nn.Module) -> None:
+def _exclude_hooks(model: torch.nn.Module) -> None:
     """Exclude the modules' hooks from dynamo, since they change what it guards at each step.
 
     Those of ZeRO-3 fetch and release parameters: compiled with the model, they would make dynamo

@@ -1,4 +1,4 @@
-"""A phase's engine, filled with what it continues from: weights, moments, position, average."""
+"""Build a phase's engine and load what it continues from: weights, moments, position, EMA."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from zerotrain.models.families import Family
 from zerotrain.models.quantized_linear import quantize_linear_layers
 from zerotrain.models.trainable import check_same_parameters, choose_trained, trained_parameters
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.state.state import FillPart, State
 from zerotrain.training.checkpointing import preflight
-from zerotrain.training.clock import Clock
-from zerotrain.training.engines.average import WeightAverage
+from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
-from zerotrain.training.engines.faster import compile_model
 from zerotrain.training.engines.gradient_checkpointing import enable_gradient_checkpointing
+from zerotrain.training.engines.torch_compile import compile_model
+from zerotrain.training.step_counter import StepCounter
 
 
 @dataclass(frozen=True)
-class Opened:
+class TrainingSetup:
     """A phase that is ready to train."""
 
     model: torch.nn.Module
     """The model that the engine was built from, with its trained and frozen parameters."""
     engine: Engine
-    clock: Clock
-    average: WeightAverage | None
+    counter: StepCounter
+    ema: EMA | None
     records: Path | None
     """Folder with the log and the resources of the run so far."""
 
 
-def open_phase(
+def set_up_phase(
     phase: ResolvedPhase,
     family: Family,
     launch: Path,
@@ -44,7 +44,7 @@ def open_phase(
     start: Path | None,
     resume: Path | None,
     swap: Path | None,
-) -> Opened:
+) -> TrainingSetup:
     """Build the engine and load what training continues from.
 
     Args:
@@ -100,10 +100,10 @@ def open_phase(
         from zerotrain.models.families.token_routing import route_tokens
 
         route_tokens(model, [dict(route) for route in phase.train.tread_config.routes])
-    engine = open_engine(model, phase, launch, exact=exact, swap=swap)
+    engine = build_engine(model, phase, launch, exact=exact, swap=swap)
     if source is None and base_weights is not None:
         engine.load_masters(base_weights)
-    clock = Clock(0, 0, phase.derived.lr_scheduler_steps)
+    counter = StepCounter(0, 0, phase.derived.lr_scheduler_steps)
     if source is not None:
         position = source.position
         engine.load_masters(source.fill)
@@ -111,15 +111,17 @@ def open_phase(
             engine.load_moments(source.fill, position.optimizer_step, position.param_groups)
         if position.loss_scale and phase.launch.mixed_precision == "fp16":
             engine.load_loss_scale(position.loss_scale)
-        clock = Clock(position.step, position.samples, _horizon(phase, position.lr_scheduler_steps))
-    average = None
+        counter = StepCounter(
+            position.step, position.samples, _horizon(phase, position.lr_scheduler_steps)
+        )
+    ema = None
     if phase.train.use_ema:
-        known = source is not None and EMA in source.slots
-        average = WeightAverage(engine, phase, source.fill if source and known else None)
+        known = source is not None and EMA_SLOT in source.slots
+        ema = EMA(engine, phase, source.fill if source and known else None)
     # Keep nothing that holds the source's files open: they would occupy disk space after the
     # checkpoint is pruned.
     records = source.artifact.folder / "records" if source is not None else None
-    return Opened(model, engine, clock, average, records)
+    return TrainingSetup(model, engine, counter, ema, records)
 
 
 def _take_weights(model: torch.nn.Module, source: Checkpoint | State) -> None:
@@ -137,7 +139,7 @@ def _horizon(phase: ResolvedPhase, kept: int) -> int:
     return own if phase.sources["lr_scheduler_steps"][0] == "user" or kept == 0 else kept
 
 
-def open_engine(
+def build_engine(
     model: torch.nn.Module,
     phase: ResolvedPhase,
     launch: Path,

@@ -1,4 +1,4 @@
-"""The moving average of the weights (EMA): that of diffusers, under every engine."""
+"""The moving average of the weights (EMA_SLOT): that of diffusers, under every engine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from diffusers.training_utils import EMAModel
 from tests.training.matrix import export_state
 
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.state.position import EMA, MASTER
-from zerotrain.training.engines.average import decay
+from zerotrain.state.position import EMA_SLOT, MASTER
+from zerotrain.training.engines.ema import decay
 
 STEPS, HIGHEST = 6, 0.3
 """The rising decay reaches the highest at step 4."""
@@ -58,10 +58,10 @@ def test_average_is_that_of_diffusers(training, preset, processes):
     first = masters(training, "a", 1)  # at the first step the average is what the step has left
     expected = of_diffusers(training, "a", first, range(1, STEPS + 1))
     found = checkpoint(training, "a", STEPS)
-    assert found.slots[-1] == EMA
+    assert found.slots[-1] == EMA_SLOT
     for name, tensor in zip(found.names, expected, strict=True):
-        torch.testing.assert_close(found.tensor(name, EMA), tensor, rtol=1e-6, atol=1e-8)
-        assert not torch.equal(found.tensor(name, EMA), found.tensor(name, MASTER))
+        torch.testing.assert_close(found.tensor(name, EMA_SLOT), tensor, rtol=1e-6, atol=1e-8)
+        assert not torch.equal(found.tensor(name, EMA_SLOT), found.tensor(name, MASTER))
 
 
 def test_average_leaves_the_training_alone(training):
@@ -69,7 +69,7 @@ def test_average_leaves_the_training_alone(training):
     plain = training.run("plain", "torch", STEPS)
     assert training.run("averaged", "torch", STEPS, use_ema=True) == plain
     a, b = checkpoint(training, "plain", STEPS), checkpoint(training, "averaged", STEPS)
-    assert a.slots == [slot for slot in b.slots if slot != EMA]
+    assert a.slots == [slot for slot in b.slots if slot != EMA_SLOT]
     assert all(torch.equal(a.tensor(n, MASTER), b.tensor(n, MASTER)) for n in a.names)
 
 
@@ -104,8 +104,8 @@ def test_average_crosses_every_switch(training, tmp_path):
         state = export_state(folder, tmp_path / f"{name}-state")
     whole, switched = checkpoint(training, "whole", 8), checkpoint(training, "phase3", 8)
     for name in whole.names:
-        expected = whole.tensor(name, EMA)
-        assert (switched.tensor(name, EMA) - expected).norm() < 1e-5 * expected.norm()
+        expected = whole.tensor(name, EMA_SLOT)
+        assert (switched.tensor(name, EMA_SLOT) - expected).norm() < 1e-5 * expected.norm()
 
 
 def test_average_may_begin_later(training, tmp_path):
@@ -116,7 +116,7 @@ def test_average_may_begin_later(training, tmp_path):
     start, end = masters(training, "before", 3), checkpoint(training, "after", 4)
     for name, first in zip(end.names, start, strict=True):
         expected = 0.2 * first.detach() + 0.8 * end.tensor(name, MASTER)
-        torch.testing.assert_close(end.tensor(name, EMA), expected, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(end.tensor(name, EMA_SLOT), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_average_at_intervals(training):
@@ -124,7 +124,7 @@ def test_average_at_intervals(training):
     training.run("a", "torch", 5, use_ema=True, ema_update_interval=2, save_every=1, keep=5)
     found = [checkpoint(training, "a", step) for step in (2, 3, 4, 5)]
     name = found[0].names[0]
-    two, three, four, five = (one.tensor(name, EMA) for one in found)
+    two, three, four, five = (one.tensor(name, EMA_SLOT) for one in found)
     assert torch.equal(two, three)
     assert torch.equal(four, five)
     assert not torch.equal(three, four)

@@ -10,7 +10,7 @@ from torch.utils._pytree import TreeSpec
 
 
 @dataclass(frozen=True)
-class Look:
+class TensorMetadata:
     """Metadata of a tensor."""
 
     shape: tuple[int, ...]
@@ -19,7 +19,7 @@ class Look:
     requires_grad: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Look:
+    def of(cls, tensor: torch.Tensor) -> TensorMetadata:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad)
 
     def empty(self) -> torch.Tensor:
@@ -38,11 +38,11 @@ class SameInput:
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockTrace:
     """Block that checkpointing recomputes.
 
     Attributes:
-        outputs: Leaves of its output, with tensors as Look or SameInput.
+        outputs: Leaves of its output, with tensors as TensorMetadata or SameInput.
         spec: Tree structure of its output.
         storages: Storage of each output tensor.
         sizes: Bytes of those storages.
@@ -75,21 +75,21 @@ class Block:
     backward_flops: int
 
 
-def like(tensor: torch.Tensor) -> torch.Tensor:
+def detach_like(tensor: torch.Tensor) -> torch.Tensor:
     """Return a non-leaf tensor with the same storage that ends the graph; autocast would keep a
     leaf's casts."""
     start = tensor.detach().requires_grad_(tensor.requires_grad)
     return start.view_as(start)
 
 
-def looks_of(leaves: list[Any]) -> tuple[Any, ...]:
+def block_key(leaves: list[Any]) -> tuple[Any, ...]:
     """Return a key for the arguments of blocks: metadata, values, and shared storages."""
     first: dict[int, int] = {}
-    found: list[Any] = []
+    key: list[Any] = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             place = first.setdefault(leaf.untyped_storage()._cdata, index)
-            found.append((Look.of(leaf), place))
+            key.append((TensorMetadata.of(leaf), place))
         else:
-            found.append(repr(leaf))
-    return tuple(found)
+            key.append(repr(leaf))
+    return tuple(key)

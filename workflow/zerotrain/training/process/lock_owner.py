@@ -1,7 +1,7 @@
 """Identity of the process that trains in a progress folder: pid, host and Slurm job, if any.
 
 A pid is only meaningful on the same boot of the machine and in the same PID namespace. Containers
-may share a host name and neither of these. Slurm reports whether the holder of a job on another
+may share a host name and neither of these. Slurm reports whether the owner of a job on another
 machine is alive; outside of Slurm its lease decides (zerotrain.training.process.lease).
 """
 
@@ -21,7 +21,7 @@ from zerotrain.machine.liveness import boot_id, pid_namespace
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockOwner:
     """Process that trains; its start time distinguishes it from a later one with the same pid."""
 
     host: str
@@ -45,8 +45,8 @@ class Holder:
     """Largest number of seconds between two signs of life; 0: it gives none."""
 
     @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Holder:
-        """Read a holder from JSON values, including those of an earlier or a later version.
+    def read(cls, values: Mapping[str, Any]) -> LockOwner:
+        """Read an owner from JSON values, including those of an earlier or a later version.
 
         Raises:
             TypeError: the values name no process.
@@ -56,17 +56,17 @@ class Holder:
         known = {item.name for item in fields(cls)}
         return cls(**{key: value for key, value in values.items() if key in known})
 
-    def lives(self) -> bool:
-        """Return whether the holder runs; if its state is unknown, it counts as alive."""
-        return self.runs() is not False
+    def is_alive(self) -> bool:
+        """Return whether the owner runs; if its state is unknown, it counts as alive."""
+        return self.is_running() is not False
 
-    def runs(self) -> bool | None:
-        """Return whether the holder runs; None if neither its pid nor Slurm shows it.
+    def is_running(self) -> bool | None:
+        """Return whether the owner runs; None if neither its pid nor Slurm shows it.
 
         Slurm starts a job again when it has ended its processes, or when it has lost the node. On a
-        node that is lost but runs, the launcher sees that another holder has the lock, and ends.
+        node that is lost but runs, the launcher sees that another owner has the lock, and ends.
         """
-        me, here = _slurm(), self.runs_here()
+        me, here = _slurm(), self.is_running_here()
         if self.job and (self.job, self.cluster) == (me["job"], me["cluster"]):
             if self.restart < me["restart"]:
                 return False
@@ -75,11 +75,11 @@ class Holder:
             return slurm_job.runs(self.job, self.cluster, own=own)
         return here
 
-    def runs_here(self) -> bool | None:
+    def is_running_here(self) -> bool | None:
         """Return whether its process runs; None if its pid is meaningless here."""
         return _same_process(self.pid, self.started) if self._is_here() else None
 
-    def before_restart(self, silent: float) -> bool:
+    def ended_before_boot(self, silent: float) -> bool:
         """Return whether it ended with an earlier boot of this machine.
 
         Args:
@@ -101,7 +101,7 @@ class Holder:
 
     @property
     def details(self) -> str:
-        """The holder's details for a message: its job, its start time, and where it is."""
+        """The owner's details for a message: its job, its start time, and where it is."""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
         job = f", job {self.job}" if self.job else ""
         twin = self.host == socket.gethostname() and not self._is_here()
@@ -109,13 +109,13 @@ class Holder:
         return f"{job}, since {since}{where}"
 
 
-def this_process(lease: float = 0.0) -> Holder:
-    """Return the holder that describes this process.
+def this_process(lease: float = 0.0) -> LockOwner:
+    """Return the owner that describes this process.
 
     Args:
         lease: Largest number of seconds between two signs of life, if it gives them.
     """
-    return Holder(
+    return LockOwner(
         socket.gethostname(),
         os.getpid(),
         psutil.Process().create_time(),
@@ -143,8 +143,8 @@ def _slurm() -> _Slurm:
     """Return our Slurm job, if any, its number of requeues, and the cluster's name."""
     job, count = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "")
     if job and not count.isdecimal():
-        found = slurm_job.this_job()
-        count = str(found.restarts) if found else ""
+        slurm = slurm_job.this_job()
+        count = str(slurm.restarts) if slurm else ""
     return {
         "job": job,
         "restart": int(count) if count.isdecimal() else 0,
