@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.planner.planner import Place, plan
 from zerotrain.launch.planner.table import parts_table
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import LaunchSettings, resolve_phase
+from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.models.sizes import model_sizes
 

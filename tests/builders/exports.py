@@ -17,7 +17,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.stages.export_weights import ExportSettings, export_weights
 from zerotrain.state.checkpoint import KIND as CHECKPOINT
 from zerotrain.state.checkpoint import Fragment, write_position, write_rank
-from zerotrain.state.position import EMA, MASTER
+from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.state.state import State
 
 SLOTS = [MASTER, "exp_avg", "exp_avg_sq"]
@@ -30,7 +30,7 @@ Trained = dict[str, torch.Tensor]
 def moments(slot: str, tensor: torch.Tensor) -> torch.Tensor:
     """Made-up moments that differ by slot."""
     return {
-        MASTER: tensor, "exp_avg": 0.5 * tensor, "exp_avg_sq": tensor**2, EMA: 0.9 * tensor
+        MASTER: tensor, "exp_avg": 0.5 * tensor, "exp_avg_sq": tensor**2, EMA_SLOT: 0.9 * tensor
     }[slot]  # fmt: skip
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import LaunchSettings, resolve_phase
+from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import ModelSizes
 

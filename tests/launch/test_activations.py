@@ -10,9 +10,10 @@ import pytest
 from tests.builders.refusals import refusal
 from tests.builders.runs import make_config
 
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.preset import read_preset
-from zerotrain.launch.resolve import LaunchSettings, resolve_phase
+from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import model_sizes
 

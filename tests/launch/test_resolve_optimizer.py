@@ -9,9 +9,10 @@ import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 from tests.builders.runs import make_config
 
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset, read_preset
-from zerotrain.launch.resolve import LaunchSettings, resolve_phase
+from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.models.sizes import model_sizes

@@ -14,8 +14,9 @@ from tests.builders.processes import run_ranks
 from tests.builders.runs import make_run
 
 from zerotrain.config.read import parse_config
+from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.launch.preset import Preset
-from zerotrain.launch.resolve import LaunchSettings, resolve_phase
+from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.schedule import learning_rate, momentum
 
