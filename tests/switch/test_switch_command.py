@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from ruamel.yaml import YAML
+from tests.builders import refusals
 from tests.builders.commands import run_in_project
 from tests.builders.processes import wait_until
 from tests.builders.states import publish_checkpoint
@@ -405,7 +406,7 @@ def test_progress_of_other_making_is_refused() -> None:
     artifact.write_json(path, present)
     switch_checks.check_same_launch(config, config.phases[0])
     artifact.write_json(path, {**present, "learning_rate": 7})
-    said = refusal(switch_checks.check_same_launch, config, config.phases[0])
+    said = refusals.refusal(switch_checks.check_same_launch, config, config.phases[0])
     assert said.startswith(f"ERROR: {progress}: was trained with other values than plain has now (")
     assert "learning_rate" in said
     assert "undo the change; or continue from these checkpoints in spite of it with" in said
