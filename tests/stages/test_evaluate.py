@@ -214,14 +214,16 @@ def test_the_held_out_loss_gives_the_model_what_training_gives_it(run, monkeypat
         type(FAMILY), "objective", lambda _, weights, settings: given.append(settings) or plain
     )
     config = config_of(run, {"noise_offset": 0.5, "snr_gamma": 5.0})
-    assert images._holdout_loss(config, "only", run / "cache", run / "weights", "cpu") > 0
+    settings = EvaluateSettings.of(config, "only")
+    assert images._holdout_loss(settings, run / "cache", run / "weights", "cpu") > 0
     assert given == [{"noise_offset": 0.5}]
 
 
 def test_without_held_out_samples_no_model_is_loaded(run, monkeypatch):
     monkeypatch.setattr(images, "HeldOutImages", lambda *_: [])
     monkeypatch.setattr(type(FAMILY), "load_trained", lambda *_: pytest.fail("it was loaded"))
-    found = images._holdout_loss(config_of(run), "only", run / "cache", run / "weights", "cpu")
+    settings = EvaluateSettings.of(config_of(run), "only")
+    found = images._holdout_loss(settings, run / "cache", run / "weights", "cpu")
     assert found is None
 
 
