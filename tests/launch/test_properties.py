@@ -65,6 +65,10 @@ TAME = st.fixed_dictionaries(
         "accelerate": sections(ACCELERATE, tame=True),
     }
 )
+PLAIN = st.fixed_dictionaries(
+    {"preset": st.just("torch"), "accelerate": sections(ACCELERATE, tame=True)},
+    optional={"num_processes": st.sampled_from([1, 2])},
+)
 WILD = st.fixed_dictionaries(
     {"preset": st.sampled_from([p.stem for p in PRESETS.glob("*.yaml") if p.stem != "auto"])},
     optional={
@@ -107,7 +111,7 @@ def test_any_combination_resolves_or_is_refused(monkeypatch: pytest.MonkeyPatch)
     taken: list[ResolvedPhase] = []
 
     @settings(max_examples=600, deadline=None, derandomize=True)
-    @given(st.one_of(TAME, WILD), TRAINS, MODELS)
+    @given(st.one_of(TAME, PLAIN, WILD), TRAINS, MODELS)
     def combine(launch: dict[str, Any], train: dict[str, Any], sizes: ModelSizes) -> None:
         try:
             config = make_config(train=train, launch=launch, phases=[{"name": "a", "until": 10}])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.conftest import ROOT
+from tests.workflow.conftest import ENVIRONMENT_BIN
 from tests.workflow.jobs import EVERYTHING, FROM_LAUNCH, NOTHING, refused, source, without_zeros
 
 from zerotrain.config.read import read_config
@@ -458,7 +459,7 @@ def test_graph_works_without_an_activated_environment(project):
 
     for photo in (project.folder / "photos").glob("*.png"):
         Image.new("RGB", (64, 64)).save(photo)
-    snakemake = project.environment["PATH"].split(os.pathsep)[1] + "/snakemake"
+    snakemake = str(ENVIRONMENT_BIN / "snakemake")
     project.must(snakemake, "--cores", "1", "dataset", PATH=os.defpath)
     assert '"kind": "dataset"' in (project.folder / "results/data/tiny/manifest.json").read_text()
     assert project.calls() == []
