@@ -87,6 +87,7 @@ def test_what_only_moves_memory_may_change_in_a_phase() -> None:
         ),
         ({"prescale_gradients": 1}, "1 is no value for it", "it takes true or false"),
         ({"communication_data_type": "fp8"}, "is no value for it", "it takes fp32, fp16, bf16"),
+        ({"comms_logger": []}, "[] is no value for it", "it takes a mapping"),
         ({"quux": 5}, "unknown key quux", "docs/importing.md lists all"),
     ],
     ids=str,

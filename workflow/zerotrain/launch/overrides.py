@@ -92,5 +92,7 @@ def _fits(value: Any, key: Key, dotted: str) -> bool:
     if key.type in ("integer", "number"):
         numbers = int if key.type == "integer" else (int, float)
         return isinstance(value, numbers) and not isinstance(value, bool) and value >= 0
+    if key.type == "block" and dotted == key.name:
+        return isinstance(value, Mapping)
     types = {"boolean": bool, "string": str}
     return isinstance(value, types.get(key.type, object))
