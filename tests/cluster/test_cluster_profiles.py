@@ -50,6 +50,12 @@ launch: {{num_cpu_threads_per_process: 1}}
 phases: [{{name: plain, until: 8}}]
 """
 GENERIC = ("--profile", "profiles/cluster-generic", "--latency-wait", "5")
+IDS = ["slurm", "cluster-generic"]
+SLURM_AND_GENERIC = pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=IDS)
+SLURM = pytest.mark.parametrize(
+    "profile", [PROFILE, pytest.param(GENERIC, marks=pytest.mark.soak)], ids=IDS
+)
+"""Jobs are the same under both; how they are submitted and cancelled has a test with both in CI."""
 
 
 @pytest.fixture
@@ -98,7 +104,7 @@ def memory_mb(size: str) -> int:
     return round(float(size[:-1]) * {"M": 1, "G": 1024}[size[-1]])
 
 
-@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+@SLURM
 def test_a_job_asks_for_what_the_dry_run_says(faked: Project, profile: tuple[str, ...]) -> None:
     """GPUs, memory, time and CPUs of the training, by either profile; and it may be requeued."""
     faked.configure("config", CONFIG.format(launch="num_processes: 2"))
@@ -128,7 +134,7 @@ def test_a_phase_of_two_machines_is_a_job_of_two_nodes(faked: Project) -> None:
     assert job["TresPerNode"] == "gres:gpu:2"
 
 
-@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+@SLURM
 def test_a_job_over_its_memory_gets_more(faked: Project, profile: tuple[str, ...]) -> None:
     """Slurm ends it; the second attempt asks for twice as much, and all else is made."""
     (faked.folder / "once-prepare_dataset").write_text(
@@ -142,7 +148,7 @@ def test_a_job_over_its_memory_gets_more(faked: Project, profile: tuple[str, ...
     assert memory_mb(second["MinMemoryNode"]) == 2048
 
 
-@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+@SLURM_AND_GENERIC
 def test_a_cancelled_job_is_submitted_again(faked: Project, profile: tuple[str, ...]) -> None:
     """scancel is a failure to Snakemake; where it has retries left, a new job does the work."""
     (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
@@ -173,7 +179,7 @@ def test_a_dead_nodes_job_starts_again_on_another_node(faked: Project) -> None:
     assert after["NodeList"] != before["NodeList"]
 
 
-@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+@SLURM
 def test_ctrl_c_ends_the_jobs(faked: Project, profile: tuple[str, ...]) -> None:
     """And Snakemake's lock is gone: the same command makes what is missing."""
     (faked.folder / "once-prepare_dataset").write_text("sleep 600\n")
@@ -187,7 +193,7 @@ def test_ctrl_c_ends_the_jobs(faked: Project, profile: tuple[str, ...]) -> None:
     assert [job["JobState"] for job in submitted(faked)] == ["CANCELLED", "COMPLETED"]
 
 
-@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["slurm", "cluster-generic"])
+@SLURM
 def test_sigterm_lets_the_job_end(faked: Project, profile: tuple[str, ...]) -> None:
     """Snakemake submits nothing more, and ends with what ran; a second call makes the rest."""
     (faked.folder / "once-prepare_dataset").write_text("while [ ! -e go ]; do sleep 0.1; done\n")

@@ -162,8 +162,8 @@ def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
     assert command.hashes() == training.hashes("alone", until)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["torch", pytest.param("zero2", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("preset", ["torch", "zero2"])
 def test_resume_after_one_process_of_two_hung(phase, preset):
     """Its wait is timed out with its rank, pid and place, and neither it nor the launcher stays."""
     command = phase(f"{preset}-hung", preset, num_processes=2, save_every=3, ddp_timeout=10)

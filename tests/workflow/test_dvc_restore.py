@@ -160,7 +160,7 @@ EDITS: dict[str, tuple[Callable[[Project], object], Jobs]] = {
 }
 
 
-SAMPLE = ("how weights are exported", "a source file", "a comment")
+SAMPLE = ("a source file", "a comment")
 """Edits that CI has; test_graph.py has every kind after a build, where no restore was."""
 
 
@@ -281,7 +281,7 @@ def test_dvc_restore_refuses_uncommitted_changes(change, stored):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["plain", "offload"])
+@pytest.mark.parametrize("phase", [pytest.param("plain", marks=pytest.mark.soak), "offload"])
 def test_dvc_weights_are_found_by_their_content(phase, stored, tmp_path):
     """A file of weights copied to another folder leads to the commit, the stage, the phase and
     the values and hashes that made it, in a clone that has fetched nothing; and that commit
