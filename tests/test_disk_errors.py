@@ -326,6 +326,7 @@ def test_a_program_fault_is_no_disk_error(monkeypatch) -> None:
     assert found.what.startswith("/nowhere/a: cannot be written: No space left on device (")
 
 
+@pytest.mark.slow
 def test_libraries_that_wrap_the_systems_error(tmp_path: Path, mount: Mount) -> None:
     """safetensors, torch's two formats, Pillow, shutil and pyarrow on a full and a read-only disk:
     the file or folder that was being written is named, never the one that was read."""

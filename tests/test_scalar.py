@@ -27,6 +27,7 @@ VALUES = st.recursive(
 READERS = [yaml.safe_load, lambda text: YAML(typ="safe", pure=True).load(text)]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(VALUES)
 def test_a_value_is_one_line_for_every_reader(value: Any) -> None:

@@ -197,6 +197,7 @@ def test_our_own_sentences_are_passed_on(
     assert capsys.readouterr().err == "ERROR: no compiler\n  Hint: install one\n"
 
 
+@pytest.mark.slow
 def test_broken_environment_is_made_again(setup: ModuleType) -> None:
     """What a killed set-up, a removed Python or a moved folder left is recognised."""
     rubbish = setup.VENV / "lib" / "rubbish"

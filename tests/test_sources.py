@@ -256,6 +256,7 @@ def test_declared_encoding_is_that_of_the_families() -> None:
     assert pixels == {*PIXELS}
 
 
+@pytest.mark.slow
 def test_every_stage_has_sources() -> None:
     """Each stage's own file is among them; no relative import escapes the search."""
     for stage in STAGES:

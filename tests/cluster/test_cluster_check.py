@@ -318,6 +318,7 @@ def test_a_login_nodes_cores_are_no_number_to_rely_on(
     assert "192 or less fits a node of h100 with 192 CPUs" in said
 
 
+@pytest.mark.slow
 def test_a_trial_job_sees_the_folder_the_clock_and_torch(alps: Cluster, tmp_path: Path) -> None:
     """With a stand-in for srun that runs the job here: both files, both ways."""
     partition = next(one for one in alps.partitions if one.name == "batch")
@@ -386,6 +387,7 @@ def test_only_full_nodes_are_worth_a_wait(alps: Cluster, said: str, level: str) 
     assert "Python" not in only.text
 
 
+@pytest.mark.slow
 def test_srun_itself_refuses_and_lets_wait(
     cluster: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

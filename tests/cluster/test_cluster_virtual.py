@@ -6,10 +6,12 @@ import contextlib
 from pathlib import Path
 
 import psutil
+import pytest
 from tests.cluster.conftest import wait_until
 from tests.cluster.virtual_slurm import VirtualSlurm
 
 
+@pytest.mark.slow
 def test_a_job_has_two_nodes_with_two_gpus_each(cluster: VirtualSlurm, tmp_path: Path) -> None:
     """And its commands work where SLURM_CONF is not in the environment."""
     output = tmp_path / "out"

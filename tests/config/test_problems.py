@@ -180,6 +180,7 @@ def _misplaced() -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_key_of_another_section_is_named_with_it() -> None:
     """Every key x every section that does not have it: the hint names each section that has."""
     for section, key in _misplaced():

@@ -120,6 +120,7 @@ def test_whole_weights_of_stage_3_are_compared(tag: Any) -> None:
         open_external(folder)
 
 
+@pytest.mark.slow
 def test_weights_next_to_a_tag_of_stage_3_are_compared(tag: Any) -> None:
     """HF's Trainer gathers the weights at the same step: a rank of another training differs."""
     folder, other = tag(3), tag(3, "other", seed=5)

@@ -33,6 +33,7 @@ def checkpoint(base: Path, tmp_path: Path) -> Export:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["kohya", "merged"])
 def test_a_checkpoint_becomes_any_format_at_once(checkpoint, base, tmp_path, form):
     """The same files as through a weights folder, of which nothing is left."""

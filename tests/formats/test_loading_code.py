@@ -255,6 +255,7 @@ def test_penalties_of_the_base_are_left_out_of_a_greedy_answer(weights, tmp_path
     assert found == made_here(folder, "causal_lm", "1+2=", tmp_path)
 
 
+@pytest.mark.slow
 def test_prompts_are_read_in_chunks_as_they_were_in_training(weights, tmp_path, monkeypatch):
     """Of the whole text, where diffusers alone reads the first tokens; not on the hub's card."""
     folder = tmp_path / "weights"

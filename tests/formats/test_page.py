@@ -52,6 +52,7 @@ def project(
     return tmp_path
 
 
+@pytest.mark.slow
 def test_every_command_runs(project, monkeypatch):
     """In the order of the page, and every format is among them."""
     monkeypatch.chdir(project)

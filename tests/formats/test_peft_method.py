@@ -88,6 +88,7 @@ def test_merged_weights_answer_as_the_trained_model(loha, trained, tmp_path):
     assert difference(FAMILY.load_model(tmp_path / "out").eval(), trained) <= 1e-5
 
 
+@pytest.mark.slow
 def test_images_are_those_of_the_adapter(loha, base, tmp_path):
     """Of the weights folder, of peft's folder next to its base, and of merged weights."""
     expected = sample_images(loha, tmp_path / "a")

@@ -137,6 +137,7 @@ def test_the_card_says_how_to_load_it(whole, lora, base, trained, tmp_path, form
     assert (form in LOADING) == (form not in ("diffusers", "merged", "adapter"))
 
 
+@pytest.mark.slow
 def test_weights_and_card_are_uploaded_in_one_commit(phase, tmp_path, hub):
     """Every file as it is here; the repository is made first."""
     kept, address = hub
@@ -152,6 +153,7 @@ def test_weights_and_card_are_uploaded_in_one_commit(phase, tmp_path, hub):
     }
 
 
+@pytest.mark.slow
 def test_a_hub_that_refuses_is_a_sentence(phase, tmp_path, hub):
     kept, address = hub
     kept.refuses = True

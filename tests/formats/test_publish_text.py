@@ -111,6 +111,7 @@ def test_the_card_asks_as_the_training_did(phase, form):
     }[form] in card
 
 
+@pytest.mark.slow
 def test_weights_and_card_are_uploaded_in_one_commit(phase, tmp_path, hub):
     """A whole folder: tensors, configuration, tokenizer and card as they are here."""
     kept, address = hub

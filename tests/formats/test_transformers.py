@@ -369,6 +369,7 @@ def held(tensor: torch.Tensor) -> LazyTensor:
     return LazyTensor(tensor.dtype, tuple(tensor.shape), lambda: tensor)
 
 
+@pytest.mark.slow
 def test_diffusers_as_it_is_reads_a_kohya_file_of_the_real_flux(tmp_path):
     """At its own width, all 57 blocks, in bf16; a wrong alpha is found."""
     weights, options = RealFlux(tmp_path / "weights"), Options(torch.bfloat16, None, "")

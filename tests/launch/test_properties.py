@@ -104,6 +104,7 @@ MODELS = st.dictionaries(
 ).map(model_sizes)
 
 
+@pytest.mark.slow
 def test_any_combination_resolves_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """No traceback, no "auto", no batch that does not multiply out; what is written is read back,
     and DeepSpeed's own parser takes it."""

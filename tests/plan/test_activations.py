@@ -80,6 +80,7 @@ def test_a_trace_tells_what_a_real_pass_takes(name, precision):
     compare(name, precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("autocast", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["sdxl", "sd3"])
 def test_an_adapter_saves_less(name, precision):
@@ -87,6 +88,7 @@ def test_an_adapter_saves_less(name, precision):
     compare(name, precision, LORA)
 
 
+@pytest.mark.slow
 def test_sdxl_at_1024_pixels_takes_what_a_whole_trace_showed():
     """Figures of a forward pass without any cutting, of SDXL in bf16, batch 8."""
     model = trained_model(find_architecture("sdxl", "stabilityai/stable-diffusion-xl-base-1.0"))
@@ -98,6 +100,7 @@ def test_sdxl_at_1024_pixels_takes_what_a_whole_trace_showed():
     assert next(model.module.parameters()).is_meta
 
 
+@pytest.mark.slow
 def test_activations_are_affine_in_the_batch():
     """Two traces tell of any batch: what a sample takes, and what is there once."""
     model = trained_model(SMALL["sdxl"])
@@ -110,6 +113,7 @@ def test_activations_are_affine_in_the_batch():
         assert fifth == second + 3 * (second - first), name
 
 
+@pytest.mark.slow
 def test_autocast_on_a_gpu_computes_norms_in_float32():
     """It saves more than autocast on a CPU, which leaves them in 16 bits."""
     model = trained_model(SMALL["sdxl"])

@@ -84,6 +84,7 @@ def test_the_hosts_memory_is_this_machines_unless_it_is_given(given: dict[str, A
     assert "and 64.0 GiB of host memory, with 1.0 GiB of the device in reserve" in lines
 
 
+@pytest.mark.slow
 def test_a_plan_does_not_recommend_what_the_host_cannot_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -25,6 +25,7 @@ SIZES = (8, 40, 512, 4096)
 REFUSALS = ("is no multiple of", "has positions for images of up to")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_defaults_of_the_command_are_planned(family: str) -> None:
     """`plan --base nano --family FAMILY`, which for SD3 was a traceback."""

@@ -61,6 +61,7 @@ def made(
     return plan(config(processes, **launch), "a", place, traced=traced)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 4])
 def test_states_are_those_of_the_arithmetic(traced: TracedModel, processes: int) -> None:
     """2 B a weight, 2 B a gradient, 12 B of master and moments: sharded and moved by the stage."""
@@ -233,6 +234,7 @@ def nano(**train: Any) -> RunConfig:
     )
 
 
+@pytest.mark.slow
 def test_fit_lowers_the_micro_batch_first() -> None:
     """The global batch stays; smaller images only where not one sample fits."""
     run = nano(global_batch_size=2)
@@ -349,6 +351,7 @@ def test_the_command_plans_a_configuration(tmp_path: Path) -> None:
     assert wrong.stderr.startswith("ERROR: base: 'stabilityai/sdxl' is no folder or file here")
 
 
+@pytest.mark.slow
 def test_shipped_configurations_are_planned() -> None:
     """Each phase of the examples in config/; tests/workflow/test_recipes.py plans the recipes."""
     examples = [p for p in Path("config").glob("*.yaml") if "# Machine:" not in p.read_text()]

@@ -155,6 +155,7 @@ def racer() -> Iterator[Callable[[str], Racer]]:
         one.process.communicate()
 
 
+@pytest.mark.slow
 def test_a_second_switch_of_a_run_cannot_lose_the_first(saved, racer) -> None:
     """One switch of a run works at a time, from reading to the end: the second is refused and
     reported whose turn it is. Whoever says that it is done has its phase in the configuration."""
@@ -365,6 +366,7 @@ def test_the_same_switch_again_is_done_already(snakemake) -> None:
     assert contents() == former
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("until", [1, 2])
 def test_the_same_switch_completes_a_killed_one(snakemake, racer, until, capfd) -> None:
     """Killed after its edit, or with the export done and nothing reported."""
@@ -396,6 +398,7 @@ def test_the_same_switch_completes_a_killed_one(snakemake, racer, until, capfd) 
     assert switch.switch(SwitchOptions("flowers", "zero2")).startswith("done already: ")
 
 
+@pytest.mark.slow
 def test_another_switch_undoes_a_killed_one(snakemake, racer) -> None:
     """What was edited since stays."""
     one = racer("zero2")
@@ -409,6 +412,7 @@ def test_another_switch_undoes_a_killed_one(snakemake, racer) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_killed_switch_that_cannot_be_undone_is_left(snakemake, racer) -> None:
     """Its new phase was edited: a person decides."""
     one = racer("zero2")
@@ -423,6 +427,7 @@ def test_a_killed_switch_that_cannot_be_undone_is_left(snakemake, racer) -> None
     assert contents() == former
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "calls"), [(signal.SIGTERM, 0), (signal.SIGHUP, 1), (signal.SIGINT, 1)]
 )

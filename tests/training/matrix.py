@@ -17,7 +17,7 @@ from zerotrain.state.checkpoint import Checkpoint
 PRESETS = ("torch", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
 SWITCH, STEPS = 10, 20
 SAMPLED = 8
-"""Of the covering sets, so many run in `make test`."""
+"""Of the covering sets, so many run in `make test-full`."""
 BEGIN, END = "<!-- switches: generated -->", "<!-- switches: end -->"
 EXACT = ("torch", "zero1", "zero2")
 """One process in fp32 gives the same bits under each of these: the same optimizer steps the same
@@ -140,7 +140,7 @@ def covering() -> list[Switch]:
 
 
 def sampled() -> list[Switch]:
-    """The part of the covering sets that `make test` takes, chosen by a fixed seed.
+    """The part of the covering sets that `make test-full` takes, chosen by a fixed seed.
 
     Two processes under ZeRO-3 hinder each other on two cores: those take most of a minute each.
     """
@@ -155,8 +155,8 @@ def sampled() -> list[Switch]:
 
 
 def added() -> list[Switch]:
-    """What `make test-full` adds, until each preset was in a switch of two processes, of bf16, of
-    fp16 and of LoRA; the rest of the covering sets is for `make test-soak`."""
+    """What `make test-full` takes in addition, until each preset was in a switch of two processes,
+    of bf16, of fp16 and of LoRA; the rest of the covering sets is for `make test-soak`."""
 
     def ways(switch: Switch) -> set[tuple[str, object]]:
         return {

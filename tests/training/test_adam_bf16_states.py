@@ -44,6 +44,7 @@ def test_steps_round_differently() -> None:
             assert abs(float((one * other).mean()) * 4) < 4 / 64  # four deviations of 1/sqrt(4096)
 
 
+@pytest.mark.slow
 def test_a_second_moment_falls_as_float32s_does() -> None:
     """With a beta2 of 0.999 and no gradient; the nearest value would leave it as it is."""
     parameter = torch.nn.Parameter(torch.zeros(4096))
@@ -59,6 +60,7 @@ def test_a_second_moment_falls_as_float32s_does() -> None:
     assert float(state["exp_avg_sq"].float().mean()) == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", ["zero2_offload", pytest.param("zero3_offload", marks=pytest.mark.slow)]
 )

@@ -39,6 +39,7 @@ def weights(training: Any, name: str) -> torch.Tensor:
     return torch.cat([source.tensor(one, MASTER).flatten() for one in sorted(source.names)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
 )
@@ -56,6 +57,7 @@ def test_each_value_is_cut_to_the_bound(training, case):
     torch.testing.assert_close(weights(training, "cut"), expected, rtol=0, atol=5e-7)
 
 
+@pytest.mark.slow
 def test_both_engines_clip_to_the_same_bits(training):
     """With Adam, over several steps, and not as by norm."""
     changes = {"max_grad_norm": BOUND, "gradient_accumulation_steps": 2}

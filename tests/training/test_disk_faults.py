@@ -40,6 +40,7 @@ def state_bytes(training, name: str, step: int) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_before_half_a_checkpoint(training, mount: Mount) -> None:
     """With room for one checkpoint and a half, the second is not started: one sentence, code 2, and
     the first is whole. With more room the same command ends in the bits of an undisturbed run."""

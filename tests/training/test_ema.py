@@ -48,6 +48,7 @@ def test_average_decay_rises_as_diffusers_does():
         assert decay(step, 0.99) == average.get_decay(step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("preset", "processes"), CASES)
 def test_average_is_that_of_diffusers(training, preset, processes):
     """Every element, whatever process holds it."""
@@ -73,6 +74,7 @@ def test_average_leaves_the_training_alone(training):
     assert all(torch.equal(a.tensor(n, MASTER), b.tensor(n, MASTER)) for n in a.names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
     [
@@ -89,6 +91,7 @@ def test_average_resumes_in_the_same_bits(training, preset):
     assert training.hashes("halves", 2 * STEPS) == training.hashes("whole", 2 * STEPS)
 
 
+@pytest.mark.slow
 def test_average_crosses_every_switch(training, tmp_path):
     """It continues over switches of engine, stage and processes, as if there had been none: with
     two processes within 1e-5, as the losses do."""

@@ -213,6 +213,7 @@ while not (progress / "stop").exists() and time.monotonic() < deadline:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "ended"), [("die", {"0": -11}), ("code", {"0": 7}), ("stop", None)]
 )

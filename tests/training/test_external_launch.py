@@ -192,6 +192,7 @@ def srun(training: Any, server: Any) -> Iterator[Srun]:
         process.join(10)
 
 
+@pytest.mark.slow
 def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     """A signal to one of two ends both with 85 and one checkpoint, a second start meanwhile is
     refused with the owner's name, and the next one continues to the weights of an undisturbed run;
@@ -224,6 +225,7 @@ def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     assert (progress / progress_folder.LOG).read_bytes() == before
 
 
+@pytest.mark.slow
 def test_no_process_ends_before_the_checkpoint_is_there(training: Any, srun: Srun) -> None:
     """torchrun and srun end all processes once one has ended with a code: the first process has
     published the checkpoint, and given its lock back, before any other ends."""
@@ -238,6 +240,7 @@ def test_no_process_ends_before_the_checkpoint_is_there(training: Any, srun: Sru
     assert srun.codes([first, second]) == [EXIT_UNFINISHED] * 2, training.output.read_text()
 
 
+@pytest.mark.slow
 def test_a_lost_process_leaves_no_lock(training: Any, srun: Srun) -> None:
     """The first process ends without unwinding, because others would be waited for again; a start
     on another host must not find its lock."""
@@ -249,6 +252,7 @@ def test_a_lost_process_leaves_no_lock(training: Any, srun: Srun) -> None:
     assert lock.read_owner(training.progress("main")) is None
 
 
+@pytest.mark.slow
 def test_a_start_that_was_taken_over_ends_its_former_holder(training: Any, srun: Srun) -> None:
     """As one that was suspended for longer than its lease, while another host took over."""
     training.phase("main", "torch", 5000)

@@ -165,6 +165,7 @@ FULL = [
 """Of every model in `make test-full`; the other settings are for `make test-soak`."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "changes", "some"),
     [

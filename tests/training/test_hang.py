@@ -50,6 +50,7 @@ def started(training: Any) -> Iterator[Any]:
 PRESETS = ["torch", pytest.param("zero2", marks=pytest.mark.slow)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_stopped_process_of_two_is_named(training: Any, started: Any, preset: str) -> None:
     """The wait of the other ends at launch.ddp_timeout, under either engine; it says which rank
@@ -75,6 +76,7 @@ def test_a_stopped_process_of_two_is_named(training: Any, started: Any, preset: 
     assert "launch.ddp_timeout" in said
 
 
+@pytest.mark.slow
 def test_a_killed_process_of_two_is_named(training: Any, started: Any) -> None:
     """The other hears of it at once."""
     first, second = started("killed", "torch", 2)
@@ -87,6 +89,7 @@ def test_a_killed_process_of_two_is_named(training: Any, started: Any) -> None:
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_a_single_process_that_hangs_is_found_from_outside(training: Any, started: Any) -> None:
     """It can tell no one itself: the watch names the place and ends it."""
     (process,) = started("alone")

@@ -53,6 +53,7 @@ def external(training, server):
     return train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("folder", "zero", "wrapped", "preset"),
     [

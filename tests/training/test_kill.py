@@ -38,6 +38,7 @@ def ended(process: ForkServerProcess) -> int | None:
     return process.exitcode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.soak)])
 def test_kill_while_saving_loses_no_checkpoint(training, server, kills):
     """A checkpoint at every step: each one found after a kill is whole, none goes back, and the

@@ -38,6 +38,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "what"), CASES)
 def test_a_training_of_text_continues_over_two_switches(family, what, server, tmp_path):
     """torch, then zero2_offload, then zero3_offload with zero3_init: the losses are those of plain

@@ -366,6 +366,7 @@ def test_the_lock_of_a_jobs_earlier_start_is_taken_over(tmp_path: Path, monkeypa
     assert read_owner(tmp_path) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["released", "taken over", "its owner ends"])
 def test_a_launcher_ends_with_the_lock_of_its_starter(tmp_path: Path, what: str, sleeper) -> None:
     """On another machine no signal of the starter's reaches it; of the owner's own machine it sees

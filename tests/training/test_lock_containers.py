@@ -84,6 +84,7 @@ def test_second_container_of_the_same_name_is_refused(tmp_path: Path, container:
     assert first.poll() is None
 
 
+@pytest.mark.slow
 def test_dead_container_is_taken_over_after_its_lease(tmp_path: Path, container: Start) -> None:
     """No sooner than the lease after its last sign, by the file system's clock."""
     first = container(2)

@@ -58,6 +58,7 @@ def adapters(request, image_inputs, tmp_path, server) -> Adapters:
     return Adapters(Training(tmp_path, inputs, server), inputs, family)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "adapters",
     ["sdxl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd3", "qwen_image"))],

@@ -134,6 +134,7 @@ def test_a_fixed_scale_that_is_too_high_is_reported(training, preset, action):
     assert said.count("this update is left out (nan_action: skip)") == last - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["torch", "zero2"])
 def test_an_overflow_leaves_the_update_out_and_crosses_a_switch(training, preset):
     """A scale far too high: the first updates are left out under either engine, the checkpoint has

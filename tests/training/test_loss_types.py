@@ -11,6 +11,7 @@ from zerotrain.config.training import TrainConfig
 STEPS = 4
 
 
+@pytest.mark.slow
 def test_a_huber_loss_is_trained_alike_by_both_engines(training):
     """To the bit, as with l2; the validation measures squares, and says so."""
     huber = TrainConfig(loss_type="huber", snr_gamma=5.0).objective("sdxl")

@@ -54,6 +54,7 @@ def test_the_step_is_in_the_middle():
     assert 1 < STEP < SAMPLES // BATCH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
@@ -111,6 +112,7 @@ def test_fp16_bears_it_as_an_overflow(spoilt, preset):
     assert (found.optimizer_step, found.loss_scale["scale"]) == (UNTIL - 1, 8.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["torch", pytest.param("zero2_offload", marks=slow)])
 def test_resume_after_a_skip_is_exact(spoilt, preset):
     """Killed after the step that was left out, at a checkpoint of before it and of after it."""

@@ -89,6 +89,7 @@ def test_no_decay_norm_bias_leaves_a_groups_own_decay() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
     [

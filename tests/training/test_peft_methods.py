@@ -64,6 +64,7 @@ def test_every_method_is_tried() -> None:
     assert LAYER_METHODS.keys() | PROMPT_METHODS.keys() == METHODS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"), [marked(name, name, own) for name, own in LAYER_METHODS.items()]
 )

@@ -36,6 +36,7 @@ def rolling(training: Any, name: str, step: int) -> artifact.Artifact:
     return artifact.read(training.progress(name) / f"step-{step:08d}", "checkpoint")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_half_trained_run_resumes_after_the_advice_against_out_of_memory(
     ranks: int, training: Any
@@ -89,6 +90,7 @@ def with_ran_on(training: Any, name: str, step: int, **changes: Any) -> None:
         draft.content = found.content
 
 
+@pytest.mark.slow
 def test_other_versions_and_code_resume_and_are_recorded(training: Any) -> None:
     """Versions of torch and diffusers, code, device: the same step, one line, an entry each; a
     second resume on the same records nothing."""

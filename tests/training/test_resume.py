@@ -64,6 +64,7 @@ def test_resume_after_kill_ends_in_the_same_weights(training, undisturbed, prese
     assert (losses, training.hashes("killed", STEPS)) == undisturbed(preset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -107,6 +108,7 @@ def test_resume_takes_the_checkpoint_before_a_damaged_one(training, capsys):
     assert "the checkpoint before it is taken" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_resume_with_a_later_end_trains_the_new_steps_only(training, preset):
     """Raising `until` continues from the last checkpoint; every step is trained once, and the end
     is that of a run that was meant to be so long."""
@@ -118,6 +120,7 @@ def test_resume_with_a_later_end_trains_the_new_steps_only(training, preset):
     assert training.hashes("raised", 12) == training.hashes("whole", 12)
 
 
+@pytest.mark.slow
 def test_resume_in_bf16_keeps_the_master_weights(training, preset):
     """Under bf16 the fp32 master weights are saved and taken over, not their rounding: a resumed
     run ends in the bits of an undisturbed one."""
@@ -160,6 +163,7 @@ def test_resume_in_bf16_starts_from_the_exact_weights(training, preset):
     assert apart < 1e-9 < rounding
 
 
+@pytest.mark.slow
 def test_resume_keeps_the_schedule_that_training_began_with(training):
     """A horizon that follows from `until` stays when `until` is raised, and this is reported; the
     user's own value wins."""
@@ -176,6 +180,7 @@ def test_resume_keeps_the_schedule_that_training_began_with(training):
     assert training.log("a")[-1]["learning_rate"] == training.log("c")[-1]["learning_rate"] > kept
 
 
+@pytest.mark.slow
 def test_resume_accumulation_equals_the_whole_batch(training, preset):
     """Two micro batches of two give the losses of one batch of four."""
     whole = training.run("whole", preset, 6)

@@ -46,6 +46,7 @@ def changes(setup: Setup) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setup",
     [pytest.param(setup, marks=marks(setup)) for setup in SETUPS],

@@ -84,6 +84,7 @@ os._exit(1)
 """
 
 
+@pytest.mark.slow
 def test_what_decodes_ends_with_its_training(tmp_path):
     """A killed training leaves no process that would decode next to the next start's."""
     os.mkfifo(tmp_path / "step-00000001.safetensors")  # who reads it waits for ever
@@ -96,6 +97,7 @@ def test_what_decodes_ends_with_its_training(tmp_path):
     assert not process.is_running()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "preset", "processes"),
     [

@@ -269,6 +269,7 @@ def test_due_by_the_clock_of_the_first_process(tmp_path: Path, monkeypatch) -> N
     assert not saved.is_overdue()
 
 
+@pytest.mark.slow
 def test_resume_from_a_save_by_the_clock(training) -> None:
     """Every step is overdue: the newest is kept, and the numbers are those of no such saves."""
     whole = training.run("plain", "torch", 6)
@@ -277,6 +278,7 @@ def test_resume_from_a_save_by_the_clock(training) -> None:
     assert progress_folder.saved_steps(training.progress("timed")) == [5, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
@@ -530,6 +532,7 @@ def test_what_is_forecast_is_what_is_written(training) -> None:
     assert checkpoint_room.forecast(phase(optimizer="adamw", use_ema=True), sizes) == exact
 
 
+@pytest.mark.slow
 def test_a_low_disk_stops_the_training_with_a_checkpoint(training, monkeypatch) -> None:
     """It ends as one that was asked to stop, after one step, and says why; with room it
     continues."""

@@ -310,6 +310,7 @@ def test_the_folder_of_a_job_is_found_on_its_machine(
     assert not (tmp_path / "away").exists()
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_swap_is_answered_by_its_launcher(
     inputs: Path, tmp_path: Path
 ) -> None:

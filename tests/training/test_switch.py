@@ -49,12 +49,12 @@ def matrix(tmp_path_factory, inputs, server, request) -> Iterator[Matrix]:
 
 
 def _cases() -> list[Any]:
-    quick = [*ring(), *sampled()]
+    quick, in_ci = ring()[::2], [*ring(), *sampled(), *added()]
 
     def marks(switch: Switch) -> Any:
         if switch in quick:
             return ()
-        return pytest.mark.slow if switch in added() else pytest.mark.soak
+        return pytest.mark.slow if switch in in_ci else pytest.mark.soak
 
     everything = [*fp32_pairs(), *covering()]
     return [pytest.param(switch, id=str(switch), marks=marks(switch)) for switch in everything]
@@ -102,6 +102,7 @@ def test_switch_without_moments_would_be_noticed(matrix, precision):
     assert apart > 1e-3
 
 
+@pytest.mark.slow
 def test_switch_carries_the_position(training):
     """Step, sampler, schedule and optimizer count cross the switch; the log continues."""
     training.run("first", "torch", SWITCH)
@@ -145,6 +146,7 @@ def test_switch_state_is_the_same_from_every_engine(matrix, preset):
             assert (found - expected).abs().max() <= bound, (name, slot)
 
 
+@pytest.mark.slow
 def test_switch_chain_of_five_ends_as_close_as_one(training):
     """torch, ZeRO-1, ZeRO-3 offload, ZeRO-2, ZeRO-2 offload, torch again: 4 steps each; errors do
     not add up."""
@@ -210,6 +212,7 @@ def test_switch_of_a_killed_phase_repeats_nothing_that_was_saved(training):
     assert apart <= 1e-6
 
 
+@pytest.mark.slow
 def test_switch_between_fp16_engines_keeps_the_loss_scale(training):
     """A scale that an overflow has lowered crosses the switch, with the steps since then."""
     shape = {"mixed_precision": "fp16"}
@@ -246,6 +249,7 @@ def without_moments(tmp_path_factory, inputs, server) -> tuple[list[float], Path
     return whole, alone.folder / "weights"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "preset"),
     [

@@ -41,6 +41,7 @@ def _cases() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "adapter"), _cases())
 def test_families_switch_and_export_what_their_pipelines_load(
     family, adapter, image_inputs, tmp_path, server

@@ -71,6 +71,7 @@ def test_resume_after_a_signal_to_the_command(training, phase, preset):
     assert command.hashes() == training.hashes("whole", STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_resume_after_kill_of_the_command(training, phase, preset):
     """kill -9 of the command, which can do nothing then, ends its training within seconds; the next
@@ -93,6 +94,7 @@ def test_resume_after_kill_of_the_command(training, phase, preset):
     assert command.hashes() == training.hashes("whole", until)
 
 
+@pytest.mark.slow
 def test_resume_after_the_training_process_was_killed(phase):
     """A training process that the system kills is answered with a cause and what to do, not with
     the launcher's code alone; nothing is published and the lock is given back."""
@@ -213,6 +215,7 @@ def test_resume_after_a_signal_to_a_part(phase, whom, number):
     assert len(progress_folder.saved_steps(command.progress)) == 1
 
 
+@pytest.mark.slow
 def test_resume_after_two_signals(phase):
     """The second signal ends everything at once, whatever it was doing, and gives the lock back."""
     command = phase("hurried")
@@ -236,6 +239,7 @@ def test_resume_after_two_signals(phase):
     assert not progress_folder.saved_steps(command.progress)
 
 
+@pytest.mark.slow
 def test_resume_with_until_at_a_saved_step_publishes_without_training(training, phase):
     """What is trained already is published at once, as a second name of the same files; progress
     keeps its own."""
@@ -252,6 +256,7 @@ def test_resume_with_until_at_a_saved_step_publishes_without_training(training, 
     assert progress_folder.saved_steps(command.progress) == [4, 8, 12]
 
 
+@pytest.mark.slow
 def test_resume_with_other_numbers_sets_progress_aside(training, phase):
     """Progress of another learning rate is set aside with a sentence, never removed, and `zerotrain
     progress accept` takes it back."""
@@ -278,6 +283,7 @@ def test_resume_with_other_numbers_sets_progress_aside(training, phase):
     assert command.hashes() == expected
 
 
+@pytest.mark.slow
 def test_resume_after_a_mistake_that_only_training_finds(phase):
     """A mistake that shows in training (here a loss that is no number) ends the command as any
     mistake does: one ERROR, one hint, exit code 2, and no traceback of the launcher's."""
@@ -326,6 +332,7 @@ def test_resume_of_two_processes_after_a_signal(training, phase, preset):
     assert command.hashes() == training.hashes("alone", until)
 
 
+@pytest.mark.slow
 def test_resume_under_another_launch_is_refused(training, phase):
     """The progress stays where it is, nothing is started, and the sentence names the switch."""
     train_beforehand(training, "moved", 8)
@@ -338,6 +345,7 @@ def test_resume_under_another_launch_is_refused(training, phase):
     assert progress_folder.saved_steps(command.progress) == [8]
 
 
+@pytest.mark.slow
 def test_resume_of_two_processes_reports_one_mistake(phase):
     """Both find it, one says it: no second message, no traceback, and no process left."""
     command = phase("diverging", learning_rate=1e30, lr_warmup_steps=0, max_grad_norm=0.0,

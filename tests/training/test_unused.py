@@ -38,6 +38,7 @@ def test_unused_parameters_are_none_of_an_ordinary_model(training):
     assert "does not depend" not in training.output.read_text()
 
 
+@pytest.mark.slow
 def test_ddp_looks_for_unused_parameters_by_itself(training):
     """Its first step is made again, and the weights are those of a training that was asked to look
     from its start, bit by bit, and those of one process but for the order of sums."""
@@ -52,6 +53,7 @@ def test_ddp_looks_for_unused_parameters_by_itself(training):
     assert apart(training, "two", "one") <= 2e-6
 
 
+@pytest.mark.slow
 def test_a_resume_looks_for_unused_parameters_again(training):
     """A training that was stopped after a step ends in the same bits."""
     changes = {"family": "unused", "num_processes": 2, "max_grad_norm": 0.0}
@@ -61,6 +63,7 @@ def test_a_resume_looks_for_unused_parameters_again(training):
     assert training.hashes("resumed", 3) == training.hashes("whole", 3)
 
 
+@pytest.mark.slow
 def test_the_reference_targets_of_qwen_image_train_under_ddp(image_inputs, tmp_path, server):
     """Adapters on both streams of every block: the last block's text stream reaches no loss."""
     training = Training(tmp_path, image_inputs("qwen_image"), server)

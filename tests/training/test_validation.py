@@ -35,6 +35,7 @@ from zerotrain.training.reporting.holdout_loss import HeldOutText
 from zerotrain.training.reporting.validation_history import BEST, FINISHED, read_history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
     [
@@ -59,6 +60,7 @@ def test_validation_finds_what_an_evaluation_finds_and_changes_no_bit(training, 
         assert training.hashes("p", step) == training.hashes("plain", step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "processes"),
     [
@@ -175,6 +177,7 @@ def test_validation_ends_a_phase_and_publishes_its_best(training, tmp_path):
         assert end_step(progress, until, rule) == end
 
 
+@pytest.mark.slow
 def test_validation_continues_with_more_patience(training):
     """A phase that had ended early continues where it stopped when the rule is relaxed, in the bits
     of one that knew the new rule from the start."""
@@ -216,6 +219,7 @@ def test_validation_after_a_kill_is_that_of_the_undisturbed_run(training, server
         assert found == {**expected, "saved": sorted([*expected["saved"], *left])}, change
 
 
+@pytest.mark.slow
 def test_validation_left_out_by_a_stop_is_made_up_for(training):
     """A stop is obeyed at once, without the validation that is due; the next start begins with it,
     and saves the step if it is the best."""

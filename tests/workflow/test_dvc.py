@@ -59,12 +59,14 @@ def generate(folder: Path, output: Path, *flags: str, **options) -> dict:
     return yaml.safe_load(output.read_text())["stages"]
 
 
+@pytest.mark.slow
 def test_dvc_file_is_held_to_the_rules(generated, tmp_path):
     """dvc.yaml is what `zerotrain dvc generate` writes for the rules as they are."""
     generate(Path.cwd(), tmp_path / "dvc.yaml")
     generated(Path("dvc.yaml"), (tmp_path / "dvc.yaml").read_text())
 
 
+@pytest.mark.slow
 def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
     """One stage per job with its folder as output; a stage of a phase says which; parameters are
     keys that the configuration holds; a user's folder stands for its files."""
@@ -108,6 +110,7 @@ def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
     assert stages["evaluate-plain"]["params"] == [{"config/config.yaml": ["evaluate", "seed"]}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "cache", "family", "others"),
     [
@@ -152,6 +155,7 @@ def test_every_parameter_of_a_rule_has_its_key(project, tmp_path):
     assert {"data", "cache", "train", "launch", "phases", "export", "evaluate", "seed"} <= keys
 
 
+@pytest.mark.slow
 def test_plots_and_artifacts_name_what_the_stages_make(project, tmp_path):
     """Curves come from the last phase's evaluation, images from each one's; the weights of every
     phase are models by name."""

@@ -47,6 +47,7 @@ def clean(project) -> bool:
     return "up to date" in project.command("dvc", "status").stdout
 
 
+@pytest.mark.slow
 def test_after_snakemake_alone_dvc_has_nothing_to_do(agreed):
     """Its status is clean and a reproduction calls no stage; an edit that changes no value is
     entered though no job runs."""
@@ -60,6 +61,7 @@ def test_after_snakemake_alone_dvc_has_nothing_to_do(agreed):
     assert clean(agreed)
 
 
+@pytest.mark.slow
 def test_dvc_a_folder_that_was_made_again_leaves_nothing_to_do(agreed):
     """Neither to Snakemake nor to DVC, which never entered the damaged one."""
     locked = (agreed.folder / "dvc.lock").read_bytes()
@@ -71,6 +73,7 @@ def test_dvc_a_folder_that_was_made_again_leaves_nothing_to_do(agreed):
     assert (agreed.folder / "dvc.lock").read_bytes() == locked
 
 
+@pytest.mark.slow
 def test_new_content_under_an_old_time_is_seen(agreed):
     """As `rsync -a` or `tar` leave it: by Snakemake's own rules nothing would run."""
     photo = agreed.folder / "photos" / "cat.png"
@@ -79,6 +82,7 @@ def test_new_content_under_an_old_time_is_seen(agreed):
     assert agreed.planned("train")["prepare_dataset"] == 1
 
 
+@pytest.mark.slow
 def test_a_dry_run_enters_nothing(agreed):
     """It says what would be done, and leaves dvc.lock as it is."""
     agreed.edit(CONFIG, "guidance_scale: 3.0", "guidance_scale: 2.0")
@@ -99,6 +103,7 @@ def test_a_part_of_the_run_enters_that_part(agreed):
     assert "evaluate-plain:" in status
 
 
+@pytest.mark.slow
 def test_a_failed_run_enters_what_it_made(agreed):
     """The stages before the one that failed are clean; the failed one is not."""
     agreed.edit(CONFIG, "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
@@ -109,6 +114,7 @@ def test_a_failed_run_enters_what_it_made(agreed):
     assert "export_weights-plain" in stale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [".dvc", ".git", "dvc.yaml", "another run"])
 def test_without_dvc_snakemake_is_left_alone(agreed, missing):
     """Nothing is entered or reported; the run continues as always."""
@@ -144,6 +150,7 @@ def test_a_run_that_lives_is_not_disturbed(agreed):
     assert manifest.stat().st_mtime > time.time() - 600
 
 
+@pytest.mark.slow
 def test_outputs_that_dvc_brought_back_are_distinguished_from_others(agreed):
     """After `dvc checkout` nothing is to do; an output that no one made is made again."""
     shutil.rmtree(agreed.folder / "results")
@@ -160,6 +167,7 @@ def test_outputs_that_dvc_brought_back_are_distinguished_from_others(agreed):
     assert Path(grid).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edit",
     [
@@ -258,6 +266,7 @@ def test_an_edit_before_a_kill_is_not_blessed_after_it(agreed):
     assert agreed.planned("train") == {"evaluate": 2, "report": 1}
 
 
+@pytest.mark.slow
 def test_a_missing_output_is_made_again_and_dvc_has_nothing_to_do(agreed):
     """By its job alone, whatever else was saved meanwhile: no stage counts as edited for it."""
     weights = agreed.folder / "results/tiny/plain/weights/payload.bin"
@@ -331,6 +340,7 @@ def test_a_stage_that_comes_back_is_judged_again(agreed):
     assert agreed.planned("train")["train_phase"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flag", ["--touch", pytest.param("--drop-metadata", marks=pytest.mark.soak)]
 )
@@ -370,6 +380,7 @@ def test_a_look_from_another_branch_leaves_what_was_right(agreed):
     assert agreed.planned("train") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "content"),
     [

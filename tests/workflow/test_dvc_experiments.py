@@ -17,6 +17,7 @@ from zerotrain.pipeline.graph.code import READ_SOURCES
 CONFIG = "config/config.yaml"
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_project_runs_its_own_code(project):
     """Not that of the checkout which the environment was installed from, neither in the plan nor
     in the jobs. DVC runs `dvc exp run --temp` and its queue in such copies."""

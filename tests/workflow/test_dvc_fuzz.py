@@ -343,6 +343,7 @@ def run(project: Project, seed: int, steps: int) -> int:
     return fuzz.checked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 def test_dvc_and_snakemake_agree_after_a_few_accidents(project, seed):
     """Six steps; the long ones are slow tests."""

@@ -217,6 +217,7 @@ def _wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(log.read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -270,6 +271,7 @@ def test_a_clone_pulls_what_was_pushed(
     assert other.contents() == project.contents()
 
 
+@pytest.mark.slow
 def test_the_shipped_remote_holds_earlier_runs(project: Project) -> None:
     """What earlier commits made is pushed to the same folder; a clone moves the folder for itself
     alone, and Git sees nothing of that."""
@@ -295,6 +297,7 @@ def test_the_shipped_remote_holds_earlier_runs(project: Project) -> None:
     assert clone("git", "status", "--short") == ""
 
 
+@pytest.mark.slow
 def test_the_cache_is_emptied_but_for_what_only_it_has(project: Project) -> None:
     """What docs/remotes.md says for a full disk keeps a commit that was never pushed, though
     another lies here, and what it removes comes back."""

@@ -102,6 +102,7 @@ def restored(_restored: Project, tmp_path: Path) -> Project:
     return _restored.copy_to(tmp_path / "restored")
 
 
+@pytest.mark.slow
 def test_dvc_restore_brings_everything_back(stored):
     """On a fresh clone one command brings the same bytes back, runs no stage, and leaves both tools
     with nothing to do; called again it brings nothing."""
@@ -181,6 +182,7 @@ def test_dvc_restore_leaves_each_edit_its_dependents(edit, restored):
     nothing_to_do(restored)
 
 
+@pytest.mark.slow
 def test_dvc_restore_without_remote_takes_the_cache(stored):
     """What the cache holds needs no remote: results that were removed come back from it."""
     stored.must("dvc", "remote", "remove", "-q", "shelf")
@@ -431,6 +433,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", REFUSALS)
 def test_dvc_restore_refuses_with_a_hint(reason, stored):
     """Whatever is missing or in the way is a sentence; nothing that lay here is lost."""
@@ -517,6 +520,7 @@ def test_dvc_data_add_tracks_a_folder(stored):
     assert (project.folder / "photos.dvc").read_text() != tracked
 
 
+@pytest.mark.slow
 def test_dvc_data_add_prints_commands_that_work(stored):
     """Of a name with spaces and beyond ASCII too; links that DVC itself makes are no mistake."""
     stored.must("dvc", "config", "--local", "cache.type", "symlink")

@@ -53,6 +53,7 @@ def test_graph_target_makes_exactly_what_it_needs(project, target):
     assert project.planned(target) == without_zeros(TARGETS[target])
 
 
+@pytest.mark.slow
 def test_graph_default_target_is_everything_and_a_second_run_does_nothing(project):
     """`snakemake` without a target makes everything, once; after that, no target has work left."""
     assert project.planned() == EVERYTHING
@@ -185,6 +186,7 @@ def test_graph_edit_reruns_exactly_what_depends_on_it(built, edit):
     assert built.planned("train") == without_zeros(expected)
 
 
+@pytest.mark.slow
 def test_graph_code_is_trained_again_where_that_is_asked_for(built):
     """`code_changes: rerun`: of the code that decides numbers, and of nothing that only shows."""
     RERUN(built)
@@ -196,6 +198,7 @@ def test_graph_code_is_trained_again_where_that_is_asked_for(built):
     assert built.planned("train") == FROM_TRAINING
 
 
+@pytest.mark.slow
 def test_graph_half_trained_run_plans_the_rest_whatever_the_code(project):
     """What is missing is planned, and after an edit or an upgrade what costs little."""
     project.snakemake("--cores", "2", "train", STOP="train_phase")
@@ -215,6 +218,7 @@ importlib.metadata.version = lambda name: "99" if name in {"torch", "diffusers"}
 """
 
 
+@pytest.mark.slow
 def test_graph_another_machine_reruns_nothing(built):
     """Other versions of torch and diffusers, and another number of cores."""
     (built.folder / "other").mkdir()
@@ -225,6 +229,7 @@ def test_graph_another_machine_reruns_nothing(built):
     assert "Nothing to be done" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edit", ["a caption", "an added image"])
 def test_graph_dataset_edit_leaves_a_base_from_a_folder_alone(built_on_folder, edit):
     """A real base model does not depend on the dataset: it is not taken in again."""
@@ -232,6 +237,7 @@ def test_graph_dataset_edit_leaves_a_base_from_a_folder_alone(built_on_folder, e
     assert built_on_folder.planned("train") == without_zeros(EVERYTHING | {"build_base": 0})
 
 
+@pytest.mark.slow
 def test_graph_conditioning_images_are_inputs_of_the_dataset(project):
     """An edited one reruns what an edited image reruns; touched ones and others rerun nothing."""
     project.edit(CONFIG, "base: nano", "base: nano\nfamily: flux")
@@ -253,6 +259,7 @@ def test_graph_conditioning_images_are_inputs_of_the_dataset(project):
     assert "cat.png (no conditioning image: no cat.* in before)" in refused.stdout
 
 
+@pytest.mark.slow
 def test_graph_conditioning_images_of_prompts_are_inputs(project):
     """An edited one of an evaluation reruns evaluations, one of a validation the cache and what
     follows; a missing one is named."""
@@ -301,6 +308,7 @@ def test_graph_undone_edit_reruns_nothing(built):
     assert built.planned("train") == NOTHING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "failing", "target", "last"),
     [
@@ -320,6 +328,7 @@ def test_graph_failed_job_is_listed_again(built, edit, failing, target, last):
     assert {failing, last} <= set(built.planned(target))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["export_weights", "evaluate", "prepare_dataset"])
 def test_graph_former_result_stays_until_the_new_one_is_complete(built, stage):
     """A job that fails leaves what it made before, to the byte, for whoever reads it; it is planned
@@ -382,6 +391,7 @@ def test_graph_other_name_of_the_configuration_file_reruns_nothing(built):
     assert built.planned("train", "--configfile", "renamed.yaml") == NOTHING
 
 
+@pytest.mark.slow
 def test_graph_runs_of_one_data_name_share_the_dataset(built):
     """A second run over the same data name neither prepares nor encodes the dataset again, and its
     making does not disturb the first run."""
@@ -453,6 +463,7 @@ def test_graph_brace_in_a_base_folder_is_one_sentence(project):
     assert "base: sdxl/a{b}.json: its name holds a brace" in said
 
 
+@pytest.mark.slow
 def test_graph_works_without_an_activated_environment(project):
     """Called by its path, snakemake finds the zerotrain that lies next to it."""
     from PIL import Image
@@ -465,6 +476,7 @@ def test_graph_works_without_an_activated_environment(project):
     assert project.calls() == []
 
 
+@pytest.mark.slow
 def test_graph_stopped_training_is_unfinished(project):
     """Exit code 85 is a job that failed: its sentence is shown without a traceback, nothing is
     published, what was saved stays, and the same command continues from there."""
@@ -484,6 +496,7 @@ def test_graph_stopped_training_is_unfinished(project):
     assert (phase / "progress/step-00000100/manifest.json").is_file()
 
 
+@pytest.mark.slow
 def test_graph_kept_training_whose_inputs_changed_after_all_is_reported_and_run_next(built):
     """What another version renders otherwise is no reason to train in the same call."""
     source("stages/render_launch.py")(built)

@@ -3,10 +3,13 @@ changes."""
 
 from __future__ import annotations
 
+import pytest
+
 CONFIG = "config/config.yaml"
 PHASES = {"render_launch": 2, "train_phase": 2, "export_weights": 2, "evaluate": 2, "report": 1}
 
 
+@pytest.mark.slow
 def test_import_is_one_job_before_the_first_phase(built):
     """The dataset, the base and the cache stay; an edit of the checkpoint imports it again, an edit
     of a later phase does not."""
@@ -36,6 +39,7 @@ def test_import_takes_a_single_file_and_names_what_is_missing(built):
     assert said in done.stdout
 
 
+@pytest.mark.slow
 def test_import_takes_the_folder_of_a_file_in_it(built):
     """A file of a checkpoint stands for its folder: all of its files are the job's inputs."""
     folder = built.folder / "elsewhere" / "checkpoint-500"
@@ -49,6 +53,7 @@ def test_import_takes_the_folder_of_a_file_in_it(built):
     assert built.planned("train") == {"import_checkpoint": 1, **PHASES}
 
 
+@pytest.mark.slow
 def test_import_depends_on_the_file_of_names(built):
     """`names` in a file decide which moments are whose: an edit of it imports again."""
     folder, names = built.folder / "checkpoint-500", built.folder / "names.txt"

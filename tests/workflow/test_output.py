@@ -9,6 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 HEADER = (
     "Using workflow specific profile profiles/default for setting default command line arguments."
 )
@@ -51,6 +53,7 @@ def dry_run(project, *words: str) -> list[str]:
     return [*sorted(jobs), counts]
 
 
+@pytest.mark.slow
 def test_output_of_a_run_is_two_lines_a_stage_and_nothing_after_the_report(project):
     """Each stage once when it starts, numbered, and once with what it made; the report is last.
 
@@ -80,6 +83,7 @@ def test_output_of_a_run_is_two_lines_a_stage_and_nothing_after_the_report(proje
     assert "zerotrain --log results/tiny/logs/prepare_dataset.log prepare_dataset" in log
 
 
+@pytest.mark.slow
 def test_output_of_a_dry_run_names_changed_keys_and_files(built):
     """One line a stage: the key with both values, the file by name, or the stage before it."""
     assert lines_of(built.forked("-n", "train")[1]) == [HEADER, NOTHING]
@@ -120,6 +124,7 @@ def test_output_of_a_dry_run_names_changed_keys_and_files(built):
     )
 
 
+@pytest.mark.slow
 def test_output_says_why_a_folder_is_made_again(built):
     """Code of ours, a file that is missing, a file that is damaged, and what was forced."""
     weights = built.folder / "results" / "tiny" / "plain" / "weights" / "payload.bin"
@@ -135,6 +140,7 @@ def test_output_says_why_a_folder_is_made_again(built):
     assert "report tiny: forced" in dry_run(built, "--forceall")
 
 
+@pytest.mark.slow
 def test_output_keeps_to_quiet_and_verbose(built):
     """--quiet hides what it hides of Snakemake's own output; --verbose shows all of that."""
     report = ["--cores", "1", "--force", "report"]
@@ -147,6 +153,7 @@ def test_output_keeps_to_quiet_and_verbose(built):
     assert "[1/1] report" not in done.stdout
 
 
+@pytest.mark.slow
 def test_output_of_a_failure_is_the_stages_sentence_its_log_and_a_count(project):
     """No exception of Snakemake's, no command, no list of files."""
     done = project.snakemake("--cores", "1", "base", FAIL="build_base")
@@ -163,6 +170,7 @@ def test_output_of_a_failure_is_the_stages_sentence_its_log_and_a_count(project)
     ]
 
 
+@pytest.mark.slow
 def test_output_of_a_submission_that_failed_is_what_the_scheduler_printed(project):
     """Nothing of it is in the stage's log, which does not exist yet."""
     submit = project.folder / "submit.sh"
@@ -199,6 +207,7 @@ def test_output_has_the_commands_with_printshellcmds(project):
     ]
 
 
+@pytest.mark.slow
 def test_output_of_a_training_that_was_stopped_says_how_to_continue(project):
     """Exit code 85 is no failure: the last line says what to do."""
     done = project.snakemake("--cores", "1", "train", STOP="train_phase")
@@ -212,6 +221,7 @@ def test_output_of_a_training_that_was_stopped_says_how_to_continue(project):
     ]
 
 
+@pytest.mark.slow
 def test_output_of_ctrl_c_is_one_line(project):
     """SIGINT, sent to the whole group as a terminal does."""
     process = subprocess.Popen(

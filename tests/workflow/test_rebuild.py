@@ -51,6 +51,7 @@ def contents(project: Project) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_graph_a_deleted_payload_plans_its_folder_alone(built: Project) -> None:
     """No job that depends on it, and the plan names the file."""
     for folder, jobs in JOBS.items():
@@ -67,6 +68,7 @@ def test_graph_a_deleted_payload_plans_its_folder_alone(built: Project) -> None:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+@pytest.mark.slow
 def test_graph_damaged_folders_are_made_again_and_nothing_is_left_to_do(built: Project) -> None:
     """A cut payload, a flipped byte and a deleted one: the same bytes are back, what differed is
     kept, and what was intact stays."""
@@ -111,6 +113,7 @@ def test_graph_a_payload_of_the_same_bytes_is_not_damaged(built: Project) -> Non
     assert built.planned("train") == NOTHING
 
 
+@pytest.mark.slow
 def test_graph_damage_does_not_hide_what_else_has_changed(built: Project) -> None:
     """Where an input or a value has changed, all that depends on it is planned as ever; a target
     does not make what it does not need; no job follows a damaged folder that runs for itself."""
@@ -131,6 +134,7 @@ def test_graph_a_damaged_folder_whose_input_is_gone_is_made_from_the_start(built
     assert built.planned(target) == {"train_phase": 1, "export_weights": 1}
 
 
+@pytest.mark.slow
 def test_graph_a_failure_leaves_the_damaged_folder_to_the_next_run(built: Project) -> None:
     """The job that fails is planned again, and its sibling folder is back after it."""
     before = contents(built)

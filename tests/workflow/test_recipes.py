@@ -51,6 +51,7 @@ def test_no_two_files_have_one_run() -> None:
     assert sorted(runs) == sorted(set(runs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_fits_its_machine(recipe: str) -> None:
     """Each phase's own preset takes less than a device of that size, and less than the host has."""

@@ -7,6 +7,7 @@ import os
 import subprocess
 from dataclasses import asdict
 
+import pytest
 from tests.workflow.jobs import EVERYTHING, NOTHING, source
 
 from zerotrain.errors import EXIT_USER_ERROR
@@ -36,6 +37,7 @@ def contents(results):
     }
 
 
+@pytest.mark.slow
 def test_retrain_earlier_version_is_reported_and_trained_again_where_asked(built):
     """An edit of code that decides numbers plans nothing and is one line; retrain moves what was
     trained aside, names the way back, and the next run trains both phases."""
@@ -62,6 +64,7 @@ def test_retrain_earlier_version_is_reported_and_trained_again_where_asked(built
     assert "earlier version" not in built.snakemake("-n", "train").stdout
 
 
+@pytest.mark.slow
 def test_retrain_one_phase(built):
     """A phase that is named, whatever trained it; a phase that trains, and one that is none, are
     refused and left."""

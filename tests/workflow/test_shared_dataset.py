@@ -24,6 +24,7 @@ def add_other(project: Project, **changes: str) -> Project:
     return project
 
 
+@pytest.mark.slow
 def test_the_other_run_takes_the_cache_as_it_is(built):
     """The run of the dataset's name was made: the other one has its own work alone."""
     add_other(built)
@@ -31,6 +32,7 @@ def test_the_other_run_takes_the_cache_as_it_is(built):
     assert built.planned("train", *BOTH) == without_zeros(EVERYTHING | SHARED)
 
 
+@pytest.mark.slow
 def test_the_run_of_the_datasets_name_takes_the_cache_as_it_is(project):
     """The other way round: its base is there as well, for the other run has made it."""
     add_other(project)
@@ -67,6 +69,7 @@ def test_a_base_made_otherwise_is_not_taken(built):
     assert planned == {"build_base": 1, "build_shared_base": 1, "cache_latents": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", ["folder", "dvc.yaml"])
 def test_a_dataset_with_a_base_of_its_own_keeps_it(project, known):
     """Whoever made it, and in a clone that DVC has brought nothing into yet."""

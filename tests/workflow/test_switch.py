@@ -56,6 +56,7 @@ def stop_in(project, phase: str) -> None:
     project.calls()
 
 
+@pytest.mark.slow
 def test_switch_of_a_stopped_phase(project):
     """Three jobs end the first phase; the configuration has the new one after it; what is left are
     the new phase, the one after, and the cut phase's evaluation. The checkpoint is the newest."""
@@ -129,6 +130,7 @@ def test_switch_of_another_file(project):
     assert project.calls() == ["render_launch", "train_phase", "export_weights"]
 
 
+@pytest.mark.slow
 def test_dry_run_of_a_switch_changes_nothing(project):
     """It shows the difference, the command and its jobs."""
     stop_in(project, "plain")
@@ -147,6 +149,7 @@ def test_dry_run_of_a_switch_changes_nothing(project):
     assert project.calls() == []
 
 
+@pytest.mark.slow
 def test_a_switch_that_fails_restores_the_configuration(project):
     """Byte for byte; Snakemake's own message stands above ours. Called again, it succeeds."""
     stop_in(project, "plain")
@@ -166,6 +169,7 @@ def test_a_switch_that_fails_restores_the_configuration(project):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edited", "jobs"),
     [
@@ -266,6 +270,7 @@ def hang(project, stage: str, *words: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.slow
 def test_a_snakemake_that_was_killed_locks_no_one_out(project):
     """The next one removes its lock and says so; that of one that lives stays."""
     target = "results/data/tiny/manifest.json"
