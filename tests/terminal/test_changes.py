@@ -29,6 +29,11 @@ TWO = [phase("a"), phase("b")]
             {"export": {"dtype": "bf16"}, "seed": 2},
             ["export.dtype fp32 -> bf16", "seed 1 -> 2"],
         ),
+        (
+            {"lora": None, "export": {"dtype": "fp32"}},
+            {"lora": {"rank": 8}, "export": {"dtype": "bf16"}},
+            ["lora none -> rank: 8", "export.dtype fp32 -> bf16"],
+        ),
         ({"a": {}}, {"a": {"b": 0.1}}, ["a.b not set -> 0.1"]),
         ({"a": 1}, {"a": 1.0}, ["a 1 -> 1"]),
         ({"a": True}, {"a": False}, ["a True -> False"]),

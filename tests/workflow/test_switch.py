@@ -102,7 +102,7 @@ def test_a_switch_to_more_processes_keeps_the_preset(project):
     text = (project.folder / CONFIG).read_text()
     assert "  - name: plain-x2-bf16\n    until: 300\n    launch: {preset: torch, " in text
     assert "    global_batch_size: 4\n" in text.split("plain-x2-bf16")[1]
-    assert "plain-x2-bf16 continues to 300 under torch. " in switch(project, *words).stdout
+    assert "plain-x2-bf16 continues to 300 under torch. " in switch(project, *words)
     assert (project.folder / CONFIG).read_text() == text
 
 
@@ -249,7 +249,7 @@ def test_a_second_switch_gets_a_name_of_its_own(project):
     """Of a phase that comes from a switch, and back to a preset that has had its turn."""
     stop_in(project, "plain")
     save(project, "plain", 250)
-    assert switch(project, "--to", "zero2").returncode == 0
+    switch(project, "--to", "zero2")
     save(project, "plain-zero2", 260, preset="zero2")
     (project.folder / "results/tiny/plain-zero2-torch").mkdir()
     printed = switch(project, "--to", "torch")

@@ -69,13 +69,23 @@ def find_changes(recorded: Iterable[str], current: Mapping[str, Any]) -> list[Ch
         else:
             new[name] = value
     olds = [_parse(text) for text in left.elements()]
-    found: list[Change] = []
-    for name, value in new.items():
-        best = max(olds, key=lambda old: _similarity(old, value), default=NOT_SET)
-        if best is not NOT_SET:
-            olds.remove(best)
-        found += _differences(name, best, value)
-    return found
+    former = _former_values(new, olds)
+    return [
+        change
+        for name, value in new.items()
+        for change in _differences(name, former.get(name, NOT_SET), value)
+    ]
+
+
+def _former_values(new: Mapping[str, Any], olds: list[Any]) -> dict[str, Any]:
+    """Assign the old values to names, the most similar pairs first."""
+    pairs = [(name, number) for name in new for number in range(len(olds))]
+    pairs.sort(key=lambda pair: -_similarity(olds[pair[1]], new[pair[0]]))
+    found: dict[str, int] = {}
+    for name, number in pairs:
+        if name not in found and number not in found.values():
+            found[name] = number
+    return {name: olds[number] for name, number in found.items()}
 
 
 def _parse(text: str) -> Any:
