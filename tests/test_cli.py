@@ -170,6 +170,7 @@ def test_a_missing_folder_is_a_users_mistake(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["--log {}", "--log={}", "--log ./{}"])
 def test_log_is_a_copy_of_the_output(tmp_path: Path, form: str) -> None:
     """--log before the stage: the same output, the same exit code, and a file."""

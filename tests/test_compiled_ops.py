@@ -76,6 +76,7 @@ def test_failed_build_says_the_compilers_first_error(fresh_ops: Path, stand_in: 
     assert not (fresh_ops / compiled_ops.BUILT).exists()
 
 
+@pytest.mark.slow
 def test_a_build_that_hangs_is_ended_with_its_children(fresh_ops: Path, stand_in: Path) -> None:
     """A time-out leaves no compiler behind, and the next call builds."""
     pid_file = stand_in.with_name("pid")

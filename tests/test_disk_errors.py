@@ -221,6 +221,7 @@ def fill(disk: Path, leave: int) -> None:
             stream.write(b"x" * min(1 << 20, free - leave))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", marked(COMMANDS))
 def test_a_disk_that_takes_no_more(
     name: str, inputs: Path, tmp_path: Path, mount: Mount, monkeypatch, capfd

@@ -113,6 +113,7 @@ def test_the_documentation_names_the_formats() -> None:
     assert READ in (ROOT / "docs" / "trust.md").read_text().replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_no_image_is_opened_without_its_formats() -> None:
     """Pillow tries every format that it knows, PostScript among them, unless it is given one."""
     found = []

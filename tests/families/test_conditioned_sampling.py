@@ -44,6 +44,7 @@ def by_hand(base: Path, prompt: str, image: Image.Image, seed: int) -> bytes:
     return pixels
 
 
+@pytest.mark.slow
 def test_each_prompt_is_drawn_with_its_own_image(base):
     """As the pipeline draws it, called by hand; another image gives another result."""
     first, second = make_pictures(16, 2)

@@ -71,6 +71,7 @@ def test_a_dropped_caption_is_what_guidance_compares_with(nano_sd3):
     torch.testing.assert_close(found["pooled_prompt_embeds"][1:], negative_pooled)
 
 
+@pytest.mark.slow
 def test_a_length_that_is_asked_for_holds_in_encoding_and_in_sampling(nano_sd3):
     """T5's tokens alone are fewer; more than the tokenizer takes are refused."""
     found = FAMILY.load_encoders(nano_sd3, "cpu", 8).encode_prompts(CAPTIONS)

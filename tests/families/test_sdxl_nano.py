@@ -47,6 +47,7 @@ def test_captions_that_differ_in_a_word_are_distinguished(nano):
         assert (first - second).norm() > 0.05 * first.norm()
 
 
+@pytest.mark.slow
 def test_fitting_makes_the_autoencoder_show_its_images(monkeypatch, capsys):
     """Its error falls far below the images' variance, and scaled latents have unit deviation."""
     monkeypatch.setattr(nano_parts, "VAE_STEPS", 60)

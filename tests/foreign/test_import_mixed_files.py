@@ -219,6 +219,7 @@ def test_a_damaged_file_is_named(tag: Any, stage: int, damage: str, file: str) -
     assert "\n" not in caught.value.what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "options"),
     [

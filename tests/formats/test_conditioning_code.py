@@ -86,6 +86,7 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES],

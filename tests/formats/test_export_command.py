@@ -118,6 +118,7 @@ def test_exported_weights_are_no_training(lora, tmp_path):
         assert "exported weights are no training, and hold no moments" in run(lora, *words)
 
 
+@pytest.mark.slow
 def test_an_export_converts_to_another_format_by_the_weights_it_was_made_from(lora, tmp_path):
     """In its own type. A LoRA alone lacks its base: without the weights the message names them."""
     weights = shutil.copytree(lora, tmp_path / "weights")

@@ -129,6 +129,7 @@ def test_a_folder_in_shards_is_the_same_model(whole, tmp_path):
     assert artifact.read(tmp_path / "out", "weights").content["dtype"] == "bf16"
 
 
+@pytest.mark.slow
 def test_merged_weights_are_those_that_the_library_merges(lora, trained, tmp_path):
     """Bit by bit what diffusers' fuse_lora leaves; the model's answer stays, to rounding."""
     convert(lora, "merged", tmp_path / "out")
@@ -262,6 +263,7 @@ def dora(base, tmp_path_factory) -> Path:
     return published(base, folder / "dora", folder / "adapter")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["diffusers", "diffusers_lora", "single_file", "peft", "merged"])
 def test_a_dora_is_the_one_that_was_trained_in_each_format(dora, lora, base, tmp_path, form):
     """Its magnitudes included."""

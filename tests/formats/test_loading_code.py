@@ -158,6 +158,7 @@ def suite(family: str, kind: str) -> Any:
 CASES = [pytest.param(*case, id="-".join(case), marks=suite(*case)) for case in ALL]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_the_readmes_code_gives_what_our_own_command_gives(
     weights, tmp_path, monkeypatch, family, kind

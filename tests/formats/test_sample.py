@@ -27,6 +27,7 @@ def test_a_whole_model_of_any_format_gives_the_pipelines_image(whole, base, tmp_
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["pipe.dit.", None])
 def test_a_prefix_is_found(whole, lora, base, tmp_path, prefix):
     """Of a model and of an adapter in a single file."""
@@ -52,6 +53,7 @@ def test_a_lora_of_any_format_gives_the_same_image(lora, base, tmp_path, form):
     assert distance(expected[0], sample_images(base, tmp_path / "base")[0]) > 10
 
 
+@pytest.mark.slow
 def test_an_image_is_a_function_of_its_seed(whole, tmp_path):
     """However many are made; files are named by prompt and seed."""
     three = sample_images(whole, tmp_path / "three", "-n", 3)

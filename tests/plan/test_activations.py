@@ -66,6 +66,7 @@ def compare(name, precision, lora=None):
         assert real.backward_flops <= backward <= 1.1 * real.backward_flops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision"),
     [

@@ -123,6 +123,7 @@ def test_nothing_is_swapped_without_a_disk_and_the_host_counts(traced: TracedMod
     assert choose(column, small, 40 * GIB, has_disk=True).chosen is column[-1]
 
 
+@pytest.mark.slow
 def test_auto_says_what_it_took_and_what_to_do_where_nothing_fits(traced: TracedModel) -> None:
     """The reason goes into run.yaml; a refusal names the least there is."""
     name, why = choose_preset(made(traced, 24))
@@ -262,6 +263,7 @@ def test_fit_takes_smaller_images_last() -> None:
         search(run, "a", Place(RESERVE + 1000, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", ["causal_lm", pytest.param("seq2seq_lm", marks=pytest.mark.slow)]
 )
@@ -323,6 +325,7 @@ def test_fit_needs_a_device() -> None:
         search(nano(), "a", Place(None, None))
 
 
+@pytest.mark.slow
 def test_on_a_cpu_all_is_the_machines_memory() -> None:
     """Without a GPU, `auto` takes what fits the machine."""
     run = nano()
@@ -340,6 +343,7 @@ def test_the_presets_are_those_that_auto_names() -> None:
     assert read_preset(Path("config/launch/auto.yaml")).choose == ORDER
 
 
+@pytest.mark.slow
 def test_the_command_plans_a_configuration(tmp_path: Path) -> None:
     """The example, part by part; a mistake is one sentence."""
     words = ("config/config.yaml", "--phase", "offload", "--parts", "zero2_offload")

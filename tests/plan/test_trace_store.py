@@ -43,6 +43,7 @@ def run(**changes: Any) -> RunConfig:
     return parse_config({**RAW, **changes}, "c")
 
 
+@pytest.mark.slow
 def test_the_second_plan_is_the_first_and_imports_no_torch(store: Path) -> None:
     """A process of its own, that finds what this one has written."""
     first = plan_report(PlanOptions(**VALUES, device_memory="24 GiB", host_memory="64 GiB"))
@@ -60,6 +61,7 @@ def test_the_second_plan_is_the_first_and_imports_no_torch(store: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_stored_trace_is_the_one_that_was_made() -> None:
     """Shapes, activations, and the encoders' parameters of a family of images."""
     images = run(family="sd3", data={"images": "i"}, train={"resolution": 32})

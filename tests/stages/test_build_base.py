@@ -122,6 +122,7 @@ def test_an_autoencoder_is_fitted_once_for_all_captions(own_dataset, tmp_path, c
     assert files_of(build(own_dataset, tmp_path / "alone")) == files_of(shared)
 
 
+@pytest.mark.slow
 def test_families_with_the_same_autoencoder_share_a_fit(own_dataset, tmp_path, capsys):
     build(own_dataset, tmp_path / "sdxl")
     capsys.readouterr()
@@ -133,6 +134,7 @@ def test_families_with_the_same_autoencoder_share_a_fit(own_dataset, tmp_path, c
     assert files_of(build(own_dataset, tmp_path / "alone", family="sd3")) == files_of(shared)
 
 
+@pytest.mark.slow
 def test_an_autoencoder_is_fitted_again_for_other_images_or_seeds_or_where_it_is_damaged(
     own_dataset, tmp_path, capsys
 ):

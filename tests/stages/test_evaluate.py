@@ -134,6 +134,7 @@ def test_metrics_say_what_was_measured_and_used(run, capsys):
     assert found.content["prompts"] == ["a dark wall", "a bright wall"]
 
 
+@pytest.mark.slow
 def test_an_evaluation_can_be_repeated_bit_for_bit(run):
     """Equal weights give equal images and equal numbers, in batches of any size."""
     first = run_stage(run, "first")
@@ -179,6 +180,7 @@ def test_a_judge_without_held_out_images_is_refused(run):
     assert not (run / "empty").exists()
 
 
+@pytest.mark.slow
 def test_the_held_out_loss_sees_held_out_samples_at_fixed_noise(run):
     """Another seed gives other noise; evaluate.batch_size changes the last bits at most."""
     import torch

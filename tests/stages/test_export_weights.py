@@ -127,6 +127,7 @@ def test_averaged_weights_are_what_is_exported(export: Export, trained: Trained)
         by_hand(export.weights, "--no-ema", "--output", other)
 
 
+@pytest.mark.slow
 def test_state_holds_everything_that_the_checkpoint_held(export: Export, trained: Trained) -> None:
     """Position, moments, records; bit for bit."""
     export(trained)

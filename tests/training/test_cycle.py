@@ -57,6 +57,7 @@ def test_the_beta_that_is_logged_is_used(whole):
     assert deviation(losses, whole.losses("whole")) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", OTHERS)
 def test_a_switch_in_the_middle_of_a_cycle_keeps_the_losses(whole, preset):
     """Rate and beta continue from the step, so the rest is that of the uninterrupted run."""

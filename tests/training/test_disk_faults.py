@@ -61,6 +61,7 @@ def test_a_full_disk_stops_before_half_a_checkpoint(training, mount: Mount) -> N
     assert training.hashes("full", 4) == training.hashes("plain", 4)
 
 
+@pytest.mark.slow
 def test_a_smaller_disk_keeps_fewer(training, mount: Mount) -> None:
     """Where one checkpoint more would not fit, the oldest goes before its time, and it is
     reported."""

@@ -65,6 +65,7 @@ def test_average_is_that_of_diffusers(training, preset, processes):
         assert not torch.equal(found.tensor(name, EMA_SLOT), found.tensor(name, MASTER))
 
 
+@pytest.mark.slow
 def test_average_leaves_the_training_alone(training):
     """The weights are those of a training without an average, and so are the losses."""
     plain = training.run("plain", "torch", STEPS)
@@ -111,6 +112,7 @@ def test_average_crosses_every_switch(training, tmp_path):
         assert (switched.tensor(name, EMA_SLOT) - expected).norm() < 1e-5 * expected.norm()
 
 
+@pytest.mark.slow
 def test_average_may_begin_later(training, tmp_path):
     """In a phase that turns it on it begins with the weights that the phase starts from."""
     training.run("before", "torch", 3)

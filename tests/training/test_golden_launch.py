@@ -30,6 +30,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory, inputs: Path, server: Any
     return plain.run("plain", "torch", 2, **VALUES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in ZERO]
 )

@@ -343,6 +343,7 @@ def test_writer_continues_as_soon_as_the_one_before_ends(tmp_path: Path, monkeyp
     owner.stdout.close()
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_jobs_earlier_start_is_taken_over(tmp_path: Path, monkeypatch) -> None:
     """Slurm has ended it before it started the job again, on another node maybe; another step of
     the same start, or another job, is alive."""

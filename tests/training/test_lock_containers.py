@@ -69,6 +69,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
+@pytest.mark.slow
 def test_second_container_of_the_same_name_is_refused(tmp_path: Path, container: Start) -> None:
     """Both have the same host name and the same pid, which mean nothing to the other."""
     first = container(6)

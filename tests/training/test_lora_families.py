@@ -84,6 +84,7 @@ def test_the_adapter_of_a_zero3_run_is_that_of_a_plain_one(adapters, tmp_path):
         assert apart <= 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["torch", "zero3_offload"])
 def test_an_adapter_that_learned_nothing_is_not_written(adapters, preset):
     """Its second factors begin at zero and stay there; no folder appears."""

@@ -99,6 +99,7 @@ def test_a_crash_is_one_sentence(
     assert "RuntimeError" in (fresh_ops / "nvme-check.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_trial_that_hangs_is_ended(
     tmp_path: Path, launch: Path, swap: Path, fresh_ops: Path, stand_in: Path
 ) -> None:

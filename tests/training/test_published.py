@@ -91,6 +91,7 @@ def test_it_is_kept_without_its_progress(phase: Published, monkeypatch: pytest.M
     assert phase.manifest() == before
 
 
+@pytest.mark.slow
 def test_a_later_end_continues_from_it(phase: Published) -> None:
     """It is put back into the progress, and its steps are not trained again."""
     shutil.rmtree(phase.progress)

@@ -38,6 +38,7 @@ def undisturbed(tmp_path_factory, inputs, server):
     return run
 
 
+@pytest.mark.slow
 def test_resume_same_seed_gives_the_same_bits(training, preset):
     """Two runs from one seed end in identical tensors and losses."""
     first = training.run("a", preset, 8)
@@ -96,6 +97,7 @@ def test_resume_after_a_request_to_stop(training, undisturbed, how):
     assert (losses, training.hashes("stopped", STEPS)) == undisturbed("torch")
 
 
+@pytest.mark.slow
 def test_resume_takes_the_checkpoint_before_a_damaged_one(training, capsys):
     """A damaged checkpoint is recognised by its hash and reported; the one before it is taken."""
     whole = training.run("damaged", "torch", 12, save_every=5)
@@ -130,6 +132,7 @@ def test_resume_in_bf16_keeps_the_master_weights(training, preset):
     assert training.hashes("parts", 10) == training.hashes("whole", 10)
 
 
+@pytest.mark.slow
 def test_resume_counts_time_and_memory_over_all_starts(training):
     """A resumed phase reports the time of all its starts and the highest peak, and the next phase
     counts its own."""
@@ -188,6 +191,7 @@ def test_resume_accumulation_equals_the_whole_batch(training, preset):
     assert parts == pytest.approx(whole, rel=2e-6)
 
 
+@pytest.mark.slow
 def test_resume_rolling_checkpoints_are_pruned(training):
     """`keep` newest checkpoints stay, each complete."""
     training.run("kept", "torch", 11, save_every=2, keep=3)

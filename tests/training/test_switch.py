@@ -86,6 +86,7 @@ def drop_moments(state: Path) -> None:
         save_file({name: torch.zeros_like(t) for name, t in load_file(file).items()}, file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "precision", ["no", *(pytest.param(p, marks=pytest.mark.soak) for p in ("bf16", "fp16"))]
 )

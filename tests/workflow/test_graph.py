@@ -300,6 +300,7 @@ def test_graph_touched_files_rerun_nothing(built_on_folder):
     assert built_on_folder.planned("train") == NOTHING
 
 
+@pytest.mark.slow
 def test_graph_undone_edit_reruns_nothing(built):
     """An edit that was taken back before a run makes no work."""
     built.edit(CONFIG, "until: 700", "until: 800")
@@ -377,6 +378,7 @@ def test_graph_shipped_configuration_plans(project, name):
     assert planned["report"] == 1
 
 
+@pytest.mark.slow
 def test_graph_other_configuration_file_is_another_run(built):
     """--configfile names another run, which does not disturb the first."""
     text = (built.folder / CONFIG).read_text()
@@ -447,6 +449,7 @@ def test_graph_mistake_in_the_configuration_is_one_sentence(project, old, new, m
     assert hint in said
 
 
+@pytest.mark.slow
 def test_graph_folder_called_nano_is_not_the_preset(project):
     """A preset has no files, whatever lies in the working directory."""
     before = project.planned("train")

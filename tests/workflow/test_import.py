@@ -26,6 +26,7 @@ def test_import_is_one_job_before_the_first_phase(built):
     assert built.planned("train") == {"import_checkpoint": 1, **PHASES}
 
 
+@pytest.mark.slow
 def test_import_takes_a_single_file_and_names_what_is_missing(built):
     """Weights alone are one file; a folder that is not there is named before anything runs."""
     file = built.folder / "step-2000.safetensors"
