@@ -59,7 +59,6 @@ def generate(folder: Path, output: Path, *flags: str, **options) -> dict:
     return yaml.safe_load(output.read_text())["stages"]
 
 
-@pytest.mark.slow
 def test_dvc_file_is_held_to_the_rules(generated, tmp_path):
     """dvc.yaml is what `zerotrain dvc generate` writes for the rules as they are."""
     generate(Path.cwd(), tmp_path / "dvc.yaml")
