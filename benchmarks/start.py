@@ -37,7 +37,7 @@ from step import SIZES, middle
 
 from zerotrain import artifact
 
-HERE = Path(__file__).parent.parent
+HERE = Path(__file__).resolve().parent.parent
 PADDING = {"unet/padding.safetensors": 5.14, "text_encoder/padding.safetensors": 1.64}
 """Large files and their GB: those of SDXL's U-Net and of its text encoders in 16 bits."""
 WRITE_LAUNCH = """
@@ -78,12 +78,11 @@ def first_step(
         memory: Where hashes are remembered.
     """
     launch, progress = place / "launch", place / "progress"
-    environment = {
-        **os.environ, "PYTHONPATH": str(checkout / "workflow"), "XDG_CACHE_HOME": str(memory),
-    }  # fmt: skip
+    modules = os.pathsep.join(str(checkout / name) for name in ("workflow", "benchmarks"))
+    environment = {**os.environ, "PYTHONPATH": modules, "XDG_CACHE_HOME": str(memory)}
     subprocess.run(
         [sys.executable, "-c", WRITE_LAUNCH, inputs / "base", launch],
-        cwd=checkout / "benchmarks", env=environment, check=True,
+        cwd=checkout, env=environment, check=True,
     )  # fmt: skip
     words = {
         "launch": launch, "base": base, "cache": inputs / "cache", "progress": progress,
