@@ -30,7 +30,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "zero2_offload-bf16": ("zero2_offload", {"mixed_precision": "bf16"}),
     "zero3_offload-bf16-2": ("zero3_offload", {"mixed_precision": "bf16", "num_processes": 2}),
 }
-QUICK = ("torch", "zero2-fp16", "zero3")
 
 
 def weights(training: Any, name: str) -> torch.Tensor:
@@ -40,9 +39,7 @@ def weights(training: Any, name: str) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_each_value_is_cut_to_the_bound(training, case):
     """The step is that of the whole gradient, cut value by value."""
     preset, own = CASES[case]

@@ -76,23 +76,6 @@ def test_average_leaves_the_training_alone(training):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset",
-    [
-        *(pytest.param(p, marks=pytest.mark.soak) for p in ("torch", "zero2_offload")),
-        "zero3_offload",
-    ],
-)
-def test_average_resumes_in_the_same_bits(training, preset):
-    """A phase in two starts ends in the files of one that was never stopped."""
-    values = {"use_ema": True, "ema_decay": HIGHEST, "lr_scheduler_steps": 2 * STEPS}
-    training.run("whole", preset, 2 * STEPS, **values)
-    training.run("halves", preset, STEPS, **values)
-    training.run("halves", preset, 2 * STEPS, **values)
-    assert training.hashes("halves", 2 * STEPS) == training.hashes("whole", 2 * STEPS)
-
-
-@pytest.mark.slow
 def test_average_crosses_every_switch(training, tmp_path):
     """It continues over switches of engine, stage and processes, as if there had been none: with
     two processes within 1e-5, as the losses do."""

@@ -47,11 +47,8 @@ def started(training: Any) -> Iterator[Any]:
         process.join(10)
 
 
-PRESETS = ["torch", pytest.param("zero2", marks=pytest.mark.slow)]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", ["torch", "zero2"])
 def test_a_stopped_process_of_two_is_named(training: Any, started: Any, preset: str) -> None:
     """The wait of the other ends at launch.ddp_timeout, under either engine; it says which rank
     did not come, that it was stopped, and where; and it ends it."""

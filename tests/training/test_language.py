@@ -22,24 +22,15 @@ from zerotrain.models.families import load_family
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.checkpointing import progress_folder
 
-DEFAULT = [("causal_lm", "full"), ("seq2seq_lm", "lora")]
-"""What the default suite trains."""
 EMBEDDINGS = {"causal_lm": "embed_tokens", "seq2seq_lm": "^shared"}
 """One of the names of the tied embeddings."""
 TRAINED = ("full", "lora", "frozen")
 """All of the model, an adapter, or all but the tied embeddings."""
-CASES = [
-    pytest.param(
-        family, what, id=f"{family}-{what}",
-        marks=() if (family, what) in DEFAULT else pytest.mark.slow,
-    )
-    for family in EMBEDDINGS
-    for what in TRAINED
-]  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "what"), CASES)
+@pytest.mark.parametrize("what", TRAINED)
+@pytest.mark.parametrize("family", EMBEDDINGS)
 def test_a_training_of_text_continues_over_two_switches(family, what, server, tmp_path):
     """torch, then zero2_offload, then zero3_offload with zero3_init: the losses are those of plain
     PyTorch throughout, and the weights of each phase load with the real library."""

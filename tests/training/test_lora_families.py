@@ -59,11 +59,7 @@ def adapters(request, image_inputs, tmp_path, server) -> Adapters:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "adapters",
-    ["sdxl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd3", "qwen_image"))],
-    indirect=True,
-)
+@pytest.mark.parametrize("adapters", ["sdxl", "sd3", "qwen_image"], indirect=True)
 def test_the_adapter_of_a_zero3_run_is_that_of_a_plain_one(adapters, tmp_path):
     """Equal names, shapes and types in every format, never empty, and values within 1e-4."""
     folders = {preset: adapters.weights(preset) for preset in ("torch", "zero3_offload")}

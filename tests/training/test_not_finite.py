@@ -23,8 +23,6 @@ STEP = next(p for p in range(SAMPLES) if draw_place(SEED, p, SAMPLES)[1] == SPOI
 UNTIL = STEP + 2
 SKIP = {"nan_action": "skip", "save_every": 1, "keep": UNTIL}
 
-slow = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def spoilt_inputs(tmp_path_factory: pytest.TempPathFactory, inputs: Path) -> Path:
@@ -61,12 +59,10 @@ def test_the_step_is_in_the_middle():
         ("torch", {}),
         ("zero2", {"mixed_precision": "bf16", "gradient_accumulation_steps": 2}),
         ("zero3_offload", {}),
-        *(pytest.param(*case, marks=slow) for case in (
-            ("torch", {"gradient_accumulation_steps": 2, "num_processes": 2}),
-            ("zero1", {"mixed_precision": "bf16"}),
-            ("zero2_offload", {"gradient_accumulation_steps": 2}),
-            ("zero3", {"mixed_precision": "bf16", "max_grad_norm": 0.0}),
-        )),
+        ("torch", {"gradient_accumulation_steps": 2, "num_processes": 2}),
+        ("zero1", {"mixed_precision": "bf16"}),
+        ("zero2_offload", {"gradient_accumulation_steps": 2}),
+        ("zero3", {"mixed_precision": "bf16", "max_grad_norm": 0.0}),
         *(pytest.param(*case, marks=pytest.mark.soak) for case in (
             ("torch", {"mixed_precision": "bf16"}),
             ("zero1", {}),
@@ -101,7 +97,7 @@ def test_skip_leaves_exactly_that_update_out(spoilt, preset, changes):
     assert f"{SPOILT}.png" in names if "mixed_precision" in changes else names == [f"{SPOILT}.png"]
 
 
-@pytest.mark.parametrize("preset", ["torch", pytest.param("zero2", marks=slow)])
+@pytest.mark.parametrize("preset", ["torch", pytest.param("zero2", marks=pytest.mark.slow)])
 def test_fp16_bears_it_as_an_overflow(spoilt, preset):
     """The update is left out and the loss scale halved, as for any gradient that overflows."""
     fp16 = {"loss_scale": 0.0, "initial_scale_power": 4, "loss_scale_window": 1000,
@@ -113,7 +109,7 @@ def test_fp16_bears_it_as_an_overflow(spoilt, preset):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["torch", pytest.param("zero2_offload", marks=slow)])
+@pytest.mark.parametrize("preset", ["torch", "zero2_offload"])
 def test_resume_after_a_skip_is_exact(spoilt, preset):
     """Killed after the step that was left out, at a checkpoint of before it and of after it."""
     spoilt.run("whole", preset, UNTIL, nan_action="skip")

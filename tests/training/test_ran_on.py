@@ -37,7 +37,7 @@ def rolling(training: Any, name: str, step: int) -> artifact.Artifact:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_half_trained_run_resumes_after_the_advice_against_out_of_memory(
     ranks: int, training: Any
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 from functools import cache
 
@@ -39,33 +38,6 @@ def undisturbed(tmp_path_factory, inputs, server):
 
 
 @pytest.mark.slow
-def test_resume_same_seed_gives_the_same_bits(training, preset):
-    """Two runs from one seed end in identical tensors and losses."""
-    first = training.run("a", preset, 8)
-    second = training.run("b", preset, 8)
-    assert first == second
-    assert training.hashes("a", 8) == training.hashes("b", 8)
-
-
-@pytest.mark.soak
-def test_resume_after_kill_ends_in_the_same_weights(training, undisturbed, preset):
-    """kill -9 at random steps, then a start: it continues from the newest complete checkpoint, and
-    the last checkpoint equals that of a run that was never killed."""
-    training.phase("killed", preset, STEPS, save_every=3)
-    places = random.Random(preset).sample(range(4, STEPS - 3), 2)
-    for place in sorted(places):
-        process = training.start("killed")
-        training.wait_for_step("killed", place)
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        saved = progress_folder.saved_steps(training.progress("killed"))
-        # The one of the step before may be on its way to the disk; that before it is whole.
-        assert max(saved, default=0) >= place - place % 3 - 3
-    losses = training.train("killed")
-    assert (losses, training.hashes("killed", STEPS)) == undisturbed(preset)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -95,19 +67,6 @@ def test_resume_after_a_request_to_stop(training, undisturbed, how):
     (training.progress("stopped") / progress_folder.STOP).unlink(missing_ok=True)
     losses = training.train("stopped")
     assert (losses, training.hashes("stopped", STEPS)) == undisturbed("torch")
-
-
-@pytest.mark.slow
-def test_resume_takes_the_checkpoint_before_a_damaged_one(training, capsys):
-    """A damaged checkpoint is recognised by its hash and reported; the one before it is taken."""
-    whole = training.run("damaged", "torch", 12, save_every=5)
-    expected = training.hashes("damaged", 12)
-    folder = training.progress("damaged") / "step-00000012"
-    victim = folder / "rank-00000-00000.safetensors"
-    victim.write_bytes(victim.read_bytes()[:-1] + b"\0")
-    assert training.train("damaged") == whole
-    assert training.hashes("damaged", 12) == expected
-    assert "the checkpoint before it is taken" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -189,13 +148,3 @@ def test_resume_accumulation_equals_the_whole_batch(training, preset):
     whole = training.run("whole", preset, 6)
     parts = training.run("parts", preset, 6, micro_batch_size=2, gradient_accumulation_steps=2)
     assert parts == pytest.approx(whole, rel=2e-6)
-
-
-@pytest.mark.slow
-def test_resume_rolling_checkpoints_are_pruned(training):
-    """`keep` newest checkpoints stay, each complete."""
-    training.run("kept", "torch", 11, save_every=2, keep=3)
-    progress = training.progress("kept")
-    assert progress_folder.saved_steps(progress) == [8, 10, 11]
-    for step in (8, 10, 11):
-        artifact.read(progress_folder.step_folder(progress, step), "checkpoint")

@@ -102,7 +102,7 @@ def test_what_decodes_ends_with_its_training(tmp_path):
     ("family", "preset", "processes"),
     [
         ("sdxl", "torch", 1),
-        pytest.param("sd3", "zero3", 2, marks=pytest.mark.slow),
+        ("sd3", "zero3", 2),
         ("qwen_image", "zero2_offload", 1),
         ("flux", "torch", 1),
         pytest.param("sdxl", "zero3_offload", 1, marks=pytest.mark.soak),

@@ -24,25 +24,11 @@ FAMILIES = ("sdxl", "sd3", "flux", "qwen_image")
 CHAIN = ("torch", "zero2_offload", "zero3_offload")
 STEPS = 2
 """Of each phase of the chain."""
-ADAPTERS = {"sdxl": True, "sd3": False, "flux": False, "qwen_image": True}
-"""Whether the default suite trains an adapter of the family; the other way is slow."""
-
-
-def _cases() -> list[Any]:
-    return [
-        pytest.param(
-            family,
-            adapter,
-            id=f"{family}-{'lora' if adapter else 'full'}",
-            marks=() if ADAPTERS[family] == adapter else pytest.mark.slow,
-        )
-        for family in FAMILIES
-        for adapter in (False, True)
-    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "adapter"), _cases())
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_families_switch_and_export_what_their_pipelines_load(
     family, adapter, image_inputs, tmp_path, server
 ):

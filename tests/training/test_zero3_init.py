@@ -10,24 +10,13 @@ from zerotrain.training.checkpointing import progress_folder
 LORA = {"rank": 3, "alpha": 4.0, "dropout": 0.0, "target_modules": ["to_q", "to_v"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "changes"),
     [
-        pytest.param(
-            "zero3",
-            {"num_processes": 2, "mixed_precision": "bf16"},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "zero3_offload",
-            {"lora": LORA, "frozen_parameters": ["to_q.lora_A"]},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "zero3_offload",
-            {"mixed_precision": "bf16", "gradient_checkpointing": True},
-            marks=pytest.mark.slow,
-        ),
+        ("zero3", {"num_processes": 2, "mixed_precision": "bf16"}),
+        ("zero3_offload", {"lora": LORA, "frozen_parameters": ["to_q.lora_A"]}),
+        ("zero3_offload", {"mixed_precision": "bf16", "gradient_checkpointing": True}),
     ],
 )
 def test_zero3_init_gives_the_same_bits(training, preset, changes):
