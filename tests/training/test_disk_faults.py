@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from tests.builders.refusals import refusal
+from tests.builders.refusals import refusal, refused
 from tests.conftest import Mount
 from tests.training.saving_trials import Engine, made, values
 
@@ -98,10 +98,9 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
         saved.begin(StepCounter(2, 8, 100))
         fill(progress / "other")
         gate.release(3)
-        with pytest.raises(PipelineError) as caught:
-            saved.finish()
-        assert "the disk is full: the checkpoint of step 2 was not written" in str(caught.value)
-        assert "continues from step 1" in caught.value.hint
+        error = refused(saved.finish)
+        assert "the disk is full: the checkpoint of step 2 was not written" in str(error)
+        assert "continues from step 1" in error.hint
         assert saved_steps(progress) == [1]
         assert list(progress.glob(".step-*")) == []
         (progress / "other").unlink()
@@ -252,12 +251,11 @@ def test_a_phase_whose_checkpoints_are_all_damaged_does_not_restart(training) ->
     for step in (2, 4):
         cut_off(step_folder(progress, step))
     for _ in range(2):
-        with pytest.raises(PipelineError) as caught:
-            newest_intact(progress, 4)
-        assert "no checkpoint is whole" in str(caught.value)
+        error = refused(newest_intact, progress, 4)
+        assert "no checkpoint is whole" in str(error)
         for step in (2, 4):
-            assert str(step_folder(progress, step) / TENSORS) in str(caught.value)
-        assert f"move {progress} away" in caught.value.hint
+            assert str(step_folder(progress, step) / TENSORS) in str(error)
+        assert f"move {progress} away" in error.hint
     assert saved_steps(progress) == [2, 4]
 
 
