@@ -153,7 +153,7 @@ def test_a_link_out_of_a_published_folder_is_not_followed(folder: Path, tmp_path
     (folder / "a.txt").symlink_to(secret / "a.txt")
     said = f"{folder / 'a.txt'}: a link that leads out of the folder, to {secret / 'a.txt'}"
     assert refusal(folder) == said
-    assert refused(artifact.read(folder, "weights", verify=False).path, "a.txt").what == said
+    assert refusal(folder, verify=False) == said
     (folder / "part").symlink_to(secret)
     change(folder, files={"part/a.txt": {"sha256": SHA256, "bytes": 5}})
     assert "part/a.txt: a link that leads out of the folder" in refusal(folder)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from tests.builders.images import make_image_config
 
 from zerotrain import artifact
-from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.models.families.conditioning import Conditioning
 from zerotrain.models.families.prompt_tokens import TokenLimit, token_limits
@@ -96,18 +96,11 @@ class Run:
 
     def config(self, data: dict[str, object], **cache: object) -> RunConfig:
         """The configuration with changes."""
-        raw = {
-            "run": "r",
-            "family": self.family,
-            "base": "nano",
-            "data": {"images": str(self.images), "num_workers": 0, "holdout": 0.3, **data},
-            "cache": {"shard_size": self.shard_size, **cache},
-            "train": {"resolution": SIDE, **self.train},
-            "launch": {"num_cpu_threads_per_process": 1},
-            "phases": [{"name": "p", "until": 1}],
-            **({"validation": {"prompts": self.prompts}} if self.prompts else {}),
-        }
-        return parse_config(raw, "test")
+        shown = {"validation": {"prompts": self.prompts}} if self.prompts else {}
+        return make_image_config(
+            self.images, family=self.family, data={"holdout": 0.3, **data}, train=self.train,
+            cache={"shard_size": self.shard_size, **cache}, **shown,
+        )  # fmt: skip
 
     def cache(self, name: str = "cache", data: dict[str, object] | None = None, **cache) -> Path:
         """Prepare the dataset and run the stage."""

@@ -22,11 +22,14 @@ from tests.builders.phases import SAMPLES, SEED, make_tiny_phase
 from tests.builders.processes import join_ranks, start_ranks, wait_until
 from tests.training.inputs import write_image_inputs
 from tests.training.kill_point import KillPoint
+from tests.training.matrix import export_state
 
 from zerotrain import artifact
 from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
 from zerotrain.cache.writer import StoredShards, place, write_series
 from zerotrain.config.launch import LaunchConfig
+from zerotrain.export.export import export
+from zerotrain.export.target import WeightsTarget
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.resolved import ResolvedPhase
@@ -159,8 +162,38 @@ class Training:
 
     def hashes(self, name: str, step: int) -> dict[str, str]:
         """sha256 of the tensors of a rolling checkpoint."""
-        found = artifact.read(self.progress(name) / f"step-{step:08d}", "checkpoint")
+        found = artifact.read(self.rolling(name, step), "checkpoint")
         return {n: f["sha256"] for n, f in found.files.items() if n.endswith(".safetensors")}
+
+    def assert_resumes(self, preset: str, middle: int, until: int, **changes: Any) -> list[float]:
+        """Train at once, and with a start in the middle, to the same bits; the losses."""
+        whole = self.run("whole", preset, until, **changes)
+        self.run("parts", preset, middle, **changes)
+        assert self.run("parts", preset, until, **changes) == whole
+        assert self.hashes("parts", until) == self.hashes("whole", until)
+        return whole
+
+    def rolling(self, name: str, step: int) -> Path:
+        """The folder of a rolling checkpoint."""
+        return progress_folder.step_folder(self.progress(name), step)
+
+    def checkpoint(self, name: str, step: int) -> Checkpoint:
+        """A rolling checkpoint, opened."""
+        return Checkpoint(self.rolling(name, step))
+
+    def export_state(self, name: str, step: int) -> Path:
+        """The state that a rolling checkpoint gives."""
+        return export_state(self.rolling(name, step), self.folder / f"{name}-{step}-state")
+
+    def export(
+        self, name: str, step: int, family: str = "sdxl", **chosen: Any
+    ) -> tuple[Path, Path]:
+        """Weights and state of a rolling checkpoint; `chosen` is what of the model is trained."""
+        rolling, state = self.rolling(name, step), self.folder / f"{name}-{step}-state"
+        weights = self.folder / f"{name}-{step}-weights"
+        target = WeightsTarget(weights, self.base, load_family(family), "fp32", **chosen)
+        export(Checkpoint(rolling), rolling, target, state)
+        return weights, state
 
 
 def trained_model(
@@ -281,6 +314,14 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
 def training(tmp_path: Path, inputs: Path, server: Any) -> Training:
     """A run of its own over the shared inputs."""
     return Training(tmp_path, inputs, server)
+
+
+@pytest.fixture
+def image_training(
+    tmp_path: Path, image_inputs: Callable[[str], Path], server: Any
+) -> Callable[[str], Training]:
+    """Gives a run of a family's nano model."""
+    return lambda family: Training(tmp_path, image_inputs(family), server)
 
 
 class Command:

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from zerotrain.models.families import load_family
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
-from zerotrain.training.checkpointing.progress_folder import step_folder
 
 BOUND = 1e-3
 RATE = 10.0
@@ -34,7 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def weights(training: Any, name: str) -> torch.Tensor:
     """All master weights after one step."""
-    source = Checkpoint(step_folder(training.progress(name), 1))
+    source = training.checkpoint(name, 1)
     return torch.cat([source.tensor(one, MASTER).flatten() for one in sorted(source.names)])
 
 

@@ -36,7 +36,7 @@ def ending(training, name: str) -> dict[str, object]:
 
 def state_bytes(training, name: str, step: int) -> int:
     """Bytes of a checkpoint's files on the disk."""
-    folder = step_folder(training.progress(name), step)
+    folder = training.rolling(name, step)
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -50,7 +50,7 @@ def test_a_full_disk_stops_before_half_a_checkpoint(training, mount: Mount) -> N
     mount(training.progress("full"), f"size={each * 3 // 2}")
     training.train_unfinished("full")
     assert saved_steps(training.progress("full")) == [2]
-    artifact.read(step_folder(training.progress("full"), 2), "checkpoint")
+    artifact.read(training.rolling("full", 2), "checkpoint")
     left = ending(training, "full")
     assert left["code"] == 2
     assert "training stops before half of it is written" in str(left["reason"])

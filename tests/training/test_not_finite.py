@@ -14,7 +14,6 @@ from tests.builders.phases import SAMPLES, SEED
 from tests.training.conftest import Training, write_cache
 
 from zerotrain.data.draws import draw_place
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.checkpointing import progress_folder
 
 SPOILT, BATCH = 3, 4
@@ -40,7 +39,7 @@ def spoilt(tmp_path: Path, spoilt_inputs: Path, server: Any) -> Training:
 
 def held(training: Training, step: int) -> dict[str, Any]:
     """All that a checkpoint of phase a holds, tensor by tensor."""
-    found = Checkpoint(training.progress("a") / f"step-{step:08d}")
+    found = training.checkpoint("a", step)
     tensors = {
         (n, s): found.tensor(n, s).numpy().tobytes() for n in found.names for s in found.slots
     }
@@ -104,7 +103,7 @@ def test_fp16_bears_it_as_an_overflow(spoilt, preset):
             "hysteresis": 1, "min_loss_scale": 1}  # fmt: skip
     spoilt.run("a", preset, UNTIL, **SKIP, mixed_precision="fp16", fp16=fp16)
     assert held(spoilt, STEP) == held(spoilt, STEP - 1)
-    found = Checkpoint(spoilt.progress("a") / f"step-{UNTIL:08d}").position
+    found = spoilt.checkpoint("a", UNTIL).position
     assert (found.optimizer_step, found.loss_scale["scale"]) == (UNTIL - 1, 8.0)
 
 

@@ -12,8 +12,6 @@ from tests.training.conftest import write_base
 
 from zerotrain.machine import compiled_ops
 from zerotrain.stages.train_phase import train_phase
-from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.checkpointing import progress_folder
 
 SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
 SIZES = {
@@ -61,10 +59,7 @@ def test_resume_under_nvme_offload_has_the_bits_of_cpu_offload(
     train("nvme", "zero3_nvme", 2, str(disk))
     assert train("nvme", "zero3_nvme", 4, str(disk)) == expected
     # What is swapped is written in another layout.
-    ours, theirs = (
-        Checkpoint(progress_folder.step_folder(training.progress(name), 4))
-        for name in ("nvme", "cpu")
-    )
+    ours, theirs = (training.checkpoint(name, 4) for name in ("nvme", "cpu"))
     assert ours.slots == theirs.slots
     for name, slot in product(theirs.names, theirs.slots):
         assert torch.equal(ours.tensor(name, slot), theirs.tensor(name, slot))

@@ -15,11 +15,7 @@ from tests.training.inputs import text_inputs
 from tests.training.matrix import deviation
 
 from zerotrain.config.adapters import METHODS
-from zerotrain.export.export import export
-from zerotrain.export.target import WeightsTarget
 from zerotrain.models.families import load_family
-from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.checkpointing import progress_folder
 
 CHAIN = ("torch", "zero2_offload", "zero3_offload")
 STEPS = 2
@@ -38,19 +34,15 @@ def chain(
     changes = {"family": family, "peft": adapter, "lr_scheduler_steps": 20, **shape}
     presets = CHAIN if adapter["peft_type"] == "LOHA" else CHAIN[::2]
     whole = training.run("whole", "torch", STEPS * len(presets), **changes)
-    target = WeightsTarget(
-        training.folder / "weights", training.base, load_family(family), "fp32", peft=adapter
-    )
     state, losses = None, []
     for number, preset in enumerate(presets, start=1):
         losses = training.run(preset, preset, STEPS * number, state=state, **changes)
-        rolling = progress_folder.step_folder(training.progress(preset), STEPS * number)
-        state = training.folder / f"{preset}-state"
-        export(Checkpoint(rolling), rolling, target, state)
+        rolling = training.rolling(preset, STEPS * number)
+        weights, state = training.export(preset, STEPS * number, family, peft=adapter)
     apart = deviation(losses, whole)
     print(f"{family} {adapter['peft_type']}: largest relative deviation {apart:.1e}")
     assert apart <= 2e-6
-    return target.folder, trained_model(family, training.base, rolling, adapter)
+    return weights, trained_model(family, training.base, rolling, adapter)
 
 
 def test_every_method_is_tried() -> None:

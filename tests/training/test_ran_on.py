@@ -33,7 +33,7 @@ def inputs_of(training: Any, name: str) -> Inputs:
 
 def rolling(training: Any, name: str, step: int) -> artifact.Artifact:
     """A rolling checkpoint."""
-    return artifact.read(training.progress(name) / f"step-{step:08d}", "checkpoint")
+    return artifact.read(training.rolling(name, step), "checkpoint")
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_other_versions_and_code_resume_and_are_recorded(training: Any) -> None:
     prepare(inputs, training.progress("plain"))
     training.train("plain")
     assert len(training.losses("plain")) == 5
-    position = read_position(rolling(training, "plain", 5), "checkpoint.json")
+    position = training.checkpoint("plain", 5).position
     assert [one["key"] for one in position.history] == [
         "code", "device", "versions.diffusers", "versions.torch",
     ]  # fmt: skip
@@ -111,9 +111,7 @@ def test_other_versions_and_code_resume_and_are_recorded(training: Any) -> None:
     assert "recorded: code 000000000000 -> " in said
     assert "versions.torch 2.9.1 -> " in said
     training.run("plain", "torch", 6)
-    assert read_position(rolling(training, "plain", 6), "checkpoint.json").history == (
-        position.history
-    )
+    assert training.checkpoint("plain", 6).position.history == position.history
 
 
 def test_a_continued_edit_is_recorded(training: Any) -> None:

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from tests.training.conftest import Training
 
 from zerotrain import artifact
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.checkpointing import progress_folder
 
 STEPS = 30
@@ -85,10 +84,7 @@ def test_resume_with_a_later_end_trains_the_new_steps_only(training, preset):
 def test_resume_in_bf16_keeps_the_master_weights(training, preset):
     """Under bf16 the fp32 master weights are saved and taken over, not their rounding: a resumed
     run ends in the bits of an undisturbed one."""
-    whole = training.run("whole", preset, 10, mixed_precision="bf16")
-    training.run("parts", preset, 5, mixed_precision="bf16")
-    assert training.run("parts", preset, 10, mixed_precision="bf16") == whole
-    assert training.hashes("parts", 10) == training.hashes("whole", 10)
+    training.assert_resumes(preset, 5, 10, mixed_precision="bf16")
 
 
 @pytest.mark.slow
@@ -96,19 +92,17 @@ def test_resume_counts_time_and_memory_over_all_starts(training):
     """A resumed phase reports the time of all its starts and the highest peak, and the next phase
     counts its own."""
     training.run("a", "torch", 4)
-    records = training.progress("a") / "step-00000004/records/resources.json"
+    records = training.rolling("a", 4) / "records/resources.json"
     used = json.loads(records.read_text())
     used.update(train_seconds=1000.0, peak_host_bytes=2**50)
-    with artifact.publish(training.progress("a") / "step-00000005", "checkpoint") as draft:
-        for name in artifact.read(training.progress("a") / "step-00000004", "checkpoint").files:
+    with artifact.publish(training.rolling("a", 5), "checkpoint") as draft:
+        for name in artifact.read(training.rolling("a", 4), "checkpoint").files:
             target = draft.folder / name
             target.parent.mkdir(exist_ok=True)
-            target.write_bytes((training.progress("a") / "step-00000004" / name).read_bytes())
+            target.write_bytes((training.rolling("a", 4) / name).read_bytes())
         (draft.folder / "records/resources.json").write_text(json.dumps(used))
     training.run("a", "torch", 8)
-    after = json.loads(
-        (training.progress("a") / "step-00000008/records/resources.json").read_text()
-    )
+    after = json.loads((training.rolling("a", 8) / "records/resources.json").read_text())
     assert 1000 < after["train_seconds"] < 1100
     assert after["peak_host_bytes"] == 2**50
 
@@ -118,7 +112,7 @@ def test_resume_in_bf16_starts_from_the_exact_weights(training, preset):
     """A first phase in bf16 trains fp32 master weights that are the base's own, not their rounding:
     after a step that moves nothing they are what the base holds."""
     training.run("a", preset, 1, mixed_precision="bf16", learning_rate=1e-12, lr_warmup_steps=0)
-    found = Checkpoint(training.progress("a") / "step-00000001")
+    found = training.checkpoint("a", 1)
     base = load_file(training.base / "unet/diffusion_pytorch_model.safetensors")
     rounding = max(float((t - t.bfloat16().float()).abs().max()) for t in base.values())
     apart = max(float((found.tensor(n, "master") - t).abs().max()) for n, t in base.items())

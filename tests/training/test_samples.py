@@ -39,7 +39,7 @@ VALUES: dict[str, Any] = {"resolution": SIDE, "epoch_size": 12, "global_batch_si
 def evaluated(training: Training, family: str, step: int) -> Iterator[tuple[Any, torch.Tensor]]:
     """Each image that `evaluate` draws with the weights of a checkpoint, and its latents."""
     chosen: Any = load_family(family)
-    folder = training.progress("p") / f"step-{step:08d}"
+    folder = training.rolling("p", step)
     model = trained_model(family, training.base, folder)
     pipeline = chosen.load_pipeline(training.base, "cpu", **{chosen.trained_part: model})
     values = EvaluateConfig(num_inference_steps=3, guidance_scale=3.0, batch_size=1)

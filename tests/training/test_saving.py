@@ -528,7 +528,7 @@ def test_what_a_published_checkpoint_shares_gives_nothing_back(tmp_path: Path) -
 def test_what_is_forecast_is_what_is_written(training, changes) -> None:
     """The figure before the start and that before each save, against the files."""
     training.run("a", "torch", 1, **changes)
-    folder = step_folder(training.progress("a"), 1)
+    folder = training.rolling("a", 1)
     found = Checkpoint(folder)
     tensors = sum(
         t.nbytes for path in folder.glob("*.safetensors") for t in load_file(path).values()

@@ -20,7 +20,6 @@ from torch._inductor import config as inductor
 from torch._inductor.utils import fresh_cache
 
 from zerotrain.config.launch import LaunchConfig
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.engines import torch_compile
 
@@ -41,9 +40,7 @@ def test_compiled_names_and_numbers_are_the_models(training, preset):
     plain = training.run("plain", preset, STEPS)
     compiled = training.run("compiled", preset, STEPS, dynamo_backend="eager")
     assert deviation(compiled, plain) <= 1e-6
-    first, second = (
-        Checkpoint(training.progress(n) / f"step-{STEPS:08d}") for n in ("plain", "compiled")
-    )
+    first, second = (training.checkpoint(n, STEPS) for n in ("plain", "compiled"))
     assert second.shapes == first.shapes
     training.run("compiled", preset, STEPS + 1)
     assert len(training.losses("compiled")) == STEPS + 1
@@ -91,7 +88,7 @@ def test_a_compiled_training_resumes_in_equal_bits(training, tmp_path):
         training.phase(name, "torch", STEPS, **changes)
     assert start(training, "whole", tmp_path / "first").wait() == 0
     child = start(training, "cut", tmp_path / "second")
-    while not (training.progress("cut") / "step-00000002" / "manifest.json").exists():
+    while not (training.rolling("cut", 2) / "manifest.json").exists():
         assert child.poll() is None
         time.sleep(0.01)
     child.kill()

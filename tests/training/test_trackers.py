@@ -210,7 +210,7 @@ def test_tensorboard_has_each_line_of_the_log_once(training) -> None:
     for until in (7, 5, 9):
         if until == 5:  # as kept from a time when `until` was higher
             for step in (6, 7):
-                assert (training.progress("a") / f"step-{step:08d}").is_dir()
+                assert (training.rolling("a", step)).is_dir()
         training.run("a", "torch", until, **common)
     lines = training.log("a")
     expected: dict[str, list[tuple[int, Any]]] = {}
