@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.builders.processes import DEAD_PID
 from tests.builders.refusals import refused
 from tests.switch.conftest import (
     CONFIG,
@@ -438,9 +439,7 @@ def test_a_signal_leaves_nothing_in_the_folder(saved, racer, number, calls) -> N
 def test_what_a_killed_switch_left_is_removed(snakemake) -> None:
     """A draft of a dead process; that of one that lives stays."""
     host = socket.gethostname().replace(".", "_")
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
-                          capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
-    dead = FILE.with_name(f".{FILE.name}.new-{host}-{gone}")
+    dead = FILE.with_name(f".{FILE.name}.new-{host}-{DEAD_PID}")
     alive = FILE.with_name(f".{FILE.name}.new-{host}-{os.getppid()}")
     dead.write_text("")
     alive.write_text("")

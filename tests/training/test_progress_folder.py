@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from tests.builders.processes import DEAD_PID
 from tests.builders.states import make_position
 
 from zerotrain import artifact
@@ -152,9 +152,7 @@ def test_a_damaged_note_of_a_step_says_nothing(progress: Path, text: str) -> Non
 
 def test_start_clears_a_dead_writers_draft(progress: Path) -> None:
     """A checkpoint that was being written at a kill takes no room for ever."""
-    child = subprocess.Popen(["true"])
-    child.wait()
-    draft = progress / f".step-00000007.new-{child.pid}"
+    draft = progress / f".step-00000007.new-{DEAD_PID}"
     draft.mkdir(parents=True)
     (draft / "rank-00000-00000.safetensors").write_text("half")
     clear_leftovers(progress)

@@ -13,8 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from tests.builders.phases import make_swapped_phase
+from tests.builders.processes import DEAD_PID
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
@@ -41,9 +43,7 @@ def left_by(disk: Path, name: str, owner: LockOwner | None) -> Path:
 @pytest.fixture
 def dead() -> LockOwner:
     """A process that has ended."""
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    return replace(this_process(), pid=child.pid)
+    return replace(this_process(), pid=DEAD_PID)
 
 
 def test_a_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -76,29 +76,16 @@ def test_a_dead_owners_folder_is_cleared_at_any_start(tmp_path: Path, dead: Lock
     assert f"pid {dead.pid}" in said[0]
 
 
-def test_a_living_owners_folder_is_untouched(tmp_path: Path) -> None:
-    """Also one whose process is not ours to signal."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        import psutil
-
-        started = psutil.Process(child.pid).create_time()
-        owner = LockOwner(socket.gethostname(), child.pid, started, "")
-        folder = left_by(tmp_path, "zerotrain-a-b-x1", owner)
-        assert clear_dead(tmp_path) == []
-        assert (folder / "zero_stage_3" / "optimizer" / "0_2.tensor.swp").exists()
-    finally:
-        child.kill()
-        child.wait()
+def test_a_living_owners_folder_is_untouched(tmp_path: Path, sleeper) -> None:
+    """Until its process has ended."""
+    started = psutil.Process(sleeper.pid).create_time()
+    owner = LockOwner(socket.gethostname(), sleeper.pid, started, "")
+    folder = left_by(tmp_path, "zerotrain-a-b-x1", owner)
+    assert clear_dead(tmp_path) == []
+    assert (folder / "zero_stage_3" / "optimizer" / "0_2.tensor.swp").exists()
+    sleeper.kill()
+    sleeper.wait()
     assert len(clear_dead(tmp_path)) == 1
-
-
-def test_a_pid_that_was_given_to_another_process_is_dead(tmp_path: Path) -> None:
-    """The start time tells."""
-    earlier = replace(this_process(), started=this_process().started - 3600)
-    folder = left_by(tmp_path, "zerotrain-a-b-x1", earlier)
-    clear_dead(tmp_path)
-    assert not folder.exists()
 
 
 def test_another_hosts_folder_is_untouched(tmp_path: Path, dead: LockOwner) -> None:
