@@ -66,13 +66,6 @@ def test_the_name_of_one_folder_is_a_list_of_it(images, found, tmp_path):
     assert found(folder, conditioning_images=edges)["a.png"].conditioning == ("a.png",)
 
 
-def test_without_conditioning_images_nothing_is_different(images, found):
-    """Nor is a key of theirs in what a dataset depends on."""
-    folder = images(a="text")
-    assert found(folder)["a.png"].conditioning == ()
-    assert not [key for key in config(folder).model_dump() if "conditioning" in key]
-
-
 def test_a_sample_that_lacks_one_says_which(images, found, tmp_path):
     folder = images(none="x", two="x", led_out="x", no_caption=None)
     edges = add(tmp_path / "edges", "two.jpg", "two.png", "no_caption.png")

@@ -197,13 +197,17 @@ def lose_an_entry(folder: Path) -> None:
     path.write_text(json.dumps(found))
 
 
+def lose_the_position(folder: Path) -> None:
+    (folder / "checkpoint.json").write_text("{}")
+
+
+def gain_a_file(folder: Path) -> None:
+    (folder / "rank-00001-00000.safetensors").touch()
+
+
 DAMAGES = [
-    cut_off,
-    turn_a_bit,
-    lose_a_file,
-    cut_off_the_manifest,
-    empty_the_manifest,
-    lose_an_entry,
+    *(cut_off, turn_a_bit, lose_a_file, cut_off_the_manifest, empty_the_manifest, lose_an_entry),
+    *(lose_the_position, gain_a_file),
 ]
 
 
@@ -222,9 +226,11 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage, capsys) -> 
     progress = saved_twice(tmp_path / "p")
     damage(step_folder(progress, 2))
     assert newest_intact(progress, 100) == step_folder(progress, 1)
-    said = capsys.readouterr().err
-    assert str(step_folder(progress, 2)) in said
-    assert "the checkpoint before it is taken and this one set aside as damaged-step-" in said
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(str(step_folder(progress, 2)))
+    assert said.endswith(
+        "the checkpoint before it is taken and this one set aside as damaged-step-00000002"
+    )
     assert saved_steps(progress) == [1]
     assert (progress / "damaged-step-00000002").is_dir()
 

@@ -123,23 +123,6 @@ def test_damaged_records_cost_no_step(progress: Path, capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("damage", ["position", "unlisted", "manifest"])
-def test_a_damaged_checkpoint_is_passed_over(progress: Path, capsys, damage: str) -> None:
-    """One line says what is wrong with it, and that the one before it is taken."""
-    save_with_records(progress, 1, 2)
-    newest = step_folder(progress, 2)
-    if damage == "position":
-        (newest / "checkpoint.json").write_text("{}")
-    elif damage == "unlisted":
-        (newest / "rank-00000-00000.safetensors").touch()
-    else:
-        (newest / "manifest.json").write_text('{"format": 1, "kind": "checkpoint"}')
-    assert newest_intact(progress, 9) == step_folder(progress, 1)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{newest}")
-    assert line.endswith("is taken and this one set aside as damaged-step-00000002")
-
-
 @pytest.mark.parametrize("text", ["", "[]", "7", "{}", '{"step": "six"}', '{"step": 3'])
 def test_a_damaged_note_of_a_step_says_nothing(progress: Path, text: str) -> None:
     """best.json and finished.json follow from the records of checkpoints, which stay."""

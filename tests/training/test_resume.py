@@ -11,7 +11,6 @@ import pytest
 from safetensors.torch import load_file
 from tests.training.conftest import Training
 
-from zerotrain import artifact
 from zerotrain.training.checkpointing import progress_folder
 
 STEPS = 30
@@ -85,26 +84,6 @@ def test_resume_in_bf16_keeps_the_master_weights(training, preset):
     """Under bf16 the fp32 master weights are saved and taken over, not their rounding: a resumed
     run ends in the bits of an undisturbed one."""
     training.assert_resumes(preset, 5, 10, mixed_precision="bf16")
-
-
-@pytest.mark.slow
-def test_resume_counts_time_and_memory_over_all_starts(training):
-    """A resumed phase reports the time of all its starts and the highest peak, and the next phase
-    counts its own."""
-    training.run("a", "torch", 4)
-    records = training.rolling("a", 4) / "records/resources.json"
-    used = json.loads(records.read_text())
-    used.update(train_seconds=1000.0, peak_host_bytes=2**50)
-    with artifact.publish(training.rolling("a", 5), "checkpoint") as draft:
-        for name in artifact.read(training.rolling("a", 4), "checkpoint").files:
-            target = draft.folder / name
-            target.parent.mkdir(exist_ok=True)
-            target.write_bytes((training.rolling("a", 4) / name).read_bytes())
-        (draft.folder / "records/resources.json").write_text(json.dumps(used))
-    training.run("a", "torch", 8)
-    after = json.loads((training.rolling("a", 8) / "records/resources.json").read_text())
-    assert 1000 < after["train_seconds"] < 1100
-    assert after["peak_host_bytes"] == 2**50
 
 
 @pytest.mark.parametrize("preset", PRESETS)
