@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from tests.builders.images import make_image_config
 
 from zerotrain import artifact
+from zerotrain.cache import encoding
 from zerotrain.config.run import RunConfig
 from zerotrain.models.families.conditioning import Conditioning
 from zerotrain.models.families.prompt_tokens import TokenLimit, token_limits
@@ -110,6 +112,22 @@ class Run:
         dataset, base = self.folder / "dataset", self.folder / "base"
         cache_latents(CacheSettings.of(config), SIDE, dataset, base, output)
         return output
+
+
+class StopError(Exception):
+    """Ends an encoding."""
+
+
+def stop_encoding(family: FakeFamily, after: int, patch: pytest.MonkeyPatch) -> None:
+    """Let a family encode one image at a time and no more than so many batches."""
+
+    def stopping(pixels: torch.Tensor) -> torch.Tensor:
+        if len(family.image_batches) == after:
+            raise StopError
+        return FakeFamily.encode_images(family, pixels)
+
+    patch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
+    patch.setattr(family, "encode_images", stopping)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.builders.states import publish_checkpoint
+from tests.builders.states import publish_checkpoint, save_steps
 from tests.training.measures import SETTINGS
 from tests.training.saving_trials import SIZE, Engine, Log, made, phase, values
 
@@ -146,15 +146,6 @@ def test_each_process_hashes_what_it_has_written_at_once(
     for rank in (0, 1):
         part = rank_writer.WrittenPart(tmp_path, rank, engine.fragments())
         assert list(part.result().known) == [f"rank-{rank:05d}-00000.safetensors"]
-
-
-def test_the_known_hashes_are_those_of_the_files(tmp_path: Path) -> None:
-    """They are computed on the way to the disk, and reading the checkpoint finds them right."""
-    with made(Engine(), tmp_path / "p") as saved:
-        saved.begin(StepCounter(1, 4, 100), wait=True)
-    found = artifact.read(step_folder(tmp_path / "p", 1), "checkpoint")
-    name = "rank-00000-00000.safetensors"
-    assert artifact.file_sha256(found.path(name)) == found.files[name]["sha256"]
 
 
 def _of_another_machine(size: int) -> rank_writer.PartReport:
@@ -296,16 +287,9 @@ def test_a_save_at_every_step_changes_nothing(training, preset, changes) -> None
     assert training.hashes("often", 3) == training.hashes("short", 3)
 
 
-def save(progress: Path, *steps: int, size: int = 10) -> None:
-    """Publish rolling checkpoints."""
-    for step in steps:
-        with artifact.publish(step_folder(progress, step), "checkpoint") as draft:
-            (draft.folder / "rank-00000-00000.safetensors").write_bytes(b"x" * size)
-
-
 def test_prune_keeps_what_serves_later(tmp_path: Path) -> None:
     """Beside the newest: every step that keep_every divides, and the one that validated best."""
-    save(tmp_path, 10, 20, 30, 40, 50, 60)
+    save_steps(tmp_path, 10, 20, 30, 40, 50, 60)
     (tmp_path / "best.json").write_text('{"step": 30, "metric": "val_loss", "value": 1.0}')
     prune(tmp_path, 1, 60, keep_every=20)
     assert saved_steps(tmp_path) == [20, 30, 40, 60]
@@ -356,7 +340,7 @@ def test_prune_leaves_a_checkpoint_that_is_read(tmp_path: Path) -> None:
 
 def test_two_readers_hold_one_folder(tmp_path: Path) -> None:
     """Readers do not wait for each other, and what is not there is nothing to hold."""
-    save(tmp_path, 1, 2)
+    save_steps(tmp_path, 1, 2)
     first, second = (hold(step_folder(tmp_path, 1)) for _ in range(2))
     assert first is not None
     assert second is not None
@@ -371,7 +355,7 @@ def test_two_readers_hold_one_folder(tmp_path: Path) -> None:
 
 def test_prune_removes_nothing_for_a_newest_that_is_not_whole(tmp_path: Path) -> None:
     """The last good one stays where a file of the newest was cut off."""
-    save(tmp_path, 1, 2)
+    save_steps(tmp_path, 1, 2)
     (step_folder(tmp_path, 2) / "rank-00000-00000.safetensors").write_bytes(b"x")
     prune(tmp_path, 1, 2)
     assert saved_steps(tmp_path) == [1, 2]
@@ -397,7 +381,7 @@ def test_room_is_made_for_the_next_checkpoint(tmp_path: Path, disk) -> None:
     """The oldest goes before its time, and is named; the newest, the best and those kept for good
     never do. Where they alone do not leave enough, nothing is removed nor written, and the sentence
     has the figures."""
-    save(tmp_path, 1, 2, 3, 4, size=25)
+    save_steps(tmp_path, 1, 2, 3, 4, size=25)
     (tmp_path / "best.json").write_text('{"step": 2}')
     for too_much, keep_every in ((51, None), (26, 3), (1, 1)):
         with pytest.raises(PipelineError):
@@ -435,7 +419,7 @@ def test_the_disk_is_compared_before_the_start(tmp_path: Path, disk) -> None:
     once = adam.with_values(save_every=100)
     [export] = checkpoint_room.check_room(tmp_path, once, sizes)
     assert "its export takes up to" in export
-    save(tmp_path, 10, size=23)
+    save_steps(tmp_path, 10, size=23)
     assert checkpoint_room.check_room(tmp_path, adam, sizes)
 
 
@@ -467,7 +451,7 @@ def test_a_restart_continues_where_the_training_would_have(tmp_path: Path, disk)
     """What would be removed before its time for the next save counts as free."""
     sizes = ModelSizes(2, 2, 1, "", 1, 1)
     adam = phase(optimizer="adamw", save_every=10, keep=3)
-    save(tmp_path, 10, 20, 30, size=24)
+    save_steps(tmp_path, 10, 20, 30, size=24)
     disk.bytes = 3 * 24 + 10
     assert checkpoint_room.check_room(tmp_path, adam, sizes)
     with pytest.raises(PipelineError, match="are needed, since"):
@@ -488,7 +472,7 @@ def test_the_forecast_counts_what_stays(tmp_path: Path, disk) -> None:
     assert checkpoint_room.max_checkpoints(adam.with_values(keep_every=None), 0) == 3
     assert [checkpoint_room.max_checkpoints(adam, begun) for begun in (0, 50, 100)] == [5, 4, 3]
     assert checkpoint_room.max_checkpoints(measured, 0) == 6
-    save(tmp_path, 50, size=24)
+    save_steps(tmp_path, 50, size=24)
     for chosen, more in ((adam, 4), (measured, 5)):
         # The last one is written while the oldest is still there: the export finds its room.
         disk.bytes = (1 + more) * 24 + 8
@@ -509,7 +493,7 @@ def test_a_disk_that_is_low_already_is_refused(tmp_path: Path, disk) -> None:
 
 def test_what_a_published_checkpoint_shares_gives_nothing_back(tmp_path: Path) -> None:
     """Its files have two names on the disk, and removing one frees none of them."""
-    save(tmp_path, 1, size=1000)
+    save_steps(tmp_path, 1, size=1000)
     folder = step_folder(tmp_path, 1)
     whole = progress_folder.freed_bytes(folder)
     assert whole > 1000
