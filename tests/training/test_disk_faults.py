@@ -42,8 +42,7 @@ def state_bytes(training, name: str, step: int) -> int:
 
 @pytest.mark.slow
 def test_a_full_disk_stops_before_half_a_checkpoint(training, mount: Mount) -> None:
-    """With room for one checkpoint and a half, the second is not started: one sentence, code 2, and
-    the first is whole. With more room the same command ends in the bits of an undisturbed run."""
+    """With room for one and a half; with more room the same command ends in the same bits."""
     whole = training.run("plain", "torch", 4)
     each = state_bytes(training, "plain", 4)
     training.phase("full", "torch", 4, save_every=2)
@@ -63,8 +62,7 @@ def test_a_full_disk_stops_before_half_a_checkpoint(training, mount: Mount) -> N
 
 @pytest.mark.slow
 def test_a_smaller_disk_keeps_fewer(training, mount: Mount) -> None:
-    """Where one checkpoint more would not fit, the oldest goes before its time, and it is
-    reported."""
+    """Where one more would not fit, the oldest goes before its time, and it is reported."""
     whole = training.run("plain", "torch", 5)
     each = state_bytes(training, "plain", 5)
     training.phase("small", "torch", 5, save_every=1, keep=4)
@@ -87,8 +85,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
     mount: Mount,
     gate,
 ) -> None:
-    """Another program takes the last bytes: the loop gets one sentence, what was there
-    stays, and nothing is left of the half-written one."""
+    """Another program takes the last bytes: one sentence, and what was there stays."""
     progress = tmp_path / "disk"
     mount(progress, "size=256k")
     engine = Engine()
@@ -221,8 +218,7 @@ def saved_twice(folder: Path) -> Path:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage, capsys) -> None:
-    """Whatever is damaged: the one before is taken, with a sentence, and the damaged one is set
-    aside, so that it is never counted among those that are kept, nor removed."""
+    """It is set aside, so that it is neither counted among those that are kept, nor removed."""
     progress = saved_twice(tmp_path / "p")
     damage(step_folder(progress, 2))
     assert newest_intact(progress, 100) == step_folder(progress, 1)

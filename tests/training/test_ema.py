@@ -71,8 +71,7 @@ def test_average_leaves_the_training_alone(training):
 
 @pytest.mark.slow
 def test_average_crosses_every_switch(training):
-    """It continues over switches of engine, stage and processes, as if there had been none: with
-    two processes within 1e-5, as the losses do."""
+    """Engine, stage and processes: with two processes within 1e-5, as the losses do."""
     values = {"use_ema": True, "ema_decay": 0.9, "lr_scheduler_steps": 16}
     training.run("whole", "torch", 8, **values)
     state = None

@@ -194,9 +194,7 @@ def srun(training: Any, server: Any) -> Iterator[Srun]:
 
 @pytest.mark.slow
 def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
-    """A signal to one of two ends both with 85 and one checkpoint, a second start meanwhile is
-    refused with the owner's name, and the next one continues to the weights of an undisturbed run;
-    the stage publishes them without training."""
+    """One signal ends both processes with 85; the stage publishes what the next start trained."""
     training.phase("main", "torch", STEPS, num_processes=2)
     progress = training.progress("main")
     running = srun.start("main", target=_wait_for_a_signal)
@@ -341,8 +339,7 @@ def test_a_mistake_ends_all_processes_with_its_code(training: Any, srun: Srun) -
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["torch", pytest.param("zero2", marks=pytest.mark.soak)])
 def test_resume_under_torchrun(training: Any, srun: Srun, preset: str) -> None:
-    """The documented command, for real: a signal to torchrun leaves a checkpoint, the next start
-    ends in the weights of an undisturbed run."""
+    """The documented command, for real."""
     training.phase("main", preset, STEPS, num_processes=2)
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),

@@ -70,8 +70,7 @@ def test_it_switches_and_every_export_answers_as_what_was_trained(training, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["torch", "zero1", "zero2", "zero3", "zero3_offload"])
 def test_two_processes_train_the_same_under_every_engine(training, preset):
-    """Losses, norms, weights and average are those of one process of plain PyTorch, to 1e-5, though
-    they compute blocks again, and offloaded parts of a model are never whole."""
+    """Also where blocks are computed again, and where a model is never whole."""
     whole = training.run("whole", "torch", STEPS, **VALUES)
     losses = training.run(
         preset, preset, STEPS, num_processes=2, gradient_checkpointing=True,

@@ -34,8 +34,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory, inputs: Path, server: Any
 def test_a_run_starts_from_the_golden_file(
     training: Any, tmp_path: Path, expected: list[float], preset: str
 ) -> None:
-    """Two processes, two micro batches each, bf16: DeepSpeed takes SDXL's own buckets and limits,
-    and what is learned is what plain PyTorch learns."""
+    """With SDXL's own buckets and limits, and learns what plain PyTorch learns."""
     if preset == "zero3_nvme" and not SWAP_OP.exists():
         pytest.skip(f"{compiled_ops.BUILD_SWAP_OP} was not run")
     path = {"offload_path": str(tmp_path)} if preset == "zero3_nvme" else {}

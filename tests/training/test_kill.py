@@ -40,8 +40,7 @@ def ended(process: ForkServerProcess) -> int | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.soak)])
 def test_kill_while_saving_loses_no_checkpoint(training, server, kills):
-    """A checkpoint at every step: each one found after a kill is whole, none goes back, and the
-    end has the bits of a run that was left alone."""
+    """Each one found after a kill is whole, none goes back, and the end has the same bits."""
     steps = kills * STEPS_A_KILL + 5
     shape = {"save_every": 1, "keep": 3, "lr_scheduler_steps": steps}
     training.phase("whole", "torch", steps, **shape)

@@ -27,8 +27,7 @@ TRAINED = ("full", "lora", "frozen")
 @pytest.mark.parametrize("what", TRAINED)
 @pytest.mark.parametrize("family", EMBEDDINGS)
 def test_a_training_of_text_continues_over_two_switches(family, what, server, tmp_path):
-    """torch, then zero2_offload, then zero3_offload with zero3_init: the losses are those of plain
-    PyTorch throughout, and the weights of each phase load with the real library."""
+    """The losses are those of plain PyTorch, and the real library loads each phase's weights."""
     inputs = text_inputs(family, tmp_path / "inputs")
     training = Training(tmp_path, inputs, server)
     rows = artifact.read(inputs / "cache", "cache").content["epoch_size"] // 2

@@ -101,8 +101,7 @@ def test_a_loss_too_large_for_a_perplexity_is_no_number(tmp_path) -> None:
 
 @pytest.mark.parametrize("cut", [3, 6, 9])
 def test_a_log_continues_from_a_checkpoints_records(tmp_path, cut) -> None:
-    """Lines, means and epochs of a training that was killed three steps after a checkpoint are
-    those of an undisturbed one."""
+    """Killed three steps after a checkpoint: lines, means and epochs are the undisturbed ones."""
     steps(opened(tmp_path / "whole"), 1, 14)
     killed = tmp_path / "killed"
     first = opened(killed)

@@ -74,9 +74,7 @@ def test_the_step_is_in_the_middle():
     ],
 )  # fmt: skip
 def test_skip_leaves_exactly_that_update_out(spoilt, preset, changes):
-    """Masters, moments and their count are those of the step before, the next update is made and
-    finite, and the step counts: the log says what was left out, and the person who watches reads
-    the sample's file."""
+    """The step counts: the log says so, and the person who watches reads the sample's file."""
     losses = spoilt.run("a", preset, UNTIL, **SKIP, **changes)
     assert held(spoilt, STEP) == held(spoilt, STEP - 1)
     after = held(spoilt, UNTIL)

@@ -67,8 +67,7 @@ def test_patterns_that_fit_nothing_are_refused() -> None:
 
 
 def test_no_decay_norm_bias_spares_vectors() -> None:
-    """Biases and the weights of norms are a group without decay, at the phase's rate; the trained
-    parameters are each in one group."""
+    """Biases and the weights of norms are a group without decay, at the phase's rate."""
     matrices, vectors = param_groups(phase(spared=True), SHAPES)
     assert (matrices.names, matrices.weight_decay) == (["in.weight", "out.weight"], 0.1)
     assert (vectors.names, vectors.weight_decay) == (VECTORS, 0.0)
@@ -91,8 +90,7 @@ def test_no_decay_norm_bias_leaves_a_groups_own_decay() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["torch", "zero2", "zero3", "zero2_offload"])
 def test_no_decay_norm_bias_is_a_group_of_all_vectors(training, preset) -> None:
-    """The same bits as with the names written out, and the checkpoint says who is in which
-    group; with decay on everything the bits are others."""
+    """The same bits as with the names written out; with decay on everything they are others."""
     decay = {"adam_weight_decay": 0.5}
     training.run("spared", preset, 3, no_decay_norm_bias=True, **decay)
     first = training.checkpoint("spared", 3)

@@ -96,8 +96,7 @@ def save_with_records(progress: Path, *steps: int) -> None:
 
 
 def test_damaged_records_cost_no_step(progress: Path, capsys) -> None:
-    """A log is restored from the one that has grown from it, anything else removed; the checkpoint
-    is a complete folder again, and the next start finds nothing."""
+    """A log is restored from the one that has grown from it, anything else removed."""
     save_with_records(progress, 1, 2)
     newest = step_folder(progress, 2)
     log = newest / "records/metrics.jsonl"

@@ -92,8 +92,7 @@ def with_ran_on(training: Any, name: str, step: int, **changes: Any) -> None:
 
 @pytest.mark.slow
 def test_other_versions_and_code_resume_and_are_recorded(training: Any) -> None:
-    """Versions of torch and diffusers, code, device: the same step, one line, an entry each; a
-    second resume on the same records nothing."""
+    """The same step, one line, an entry each; a second resume on the same records nothing."""
     training.run("plain", "torch", 3)
     before = {"versions.torch": "2.9.1", "versions.diffusers": "0.30", "code": "0" * 64}
     with_ran_on(training, "plain", 3, **before, device="NVIDIA H100 80GB HBM3")

@@ -45,8 +45,7 @@ def undisturbed(tmp_path_factory, inputs, server):
     ],
 )
 def test_resume_after_a_request_to_stop(training, undisturbed, how):
-    """A request to stop writes a checkpoint after the step at hand and leaves code 85 behind; the
-    next start ends in the bits of an undisturbed run."""
+    """It leaves a checkpoint and code 85; the next start ends in the undisturbed bits."""
     training.phase("stopped", "torch", STEPS)
     process = training.start("stopped")
     training.wait_for_step("stopped", 5)
@@ -69,8 +68,7 @@ def test_resume_after_a_request_to_stop(training, undisturbed, how):
 
 @pytest.mark.slow
 def test_resume_with_a_later_end_trains_the_new_steps_only(training, preset):
-    """Raising `until` continues from the last checkpoint; every step is trained once, and the end
-    is that of a run that was meant to be so long."""
+    """Every step is trained once, and the end is that of a run that was meant to be so long."""
     whole = training.run("whole", preset, 12)
     training.run("raised", preset, 8)
     kept = [line["seconds"] for line in training.log("raised")]
@@ -81,8 +79,7 @@ def test_resume_with_a_later_end_trains_the_new_steps_only(training, preset):
 
 @pytest.mark.slow
 def test_resume_in_bf16_keeps_the_master_weights(training, preset):
-    """Under bf16 the fp32 master weights are saved and taken over, not their rounding: a resumed
-    run ends in the bits of an undisturbed one."""
+    """They are saved and taken over in fp32, not as their rounding."""
     training.assert_resumes(preset, 5, 10, mixed_precision="bf16")
 
 
@@ -100,8 +97,7 @@ def test_resume_in_bf16_starts_from_the_exact_weights(training, preset):
 
 @pytest.mark.slow
 def test_resume_keeps_the_schedule_that_training_began_with(training):
-    """A horizon that follows from `until` stays when `until` is raised, and this is reported; the
-    user's own value wins."""
+    """A horizon that follows from `until` stays, and it is reported; the user's own value wins."""
     training.run("a", "torch", 4, lr_scheduler_steps=16)
     derived = {"lr_scheduler_steps": ("derived", "")}
     training.run("a", "torch", 6, lr_scheduler_steps=40, sources=derived)

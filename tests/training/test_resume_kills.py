@@ -46,8 +46,7 @@ def changes(setup: Setup) -> dict[str, Any]:
     ids=str,
 )
 def test_killed_three_times_ends_in_the_same_files(training, setup):
-    """kill -9 of all processes, or SIGTERM to one of them, which lets all save and end: the losses
-    and the files of the last checkpoint are those of the undisturbed run."""
+    """kill -9 of all processes, or SIGTERM to one of them, which lets all save and end."""
     training.phase("whole", setup.preset, STEPS, **changes(setup))
     whole = training.train("whole")
     training.phase("killed", setup.preset, STEPS, save_every=SAVE_EVERY, **changes(setup))

@@ -36,8 +36,7 @@ from zerotrain.training.step_counter import StepCounter
 
 
 def test_a_step_during_the_writing_is_not_in_the_checkpoint(tmp_path: Path, gate) -> None:
-    """The tensors are changed while none is written yet; the checkpoint has them as they were, and
-    is not there before it is whole."""
+    """The tensors change while none is written yet; it is not there before it is whole."""
     engine = Engine()
     engine.step()
     log = Log()
@@ -104,8 +103,7 @@ class Swapping(Engine):
 def test_an_engine_whose_buffers_are_reused_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All is written before begin returns; a thread hashes it during the next steps, and the
-    checkpoint is not there before."""
+    """All is written before begin returns; a thread hashes it during the next steps."""
     gate = threading.Event()
 
     def hashed(path: Path) -> str:
@@ -277,8 +275,7 @@ def test_resume_from_a_save_by_the_clock(training) -> None:
     ("preset", "changes"), [("zero2_offload", {}), ("zero3", {}), ("zero2", {"num_processes": 2})]
 )
 def test_a_save_at_every_step_changes_nothing(training, preset, changes) -> None:
-    """With an average and a save during each step, weights and losses are those of a run that saves
-    at its end alone; and every checkpoint is that of its own step."""
+    """Neither the average nor the end, and every checkpoint is that of its own step."""
     changes = {"use_ema": True, "ema_decay": 0.9, **changes}
     whole = training.run("plain", preset, 6, **changes)
     assert training.run("often", preset, 6, save_every=1, keep=6, **changes) == whole
@@ -299,8 +296,7 @@ def test_prune_keeps_what_serves_later(tmp_path: Path) -> None:
 
 
 def test_the_best_stays_until_a_better_one_is_written(tmp_path: Path, gate, monkeypatch) -> None:
-    """While the checkpoint of a new best step is on its way, the best that is there is kept: a kill
-    in between costs neither."""
+    """A kill while the new best one is on its way costs neither."""
     found = {400: 2.0, 490: 3.0, 500: 1.0}
     monkeypatch.setattr(Validation, "_measure", lambda _, step: {"val_loss": found[step]})
     rule = {**SETTINGS, "eval_steps": 10}
@@ -529,8 +525,7 @@ def test_what_is_forecast_is_what_is_written(training, changes) -> None:
 
 @pytest.mark.slow
 def test_a_low_disk_stops_the_training_with_a_checkpoint(training, monkeypatch) -> None:
-    """It ends as one that was asked to stop, after one step, and says why; with room it
-    continues."""
+    """It ends as one that was asked to stop, and says why; with room it continues."""
     whole = training.run("plain", "torch", 6)
     training.phase("low", "torch", 6, disk_low_threshold=2**60)
     training.train_unfinished("low")

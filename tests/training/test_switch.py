@@ -145,8 +145,7 @@ def test_switch_state_is_the_same_from_every_engine(matrix, preset):
 
 @pytest.mark.slow
 def test_switch_chain_of_five_ends_as_close_as_one(training):
-    """torch, ZeRO-1, ZeRO-3 offload, ZeRO-2, ZeRO-2 offload, torch again: 4 steps each; errors do
-    not add up."""
+    """4 steps each; errors do not add up."""
     chain = ["torch", "zero1", "zero3_offload", "zero2", "zero2_offload", "torch"]
     shape = {"lr_scheduler_steps": 4 * len(chain)}
     whole = training.run("whole", "torch", 4 * len(chain), **shape)
@@ -165,8 +164,7 @@ def test_switch_chain_of_five_ends_as_close_as_one(training):
     ("processes", "precision", "bound"), [(1, "no", 1e-5), (1, "bf16", ROUNDED["bf16"])]
 )
 def test_a_switch_to_fewer_processes_keeps_the_micro_batch(training, processes, precision, bound):
-    """Two ranks of one sample each become one that accumulates; the samples of each step, and so
-    the losses, are those of the run that kept its two."""
+    """Two ranks of one sample each become one that accumulates."""
     shape = {"global_batch_size": 4, "num_processes": 2, "save_every": SWITCH, "keep": 9}
     whole = training.run("whole", "zero2", STEPS, gradient_accumulation_steps=2, **shape)
     state = training.export_state("whole", SWITCH)
@@ -184,8 +182,7 @@ def test_a_switch_to_fewer_processes_keeps_the_micro_batch(training, processes, 
 
 @pytest.mark.slow
 def test_switch_of_a_killed_phase_repeats_nothing_that_was_saved(training):
-    """A phase of 240 steps, killed at 90 and switched: it ends as the uninterrupted one, and no
-    step before the last complete checkpoint is trained twice."""
+    """Killed at 90 of 240 steps and switched, it ends as the uninterrupted one."""
     shape = {"save_every": 30, "lr_scheduler_steps": 240, "keep": 20}
     whole = training.run("whole", "torch", 240, **shape)
     training.phase("cut", "torch", 240, **shape)
@@ -255,8 +252,7 @@ def without_moments(tmp_path_factory, inputs, server) -> tuple[list[float], Path
 def test_switch_with_allowed_loss_resets_the_optimizer(
     training, without_moments, preset, precision
 ):
-    """From weights alone a phase continues: the first loss is that of the weights, the optimizer
-    counts from the start, and the moments' loss is seen in the losses after."""
+    """The first loss is that of the weights, the moments' loss is seen in those after."""
     whole, state = without_moments
     losses = training.run("second", preset, STEPS, state=state,
                           mixed_precision=precision, allow=["moments"])  # fmt: skip

@@ -26,8 +26,7 @@ STEPS = 2
 def test_families_switch_and_export_what_their_pipelines_load(
     family, adapter, image_inputs, image_training
 ):
-    """torch, ZeRO-2 offload, ZeRO-3 offload: the losses of a training without a switch within 1e-6,
-    and after each of them weights that answer in the real pipeline as the trained model does."""
+    """After each engine the real pipeline answers as the trained model does."""
     inputs = image_inputs(family)
     training = image_training(family)
     shape = {

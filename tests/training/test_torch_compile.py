@@ -35,8 +35,7 @@ slow = pytest.mark.slow
     ],
 )
 def test_compiled_names_and_numbers_are_the_models(training, preset):
-    """dynamo alone traces the same operators: the losses stay, and a checkpoint has the names of
-    the model that was not compiled, from which it continues."""
+    """dynamo alone traces the same operators; a checkpoint has the names of the plain model."""
     plain = training.run("plain", preset, STEPS)
     compiled = training.run("compiled", preset, STEPS, dynamo_backend="eager")
     assert deviation(compiled, plain) <= 1e-6
@@ -81,8 +80,7 @@ def start(training: Training, name: str, cache: Path) -> subprocess.Popen[bytes]
 
 @pytest.mark.soak
 def test_a_compiled_training_resumes_in_equal_bits(training, tmp_path):
-    """inductor's kernels for a real U-Net: killed at a checkpoint and resumed by a process that
-    makes them again, it ends in the bits of one that was left alone."""
+    """inductor's kernels for a real U-Net, made again by the process that resumes."""
     changes = {"dynamo_backend": "inductor", "save_every": 1, "keep": STEPS}
     for name in ("whole", "cut"):
         training.phase(name, "torch", STEPS, **changes)

@@ -36,9 +36,7 @@ def train_beforehand(training, name: str, until: int, **changes: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_resume_after_a_signal_to_the_command(training, phase, preset):
-    """A signal ends the command with exit code 85 and a checkpoint and leaves no process; meanwhile
-    a second start is refused, naming the owner, and disturbs nothing; the next start ends in the
-    weights of an undisturbed run."""
+    """Code 85 and a checkpoint; meanwhile a second start is refused and disturbs nothing."""
     command = phase("stopped", preset)
     running = command.start()
     command.wait_for(lambda: lock.read_owner(command.progress), "the lock")
@@ -162,8 +160,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     ],
 )
 def test_resume_after_a_signal_to_a_part(phase, whom, number):
-    """Whoever of the processes gets the signal, and however many of them: one checkpoint at the
-    next step, exit code 85, and no process is left."""
+    """Whoever of the processes gets it, and however many of them."""
     command = phase("parts", num_processes=2)
     running = command.start()
     command.wait_for_step(3)
