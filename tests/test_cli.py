@@ -189,20 +189,17 @@ def test_a_manifest_names_its_folder() -> None:
     assert folder_of("results/a/weights") == Path("results/a/weights")
 
 
-def test_accept_takes_run_and_phase(tmp_path: Path) -> None:
-    """With or without results/ in front."""
-    for name in ("digits/plain", "results/digits/plain", "./results/digits/plain/"):
-        result = run_zerotrain("progress", "accept", name, folder=tmp_path)
-        assert result.returncode == 2
-        assert "ERROR: results/digits/plain: no progress was set aside" in result.stderr
-
-
 @pytest.mark.parametrize("name", ["", ".", "digits"])
-def test_accept_refuses_what_names_no_phase(tmp_path: Path, name: str) -> None:
-    """A sentence, where the words are too few for a run and a phase."""
-    result = run_zerotrain("progress", "accept", name, folder=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr.startswith(f"ERROR: {name!r} names no phase\n  Hint: ")
+def test_accept_takes_run_and_phase(tmp_path: Path, monkeypatch, name: str) -> None:
+    """With or without results/ in front; fewer words name no phase."""
+    monkeypatch.chdir(tmp_path)
+
+    def said(name: str) -> str:
+        return str(CliRunner().invoke(cli.app, ["progress", "accept", name]).exception)
+
+    for phase in ("digits/plain", "results/digits/plain", "./results/digits/plain/"):
+        assert "ERROR: results/digits/plain: no progress was set aside" in said(phase)
+    assert said(name).startswith(f"ERROR: {name!r} names no phase\n  Hint: ")
 
 
 def test_help_needs_no_torch() -> None:

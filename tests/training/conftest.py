@@ -37,11 +37,14 @@ from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.models.families import load_family
 from zerotrain.models.sizes import read_sizes
 from zerotrain.models.trainable import choose_trained, trained_parameters
+from zerotrain.stages.train_phase import train_phase
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
 from zerotrain.training import rank
 from zerotrain.training.checkpointing import progress_folder
+from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
 from zerotrain.training.checkpointing.rank_writer import RankWriter
+from zerotrain.training.process.start import prepare
 
 
 def _train(arguments: list[str], kill: KillPoint | None) -> None:
@@ -104,19 +107,31 @@ class Training:
         """Start the processes that train a phase."""
         progress = self.progress(name)
         progress.mkdir(parents=True, exist_ok=True)
-        arguments = {
-            "launch": self.folder / name / "launch",
-            "base": self.base,
-            "cache": self.cache,
-            "progress": progress,
-        }
-        until = read_run_yaml(arguments["launch"] / "run.yaml").derived.until_step
-        if resume := progress_folder.newest_intact(progress, until):
-            arguments["resume"] = resume
-        if state:
-            arguments["start"] = state
-        words = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
+        until = read_run_yaml(self.folder / name / "launch/run.yaml").derived.until_step
+        resume = progress_folder.newest_intact(progress, until)
+        words = self.words(name, resume=resume, start=state)
         return start_ranks(self._server.Process, _train, processes, words, kill, output=self.output)
+
+    def words(self, name: str, **more: Path | None) -> list[str]:
+        """The command line of a phase's processes."""
+        folder = self.folder / name
+        named = {"launch": folder / "launch", "base": self.base, "cache": self.cache}
+        named |= {"progress": self.progress(name)} | {k: v for k, v in more.items() if v}
+        return [word for key, value in named.items() for word in (f"--{key}", str(value))]
+
+    def inputs(self, name: str) -> Inputs:
+        """What the stage reads of a phase."""
+        return read_inputs(self.folder / name / "launch", self.base, self.cache, None)
+
+    def prepare(self, name: str) -> None:
+        """Do what the stage does with a phase's progress before it starts a process."""
+        prepare(self.inputs(name), self.progress(name))
+
+    def call_stage(self, name: str, output: str = "checkpoint") -> int:
+        """Train a phase by its stage, without the command; the exit code."""
+        folder, progress = self.folder / name, self.progress(name)
+        launch = folder / "launch"
+        return train_phase(launch, self.base, self.cache, None, progress, folder / output)
 
     def wait_for_step(self, name: str, step: int, *processes: Any) -> None:
         """Wait until a phase has logged a step; its processes may not end before."""
@@ -342,10 +357,7 @@ class Command:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "zerotrain", "--log", str(log), "train_phase"),
-                *("--launch", str(self.training.folder / self.name / "launch")),
-                *("--base", str(self.training.base), "--cache", str(self.training.cache)),
-                *("--progress", str(self.progress)),
-                *("--output", str(self.checkpoint)),
+                *self.training.words(self.name, output=self.checkpoint),
             ],
             stdin=subprocess.DEVNULL,
             stdout=output,

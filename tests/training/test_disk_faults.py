@@ -20,7 +20,6 @@ from tests.training.saving_trials import Engine, made, values
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.stages.train_phase import train_phase
 from zerotrain.training.checkpointing import checkpoint_room, saving
 from zerotrain.training.checkpointing.progress_folder import newest_intact, saved_steps, step_folder
 from zerotrain.training.step_counter import StepCounter
@@ -134,18 +133,9 @@ def test_a_disk_that_turns_read_only(tmp_path: Path, mount: Mount) -> None:
 def test_a_read_only_folder_is_refused_before_the_start(training, mount: Mount) -> None:
     """No process is launched for a phase that could save nothing."""
     training.phase("a", "torch", 4)
-    folder = training.folder / "a"
     mount(training.progress("a"), "size=1m")
     mount(training.progress("a"), "ro")
-    text = refusal(
-        train_phase,
-        folder / "launch",
-        training.base,
-        training.cache,
-        None,
-        training.progress("a"),
-        folder / "checkpoint",
-    )
+    text = refusal(training.call_stage, "a")
     assert "checkpoints cannot be written here: Read-only file system" in text
 
 
@@ -264,13 +254,9 @@ def test_a_phase_whose_checkpoints_are_all_damaged_does_not_restart(training) ->
 def test_a_full_disk_is_refused_before_the_start(training, mount: Mount) -> None:
     """The stage compares the forecast with the disk, and no process is launched."""
     training.phase("a", "torch", 4, save_every=1)
-    folder = training.folder / "a"
     mount(training.progress("a"), "size=16k")
     with pytest.raises(PipelineError, match="the one before stays until the new one is whole"):
-        train_phase(
-            folder / "launch", training.base, training.cache, None, training.progress("a"),
-            folder / "checkpoint",
-        )  # fmt: skip
+        training.call_stage("a")
 
 
 def test_the_sentences_of_a_disk(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.ports import free_port
-from zerotrain.stages.train_phase import train_phase
 from zerotrain.training import rank
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.checkpointing.saving import Saving
@@ -148,14 +147,6 @@ class Srun:
         self.processes: list[Any] = []
         self._server = server
 
-    def words(self, name: str) -> list[str]:
-        """The command line."""
-        folder = self.training.folder / name
-        return [
-            *("--launch", str(folder / "launch"), "--base", str(self.training.base)),
-            *("--cache", str(self.training.cache), "--progress", str(folder / "progress")),
-        ]
-
     def start(self, name: str, count: int = 2, target: Any = _process) -> list[Any]:
         """Start them."""
         environment = {
@@ -165,7 +156,7 @@ class Srun:
         started = [
             self._server.Process(
                 target=target,
-                args=(number, environment, self.words(name), self.training.output),
+                args=(number, environment, self.training.words(name), self.training.output),
             )
             for number in range(count)
         ]
@@ -216,10 +207,8 @@ def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     training.run("whole", "torch", STEPS, num_processes=2)
     assert training.hashes("main", STEPS) == training.hashes("whole", STEPS)
     before = (progress / progress_folder.LOG).read_bytes()
-    output = training.folder / "main" / "checkpoint"
-    launch = training.folder / "main" / "launch"
-    assert train_phase(launch, training.base, training.cache, None, progress, output) == 0
-    assert artifact.is_published(output)
+    assert training.call_stage("main") == 0
+    assert artifact.is_published(training.folder / "main" / "checkpoint")
     assert (progress / progress_folder.LOG).read_bytes() == before
 
 
@@ -282,7 +271,7 @@ def test_who_has_given_its_lock_back_is_not_ended(
 def _started(training: Any, srun: Srun) -> Any:
     phase = training.phase("main", "torch", STEPS)
     with ExitStack() as held:
-        return external_launch._prepare(rank.read_arguments(srun.words("main")), phase, held)
+        return external_launch._prepare(rank.read_arguments(training.words("main")), phase, held)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +333,7 @@ def test_resume_under_torchrun(training: Any, srun: Srun, preset: str) -> None:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
         *("--master-port", str(free_port()), "-m", "zerotrain.training.rank"),
-        *srun.words("main"),
+        *training.words("main"),
     ]
     with training.output.open("ab") as output:
         running = subprocess.Popen(command, stdout=output, stderr=output)

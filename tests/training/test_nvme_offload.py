@@ -11,7 +11,6 @@ import torch
 from tests.training.conftest import write_base
 
 from zerotrain.machine import compiled_ops
-from zerotrain.stages.train_phase import train_phase
 
 SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
 SIZES = {
@@ -48,10 +47,7 @@ def test_resume_under_nvme_offload_has_the_bits_of_cpu_offload(
             name, preset, until, mixed_precision="bf16", offload_path=path,
             num_processes=processes, zero={**SIZES, **buffers},
         )  # fmt: skip
-        folder = training.folder / name
-        launch = folder / "launch"
-        progress = training.progress(name)
-        assert train_phase(launch, base, training.cache, None, progress, folder / "end") == 0
+        assert training.call_stage(name, "end") == 0
         losses: list[float] = training.losses(name)
         return losses
 

@@ -15,20 +15,13 @@ from zerotrain import artifact
 from zerotrain.state.position import read_position
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import conditions
-from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
 from zerotrain.training.checkpointing.making import continue_history
-from zerotrain.training.process.start import prepare
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["to_q", "to_k", "to_v"]}
 KEYS = {"code", "cache", "threads", "device", "versions.torch", "versions.diffusers"} | {
     "versions.python", "gradient_checkpointing", "micro_batch_size", "gradient_accumulation_steps",
 }  # fmt: skip
 TOLERANCE = 2e-5
-
-
-def inputs_of(training: Any, name: str) -> Inputs:
-    """What the stage reads of a phase."""
-    return read_inputs(training.folder / name / "launch", training.base, training.cache, None)
 
 
 def rolling(training: Any, name: str, step: int) -> artifact.Artifact:
@@ -49,7 +42,7 @@ def test_a_half_trained_run_resumes_after_the_advice_against_out_of_memory(
     training.run("changed", "torch", 4, **common)
     advised = {"gradient_checkpointing": True, "gradient_accumulation_steps": 2}
     training.phase("changed", "torch", 8, **common, **advised)
-    prepare(inputs_of(training, "changed"), training.progress("changed"))
+    training.prepare("changed")
     found = training.train("changed")
 
     assert [line["step"] for line in training.log("changed")] == list(range(1, 9))
@@ -97,8 +90,7 @@ def test_other_versions_and_code_resume_and_are_recorded(training: Any) -> None:
     before = {"versions.torch": "2.9.1", "versions.diffusers": "0.30", "code": "0" * 64}
     with_ran_on(training, "plain", 3, **before, device="NVIDIA H100 80GB HBM3")
     training.phase("plain", "torch", 5)
-    inputs = inputs_of(training, "plain")
-    prepare(inputs, training.progress("plain"))
+    training.prepare("plain")
     training.train("plain")
     assert len(training.losses("plain")) == 5
     position = training.checkpoint("plain", 5).position
@@ -117,7 +109,7 @@ def test_a_continued_edit_is_recorded(training: Any) -> None:
     """train.on_change: continue: the entry has the key and both values."""
     training.run("plain", "torch", 3)
     training.phase("plain", "torch", 5, learning_rate=2e-3, on_change="continue")
-    prepare(inputs_of(training, "plain"), training.progress("plain"))
+    training.prepare("plain")
     training.train("plain")
     found = rolling(training, "plain", 5)
     assert read_position(found, "checkpoint.json").history == [

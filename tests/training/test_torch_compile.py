@@ -67,13 +67,9 @@ def compiled(**changes: Any) -> SimpleNamespace:
 
 def start(training: Training, name: str, cache: Path) -> subprocess.Popen[bytes]:
     """A phase's process with a folder of its own for what inductor makes, which takes minutes."""
-    words = {"base": training.base, "cache": training.cache, "progress": training.progress(name)}
-    words["launch"] = training.folder / name / "launch"
     saved = progress_folder.newest_intact(training.progress(name), STEPS)
-    named = {**words, "resume": saved} if saved else words
     return subprocess.Popen(
-        [sys.executable, "-m", "zerotrain.training.rank",
-         *(word for key, value in named.items() for word in (f"--{key}", str(value)))],
+        [sys.executable, "-m", "zerotrain.training.rank", *training.words(name, resume=saved)],
         env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONPATH": "workflow"},
     )  # fmt: skip
 
