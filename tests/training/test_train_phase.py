@@ -8,11 +8,10 @@ import os
 import signal
 import socket
 import time
-from typing import Any
 
 import psutil
 import pytest
-from tests.builders.commands import run_zerotrain
+from tests.builders.refusals import refusal
 
 from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR
@@ -25,12 +24,6 @@ from zerotrain.training.reporting import heartbeat
 STEPS = 300
 KILLED = 128 + signal.SIGKILL
 PRESETS = ["torch", pytest.param("zero2_offload", marks=pytest.mark.soak)]
-
-
-def train_beforehand(training, name: str, until: int, **changes: Any) -> None:
-    """Leave behind what the command leaves in progress/, trained in a forked rank: far quicker."""
-    training.phase(name, "torch", until, **changes)
-    training.train(name)
 
 
 @pytest.mark.slow
@@ -202,47 +195,19 @@ def test_resume_after_two_signals(phase):
 
 
 @pytest.mark.slow
-def test_resume_with_until_at_a_saved_step_publishes_without_training(training, phase):
+def test_resume_with_until_at_a_saved_step_publishes_without_training(training):
     """What is trained already is published at once, as a second name of the same files; progress
     keeps its own."""
-    train_beforehand(training, "raised", 12, save_every=4, keep=3)
-    trained = (training.progress("raised") / progress_folder.LOG).read_bytes()
+    training.run("raised", "torch", 12, save_every=4, keep=3)
+    log = training.progress("raised") / progress_folder.LOG
+    trained, output = log.read_bytes(), training.folder / "raised" / "checkpoint"
     for until in (8, 12):
-        command = phase("raised", until=until, save_every=4, keep=3)
-        code, said = command.run()
-        assert code == 0, said
-        rolling = progress_folder.step_folder(command.progress, until)
-        for name in command.hashes():
-            assert (command.checkpoint / name).samefile(rolling / name)
-    assert (command.progress / progress_folder.LOG).read_bytes() == trained
-    assert progress_folder.saved_steps(command.progress) == [4, 8, 12]
-
-
-@pytest.mark.slow
-def test_resume_with_other_numbers_sets_progress_aside(training, phase):
-    """Progress of another learning rate is set aside with a sentence, never removed, and `zerotrain
-    progress accept` takes it back."""
-    train_beforehand(training, "changed", 8)
-    expected = training.hashes("changed", 8)
-    command = phase("changed", until=8, learning_rate=2e-3)
-    running = command.start()
-    command.wait_for(lambda: len(command.processes()) > 2, "the launcher")
-    for _ in range(2):
-        running.send_signal(signal.SIGTERM)
-        time.sleep(SAME_SECONDS + 0.1)
-    code, said = command.end(running)
-    assert code == KILLED
-    (stale,) = command.progress.parent.glob("progress.stale-*")
-    assert f"(learning_rate 0.001 -> 0.002): they are set aside as {stale}, and training" in said
-    assert "`zerotrain progress accept " in said
-
-    accepted = run_zerotrain("progress", "accept", command.progress.parent)
-    assert accepted.returncode == 0, accepted.stderr
-    assert "resumes from step 8" in accepted.stdout
-    assert not stale.exists()
-    code, said = command.run()
-    assert code == 0, said
-    assert command.hashes() == expected
+        training.phase("raised", "torch", until, save_every=4, keep=3)
+        assert training.call_stage("raised") == 0
+        for name in training.hashes("raised", until):
+            assert (output / name).samefile(training.rolling("raised", until) / name)
+    assert log.read_bytes() == trained
+    assert progress_folder.saved_steps(log.parent) == [4, 8, 12]
 
 
 @pytest.mark.slow
@@ -263,16 +228,14 @@ def test_resume_after_a_mistake_that_only_training_finds(phase):
 
 
 @pytest.mark.slow
-def test_resume_under_another_launch_is_refused(training, phase):
+def test_resume_under_another_launch_is_refused(training):
     """The progress stays where it is, nothing is started, and the sentence names the switch."""
-    train_beforehand(training, "moved", 8)
-    command = phase("moved", "zero3", until=12)
-    code, said = command.run()
-    assert code == EXIT_USER_ERROR, said
+    training.run("moved", "torch", 8)
+    training.phase("moved", "zero3", until=12)
+    said = refusal(training.call_stage, "moved")
     assert "engine torch, now deepspeed; ZeRO stage 0, now 3" in said
     assert "`zerotrain switch tiny --to zero3` ends the phase at step 8" in said
-    assert said.count("ERROR: ") == said.count("Hint: ") == 1
-    assert progress_folder.saved_steps(command.progress) == [8]
+    assert progress_folder.saved_steps(training.progress("moved")) == [8]
 
 
 @pytest.mark.parametrize(("size", "given_back"), [(2**27, True), (2**20, False)])
