@@ -127,15 +127,25 @@ def test_paths_are_relative_to_the_working_directory(package: Path) -> None:
         assert sources.source_files("zerotrain.root")[1] == str(package / "root.py")
 
 
-def test_code_changes_the_digest_and_words_do_not(package: Path, copied: Callable[[], str]) -> None:
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("data/draws.py", "ROUTE = 1, 2, 3, 4, 5, 6", "ROUTE = 2, 1, 3, 4, 5, 6"),
+        ("models/families/ddpm.py", "/ (snr + 1)", "/ (snr + 2)"),
+        ("state/checkpoint.py", "if covered != size:", "if covered > size:"),
+    ],
+)
+def test_code_changes_the_digest_and_words_do_not(
+    package: Path, copied: Callable[[], str], file: str, old: str, new: str
+) -> None:
     """What code is to it says code_tokens."""
     before = copied()
-    path = package / "models/families/ddpm.py"
+    path = package / file
     text = path.read_text()
-    path.write_text(f"{text}\n# The end.\n")
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, f"{old}  # Why."))
     assert copied() == before
-    assert text.count("/ (snr + 1)") == 1
-    path.write_text(text.replace("/ (snr + 1)", "/ (snr + 2)"))
+    path.write_text(text.replace(old, new))
     assert copied() != before
 
 
