@@ -136,6 +136,15 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that runs."""
+    child = subprocess.Popen(["sleep", "60"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+@pytest.fixture
 def mount() -> Iterator[Mount]:
     """Mounts a disk of given options at a folder, or changes those of one that is mounted."""
     mounted: list[Path] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import transformers
-from tests.builders.refusals import refusal
+from tests.builders.refusals import refusal, refused
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
@@ -139,9 +139,7 @@ def test_a_base_takes_no_file_from_outside_of_it(tmp_path):
     check_inside(folder, ["vae/config.json"], "base")
     (folder / "vae" / "config.json").unlink()
     (folder / "vae" / "config.json").symlink_to(tmp_path / "token")
-    with pytest.raises(PipelineError) as caught:
-        check_inside(folder, ["vae/config.json"], "base MODEL")
-    assert caught.value.what == (
+    assert refused(check_inside, folder, ["vae/config.json"], "base MODEL").what == (
         f"base MODEL: vae/config.json is a link that leads out of it, to {tmp_path / 'token'}"
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.builders.refusals import refusal
 from tests.builders.states import make_position
 
 from zerotrain import artifact
@@ -124,32 +125,16 @@ def test_fragments_are_copied_before_the_engine_continues(tmp_path: Path, monkey
     assert found.tensor("b", MASTER).tolist() == [0, 0, 0]
 
 
-def refusal(found: Checkpoint, name: str, slot: str) -> str:
-    with pytest.raises(PipelineError) as caught:
-        found.tensor(name, slot)
-    return str(caught.value)
-
-
 def test_a_missing_fragment_is_named(tmp_path: Path) -> None:
     """Parameter, slot, how much of it there is, and what to do; the others can be read."""
     shares = parts(2)
     assert shares[1] == [("w", 14, 6), ("b", 0, 7), ("scale", 0, 1)]
     shares[1].pop(0)
     found = Checkpoint(save(tmp_path / "checkpoint", shares))
-    text = refusal(found, "w", "exp_avg")
+    text = refusal(found.tensor, "w", "exp_avg")
     assert f"{tmp_path / 'checkpoint'}: w (exp_avg) has 14 of 20 elements" in text
     assert "use an older checkpoint of the phase's progress" in text
     assert torch.equal(found.tensor("b", MASTER), WHOLE[MASTER]["b"])
-
-
-def test_a_rank_that_did_not_write_is_noticed(tmp_path: Path) -> None:
-    """Its spans are listed, its file is not: the message names what is not whole."""
-    shares = parts(2)
-    with artifact.publish(tmp_path / "c", KIND) as draft:
-        spans = [write_rank(draft.folder, i, fragments(part)) for i, part in enumerate(shares)]
-        write_position(draft.folder, POSITION, SHAPES, SLOTS, spans)
-        (draft.folder / "rank-00001-00000.safetensors").unlink()
-    assert "b (master) has 0 of 7 elements" in refusal(Checkpoint(tmp_path / "c"), "b", MASTER)
 
 
 def test_a_removed_file_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.builders.processes import is_running, wait_until
 
 from zerotrain.errors import PipelineError
 from zerotrain.machine import compiled_ops
@@ -84,7 +85,7 @@ def test_a_build_that_hangs_is_ended_with_its_children(fresh_ops: Path, stand_in
     with pytest.raises(PipelineError, match="was not built in time"):
         compiled_ops.build(timeout_s=1)
     pid = int(pid_file.read_text())
-    assert _ends(pid)
+    wait_until(lambda: not is_running(pid))
     stand_in.write_text("")
     compiled_ops.build()
 
@@ -94,7 +95,7 @@ def test_interrupted_set_up_leaves_no_compiler(fresh_ops: Path, stand_in: Path) 
     builder, compiler = start_builder(stand_in)
     builder.terminate()
     assert builder.wait(30) == 128 + signal.SIGTERM
-    assert _ends(compiler)
+    wait_until(lambda: not is_running(compiler))
 
 
 def test_next_build_waits_for_the_compilers_of_a_killed_one(
@@ -132,15 +133,6 @@ def start_builder(stand_in: Path) -> tuple[subprocess.Popen[bytes], int]:
         assert builder.poll() is None
         time.sleep(0.05)
     return builder, int(pid_file.read_text())
-
-
-def _ends(pid: int) -> bool:
-    for _ in range(50):
-        state = Path(f"/proc/{pid}/stat")
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_lock_of_a_killed_build_is_removed(fresh_ops: Path, stand_in: Path) -> None:

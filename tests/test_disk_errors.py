@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,13 +169,6 @@ COMMANDS: dict[str, tuple[Words, Words]] = {
 """Each with what is called first, and what is called again on a disk that does not take it."""
 NUMBERS = (errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 """What the system says, in turn."""
-SLOW = ("evaluate", "build_base", "sample", "export of weights", "export --to single_file")
-"""Those that load or train models before they write."""
-
-
-def marked(names: Mapping[str, object]) -> list[Any]:
-    """Commands as parameters of a test."""
-    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in names]
 
 
 def call(words: list[object], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -222,7 +215,7 @@ def fill(disk: Path, leave: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", marked(COMMANDS))
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_disk_that_takes_no_more(
     name: str, inputs: Path, tmp_path: Path, mount: Mount, monkeypatch, capfd
 ) -> None:

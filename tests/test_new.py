@@ -81,12 +81,17 @@ def test_written_file_is_valid(photos: Path, config: Path, base: str) -> None:
     jsonschema.validate(YAML(typ="safe").load(path.read_text()), schema())
 
 
+def uncomment(text: str) -> str:
+    """A file with every default taken out of its comment."""
+    full = re.sub(r"(?m)^( *)#(?=[a-z_]+:|- name:)", r"\1", text)
+    return re.sub(r"(?m)^  #  ", "    ", full)
+
+
 def test_every_line_with_a_default_can_be_uncommented(photos: Path, config: Path) -> None:
     """Each shown key is real, each shown value is the default, and the second phase is one."""
     path = new("flowers", photos, HUB_ID, config)
     text = path.read_text()
-    full = re.sub(r"(?m)^( *)#(?=[a-z_]+:|- name:)", r"\1", text)
-    full = re.sub(r"(?m)^  #  ", "    ", full)
+    full = uncomment(text)
     assert full != text
     found = parse_config(YAML(typ="safe").load(full), "uncommented")
     assert [phase.launch.preset for phase in found.phases] == ["torch", "zero2_offload"]
@@ -291,9 +296,7 @@ def test_options_are_written_and_the_file_passes_check(
             found = getattr(found, part)
         assert found == value, name
     jsonschema.validate(YAML(typ="safe").load(path.read_text()), schema())
-    full = re.sub(r"(?m)^( *)#(?=[a-z_]+:|- name:)", r"\1", path.read_text())
-    full = re.sub(r"(?m)^  #  ", "    ", full)
-    path.write_text(full)
+    path.write_text(uncomment(path.read_text()))
     assert [phase.name for phase in read_checked_runs(path)[str(path)].phases] == [
         "plain",
         "offload",

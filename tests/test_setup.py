@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -77,42 +78,34 @@ def test_script_parses_under_old_pythons() -> None:
     assert "__future__" not in imported
 
 
-def test_old_python_is_refused_and_a_newer_one_named(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where a newer Python is at hand, the command names it."""
-    monkeypatch.setattr(setup.sys, "version_info", (3, 10, 13))
-    monkeypatch.setattr(setup, "_runs", lambda name: name == "python3.12")
-    text = refusal(setup, capsys)
-    assert "Python 3.10 is too old, 3.11 or newer is needed" in text
-    assert "`make PYTHON=python3.12 setup`" in text
+def old_python(setup: ModuleType, patch: pytest.MonkeyPatch, minor: int, newer: str = "") -> None:
+    patch.setattr(setup.sys, "version_info", (3, minor, 2))
+    patch.setattr(setup, "_runs", lambda name: name == newer)
 
 
-def test_old_python_alone_is_refused_with_what_to_install(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Where there is none, the command installs one."""
-    monkeypatch.setattr(setup.sys, "version_info", (3, 9, 2))
-    monkeypatch.setattr(setup, "_runs", lambda name: False)
-    assert "`apt-get install python3.11 python3.11-venv python3.11-dev`" in refusal(setup, capsys)
+LACKS: list[tuple[Callable[[ModuleType, pytest.MonkeyPatch], object], str]] = [
+    (lambda setup, patch: old_python(setup, patch, 10, "python3.12"),
+     "Python 3.10 is too old, 3.11 or newer is needed"),
+    (lambda setup, patch: old_python(setup, patch, 10, "python3.12"),
+     "`make PYTHON=python3.12 setup`"),
+    (lambda setup, patch: old_python(setup, patch, 9),
+     "`apt-get install python3.11 python3.11-venv python3.11-dev`"),
+    (lambda setup, patch: patch.setitem(sys.modules, "ensurepip", None),
+     f"`apt-get install python3.{sys.version_info[1]}-venv`"),
+    (lambda setup, patch: patch.setattr(setup.sysconfig, "get_path", lambda name: "/nowhere"),
+     f"`apt-get install python3.{sys.version_info[1]}-dev`"),
+]  # fmt: skip
+"""What a machine lacks, and what is said of it; Debian ships Python without ensurepip."""
 
 
-def test_missing_ensurepip_is_refused(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Debian ships Python without it."""
-    monkeypatch.setitem(sys.modules, "ensurepip", None)
-    version = f"python3.{sys.version_info[1]}"
-    assert f"`apt-get install {version}-venv`" in refusal(setup, capsys)
-
-
-def test_missing_headers_are_refused(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The ops are compiled against Python.h."""
-    monkeypatch.setattr(setup.sysconfig, "get_path", lambda name: "/nowhere")
-    version = f"python3.{sys.version_info[1]}"
-    assert f"`apt-get install {version}-dev`" in refusal(setup, capsys)
+@pytest.mark.parametrize(("lack", "said"), LACKS)
+def test_what_the_machine_lacks_is_refused_with_what_to_do(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    lack: Callable[[ModuleType, pytest.MonkeyPatch], object], said: str,
+) -> None:  # fmt: skip
+    """A newer Python that is at hand is named, else what installs one."""
+    lack(setup, monkeypatch)
+    assert said in refusal(setup, capsys)
 
 
 @pytest.mark.parametrize(("gpu", "need"), [(None, 5), ("/usr/bin/nvidia-smi", 20)])

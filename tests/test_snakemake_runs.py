@@ -11,13 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.builders.processes import DEAD_PID
 
 from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.snakemake_runs import LOCKS, RUNS, Run
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 
-GONE = LockOwner(socket.gethostname(), 2**22 + 1, 1.0, "")
-"""A process that has ended: no pid is so high."""
+GONE = LockOwner(socket.gethostname(), DEAD_PID, 1.0, "")
 AWAY = LockOwner("other-host", 1, 1.0, "")
 
 
@@ -89,7 +89,7 @@ def test_a_clock_that_was_set_ends_no_snakemake() -> None:
 def test_pid_of_another_container_says_nothing() -> None:
     """The lock on its record does: the kernel is the same."""
     twin = dataclasses.replace(this_process(), pid_namespace=this_process().pid_namespace + 1)
-    record(dataclasses.replace(twin, pid=2**22 + 1))
+    record(dataclasses.replace(twin, pid=DEAD_PID))
     (run,) = snakemake_runs.read_runs()
     assert not run.is_live()
     run.hold()

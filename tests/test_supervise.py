@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.builders.processes import wait_until
+from tests.builders.processes import is_running, wait_until
 
 from zerotrain.machine import child_process as module
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent, supervise
@@ -64,15 +64,6 @@ time.sleep(60)
 def python(code: str, *arguments: str | Path) -> list[str]:
     """A command that runs Python code."""
     return [sys.executable, "-c", code, *map(str, arguments)]
-
-
-def runs(pid: int) -> bool:
-    """Whether a process is there and has not ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(") ")[2][0] not in "ZX"
 
 
 @pytest.fixture
@@ -185,7 +176,7 @@ def test_a_failure_of_ours_leaves_no_command_behind(log: Path) -> None:
     threading.Thread(target=signal_when_it_runs).start()
     with pytest.raises(RuntimeError):
         supervise(python(code), log=log, on_signal=fail)
-    wait_until(lambda: not runs(seen[0]))
+    wait_until(lambda: not is_running(seen[0]))
 
 
 def test_a_signal_that_another_thread_hears_is_handed_on(log: Path) -> None:
@@ -294,7 +285,7 @@ def test_killed_supervisor_takes_its_child_along(start, log: Path, tmp_path: Pat
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert Path(f"/proc/{process.pid}").exists()
-    wait_until(lambda: not runs(child))
+    wait_until(lambda: not is_running(child))
     # The launcher knows nothing of us; the test made it, the test ends it.
     os.kill(launcher, signal.SIGKILL)
 
@@ -307,7 +298,7 @@ def test_killed_launcher_takes_its_child_along(start, log: Path, tmp_path: Path)
     launcher, child = map(int, place.read_text().split())
     os.kill(launcher, signal.SIGKILL)
     assert process.wait(SECONDS) == 128 + signal.SIGKILL
-    assert not runs(child)
+    assert not is_running(child)
 
 
 def test_second_signal_leaves_nothing_behind(start, log: Path, tmp_path: Path) -> None:
@@ -321,14 +312,14 @@ def test_second_signal_leaves_nothing_behind(start, log: Path, tmp_path: Path) -
     assert "noted" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
     process.wait(SECONDS)
-    wait_until(lambda: not any(map(runs, pids)))
+    wait_until(lambda: not any(map(is_running, pids)))
 
 
 def test_what_the_command_left_running_is_ended(log: Path, monkeypatch) -> None:
     """Background processes of its group do not outlive it."""
     monkeypatch.setattr("zerotrain.machine.child_process.GRACE_SECONDS", 0.2)
     assert supervise(["sh", "-c", "sleep 60 & echo $!"], log=log) == 0
-    wait_until(lambda: not runs(int(log.read_text())))
+    wait_until(lambda: not is_running(int(log.read_text())))
 
 
 def test_without_a_supervisor_nothing_is_watched(monkeypatch) -> None:

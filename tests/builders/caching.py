@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
+from tests.builders.images import make_image_config
 
 from zerotrain import artifact
-from zerotrain.config.read import parse_config
+from zerotrain.cache import encoding
 from zerotrain.config.run import RunConfig
 from zerotrain.models.families.conditioning import Conditioning
 from zerotrain.models.families.prompt_tokens import TokenLimit, token_limits
@@ -96,18 +98,11 @@ class Run:
 
     def config(self, data: dict[str, object], **cache: object) -> RunConfig:
         """The configuration with changes."""
-        raw = {
-            "run": "r",
-            "family": self.family,
-            "base": "nano",
-            "data": {"images": str(self.images), "num_workers": 0, "holdout": 0.3, **data},
-            "cache": {"shard_size": self.shard_size, **cache},
-            "train": {"resolution": SIDE, **self.train},
-            "launch": {"num_cpu_threads_per_process": 1},
-            "phases": [{"name": "p", "until": 1}],
-            **({"validation": {"prompts": self.prompts}} if self.prompts else {}),
-        }
-        return parse_config(raw, "test")
+        shown = {"validation": {"prompts": self.prompts}} if self.prompts else {}
+        return make_image_config(
+            self.images, family=self.family, data={"holdout": 0.3, **data}, train=self.train,
+            cache={"shard_size": self.shard_size, **cache}, **shown,
+        )  # fmt: skip
 
     def cache(self, name: str = "cache", data: dict[str, object] | None = None, **cache) -> Path:
         """Prepare the dataset and run the stage."""
@@ -117,6 +112,22 @@ class Run:
         dataset, base = self.folder / "dataset", self.folder / "base"
         cache_latents(CacheSettings.of(config), SIDE, dataset, base, output)
         return output
+
+
+class StopError(Exception):
+    """Ends an encoding."""
+
+
+def stop_encoding(family: FakeFamily, after: int, patch: pytest.MonkeyPatch) -> None:
+    """Let a family encode one image at a time and no more than so many batches."""
+
+    def stopping(pixels: torch.Tensor) -> torch.Tensor:
+        if len(family.image_batches) == after:
+            raise StopError
+        return FakeFamily.encode_images(family, pixels)
+
+    patch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
+    patch.setattr(family, "encode_images", stopping)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

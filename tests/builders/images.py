@@ -1,8 +1,9 @@
-"""Nano image models, the images and captions that they are fitted to, and what they draw."""
+"""Nano image models, the images that they are fitted to, runs on those, and what they draw."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,14 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
+from tests.builders.runs import make_config
 
 from zerotrain import artifact
+from zerotrain.config.run import RunConfig
 from zerotrain.models.families import nano
+from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.stages.cache_latents import CacheSettings, cache_latents
+from zerotrain.stages.prepare_dataset import prepare_dataset
 
 CAPTIONS = ("a red house", "a blue house", "a green boat")
 
@@ -27,6 +33,35 @@ def make_pictures(side: int, count: int = 8) -> list[Image.Image]:
         pixels[: side // 2], pixels[side // 2 :] = draw.integers(0, 256, (2, 3), dtype=np.uint8)
         made.append(Image.fromarray(pixels))
     return made
+
+
+def write_pictures(folder: Path, captions: Sequence[str], side: int = 16, count: int = 8) -> Path:
+    """Write such images and their captions, which take turns, into a new folder."""
+    folder.mkdir()
+    for number, image in enumerate(make_pictures(side, count)):
+        image.save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(captions[number % len(captions)])
+    return folder
+
+
+def make_image_config(
+    images: Path, *, data: Mapping[str, Any] = {}, train: Mapping[str, Any] = {}, **sections: Any
+) -> RunConfig:
+    """A run on the images of a folder, of 16 px and in this process."""
+    return make_config(
+        data={"images": str(images), "num_workers": 0, **data}, train={"resolution": 16, **train},
+        launch={"num_cpu_threads_per_process": 1}, **sections,
+    )  # fmt: skip
+
+
+def prepare_inputs(config: RunConfig, folder: Path, size: int = 16, *, steps: int = 2) -> None:
+    """Make dataset, base and cache by their stages; few steps fit the autoencoder."""
+    dataset, base = folder / "dataset", folder / "base"
+    prepare_dataset(config.data, dataset)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nano, "VAE_STEPS", steps)
+        build_base(BuildSettings.of(config), dataset, base)
+    cache_latents(CacheSettings.of(config), size, dataset, base, folder / "cache")
 
 
 def build_nano(

@@ -9,9 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from zerotrain.machine.ports import free_port
 
 Job = Callable[..., Any]
+DEAD_PID = 2**22 + 1
+"""Of a process that has ended: no pid is so high."""
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until(

@@ -10,8 +10,13 @@ import pytest
 from zerotrain.errors import PipelineError
 
 
-def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
-    """The message with which a call is refused."""
+def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> PipelineError:
+    """The error with which a call is refused."""
     with pytest.raises(PipelineError) as caught:
         call(*arguments, **options)
-    return str(caught.value)
+    return caught.value
+
+
+def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    """The message with which a call is refused."""
+    return str(refused(call, *arguments, **options))

@@ -10,6 +10,7 @@ import torch
 from zerotrain import artifact
 from zerotrain.state.checkpoint import KIND, Fragment, write_position, write_rank
 from zerotrain.state.position import MASTER, TrainerState
+from zerotrain.training.checkpointing.progress_folder import step_folder
 
 RAN_ON = {
     "code": "0123456789abcdef" * 4,
@@ -49,3 +50,10 @@ def publish_checkpoint(folder: Path, step: int, **changes: Any) -> Path:
         position = make_position(step, **changes)
         write_position(draft.folder, position, {"w": [2]}, [MASTER], spans)
     return folder
+
+
+def save_steps(progress: Path, *steps: int, size: int = 10) -> None:
+    """Publish rolling checkpoints that are no more than a file of so many bytes."""
+    for step in steps:
+        with artifact.publish(step_folder(progress, step), KIND) as draft:
+            (draft.folder / "rank-00000-00000.safetensors").write_bytes(b"x" * size)

@@ -15,11 +15,11 @@ import pytest
 import torch
 from PIL import Image
 from tests.builders.caching import FakeFamily
+from tests.builders.images import make_image_config
 
 from zerotrain import artifact
 from zerotrain.cache import Cache, read_cache, stacked
 from zerotrain.cache.prompts import Prompts
-from zerotrain.config.read import parse_config
 from zerotrain.config.training import TrainConfig
 from zerotrain.data.crop import crop_and_resize, to_pixels
 from zerotrain.errors import PipelineError
@@ -90,14 +90,9 @@ class Edits:
     ) -> Any:
         conditioning = [str(self.folder / name) for name in folders]
         named = {"conditioning_images": conditioning} if folders else {}
-        raw = {
-            "run": "r", "family": "flux", "base": "nano", "train": {"resolution": SIDE},
-            "data": {"images": str(self.folder / "images"), "num_workers": 0, **named, **data},
-            "launch": {"num_cpu_threads_per_process": torch.get_num_threads()},
-            "phases": [{"name": "p", "until": 1}],
-            **({"validation": validation} if validation else {}),
-        }  # fmt: skip
-        return parse_config(raw, "test")
+        shown = {"validation": validation} if validation else {}
+        images = self.folder / "images"
+        return make_image_config(images, family="flux", data=named | data, **shown)
 
     def cache(self, reads: Conditioning, **data: Any) -> tuple[Cache, ConditionedFamily]:
         """Run the stages; what is in the folder `cache` is reused."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 from tests.builders.talks import TALKS, cached, run_config
@@ -14,7 +12,6 @@ from zerotrain import artifact
 from zerotrain.artifact import file_sha256
 from zerotrain.cache import stacked
 from zerotrain.cache.token_layout import pack
-from zerotrain.cache.tokenising import Tokenising
 from zerotrain.data.conversation import Message, conversation, conversations_content
 from zerotrain.data.dataset import KIND
 from zerotrain.errors import PipelineError
@@ -61,26 +58,6 @@ def test_shards_stay_below_their_size(bases, tmp_path):
     shards = [path for path in cache.artifact.folder.glob("*.safetensors")]
     assert len(shards) > 4
     assert all(path.stat().st_size <= 8192 for path in shards)
-
-
-def test_a_killed_run_loses_only_the_shard_it_was_filling(bases, tmp_path, monkeypatch, capsys):
-    talks = [(f"{a}+{b}=", "c") for a in range(10) for b in range(10)]
-    tokenise, done = Tokenising.tensors, []
-
-    def killed(self, sample):
-        if len(done) == 60:
-            raise KeyboardInterrupt
-        done.append(sample)
-        return tokenise(self, sample)
-
-    monkeypatch.setattr(Tokenising, "tensors", killed)
-    with pytest.raises(KeyboardInterrupt):
-        cached(tmp_path, bases["causal_lm"], talks, shard_size=8192)
-    monkeypatch.undo()
-    cached(tmp_path, bases["causal_lm"], talks, shard_size=8192)
-    said = re.search(r"tokenised (\d+) of 100 examples", capsys.readouterr().out)
-    assert said
-    assert 40 <= int(said[1]) < 60
 
 
 def test_what_has_no_room_for_an_answer_is_left_out_and_named(bases, tmp_path, capsys):

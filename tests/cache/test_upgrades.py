@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tests.builders.caching import FakeFamily, Run, contents
+from tests.builders.caching import FakeFamily, Run, StopError, contents, stop_encoding
 from tests.builders.talks import cached
 from tests.cache.earlier_version import make_earlier
 
@@ -120,22 +120,12 @@ def test_a_kill_while_encoding_again_keeps_what_is_new_and_nothing_that_is_old(
     run, family, upgrade, monkeypatch, capsys
 ):
     """The old shards are compared again, and not mixed with the new ones."""
-
-    class StopError(Exception):
-        pass
-
     monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", 256)
     run.cache()
     family.scale = 1.5
     upgrade()
-
-    def stopping(pixels: torch.Tensor) -> torch.Tensor:
-        if len(family.image_batches) == 20 + 8 + 12:
-            raise StopError
-        return FakeFamily.encode_images(family, pixels)
-
     with monkeypatch.context() as patch:
-        patch.setattr(family, "encode_images", stopping)
+        stop_encoding(family, 20 + 8 + 12, patch)
         with pytest.raises(StopError):
             run.cache()
     lines(capsys)
@@ -150,18 +140,9 @@ def test_what_waits_of_a_killed_run_is_compared_too(
     run, family, upgrade, monkeypatch, capsys, scale, most
 ):
     """A killed encoding, an upgrade: its shards are kept where their numbers are those of now."""
-
-    class StopError(Exception):
-        pass
-
-    def stopping(pixels: torch.Tensor) -> torch.Tensor:
-        if len(family.image_batches) == 12:
-            raise StopError
-        return FakeFamily.encode_images(family, pixels)
-
     monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", 256)
     with monkeypatch.context() as patch:
-        patch.setattr(family, "encode_images", stopping)
+        stop_encoding(family, 12, patch)
         with pytest.raises(StopError):
             run.cache()
     upgrade()

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.builders.refusals import refused
 from tests.data.conftest import png
 
 from zerotrain.config.data import DataConfig
@@ -63,13 +64,6 @@ def test_the_name_of_one_folder_is_a_list_of_it(images, found, tmp_path):
     folder, edges = images(a="text"), str(add(tmp_path / "edges", "a.png"))
     assert config(folder, conditioning_images=edges) == config(folder, conditioning_images=[edges])
     assert found(folder, conditioning_images=edges)["a.png"].conditioning == ("a.png",)
-
-
-def test_without_conditioning_images_nothing_is_different(images, found):
-    """Nor is a key of theirs in what a dataset depends on."""
-    folder = images(a="text")
-    assert found(folder)["a.png"].conditioning == ()
-    assert not [key for key in config(folder).model_dump() if "conditioning" in key]
 
 
 def test_a_sample_that_lacks_one_says_which(images, found, tmp_path):
@@ -199,16 +193,12 @@ def test_mistakes_in_a_cell_name_their_line(images, found, cell, reason):
 
 def test_a_table_without_the_column_is_refused_as_a_whole(images):
     folder = images(a=None)
-    with pytest.raises(PipelineError) as caught:
-        folder_files(config(folder, conditioning_columns=["edit"]))
-    assert caught.value.what == (
+    assert refused(folder_files, config(folder, conditioning_columns=["edit"])).what == (
         "data.conditioning_columns: edit: there is no table with columns, neither data.metadata "
         f"nor metadata.csv or metadata.jsonl in {folder}"
     )
     (folder / "metadata.csv").write_text("file_name,text\na.png,one\n")
-    with pytest.raises(PipelineError) as caught:
-        open_source(config(folder, conditioning_columns=["edit"])).found()
-    assert caught.value.what == (
+    assert refused(open_source(config(folder, conditioning_columns=["edit"])).found).what == (
         f"data.conditioning_columns: {folder}/metadata.csv has no column 'edit'; it has "
         "file_name,text"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.builders.refusals import refused
 
 from zerotrain.config.data import DataConfig
 from zerotrain.data.folder import folder_files
@@ -135,10 +136,9 @@ def test_file_names_that_no_rule_can_take_are_reported(images, found):
     DataConfig(images=str(folder))).found()], ids=["source_files", "found"])  # fmt: skip
 def test_a_folder_that_cannot_be_used(act, tmp_path):
     missing = tmp_path / "missing"
-    with pytest.raises(PipelineError) as caught:
-        act(missing)
-    assert caught.value.what == f"data.images: {missing}: no such folder"
-    assert "relative paths count from where snakemake runs" in caught.value.hint
+    error = refused(act, missing)
+    assert error.what == f"data.images: {missing}: no such folder"
+    assert "relative paths count from where snakemake runs" in error.hint
 
     file = tmp_path / "file"
     file.write_text("")
@@ -147,9 +147,7 @@ def test_a_folder_that_cannot_be_used(act, tmp_path):
 
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(PipelineError) as caught:
-        act(empty)
-    assert caught.value.what == f"data.images: {empty}: no image in it or its subfolders"
+    assert refused(act, empty).what == f"data.images: {empty}: no image in it or its subfolders"
 
     (empty / "a.txt").write_text("a caption")
     (empty / "movie.mp4").write_text("")
@@ -172,10 +170,9 @@ def test_an_image_can_be_opened_and_must_be_the_one_that_was_listed(images):
     assert source.image_of("a.png", sha256).getpixel((0, 0)) == (0, 100, 50)
     (folder / "a.png").write_bytes((folder / "a.png").read_bytes() + b" ")
     assert source.image("a.png").size == (12, 10)
-    with pytest.raises(PipelineError) as caught:
-        source.image_of("a.png", sha256)
-    assert caught.value.what == f"{folder}: a.png changed since prepare_dataset"
-    assert "run snakemake again" in caught.value.hint
+    error = refused(source.image_of, "a.png", sha256)
+    assert error.what == f"{folder}: a.png changed since prepare_dataset"
+    assert "run snakemake again" in error.hint
     (folder / "a.png").unlink()
     with pytest.raises(PipelineError, match=r"a\.png: No such file or directory"):
         source.image("a.png")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.builders.images import make_image_config, prepare_inputs
 from tests.builders.models import move_far
 from tests.training.saving_trials import Log
 
@@ -18,17 +19,13 @@ from zerotrain.artifact import link_or_copy
 from zerotrain.cache import Cache, read_cache
 from zerotrain.cache.prompts import Prompts
 from zerotrain.config.models import EvaluateConfig
-from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.data.dataset import read_dataset
 from zerotrain.data.draws import IMAGE_SEEDS, generator
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.images import EvaluateSettings, measure_images
 from zerotrain.models.families import load_family
-from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
-from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.reporting.grid import cut_rows
 from zerotrain.training.reporting.samples import LatentSampler
 
@@ -39,23 +36,10 @@ SAMPLING = {"images_per_prompt": 1, "num_inference_steps": 2}
 
 def config_of(folder: Path, **changes: Any) -> RunConfig:
     """A run on the edits in a folder."""
-    raw = {
-        "run": "edits",
-        "family": "flux",
-        "base": "nano",
-        "data": {
-            "images": str(folder / "after"),
-            "conditioning_images": str(folder / "before"),
-            "holdout": 0.5,
-            "num_workers": 0,
-        },
-        "train": {"resolution": SIDE},
-        "launch": {"num_cpu_threads_per_process": 1},
-        "phases": [{"name": "only", "until": 20}],
-        "evaluate": SAMPLING,
-        **changes,
-    }
-    return parse_config(raw, "test.yaml")
+    data = {"conditioning_images": str(folder / "before"), "holdout": 0.5}
+    phases = [{"name": "only", "until": 20}]
+    sections = {"run": "edits", "family": "flux", "phases": phases, "evaluate": SAMPLING}
+    return make_image_config(folder / "after", data=data, **sections | changes)
 
 
 @pytest.fixture(scope="module")
@@ -70,13 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pixels = draw.integers(0, 256, (20, 24, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
         (folder / "after" / f"{number}.txt").write_text("make it noise")
-    config = config_of(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 2)
-        prepare_dataset(config.data, folder / "dataset")
-        build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
-    settings = CacheSettings.of(config)
-    cache_latents(settings, SIDE, folder / "dataset", folder / "base", folder / "cache")
+    prepare_inputs(config_of(folder), folder)
     base = artifact.read(folder / "base", "base")
     with artifact.publish(folder / "weights", "weights") as draft:
         for name in base.files:

@@ -11,10 +11,10 @@ import pytest
 from diffusers import StableDiffusionXLPipeline
 from huggingface_hub import HfApi
 from PIL import Image
+from tests.builders.images import make_image_config
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
-from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.models.families import nano as nano_parts
@@ -41,15 +41,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(dataset: Path, **changes: object) -> RunConfig:
     """A run on the images next to the dataset."""
-    raw = {
-        "run": "houses",
-        "base": "nano",
-        "data": {"images": str(dataset.parent / "images"), "num_workers": 0},
-        "train": {"resolution": 16},
-        "phases": [{"name": "only", "until": 1}],
-        **changes,
-    }
-    return parse_config(raw, "test.yaml")
+    return make_image_config(dataset.parent / "images", **changes)
 
 
 def build(dataset: Path, output: Path, **changes: object) -> Artifact:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from tests.builders.caching import SIDE, FakeFamily, Run, contents
+from tests.builders.caching import SIDE, FakeFamily, Run, StopError, contents, stop_encoding
 
 from zerotrain import artifact
 from zerotrain.cache import encoding, read_cache
@@ -251,16 +251,7 @@ def test_an_image_that_changed_since_is_refused_by_name(run, family):
 
 
 def test_a_stopped_encoding_continues_where_it_was(run, family, monkeypatch, capsys):
-    class StopError(Exception):
-        pass
-
-    def stopping(pixels: torch.Tensor) -> torch.Tensor:
-        if len(family.image_batches) == 12:
-            raise StopError
-        return FakeFamily.encode_images(family, pixels)
-
-    monkeypatch.setattr(encoding, "PIXELS_AT_A_TIME", SIDE * SIDE)
-    monkeypatch.setattr(family, "encode_images", stopping)
+    stop_encoding(family, 12, monkeypatch)
     with pytest.raises(StopError):
         run.cache()
     with pytest.raises(PipelineError, match=r"no manifest\.json"):

@@ -10,19 +10,16 @@ from types import MappingProxyType
 
 import pytest
 from PIL import Image
+from tests.builders.images import make_image_config, prepare_inputs
 from tests.builders.states import make_position
 
 from zerotrain import artifact
 from zerotrain.artifact import link_or_copy
 from zerotrain.cache import read_cache
-from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation import images
-from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.sdxl import FAMILY
-from zerotrain.stages.build_base import BuildSettings, build_base
-from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.evaluate import EvaluateSettings, evaluate, finite
 from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.state.state import write_state
@@ -42,21 +39,11 @@ def config_of(
     folder: Path, train: Mapping[str, float] = MappingProxyType({}), **evaluation: object
 ) -> RunConfig:
     """A run on the images in a folder."""
-    raw = {
-        "run": "houses",
-        "base": "nano",
-        "data": {"images": str(folder / "images"), "holdout": 0.5, "num_workers": 0},
-        "train": {"resolution": 16, **train},
-        "launch": {"num_cpu_threads_per_process": 1},
-        "phases": [{"name": "only", "until": 20}],
-        "evaluate": {
-            "images_per_prompt": 2,
-            "num_inference_steps": 2,
-            "judge": "nearest_neighbour",
-            **evaluation,
-        },
-    }
-    return parse_config(raw, "test.yaml")
+    few = {"images_per_prompt": 2, "num_inference_steps": 2, "judge": "nearest_neighbour"}
+    return make_image_config(
+        folder / "images", data={"holdout": 0.5}, train=train, run="houses",
+        phases=[{"name": "only", "until": 20}], evaluate=few | evaluation,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         level = 200 * (number % 2) + number
         Image.new("RGB", (16, 16), (level,) * 3).save(folder / "images" / f"{number:02d}.png")
         (folder / "images" / f"{number:02d}.txt").write_text(f"a {name} wall")
-    config = config_of(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 2)
-        prepare_dataset(config.data, folder / "dataset")
-        build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
-    settings = CacheSettings.of(config)
-    cache_latents(settings, 16, folder / "dataset", folder / "base", folder / "cache")
+    prepare_inputs(config_of(folder), folder)
     base = artifact.read(folder / "base", "base")
     with artifact.publish(folder / "weights", "weights") as draft:
         for name in base.files:

@@ -335,27 +335,28 @@ def test_what_fp16_cannot_hold_is_explained(export: Export, trained: Trained) ->
     assert export(trained, "bf16")["conv_in.weight"].max() == 70144
 
 
-def test_a_missing_parameter_is_named(export: Export, trained: Trained) -> None:
-    """A checkpoint of another model does not become weights with holes."""
-    shape = tuple(trained.pop("conv_out.weight").shape)
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        ("conv_out.weight", None, "absent in the trained tensors, (4, 4, 3, 3) by "),
+        ("lora.weight", torch.ones(2), "(2,) in the trained tensors, absent by "),
+        ("conv_in.bias", torch.ones(5), "(5,) in the trained tensors, (4,) by "),
+        ("conv_in.bias", torch.ones(0), "empty tensor of shape [0]"),
+    ],
+    ids=["missing", "strange", "of another shape", "empty"],
+)
+def test_parameters_that_are_not_the_models_are_named(
+    export: Export, trained: Trained, name: str, tensor: torch.Tensor | None, said: str
+) -> None:
+    """A checkpoint of another model does not become weights with holes, and a gathered parameter
+    that was not gathered has no elements."""
+    trained.pop(name, None)
+    if tensor is not None:
+        trained[name] = tensor
     text = export.refusal(trained)
-    assert f"conv_out.weight: absent in the trained tensors, {shape} by " in text
-    assert "export the weights with the base model that the training started from" in text
-
-
-def test_a_strange_parameter_is_named(export: Export, trained: Trained) -> None:
-    """A name that the model has not, and another shape than the model's."""
-    trained["lora.weight"] = torch.ones(2)
-    assert "lora.weight: (2,) in the trained tensors, absent by " in export.refusal(trained)
-    trained.pop("lora.weight")
-    trained["conv_in.bias"] = torch.ones(5)
-    assert "conv_in.bias: (5,) in the trained tensors, (4,) by " in export.refusal(trained)
-
-
-def test_an_empty_parameter_is_named(export: Export, trained: Trained) -> None:
-    """A gathered parameter that was not gathered has no elements."""
-    trained["conv_in.bias"] = torch.ones(0)
-    assert "conv_in.bias: empty tensor of shape [0]" in export.refusal(trained)
+    assert f"{name}: {said}" in text
+    if tensor is None:
+        assert "export the weights with the base model that the training started from" in text
 
 
 def flip(path: Path) -> None:
@@ -465,34 +466,26 @@ def test_frozen_tensors_are_the_bases_own(
         )
 
 
-def test_the_configuration_says_what_is_frozen(
-    export: Export, trained: Trained, base: Path
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        # Regular expressions; one fits nothing that is absent.
+        ({"frozen_parameters": ["^down_blocks", r"conv_out\\.bias$"]}, r"(?!down_blocks)"),
+        ({"trainable_parameters": ["^down_blocks"], "frozen_parameters": ["bias$"]},
+         r"down_blocks.*(?<!bias)$"),
+    ],
+    ids=["frozen", "chosen"],
+)  # fmt: skip
+def test_what_is_not_trained_is_the_bases_own(
+    export: Export, trained: Trained, base: Path, settings: dict[str, Any], kept: str
 ) -> None:
-    """Its regular expressions name what a checkpoint may lack."""
+    """The configuration names what a checkpoint may lack."""
     own = load_file(base / "unet" / "diffusion_pytorch_model.safetensors")
-    export.settings = {"frozen_parameters": ["^down_blocks", r"conv_out\\.bias$"]}
-    kept = {name: t for name, t in trained.items() if not name.startswith("down_blocks")}
-    written = export(kept)
-    assert torch.equal(written["conv_out.bias"], trained["conv_out.bias"])
-    frozen = own.keys() - kept.keys()
-    assert frozen
-    assert all(torch.equal(written[name], own[name]) for name in frozen)
-
-
-def test_what_was_not_chosen_to_be_trained_is_the_bases_own(
-    export: Export, trained: Trained, base: Path
-) -> None:
-    """A checkpoint of chosen parameters holds them alone, but for those that are frozen."""
-    own = load_file(base / "unet" / "diffusion_pytorch_model.safetensors")
-    export.settings = {"trainable_parameters": ["^down_blocks"], "frozen_parameters": ["bias$"]}
-    kept = {
-        name: tensor
-        for name, tensor in trained.items()
-        if name.startswith("down_blocks") and not name.endswith("bias")
-    }
-    written = export(kept)
-    assert 0 < len(kept) < len(own)
-    assert all(torch.equal(written[name], kept.get(name, own[name])) for name in own)
+    export.settings = settings
+    found = {name: tensor for name, tensor in trained.items() if re.match(kept, name)}
+    written = export(found)
+    assert 0 < len(found) < len(own)
+    assert all(torch.equal(written[name], found.get(name, own[name])) for name in own)
 
 
 def test_an_adapter_is_written_next_to_the_base(export: Export, base: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.builders.refusals import refused
 
 from zerotrain.config.data import DataConfig
 from zerotrain.data.dataset import ConditioningImage, read_dataset
@@ -102,9 +103,7 @@ def test_a_conditioning_image_that_cannot_be_read_makes_its_sample_bad(folder):
         write_image(edges / f"{number}.png", number)
     (edges / "1.png").write_bytes(b"")
     (edges / "2.png").unlink()
-    with pytest.raises(PipelineError) as caught:
-        prepare(folder, conditioning_images=str(edges))
-    assert caught.value.what == (
+    assert refused(prepare, folder, conditioning_images=str(edges)).what == (
         f"{folder}: 2 of 5 samples are bad, data.max_bad_samples allows 0:\n"
         f"       1.png: conditioning image {edges}/1.png: empty file (0 bytes)\n"
         f"       2.png: no conditioning image: no 2.* in {edges}"
@@ -118,9 +117,7 @@ def test_a_transparent_conditioning_image_is_a_bad_sample(folder):
     for number in range(5):
         alpha = 254 if number == 3 else 255
         Image.new("RGBA", (8, 8), (255, 255, 255, alpha)).save(masks / f"{number}.png")
-    with pytest.raises(PipelineError) as caught:
-        prepare(folder, conditioning_images=str(masks))
-    assert caught.value.what.splitlines()[1:] == [
+    assert refused(prepare, folder, conditioning_images=str(masks)).what.splitlines()[1:] == [
         f"       3.png: conditioning image {masks}/3.png: has transparent pixels; save it without "
         "an alpha channel"
     ]
@@ -133,9 +130,7 @@ def test_samples_with_different_numbers_of_conditioning_images_are_refused(folde
         for n in range(5)
     ]
     (folder / "metadata.jsonl").write_text("\n".join(lines))
-    with pytest.raises(PipelineError) as caught:
-        prepare(folder, conditioning_columns=["edit"])
-    assert caught.value.what == (
+    assert refused(prepare, folder, conditioning_columns=["edit"]).what == (
         "data.conditioning_columns: 0.png has 2 conditioning images and 3.png has 1"
     )
     assert not (folder.parent / "dataset").exists()
@@ -182,14 +177,13 @@ def test_adding_images_moves_no_other_between_the_splits(folder):
 def test_bad_samples_are_refused_above_the_limit_and_listed(folder, capsys):
     (folder / "0.png").write_bytes(b"")
     (folder / "1.txt").unlink()
-    with pytest.raises(PipelineError) as caught:
-        prepare(folder, max_bad_samples=1)
-    assert caught.value.what == (
+    error = refused(prepare, folder, max_bad_samples=1)
+    assert error.what == (
         f"{folder}: 2 of 5 samples are bad, data.max_bad_samples allows 1:\n"
         "       0.png: empty file (0 bytes)\n"
         "       1.png: no caption: no 1.txt next to it"
     )
-    assert "raise data.max_bad_samples" in caught.value.hint
+    assert "raise data.max_bad_samples" in error.hint
     assert not (folder.parent / "dataset").exists()
 
     capsys.readouterr()
@@ -210,12 +204,9 @@ def test_a_long_list_is_cut_in_the_message_only(folder):
     for number in range(20, 33):
         (folder / f"{number}.png").write_bytes(b"no image")
         (folder / f"{number}.txt").write_text("a caption")
-    with pytest.raises(PipelineError) as caught:
-        prepare(folder)
-    assert caught.value.what.count("\n") == 11
-    assert caught.value.what.endswith(
-        "29.png: not an image that Pillow can read\n       and 3 more"
-    )
+    error = refused(prepare, folder)
+    assert error.what.count("\n") == 11
+    assert error.what.endswith("29.png: not an image that Pillow can read\n       and 3 more")
     listed = read_dataset(prepare(folder, max_bad_samples=13)).artifact.content["bad"]
     assert len(listed) == 13
 

@@ -65,6 +65,12 @@ def settings() -> ReportSettings:
     return ReportSettings.of(parse_config(raw, "test.yaml"))
 
 
+def show(settings: ReportSettings, phases: list[Path], folder: Path) -> Page:
+    """The page that reports these phases."""
+    report(settings, phases, folder / "report")
+    return Page((folder / "report" / "index.html").read_text())
+
+
 def phase(folder: Path, **metrics: object) -> Path:
     """An evaluated phase."""
     with artifact.publish(folder / "evaluation", "evaluation") as draft:
@@ -141,8 +147,7 @@ def test_images_come_first_with_their_prompts_as_text(settings, tmp_path):
     """Those of the last phase; then curves, then figures without rows that hold nothing here."""
     zero = {"peak_host_bytes": 2**30, "peak_device_bytes": 0}
     folders = [phase(tmp_path / name, step=3, **zero) for name in ("plain", "offload")]
-    report(settings, folders, tmp_path / "report")
-    page = Page((tmp_path / "report" / "index.html").read_text())
+    page = show(settings, folders, tmp_path)
     places = [
         page.text.index(text)
         for text in ("Phase offload", "a red house", "a <blue> house", "Phase plain",
@@ -167,8 +172,7 @@ def test_the_page_shows_code_that_loads_the_adapter(settings, tmp_path, file, li
     only = phase(tmp_path / "plain", step=3)
     (only / "weights" / file).parent.mkdir(parents=True)
     (only / "weights" / file).write_text("{}")
-    report(settings, [only], tmp_path / "report")
-    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    text = show(settings, [only], tmp_path).text
     code = loading_code(only / "weights", "sdxl", "a red house", resolution=32)
     assert line in code
     assert " ".join(code.split()) in text
@@ -197,8 +201,7 @@ def test_the_page_says_what_it_was_made_of(settings, tmp_path):
     made_by = {"commit": "0123456789abcdef-dirty"}
     with artifact.publish(only / "checkpoint", "checkpoint", made_by=made_by) as draft:
         (draft.folder / "state.json").write_text("{}")
-    report(settings, [only], tmp_path / "report")
-    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    text = show(settings, [only], tmp_path).text
     assert "trained on 1,437 held out 360" in text
     assert "left out" not in text
     assert "enlarged images 1 of 2 are smaller than 32 px and are enlarged, up to 2.0 times" in text
@@ -223,8 +226,7 @@ def test_the_page_says_what_is_exact_and_what_changed(settings, tmp_path):
         trained(tmp_path / "plain", 300, **before),
         trained(tmp_path / "offload", 700, ran_on=RAN_ON, history=HISTORY),
     ]
-    report(settings, folders, tmp_path / "report")
-    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    text = show(settings, folders, tmp_path).text
     assert "Exactness phase steps that are exact plain steps 121 to 300, since the change" in text
     assert "offload steps 301 to 700, since the change after step 300: training code" in text
     assert (
@@ -238,8 +240,7 @@ def test_the_page_says_what_is_exact_and_what_changed(settings, tmp_path):
 def test_a_page_without_changes_or_records_has_no_table_of_them(settings, tmp_path):
     """One phase that recorded what it ran on, one that an earlier version trained."""
     folders = [trained(tmp_path / "plain", 3), trained(tmp_path / "offload", 7, ran_on=RAN_ON)]
-    report(settings, folders, tmp_path / "report")
-    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    text = show(settings, folders, tmp_path).text
     assert "plain not recorded offload all steps" in text
     assert "Changed while it trained" not in text
     assert "What phase plain ran on" not in text
@@ -257,8 +258,7 @@ def test_the_commit_is_in_the_records_or_where_earlier_versions_put_it(
         if recorded:
             (draft.folder / "records").mkdir()
             artifact.write_json(draft.folder / "records" / "made_by.json", said)
-    report(settings, [only], tmp_path / "report")
-    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    text = show(settings, [only], tmp_path).text
     assert "commit 0123456789" in text
 
 
@@ -298,8 +298,7 @@ def test_the_page_shows_code_that_asks_as_the_training_did(tmp_path, data, conte
             Image.new("RGB", (8, 8), "red").save(draft.folder / f"{name}.png")
         draft.content = {"prompts": ["1+2=", "3+4="], **content}
     (only / "metrics.json").write_text('{"step": 3}')
-    report(ReportSettings.of(parse_config(raw, "test.yaml")), [only], tmp_path / "report")
-    text = Page((tmp_path / "report" / "index.html").read_text()).text
+    text = show(ReportSettings.of(parse_config(raw, "test.yaml")), [only], tmp_path).text
     plain = loading_code(only / "weights", "causal_lm", "1+2=")
     code = loading_code(only / "weights", "causal_lm", "1+2=", **form)
     assert " ".join(plain.split()) not in text

@@ -1,23 +1,17 @@
-"""`zerotrain switch`: what it finds, what it refuses, and the whole way once for real."""
+"""`zerotrain switch`: what it finds and what it refuses."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from ruamel.yaml import YAML
 from tests.builders import refusals
-from tests.builders.commands import run_in_project
-from tests.builders.processes import wait_until
 from tests.builders.states import publish_checkpoint
 from tests.switch.conftest import (
     CONFIG,
@@ -412,57 +406,3 @@ def test_progress_of_other_making_is_refused() -> None:
     assert "undo the change; or continue from these checkpoints in spite of it with" in said
     artifact.write_json(progress / set_aside.ACCEPTED, {"trains": present})
     switch_checks.check_same_launch(config, config.phases[0])
-
-
-def shorten(folder: Path) -> None:
-    """Cut the example of a copy of the project to steps that are short and saved often."""
-    path = folder / "config/config.yaml"
-    raw = YAML().load(path)
-    raw["phases"] = [{"name": "plain", "until": 400, "launch": "torch"}]
-    raw["train"].update(save_every=2, log_every=1, global_batch_size=4)
-    raw["launch"]["num_cpu_threads_per_process"] = 1
-    raw["evaluate"].update(images_per_prompt=1, num_inference_steps=1)
-    YAML().dump(raw, path)
-
-
-@pytest.mark.soak
-def test_a_killed_training_continues_under_deepspeed(
-    quick_project: Callable[[str], Path],
-) -> None:
-    """kill -9 in the middle, one command, and the same training under ZeRO-2 with offload: the log
-    has every step once, and the weights are those of the last."""
-    folder = quick_project("project")
-    shorten(folder)
-    environment = {**os.environ, "PYTHONPATH": str(folder / "workflow")}
-    command = [sys.executable, "-m", "snakemake", "--cores", "all"]
-
-    progress = folder / "results/digits/plain/progress"
-    with subprocess.Popen([*command, "weights"], cwd=folder, env=environment) as running:
-
-        def saved() -> list[Path]:
-            assert running.poll() is None
-            return list(progress.glob("step-*/manifest.json"))
-
-        wait_until(saved, "a checkpoint", seconds=600, pause=0.2)
-        owner = read_owner(progress)
-        assert owner
-        os.kill(owner.pid, signal.SIGKILL)
-    end = max(int(path.parent.name[5:]) for path in progress.glob("step-*/manifest.json")) + 9
-    config = folder / "config/config.yaml"
-    config.write_text(config.read_text().replace("until: 400", f"until: {end}"))
-    said = run_in_project(folder, "zerotrain", "switch", "digits", "--to", "zero2_offload")
-    assert re.search(
-        rf"^plain: ends at step \d+ \(was {end}\), exported; "
-        rf"plain-zero2_offload continues to {end}",
-        said,
-        re.M,
-    )
-    assert (folder / "results/digits/plain/weights/model_index.json").is_file()
-    printed = run_in_project(folder, *command[2:], "weights")
-    trained = re.findall(r"^\[\d+/\d+\] train_phase (\S+)", printed, re.M)
-    assert trained == ["digits/plain-zero2_offload"]
-    last = folder / "results/digits/plain-zero2_offload"
-    log = (last / "state/records/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in log] == list(range(1, end + 1))
-    assert artifact.read(last / "weights", "weights").content["step"] == end
-    assert "Nothing to be done" in run_in_project(folder, *command[2:], "weights")

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.builders.processes import DEAD_PID
+from tests.builders.refusals import refused
 from tests.switch.conftest import (
     CONFIG,
     contents,
@@ -192,9 +194,8 @@ def test_a_dry_run_during_a_switch_is_refused_too(snakemake) -> None:
     told = []
 
     def make(call: int) -> None:
-        with pytest.raises(PipelineError) as caught:
-            switch.switch(SwitchOptions("flowers", "zero3", dry_run=True))
-        told.append(caught.value.what)
+        error = refused(switch.switch, SwitchOptions("flowers", "zero3", dry_run=True))
+        told.append(error.what)
 
     snakemake(make=make)
     switch.switch(SwitchOptions("flowers", "zero2"))
@@ -275,10 +276,9 @@ def test_an_edit_of_the_new_phase_is_left_by_an_undo(snakemake) -> None:
             raise PipelineError("it failed", hint="none")
 
     snakemake(make=make)
-    with pytest.raises(PipelineError) as caught:
-        switch.switch(SwitchOptions("flowers", "zero2"))
+    error = refused(switch.switch, SwitchOptions("flowers", "zero2"))
     assert FILE.read_text() == SWITCHED.replace("plain-zero2", "mine").replace("100", "120")
-    assert f"it failed; {FILE} was edited since, and is left as it is" in caught.value.what
+    assert f"it failed; {FILE} was edited since, and is left as it is" in error.what
     snakemake(make=lambda call: (edit("zero2, global", "zero1, global"), 1 / 0))
     FILE.write_text(CONFIG)
     with pytest.raises(ZeroDivisionError):
@@ -294,9 +294,7 @@ def test_the_lines_that_undo_a_switch_are_printed(snakemake) -> None:
         raise PipelineError("it failed", hint="none")
 
     snakemake(make=make)
-    with pytest.raises(PipelineError) as caught:
-        switch.switch(SwitchOptions("flowers", "zero2"))
-    assert caught.value.what == (
+    assert refused(switch.switch, SwitchOptions("flowers", "zero2")).what == (
         f"it failed; {FILE} was edited since, and is left as it is: it has the switch; to undo it, "
         "remove the phase plain-zero2, and give plain the lines that it had:\n"
         "      - {name: plain, until: 300, launch: torch, global_batch_size: 4}"
@@ -308,9 +306,7 @@ def test_a_switch_that_lost_its_configuration_is_not_done(snakemake) -> None:
     again it is done, with what was edited."""
     lost = f"# mine\n{CONFIG}"
     snakemake(make=lambda call: FILE.write_text(lost) if call == 2 else None)
-    with pytest.raises(PipelineError) as caught:
-        switch.switch(SwitchOptions("flowers", "zero2"))
-    assert caught.value.what == (
+    assert refused(switch.switch, SwitchOptions("flowers", "zero2")).what == (
         f"{FILE}: was edited during the switch and has lost it: its phases are plain until 300 "
         f"steps, large until 700 steps; {FILE} was edited since, and is left as it is"
     )
@@ -323,9 +319,7 @@ def test_a_switch_that_lost_its_configuration_is_not_done(snakemake) -> None:
 def test_a_switch_whose_export_is_of_another_step_is_not_done(snakemake, monkeypatch) -> None:
     """Whatever Snakemake says."""
     monkeypatch.setattr(snakemake_calls, "make", lambda config, targets: export("plain", 90))
-    with pytest.raises(PipelineError) as caught:
-        switch.switch(SwitchOptions("flowers", "zero2"))
-    assert caught.value.what == (
+    assert refused(switch.switch, SwitchOptions("flowers", "zero2")).what == (
         "results/flowers/plain/checkpoint: ends at step 90; the switch was to end it at 100; "
         f"{FILE} is as it was"
     )
@@ -335,9 +329,7 @@ def test_a_switch_whose_export_is_of_another_step_is_not_done(snakemake, monkeyp
         finish("plain", 100)
 
     monkeypatch.setattr(snakemake_calls, "make", make)
-    with pytest.raises(PipelineError) as caught:
-        switch.switch(SwitchOptions("flowers", "zero2"))
-    assert caught.value.what == (
+    assert refused(switch.switch, SwitchOptions("flowers", "zero2")).what == (
         "results/flowers/plain/state: is of step 90; the checkpoint that was to be exported is of "
         f"step 100; {FILE} is as it was"
     )
@@ -447,9 +439,7 @@ def test_a_signal_leaves_nothing_in_the_folder(saved, racer, number, calls) -> N
 def test_what_a_killed_switch_left_is_removed(snakemake) -> None:
     """A draft of a dead process; that of one that lives stays."""
     host = socket.gethostname().replace(".", "_")
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
-                          capture_output=True, text=True, check=True).stdout.strip()  # fmt: skip
-    dead = FILE.with_name(f".{FILE.name}.new-{host}-{gone}")
+    dead = FILE.with_name(f".{FILE.name}.new-{host}-{DEAD_PID}")
     alive = FILE.with_name(f".{FILE.name}.new-{host}-{os.getppid()}")
     dead.write_text("")
     alive.write_text("")
@@ -500,10 +490,9 @@ def test_a_configuration_that_cannot_be_written_stops_nothing(
     Path("config/launch").rename("presets")
     unwritable(how)
     with start_training(saved) as child:
-        with pytest.raises(PipelineError) as caught:
-            switch.switch(SwitchOptions("flowers", "zero2", config=FILE))
-        assert caught.value.what.startswith(f"{FILE}: cannot be written: {why}")
-        assert "run the same command again" in caught.value.hint
+        error = refused(switch.switch, SwitchOptions("flowers", "zero2", config=FILE))
+        assert error.what.startswith(f"{FILE}: cannot be written: {why}")
+        assert "run the same command again" in error.hint
         assert child.poll() is None
         assert not (saved / "stop").exists()
         (saved / "stop").touch()
@@ -522,9 +511,7 @@ def test_an_undo_that_fails_says_what_is_there(snakemake, monkeypatch) -> None:
         raise PipelineError("it failed", hint="none")
 
     snakemake(make=make)
-    with pytest.raises(PipelineError) as caught:
-        switch.switch(SwitchOptions("flowers", "zero2"))
-    assert caught.value.what == (
+    assert refused(switch.switch, SwitchOptions("flowers", "zero2")).what == (
         f"it failed; {FILE} could not be restored ({FILE}: cannot be written: Read-only file "
         "system): it has the switch; to undo it, remove the phase plain-zero2, and give plain the "
         "lines that it had:\n      - {name: plain, until: 300, launch: torch, global_batch_size: 4}"

@@ -22,11 +22,14 @@ from tests.builders.phases import SAMPLES, SEED, make_tiny_phase
 from tests.builders.processes import join_ranks, start_ranks, wait_until
 from tests.training.inputs import write_image_inputs
 from tests.training.kill_point import KillPoint
+from tests.training.matrix import export_state
 
 from zerotrain import artifact
 from zerotrain.cache.layout import LATENTS, TEXT, Entry, Index, write_index
 from zerotrain.cache.writer import StoredShards, place, write_series
 from zerotrain.config.launch import LaunchConfig
+from zerotrain.export.export import export
+from zerotrain.export.target import WeightsTarget
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.files import write_launch_files
 from zerotrain.launch.resolved import ResolvedPhase
@@ -34,11 +37,14 @@ from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
 from zerotrain.models.families import load_family
 from zerotrain.models.sizes import read_sizes
 from zerotrain.models.trainable import choose_trained, trained_parameters
+from zerotrain.stages.train_phase import train_phase
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
 from zerotrain.training import rank
 from zerotrain.training.checkpointing import progress_folder
+from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
 from zerotrain.training.checkpointing.rank_writer import RankWriter
+from zerotrain.training.process.start import prepare
 
 
 def _train(arguments: list[str], kill: KillPoint | None) -> None:
@@ -101,19 +107,31 @@ class Training:
         """Start the processes that train a phase."""
         progress = self.progress(name)
         progress.mkdir(parents=True, exist_ok=True)
-        arguments = {
-            "launch": self.folder / name / "launch",
-            "base": self.base,
-            "cache": self.cache,
-            "progress": progress,
-        }
-        until = read_run_yaml(arguments["launch"] / "run.yaml").derived.until_step
-        if resume := progress_folder.newest_intact(progress, until):
-            arguments["resume"] = resume
-        if state:
-            arguments["start"] = state
-        words = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
+        until = read_run_yaml(self.folder / name / "launch/run.yaml").derived.until_step
+        resume = progress_folder.newest_intact(progress, until)
+        words = self.words(name, resume=resume, start=state)
         return start_ranks(self._server.Process, _train, processes, words, kill, output=self.output)
+
+    def words(self, name: str, **more: Path | None) -> list[str]:
+        """The command line of a phase's processes."""
+        folder = self.folder / name
+        named = {"launch": folder / "launch", "base": self.base, "cache": self.cache}
+        named |= {"progress": self.progress(name)} | {k: v for k, v in more.items() if v}
+        return [word for key, value in named.items() for word in (f"--{key}", str(value))]
+
+    def inputs(self, name: str) -> Inputs:
+        """What the stage reads of a phase."""
+        return read_inputs(self.folder / name / "launch", self.base, self.cache, None)
+
+    def prepare(self, name: str) -> None:
+        """Do what the stage does with a phase's progress before it starts a process."""
+        prepare(self.inputs(name), self.progress(name))
+
+    def call_stage(self, name: str, output: str = "checkpoint") -> int:
+        """Train a phase by its stage, without the command; the exit code."""
+        folder, progress = self.folder / name, self.progress(name)
+        launch = folder / "launch"
+        return train_phase(launch, self.base, self.cache, None, progress, folder / output)
 
     def wait_for_step(self, name: str, step: int, *processes: Any) -> None:
         """Wait until a phase has logged a step; its processes may not end before."""
@@ -159,8 +177,38 @@ class Training:
 
     def hashes(self, name: str, step: int) -> dict[str, str]:
         """sha256 of the tensors of a rolling checkpoint."""
-        found = artifact.read(self.progress(name) / f"step-{step:08d}", "checkpoint")
+        found = artifact.read(self.rolling(name, step), "checkpoint")
         return {n: f["sha256"] for n, f in found.files.items() if n.endswith(".safetensors")}
+
+    def assert_resumes(self, preset: str, middle: int, until: int, **changes: Any) -> list[float]:
+        """Train at once, and with a start in the middle, to the same bits; the losses."""
+        whole = self.run("whole", preset, until, **changes)
+        self.run("parts", preset, middle, **changes)
+        assert self.run("parts", preset, until, **changes) == whole
+        assert self.hashes("parts", until) == self.hashes("whole", until)
+        return whole
+
+    def rolling(self, name: str, step: int) -> Path:
+        """The folder of a rolling checkpoint."""
+        return progress_folder.step_folder(self.progress(name), step)
+
+    def checkpoint(self, name: str, step: int) -> Checkpoint:
+        """A rolling checkpoint, opened."""
+        return Checkpoint(self.rolling(name, step))
+
+    def export_state(self, name: str, step: int) -> Path:
+        """The state that a rolling checkpoint gives."""
+        return export_state(self.rolling(name, step), self.folder / f"{name}-{step}-state")
+
+    def export(
+        self, name: str, step: int, family: str = "sdxl", **chosen: Any
+    ) -> tuple[Path, Path]:
+        """Weights and state of a rolling checkpoint; `chosen` is what of the model is trained."""
+        rolling, state = self.rolling(name, step), self.folder / f"{name}-{step}-state"
+        weights = self.folder / f"{name}-{step}-weights"
+        target = WeightsTarget(weights, self.base, load_family(family), "fp32", **chosen)
+        export(Checkpoint(rolling), rolling, target, state)
+        return weights, state
 
 
 def trained_model(
@@ -283,6 +331,14 @@ def training(tmp_path: Path, inputs: Path, server: Any) -> Training:
     return Training(tmp_path, inputs, server)
 
 
+@pytest.fixture
+def image_training(
+    tmp_path: Path, image_inputs: Callable[[str], Path], server: Any
+) -> Callable[[str], Training]:
+    """Gives a run of a family's nano model."""
+    return lambda family: Training(tmp_path, image_inputs(family), server)
+
+
 class Command:
     """The command line of one phase, run as Snakemake runs it."""
 
@@ -301,10 +357,7 @@ class Command:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "zerotrain", "--log", str(log), "train_phase"),
-                *("--launch", str(self.training.folder / self.name / "launch")),
-                *("--base", str(self.training.base), "--cache", str(self.training.cache)),
-                *("--progress", str(self.progress)),
-                *("--output", str(self.checkpoint)),
+                *self.training.words(self.name, output=self.checkpoint),
             ],
             stdin=subprocess.DEVNULL,
             stdout=output,

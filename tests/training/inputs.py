@@ -6,18 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-from tests.builders.images import make_pictures
-from tests.builders.runs import make_config
+from tests.builders.images import make_image_config, prepare_inputs, write_pictures
 from tests.builders.talks import publish_dataset, publish_language, run_config
 from tests.families.texts import SUMS
 
+from zerotrain.cache import read_cache, stacked
+from zerotrain.config.training import TrainConfig
 from zerotrain.data.dataset import read_dataset
-from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import BuildSettings, build_base
+from zerotrain.models.families import load_family
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
-from zerotrain.stages.prepare_dataset import prepare_dataset
 
 SIDE, COUNT = 16, 12
 """Of the images."""
@@ -30,24 +28,25 @@ TALKS = [tuple(m.content for m in one.messages) for one in SUMS]
 
 def write_image_inputs(family: str, folder: Path) -> None:
     """A nano model of images and their cache."""
-    (folder / "images").mkdir()
-    for number, image in enumerate(make_pictures(SIDE, COUNT)):
-        image.save(folder / "images" / f"{number}.png")
-        (folder / "images" / f"{number}.txt").write_text(CAPTIONS[number % 3])
-    config = make_config(
-        family=family,
-        data={"images": str(folder / "images"), "num_workers": 0},
-        train={"resolution": SIDE},
-        launch={"num_cpu_threads_per_process": 1},
-        validation={"prompts": list(PROMPTS)},
-    )
-    prepare_dataset(config.data, folder / "dataset")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 3)
-        build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
-    settings = CacheSettings.of(config)
-    cache_latents(settings, SIDE, folder / "dataset", folder / "base", folder / "cache")
+    images = write_pictures(folder / "images", CAPTIONS, SIDE, COUNT)
+    config = make_image_config(images, family=family, validation={"prompts": list(PROMPTS)})
+    prepare_inputs(config, folder, steps=3)
     assert len(read_dataset(folder / "dataset").split("train")) == COUNT
+
+
+def image_values(family: str) -> dict[str, Any]:
+    """What a phase of a nano model of images has of its own."""
+    objective = TrainConfig().objective(family)
+    return {"family": family, "objective": objective, "resolution": SIDE, "epoch_size": COUNT}
+
+
+@torch.no_grad()
+def answer_samples(family: str, inputs: Path, weights: Path, model: torch.nn.Module) -> Any:
+    """The model's velocities for three cached samples, without noise, at timestep 500."""
+    cache = read_cache(inputs / "cache")
+    batch = stacked([cache.sample(i) for i in range(3)], torch.device("cpu"))
+    objective = load_family(family).objective(weights)
+    return objective.predict(model, batch["latents"], torch.full((3,), 500.0), batch)
 
 
 def text_inputs(family: str, folder: Path, *, packing: bool = True, holdout: int = 1) -> Path:

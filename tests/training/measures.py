@@ -12,7 +12,6 @@ from zerotrain.cache import Cache, read_cache
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.models.families import load_family
 from zerotrain.models.trainable import choose_trained, trained_parameters
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
 from zerotrain.training.reporting.holdout_loss import HeldOutImages, HeldOutText, holdout_loss
 
@@ -40,7 +39,7 @@ def measured(model: Any, family: str, training: Training) -> float:
 
 def weights(training: Training, family: str, name: str, step: int, slot: str = MASTER) -> Any:
     """The model of a checkpoint, by its own weights or by their average."""
-    source = Checkpoint(training.progress(name) / f"step-{step:08d}")
+    source = training.checkpoint(name, step)
     phase = read_run_yaml(training.folder / name / "launch" / "run.yaml")
     model = choose_trained(
         load_family(family).load_model(training.base), phase.adapter, [], seed=SEED

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.matrix import deviation, export_state
+from tests.training.matrix import deviation
 
-from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.optim.adam_bf16_states import MOMENTS, AdamBf16States, Dither
 
 STATES = {"bf16_optimizer_states": True}
@@ -61,18 +59,15 @@ def test_a_second_moment_falls_as_float32s_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset", ["zero2_offload", pytest.param("zero3_offload", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("preset", ["zero2_offload", "zero3_offload"])
 def test_a_switch_to_bf16_states_and_back_loses_their_rounding_alone(training, preset):
     """From float32 and back again: bf16 moments are float32 values, so that nothing else is lost,
     and a resume in the middle gives the same bits."""
     plain = training.run("plain", preset, END, save_every=MIDDLE, keep=9)
-    export_state(step_folder(training.progress("plain"), MIDDLE), training.folder / "state")
-    start: dict[str, Any] = {"state": training.folder / "state"}
+    start: dict[str, Any] = {"state": training.export_state("plain", MIDDLE)}
     losses = training.run("bf16", preset, END, save_every=MIDDLE, keep=9, **STATES, **start)
     assert 0 < deviation(losses, plain) < 1e-3
-    saved = Checkpoint(step_folder(training.progress("bf16"), END))
+    saved = training.checkpoint("bf16", END)
     moments = {f"{n}/{s}": saved.tensor(n, s) for n in saved.names for s in MOMENTS}
     assert all(tensor.dtype == torch.float32 for tensor in moments.values())
     assert all(torch.equal(tensor, tensor.bfloat16().float()) for tensor in moments.values())
@@ -81,7 +76,7 @@ def test_a_switch_to_bf16_states_and_back_loses_their_rounding_alone(training, p
     assert training.run("parts", preset, END, save_every=MIDDLE, **STATES, **start) == losses
     assert training.hashes("parts", END) == training.hashes("bf16", END)
 
-    export_state(step_folder(training.progress("bf16"), END), training.folder / "again")
-    back = training.run("back", "torch", END + 1, state=training.folder / "again")
-    on = training.run("on", preset, END + 1, state=training.folder / "again", **STATES)
+    again = training.export_state("bf16", END)
+    back = training.run("back", "torch", END + 1, state=again)
+    on = training.run("on", preset, END + 1, state=again, **STATES)
     assert deviation(back, on) < 1e-6

@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training.matrix import export_state
 from tests.training.optimizer_trials import trial_phase
 
 from zerotrain.config import optimizers
 from zerotrain.errors import PipelineError
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.engines import torch_engine
 from zerotrain.training.optim.optimizer import open_optimizers
 from zerotrain.training.optim.param_groups import ParamGroup
@@ -91,13 +89,10 @@ def test_moments_are_decoded_one_parameter_at_a_time(monkeypatch, kind, steady):
 @installed
 def test_resume_is_exact(training):
     """Four and four steps end in the bits of eight, weights and moments; and 8 bits are not 32."""
-    training.run("whole", "torch", STEPS, **EIGHT)
-    training.run("half", "torch", STEPS // 2, **EIGHT)
-    training.run("half", "torch", STEPS, **EIGHT)
-    assert training.hashes("half", STEPS) == training.hashes("whole", STEPS)
+    training.assert_resumes("torch", STEPS // 2, STEPS, **EIGHT)
     training.run("wide", "torch", STEPS)
     assert training.hashes("wide", STEPS) != training.hashes("whole", STEPS)
-    found = Checkpoint(training.progress("whole") / f"step-{STEPS:08d}")
+    found = training.checkpoint("whole", STEPS)
     assert found.slots == ["master", "exp_avg", "exp_avg_sq"]
     assert found.position.optimizer_step == STEPS
 
@@ -119,12 +114,10 @@ def test_moments_cross_to_and_from_adamw(training, first):
     the first one alone, but for the rounding; without them they would be a tenth of a gradient."""
     second = {} if first else EIGHT
     training.run("reference", "torch", STEPS, save_every=1, keep=STEPS, **first)
-    before = training.progress("reference") / f"step-{STEPS // 2:08d}"
-    state = export_state(before, training.folder / "state")
+    state = training.export_state("reference", STEPS // 2)
     training.run("other", "torch", STEPS, state=state, save_every=1, keep=STEPS, **second)
     other, reference = (
-        Checkpoint(training.progress(name) / f"step-{STEPS // 2 + 1:08d}")
-        for name in ("other", "reference")
+        training.checkpoint(name, STEPS // 2 + 1) for name in ("other", "reference")
     )
     assert other.position.optimizer_step == STEPS // 2 + 1
     for slot in ("exp_avg", "exp_avg_sq"):

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from zerotrain.models.families import load_family
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
-from zerotrain.training.checkpointing.progress_folder import step_folder
 
 BOUND = 1e-3
 RATE = 10.0
@@ -30,19 +28,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "zero2_offload-bf16": ("zero2_offload", {"mixed_precision": "bf16"}),
     "zero3_offload-bf16-2": ("zero3_offload", {"mixed_precision": "bf16", "num_processes": 2}),
 }
-QUICK = ("torch", "zero2-fp16", "zero3")
 
 
 def weights(training: Any, name: str) -> torch.Tensor:
     """All master weights after one step."""
-    source = Checkpoint(step_folder(training.progress(name), 1))
+    source = training.checkpoint(name, 1)
     return torch.cat([source.tensor(one, MASTER).flatten() for one in sorted(source.names)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_each_value_is_cut_to_the_bound(training, case):
     """The step is that of the whole gradient, cut value by value."""
     preset, own = CASES[case]

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.training.matrix import deviation, export_state
+from tests.training.matrix import deviation
 
 from zerotrain.launch.schedule import momentum
-from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.checkpointing import progress_folder
 
 MIDDLE, END = 5, 10
 ARGUMENTS = {
@@ -32,16 +30,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory, inputs: Any, server: Any) ->
 
     found = Training(tmp_path_factory.mktemp("cycle"), inputs, server)
     found.run("whole", "torch", END, save_every=MIDDLE, keep=9, **CYCLE)
-    rolling = progress_folder.step_folder(found.progress("whole"), MIDDLE)
-    export_state(rolling, found.folder / "state")
+    found.export_state("whole", MIDDLE)
     return found
 
 
 def test_a_saved_group_says_the_beta_of_the_step_to_come(whole):
     """As it says its rate; the log has those of the step that was made. The beta is 0.9 at the ends
     of the cycle and 0.5 at its peak."""
-    rolling = progress_folder.step_folder(whole.progress("whole"), MIDDLE)
-    [group] = Checkpoint(rolling).position.param_groups
+    [group] = whole.checkpoint("whole", MIDDLE).position.param_groups
     assert group["lr"] == pytest.approx(1e-4 + 9e-4 * 3 / 4)
     assert group["betas"] == pytest.approx([0.9 - 0.4 * 3 / 4, 0.99])
     logged = [line["beta1"] for line in whole.log("whole")]
@@ -61,18 +57,16 @@ def test_the_beta_that_is_logged_is_used(whole):
 @pytest.mark.parametrize("preset", OTHERS)
 def test_a_switch_in_the_middle_of_a_cycle_keeps_the_losses(whole, preset):
     """Rate and beta continue from the step, so the rest is that of the uninterrupted run."""
-    losses = whole.run(f"to {preset}", preset, END, state=whole.folder / "state", **CYCLE)
+    state = whole.folder / f"whole-{MIDDLE}-state"
+    losses = whole.run(f"to {preset}", preset, END, state=state, **CYCLE)
     assert deviation(losses, whole.losses("whole")) <= OTHERS[preset]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["torch", pytest.param("zero2_offload", marks=pytest.mark.slow)])
-def test_a_resume_in_the_middle_of_a_cycle_gives_the_same_bits(whole, preset):
+@pytest.mark.parametrize("preset", ["torch", "zero2_offload"])
+def test_a_resume_in_the_middle_of_a_cycle_gives_the_same_bits(training, preset):
     """CPU offload's optimizer keeps powers of its betas, which a resume has to make again."""
-    expected = whole.run(f"{preset} at once", preset, END, **CYCLE)
-    whole.run(f"{preset} in parts", preset, MIDDLE, **CYCLE)
-    assert whole.run(f"{preset} in parts", preset, END, **CYCLE) == expected
-    assert whole.hashes(f"{preset} in parts", END) == whole.hashes(f"{preset} at once", END)
+    training.assert_resumes(preset, MIDDLE, END, **CYCLE)
 
 
 def test_no_other_schedule_moves_the_beta(training):

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 from tests.training.conftest import Training
+from tests.training.measures import SETTINGS
 
 from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
-from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
+from zerotrain.training.checkpointing.inputs import Inputs
 from zerotrain.training.checkpointing.progress_folder import end_step, newest_intact
 from zerotrain.training.process import lock
 from zerotrain.training.process.ending import read_exit_codes, read_exit_record
@@ -45,11 +46,6 @@ SYNTHETIC: dict[str, Any] = {
 }
 """Files that not every training leaves."""
 LARGE = ".safetensors"
-SETTINGS: dict[str, Any] = {
-    "eval_steps": 2, "eval_on_start": True, "max_samples": 64, "batch_size": 8,
-    "metric_for_best_model": "val_loss", "load_best_model_at_end": False,
-    "early_stopping_patience": None, "early_stopping_threshold": 0.0,
-}  # fmt: skip
 
 Corruption = Callable[[Path, random.Random], None]
 
@@ -61,18 +57,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory, inputs: Path, server: Any)
     values: dict[str, Any] = {"save_every": 2, "keep": 3, "log_every": 3, "validation": SETTINGS}
     training.phase("p", "torch", TRAINED, **values)
     progress = training.progress("p")
-    prepare(inputs_of(training), progress)
+    training.prepare("p")
     training.train("p")
     training.phase("p", "torch", UNTIL, **values)
     for name, value in SYNTHETIC.items():
         (progress / name).parent.mkdir(exist_ok=True)
         (progress / name).write_text(json.dumps(value) if value else "")
     return training
-
-
-def inputs_of(training: Training) -> Inputs:
-    """What the stage reads before it starts."""
-    return read_inputs(training.folder / "p" / "launch", training.base, training.cache, None)
 
 
 def small_files(progress: Path) -> list[str]:
@@ -240,7 +231,7 @@ def find_wrong(
         capsys: Of what is printed.
         only: Whether the newest checkpoint is the only one.
     """
-    inputs, wrong = inputs_of(trained), []
+    inputs, wrong = trained.inputs("p"), []
     names = small_files(trained.progress("p"))
     assert len(names) > 15
     for name in (name for name in names if not only or name.startswith(NEWEST)):
@@ -274,7 +265,7 @@ def rename_key(trains: dict[str, Any]) -> None:
 def test_damaged_values_of_a_manifest_are_no_edit(trained, tmp_path, capsys, edit):
     """The checkpoint before it is taken; where there is none, a sentence says what to do. One of an
     earlier version, which has no digest of them, counts as it is."""
-    inputs, progress = inputs_of(trained), copied(trained, tmp_path)
+    inputs, progress = trained.inputs("p"), copied(trained, tmp_path)
     path = progress / NEWEST / "manifest.json"
     document = json.loads(path.read_text())
     edit(document["content"]["trains"])

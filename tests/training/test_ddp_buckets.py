@@ -69,9 +69,6 @@ def test_three_processes_resume_to_the_same_bits(training) -> None:
     """At three, unlike two, the order in which a bucket adds counts: a start in the middle ends in
     the bits of an undisturbed run, and find_unused_parameters changes none."""
     shape = {"num_processes": 3, "global_batch_size": 6, "micro_batch_size": 2}
-    whole = training.run("whole", "torch", 6, **shape)
-    training.run("parts", "torch", 3, **shape)
-    assert training.run("parts", "torch", 6, **shape) == whole
-    assert training.hashes("parts", 6) == training.hashes("whole", 6)
+    whole = training.assert_resumes("torch", 3, 6, **shape)
     assert training.run("unused", "torch", 6, find_unused_parameters=True, **shape) == whole
     assert training.hashes("unused", 6) == training.hashes("whole", 6)

@@ -94,8 +94,7 @@ def test_every_argument_of_deepspeed_is_known_with_its_default() -> None:
 def test_every_step_has_the_rate_and_the_momentum_of_deepspeeds_class(
     name: str, args: dict[str, Any]
 ) -> None:
-    """Set when it is built, moved on after each update: the first update included, and the steps
-    beyond the end."""
+    """The first update included, and the steps beyond the end."""
     phase, own = resolve(name, **args), optimizer()
     scheduler = getattr(lr_schedules, name)(own, **args)
     for step in range(STEPS):
@@ -139,8 +138,7 @@ def _train(schedules: list[dict[str, Any]], output: Path) -> None:
 
 
 def test_every_update_of_a_deepspeed_engine_had_this_rate(server: Any, tmp_path: Path) -> None:
-    """Not only the class: what the optimizer held while the engine stepped it, with two micro
-    batches a step."""
+    """What the optimizer held while the engine stepped it, with two micro batches a step."""
     cases = [case for case in CASES if case[0] != "OneCycle" or case[1].get("cycle_momentum", True)]
     cases = list({name: (name, args) for name, args in cases}.values())
     assert len(cases) == 5

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from tests.builders.refusals import refusal
+from tests.builders.refusals import refusal, refused
 from tests.conftest import Mount
 from tests.training.saving_trials import Engine, made, values
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
-from zerotrain.stages.train_phase import train_phase
 from zerotrain.training.checkpointing import checkpoint_room, saving
 from zerotrain.training.checkpointing.progress_folder import newest_intact, saved_steps, step_folder
 from zerotrain.training.step_counter import StepCounter
@@ -36,21 +35,20 @@ def ending(training, name: str) -> dict[str, object]:
 
 def state_bytes(training, name: str, step: int) -> int:
     """Bytes of a checkpoint's files on the disk."""
-    folder = step_folder(training.progress(name), step)
+    folder = training.rolling(name, step)
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.slow
 def test_a_full_disk_stops_before_half_a_checkpoint(training, mount: Mount) -> None:
-    """With room for one checkpoint and a half, the second is not started: one sentence, code 2, and
-    the first is whole. With more room the same command ends in the bits of an undisturbed run."""
+    """With room for one and a half; with more room the same command ends in the same bits."""
     whole = training.run("plain", "torch", 4)
     each = state_bytes(training, "plain", 4)
     training.phase("full", "torch", 4, save_every=2)
     mount(training.progress("full"), f"size={each * 3 // 2}")
     training.train_unfinished("full")
     assert saved_steps(training.progress("full")) == [2]
-    artifact.read(step_folder(training.progress("full"), 2), "checkpoint")
+    artifact.read(training.rolling("full", 2), "checkpoint")
     left = ending(training, "full")
     assert left["code"] == 2
     assert "training stops before half of it is written" in str(left["reason"])
@@ -63,8 +61,7 @@ def test_a_full_disk_stops_before_half_a_checkpoint(training, mount: Mount) -> N
 
 @pytest.mark.slow
 def test_a_smaller_disk_keeps_fewer(training, mount: Mount) -> None:
-    """Where one checkpoint more would not fit, the oldest goes before its time, and it is
-    reported."""
+    """Where one more would not fit, the oldest goes before its time, and it is reported."""
     whole = training.run("plain", "torch", 5)
     each = state_bytes(training, "plain", 5)
     training.phase("small", "torch", 5, save_every=1, keep=4)
@@ -87,8 +84,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
     mount: Mount,
     gate,
 ) -> None:
-    """Another program takes the last bytes: the loop gets one sentence, what was there
-    stays, and nothing is left of the half-written one."""
+    """Another program takes the last bytes: one sentence, and what was there stays."""
     progress = tmp_path / "disk"
     mount(progress, "size=256k")
     engine = Engine()
@@ -98,10 +94,9 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written(
         saved.begin(StepCounter(2, 8, 100))
         fill(progress / "other")
         gate.release(3)
-        with pytest.raises(PipelineError) as caught:
-            saved.finish()
-        assert "the disk is full: the checkpoint of step 2 was not written" in str(caught.value)
-        assert "continues from step 1" in caught.value.hint
+        error = refused(saved.finish)
+        assert "the disk is full: the checkpoint of step 2 was not written" in str(error)
+        assert "continues from step 1" in error.hint
         assert saved_steps(progress) == [1]
         assert list(progress.glob(".step-*")) == []
         (progress / "other").unlink()
@@ -138,18 +133,9 @@ def test_a_disk_that_turns_read_only(tmp_path: Path, mount: Mount) -> None:
 def test_a_read_only_folder_is_refused_before_the_start(training, mount: Mount) -> None:
     """No process is launched for a phase that could save nothing."""
     training.phase("a", "torch", 4)
-    folder = training.folder / "a"
     mount(training.progress("a"), "size=1m")
     mount(training.progress("a"), "ro")
-    text = refusal(
-        train_phase,
-        folder / "launch",
-        training.base,
-        training.cache,
-        None,
-        training.progress("a"),
-        folder / "checkpoint",
-    )
+    text = refusal(training.call_stage, "a")
     assert "checkpoints cannot be written here: Read-only file system" in text
 
 
@@ -198,13 +184,17 @@ def lose_an_entry(folder: Path) -> None:
     path.write_text(json.dumps(found))
 
 
+def lose_the_position(folder: Path) -> None:
+    (folder / "checkpoint.json").write_text("{}")
+
+
+def gain_a_file(folder: Path) -> None:
+    (folder / "rank-00001-00000.safetensors").touch()
+
+
 DAMAGES = [
-    cut_off,
-    turn_a_bit,
-    lose_a_file,
-    cut_off_the_manifest,
-    empty_the_manifest,
-    lose_an_entry,
+    *(cut_off, turn_a_bit, lose_a_file, cut_off_the_manifest, empty_the_manifest, lose_an_entry),
+    *(lose_the_position, gain_a_file),
 ]
 
 
@@ -218,14 +208,15 @@ def saved_twice(folder: Path) -> Path:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage, capsys) -> None:
-    """Whatever is damaged: the one before is taken, with a sentence, and the damaged one is set
-    aside, so that it is never counted among those that are kept, nor removed."""
+    """It is set aside, so that it is neither counted among those that are kept, nor removed."""
     progress = saved_twice(tmp_path / "p")
     damage(step_folder(progress, 2))
     assert newest_intact(progress, 100) == step_folder(progress, 1)
-    said = capsys.readouterr().err
-    assert str(step_folder(progress, 2)) in said
-    assert "the checkpoint before it is taken and this one set aside as damaged-step-" in said
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(str(step_folder(progress, 2)))
+    assert said.endswith(
+        "the checkpoint before it is taken and this one set aside as damaged-step-00000002"
+    )
     assert saved_steps(progress) == [1]
     assert (progress / "damaged-step-00000002").is_dir()
 
@@ -252,25 +243,20 @@ def test_a_phase_whose_checkpoints_are_all_damaged_does_not_restart(training) ->
     for step in (2, 4):
         cut_off(step_folder(progress, step))
     for _ in range(2):
-        with pytest.raises(PipelineError) as caught:
-            newest_intact(progress, 4)
-        assert "no checkpoint is whole" in str(caught.value)
+        error = refused(newest_intact, progress, 4)
+        assert "no checkpoint is whole" in str(error)
         for step in (2, 4):
-            assert str(step_folder(progress, step) / TENSORS) in str(caught.value)
-        assert f"move {progress} away" in caught.value.hint
+            assert str(step_folder(progress, step) / TENSORS) in str(error)
+        assert f"move {progress} away" in error.hint
     assert saved_steps(progress) == [2, 4]
 
 
 def test_a_full_disk_is_refused_before_the_start(training, mount: Mount) -> None:
     """The stage compares the forecast with the disk, and no process is launched."""
     training.phase("a", "torch", 4, save_every=1)
-    folder = training.folder / "a"
     mount(training.progress("a"), "size=16k")
     with pytest.raises(PipelineError, match="the one before stays until the new one is whole"):
-        train_phase(
-            folder / "launch", training.base, training.cache, None, training.progress("a"),
-            folder / "checkpoint",
-        )  # fmt: skip
+        training.call_stage("a")
 
 
 def test_the_sentences_of_a_disk(tmp_path: Path) -> None:

@@ -15,9 +15,7 @@ import pytest
 from zerotrain import artifact
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing import published
-from zerotrain.training.checkpointing.inputs import read_inputs
 from zerotrain.training.checkpointing.progress_folder import saved_steps
-from zerotrain.training.process.start import prepare
 
 ROOT = Path(__file__).parents[2]
 EARLIER = "be226e0"
@@ -83,9 +81,8 @@ def test_a_training_of_an_earlier_version_resumes_and_is_kept(
     values = {"gradient_accumulation_steps": 2}
     training.phase("old", "torch", 4, **values)
     write_as_before(launch, earlier)
-    folders = {"launch": launch, "base": training.base, "cache": training.cache}
-    words = [w for k, v in (folders | {"progress": progress}).items() for w in (f"--{k}", str(v))]
-    command = [sys.executable, "-m", "zerotrain", "train_phase", *words, "--output", str(output)]
+    words = training.words("old", output=output)
+    command = [sys.executable, "-m", "zerotrain", "train_phase", *words]
     environment = {**os.environ, "PYTHONPATH": str(earlier)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -97,8 +94,8 @@ def test_a_training_of_an_earlier_version_resumes_and_is_kept(
     assert exported(output, tmp_path / "now", ROOT / "workflow") == before
 
     training.phase("old", "torch", 4, **values)
-    inputs = read_inputs(launch, training.base, training.cache, None)
-    prepare(inputs, progress)
+    inputs = training.inputs("old")
+    training.prepare("old")
     rolling = artifact.read(progress / "step-00000004", "checkpoint")
     published.publish(rolling, output, inputs, progress, early=False)
     assert (output / artifact.MANIFEST).read_bytes() == manifest
@@ -112,7 +109,7 @@ def test_a_training_of_an_earlier_version_resumes_and_is_kept(
     away.rename(progress)
 
     training.phase("old", "torch", 6, gradient_checkpointing=True)
-    prepare(read_inputs(launch, training.base, training.cache, None), progress)
+    training.prepare("old")
     assert saved_steps(progress) == [4]
     training.train("old")
     assert len(training.losses("old")) == 6

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.builders.phases import make_tiny_phase
-from tests.builders.refusals import refusal
+from tests.builders.refusals import refusal, refused
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
@@ -200,10 +200,9 @@ def test_another_cache_of_an_earlier_version_is_refused(progress: Path) -> None:
     save_before(progress, 100)
     present = trains(PHASE) | {"data": "e" * 64}
     assert prepare_progress_folder(progress, present, PHASE, CACHE) == []
-    with pytest.raises(PipelineError) as caught:
-        prepare_progress_folder(progress, present, PHASE, "f" * 64)
-    assert f"(cache {'c' * 12} -> {'f' * 12})" in caught.value.what
-    assert "train.on_change: continue" in caught.value.hint
+    error = refused(prepare_progress_folder, progress, present, PHASE, "f" * 64)
+    assert f"(cache {'c' * 12} -> {'f' * 12})" in error.what
+    assert "train.on_change: continue" in error.hint
     assert saved_steps(progress) == [100]
     (said,) = prepare_progress_folder(
         progress, present, PHASE.with_values(on_change="continue"), "f" * 64
@@ -228,13 +227,12 @@ def test_continue_resumes_and_stop_refuses(progress: Path) -> None:
     """train.on_change, which is itself no part of what is trained."""
     save(progress, 250)
     stop = EDITED.with_values(on_change="stop")
-    with pytest.raises(PipelineError) as caught:
-        start(progress, stop)
-    assert caught.value.what == (
+    error = refused(start, progress, stop)
+    assert error.what == (
         f"{progress}: its 250 steps were trained with other values than phase plain has now "
         "(learning_rate 0.001 -> 0.0001); train.on_change: stop"
     )
-    assert "set train.on_change: continue" in caught.value.hint
+    assert "set train.on_change: continue" in error.hint
     assert start(progress, EDITED.with_values(on_change="continue")) == (
         "plain: continues from step 250 with other values (learning_rate 0.001 -> 0.0001): "
         "train.on_change: continue"
@@ -328,10 +326,9 @@ def test_a_fingerprint_that_is_gone_or_cut_short_restarts_nothing(progress: Path
         save_before(progress, 100)
         file = progress / "fingerprint.json"
         file.unlink() if text is None else file.write_text(text)
-        with pytest.raises(PipelineError) as caught:
-            start(progress)
-        assert f"{progress}: fingerprint.json is missing or damaged" in caught.value.what
-        assert "train.on_change: continue" in caught.value.hint
+        error = refused(start, progress)
+        assert f"{progress}: fingerprint.json is missing or damaged" in error.what
+        assert "train.on_change: continue" in error.hint
         assert "resumes" in start(progress, PHASE.with_values(on_change="continue"))
         assert saved_steps(progress) == [100]
 

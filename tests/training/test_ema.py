@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from diffusers.training_utils import EMAModel
-from tests.training.matrix import export_state
 
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.engines.ema import decay
 
@@ -24,12 +22,8 @@ CASES = [
 ]
 
 
-def checkpoint(training, name: str, step: int) -> Checkpoint:
-    return Checkpoint(training.progress(name) / f"step-{step:08d}")
-
-
 def masters(training, name: str, step: int) -> list[torch.nn.Parameter]:
-    found = checkpoint(training, name, step)
+    found = training.checkpoint(name, step)
     return [torch.nn.Parameter(found.tensor(n, MASTER)) for n in found.names]
 
 
@@ -58,7 +52,7 @@ def test_average_is_that_of_diffusers(training, preset, processes):
     )  # fmt: skip
     first = masters(training, "a", 1)  # at the first step the average is what the step has left
     expected = of_diffusers(training, "a", first, range(1, STEPS + 1))
-    found = checkpoint(training, "a", STEPS)
+    found = training.checkpoint("a", STEPS)
     assert found.slots[-1] == EMA_SLOT
     for name, tensor in zip(found.names, expected, strict=True):
         torch.testing.assert_close(found.tensor(name, EMA_SLOT), tensor, rtol=1e-6, atol=1e-8)
@@ -70,32 +64,14 @@ def test_average_leaves_the_training_alone(training):
     """The weights are those of a training without an average, and so are the losses."""
     plain = training.run("plain", "torch", STEPS)
     assert training.run("averaged", "torch", STEPS, use_ema=True) == plain
-    a, b = checkpoint(training, "plain", STEPS), checkpoint(training, "averaged", STEPS)
+    a, b = training.checkpoint("plain", STEPS), training.checkpoint("averaged", STEPS)
     assert a.slots == [slot for slot in b.slots if slot != EMA_SLOT]
     assert all(torch.equal(a.tensor(n, MASTER), b.tensor(n, MASTER)) for n in a.names)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset",
-    [
-        *(pytest.param(p, marks=pytest.mark.soak) for p in ("torch", "zero2_offload")),
-        "zero3_offload",
-    ],
-)
-def test_average_resumes_in_the_same_bits(training, preset):
-    """A phase in two starts ends in the files of one that was never stopped."""
-    values = {"use_ema": True, "ema_decay": HIGHEST, "lr_scheduler_steps": 2 * STEPS}
-    training.run("whole", preset, 2 * STEPS, **values)
-    training.run("halves", preset, STEPS, **values)
-    training.run("halves", preset, 2 * STEPS, **values)
-    assert training.hashes("halves", 2 * STEPS) == training.hashes("whole", 2 * STEPS)
-
-
-@pytest.mark.slow
-def test_average_crosses_every_switch(training, tmp_path):
-    """It continues over switches of engine, stage and processes, as if there had been none: with
-    two processes within 1e-5, as the losses do."""
+def test_average_crosses_every_switch(training):
+    """Engine, stage and processes: with two processes within 1e-5, as the losses do."""
     values = {"use_ema": True, "ema_decay": 0.9, "lr_scheduler_steps": 16}
     training.run("whole", "torch", 8, **values)
     state = None
@@ -104,21 +80,20 @@ def test_average_crosses_every_switch(training, tmp_path):
     ):
         name, until = f"phase{number}", 2 * number + 2
         training.run(name, preset, until, num_processes=processes, state=state, **values)
-        folder = training.progress(name) / f"step-{until:08d}"
-        state = export_state(folder, tmp_path / f"{name}-state")
-    whole, switched = checkpoint(training, "whole", 8), checkpoint(training, "phase3", 8)
+        state = training.export_state(name, until)
+    whole, switched = training.checkpoint("whole", 8), training.checkpoint("phase3", 8)
     for name in whole.names:
         expected = whole.tensor(name, EMA_SLOT)
         assert (switched.tensor(name, EMA_SLOT) - expected).norm() < 1e-5 * expected.norm()
 
 
 @pytest.mark.slow
-def test_average_may_begin_later(training, tmp_path):
+def test_average_may_begin_later(training):
     """In a phase that turns it on it begins with the weights that the phase starts from."""
     training.run("before", "torch", 3)
-    state = export_state(training.progress("before") / "step-00000003", tmp_path / "state")
+    state = training.export_state("before", 3)
     training.run("after", "zero2_offload", 4, state=state, use_ema=True, ema_decay=0.2)
-    start, end = masters(training, "before", 3), checkpoint(training, "after", 4)
+    start, end = masters(training, "before", 3), training.checkpoint("after", 4)
     for name, first in zip(end.names, start, strict=True):
         expected = 0.2 * first.detach() + 0.8 * end.tensor(name, MASTER)
         torch.testing.assert_close(end.tensor(name, EMA_SLOT), expected, rtol=1e-6, atol=1e-8)
@@ -127,7 +102,7 @@ def test_average_may_begin_later(training, tmp_path):
 def test_average_at_intervals(training):
     """Between updates it stays."""
     training.run("a", "torch", 5, use_ema=True, ema_update_interval=2, save_every=1, keep=5)
-    found = [checkpoint(training, "a", step) for step in (2, 3, 4, 5)]
+    found = [training.checkpoint("a", step) for step in (2, 3, 4, 5)]
     name = found[0].names[0]
     two, three, four, five = (one.tensor(name, EMA_SLOT) for one in found)
     assert torch.equal(two, three)

@@ -23,7 +23,6 @@ from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR, PipelineError
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.machine.ports import free_port
-from zerotrain.stages.train_phase import train_phase
 from zerotrain.training import rank
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.checkpointing.saving import Saving
@@ -148,14 +147,6 @@ class Srun:
         self.processes: list[Any] = []
         self._server = server
 
-    def words(self, name: str) -> list[str]:
-        """The command line."""
-        folder = self.training.folder / name
-        return [
-            *("--launch", str(folder / "launch"), "--base", str(self.training.base)),
-            *("--cache", str(self.training.cache), "--progress", str(folder / "progress")),
-        ]
-
     def start(self, name: str, count: int = 2, target: Any = _process) -> list[Any]:
         """Start them."""
         environment = {
@@ -165,7 +156,7 @@ class Srun:
         started = [
             self._server.Process(
                 target=target,
-                args=(number, environment, self.words(name), self.training.output),
+                args=(number, environment, self.training.words(name), self.training.output),
             )
             for number in range(count)
         ]
@@ -194,9 +185,7 @@ def srun(training: Any, server: Any) -> Iterator[Srun]:
 
 @pytest.mark.slow
 def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
-    """A signal to one of two ends both with 85 and one checkpoint, a second start meanwhile is
-    refused with the owner's name, and the next one continues to the weights of an undisturbed run;
-    the stage publishes them without training."""
+    """One signal ends both processes with 85; the stage publishes what the next start trained."""
     training.phase("main", "torch", STEPS, num_processes=2)
     progress = training.progress("main")
     running = srun.start("main", target=_wait_for_a_signal)
@@ -218,10 +207,8 @@ def test_resume_under_srun_after_a_signal(training: Any, srun: Srun) -> None:
     training.run("whole", "torch", STEPS, num_processes=2)
     assert training.hashes("main", STEPS) == training.hashes("whole", STEPS)
     before = (progress / progress_folder.LOG).read_bytes()
-    output = training.folder / "main" / "checkpoint"
-    launch = training.folder / "main" / "launch"
-    assert train_phase(launch, training.base, training.cache, None, progress, output) == 0
-    assert artifact.is_published(output)
+    assert training.call_stage("main") == 0
+    assert artifact.is_published(training.folder / "main" / "checkpoint")
     assert (progress / progress_folder.LOG).read_bytes() == before
 
 
@@ -284,7 +271,7 @@ def test_who_has_given_its_lock_back_is_not_ended(
 def _started(training: Any, srun: Srun) -> Any:
     phase = training.phase("main", "torch", STEPS)
     with ExitStack() as held:
-        return external_launch._prepare(rank.read_arguments(srun.words("main")), phase, held)
+        return external_launch._prepare(rank.read_arguments(training.words("main")), phase, held)
 
 
 @pytest.mark.parametrize(
@@ -341,13 +328,12 @@ def test_a_mistake_ends_all_processes_with_its_code(training: Any, srun: Srun) -
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["torch", pytest.param("zero2", marks=pytest.mark.soak)])
 def test_resume_under_torchrun(training: Any, srun: Srun, preset: str) -> None:
-    """The documented command, for real: a signal to torchrun leaves a checkpoint, the next start
-    ends in the weights of an undisturbed run."""
+    """The documented command, for real."""
     training.phase("main", preset, STEPS, num_processes=2)
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
         *("--master-port", str(free_port()), "-m", "zerotrain.training.rank"),
-        *srun.words("main"),
+        *training.words("main"),
     ]
     with training.output.open("ab") as output:
         running = subprocess.Popen(command, stdout=output, stderr=output)

@@ -206,6 +206,10 @@ def test_a_sentence_has_the_librarys_words_without_its_advice() -> None:
         (RuntimeError("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might"),
          EXIT_FAULT, "the GPU has failed: CUDA error: uncorrectable ECC error encountered\n"),
         (PipelineError("step-3: 2 bytes", hint="again"), EXIT_USER_ERROR, "step-3: 2 bytes"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
+                                "capacity of 8.00 GiB. Of the allocated memory 7 GiB is PyTorch's"),
+         EXIT_USER_ERROR, "ERROR: phase plain: the device ran out of memory: CUDA out of memory. "
+         "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB.\n"),
     ],
 )  # fmt: skip
 def test_a_process_ends_with_a_sentence_and_a_code(
@@ -220,6 +224,8 @@ def test_a_process_ends_with_a_sentence_and_a_code(
     left = json.loads((tmp_path / "exit.json").read_text())
     assert left["code"] == code
     assert left["reason"] in text
+    out_of_memory = isinstance(error, torch.OutOfMemoryError)
+    assert ("`zerotrain switch cats --to zero2_offload`" in text) == out_of_memory
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(

@@ -9,23 +9,19 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
-from tests.builders.images import CAPTIONS, make_pictures
-from tests.builders.runs import make_config
+from tests.builders.images import (
+    build_nano,
+    make_image_config,
+    prepare_inputs,
+    write_pictures,
+)
 from tests.training.conftest import Training, trained_model
 from tests.training.inputs import LORA, SIDE
 
 from zerotrain.cache import read_cache, stacked
 from zerotrain.config.training import TrainConfig
-from zerotrain.export.export import export
-from zerotrain.export.target import WeightsTarget
 from zerotrain.models.families import flux_nano
-from zerotrain.models.families import nano as nano_parts
 from zerotrain.models.families.flux import FAMILY
-from zerotrain.stages.build_base import BuildSettings, build_base
-from zerotrain.stages.cache_latents import CacheSettings, cache_latents
-from zerotrain.stages.prepare_dataset import prepare_dataset
-from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.checkpointing import progress_folder
 
 pytestmark = pytest.mark.slow
 
@@ -42,32 +38,16 @@ def inputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     white = Image.new("L", (SIDE, SIDE))
     white.paste(255, (SIDE // 2, 0, SIDE, SIDE))
     for name in names:
-        (folder / name).mkdir()
-    for number, image in enumerate(make_pictures(SIDE, COUNT)):
-        (folder / "images" / f"{number}.txt").write_text("a picture")
-        for name in names:
-            (white if name == "masks" else image).save(folder / name / f"{number}.png")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 60)
-        if fill:
-            flux_nano.SMALL.build(
-                CAPTIONS, make_pictures(SIDE, COUNT), 0, folder / "fill", pipeline=request.param
-            )
-        config = make_config(
-            family="flux",
-            base=str(folder / "fill") if fill else "nano",
-            data={
-                "images": str(folder / "images"),
-                "conditioning_images": [str(folder / name) for name in names[1:]],
-                "num_workers": 0,
-            },
-            train={"resolution": SIDE},
-            launch={"num_cpu_threads_per_process": 1},
-        )
-        prepare_dataset(config.data, folder / "dataset")
-        build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
-    settings = CacheSettings.of(config)
-    cache_latents(settings, SIDE, folder / "dataset", folder / "base", folder / "cache")
+        write_pictures(folder / name, ["a picture"], SIDE, COUNT)
+        for number in range(COUNT if name == "masks" else 0):
+            white.save(folder / name / f"{number}.png")
+    if fill:
+        build_nano(flux_nano.SMALL, folder / "fill", steps=60, pipeline=request.param)
+    config = make_image_config(
+        folder / "images", family="flux", base=str(folder / "fill") if fill else "nano",
+        data={"conditioning_images": [str(folder / name) for name in names[1:]]},
+    )  # fmt: skip
+    prepare_inputs(config, folder, steps=60)
     return folder
 
 
@@ -90,12 +70,10 @@ def test_training_learns_to_copy_and_diffusers_loads_it(inputs, adapter, tmp_pat
         resolution=SIDE, epoch_size=COUNT, learning_rate=5e-3 if adapter else 1e-3,
         lr_warmup_steps=0, **({"lora": ADAPTER} if adapter else {}),
     )  # fmt: skip
-    rolling = progress_folder.step_folder(training.progress("copy"), STEPS)
     lora = ADAPTER if adapter else None
-    target = WeightsTarget(tmp_path / "weights", inputs / "base", FAMILY, "fp32", lora=lora)
-    export(Checkpoint(rolling), rolling, target, None)
+    weights, _ = training.export("copy", STEPS, "flux", lora=lora)
 
-    trained = trained_model("flux", inputs / "base", rolling, lora)
+    trained = trained_model("flux", inputs / "base", training.rolling("copy", STEPS), lora)
     batch = batch_of(inputs)
     [name] = {"conditioning_latents", "fill_condition"} & batch.keys()
     before = loss(inputs, FAMILY.load_model(inputs / "base").eval(), batch)
@@ -105,10 +83,10 @@ def test_training_learns_to_copy_and_diffusers_loads_it(inputs, adapter, tmp_pat
     assert after < 0.9 * before
     assert after < other
 
-    pipeline = DiffusionPipeline.from_pretrained(tmp_path / "weights")
+    pipeline = DiffusionPipeline.from_pretrained(weights)
     assert type(pipeline).__name__ == inputs.name.rstrip("0123456789")
     if adapter:
-        pipeline.load_lora_weights(tmp_path / "weights")
+        pipeline.load_lora_weights(weights)
     assert loss(inputs, pipeline.transformer, batch) == after
 
 

@@ -13,7 +13,6 @@ from zerotrain.machine import compiled_ops
 
 GOLDEN = Path("tests/golden/launch/sdxl")
 ZERO = sorted(path.name for path in GOLDEN.iterdir() if path.name != "torch")
-QUICK = ("zero1",)
 SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
 
 
@@ -31,14 +30,11 @@ def expected(tmp_path_factory: pytest.TempPathFactory, inputs: Path, server: Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in ZERO]
-)
+@pytest.mark.parametrize("preset", ZERO)
 def test_a_run_starts_from_the_golden_file(
     training: Any, tmp_path: Path, expected: list[float], preset: str
 ) -> None:
-    """Two processes, two micro batches each, bf16: DeepSpeed takes SDXL's own buckets and limits,
-    and what is learned is what plain PyTorch learns."""
+    """With SDXL's own buckets and limits, and learns what plain PyTorch learns."""
     if preset == "zero3_nvme" and not SWAP_OP.exists():
         pytest.skip(f"{compiled_ops.BUILD_SWAP_OP} was not run")
     path = {"offload_path": str(tmp_path)} if preset == "zero3_nvme" else {}

@@ -179,8 +179,7 @@ FULL = [
     ],
 )
 def test_every_preset_trains_as_without(training, server, preset, changes, some):
-    """Losses and gradient norms of two steps, full and LoRA: the same bits through torch, within
-    rounding through DeepSpeed and where stage 3 gathers again."""
+    """The same bits through torch, within rounding through DeepSpeed."""
     phase = training.phase("a", preset, 2, gradient_checkpointing=True, **changes)
     answers = server.Queue()
     words = (phase, training.folder / "a" / "launch", some, answers)

@@ -64,8 +64,7 @@ def external(training, server):
     ids=["simpletuner-on", "simpletuner-off", "wrapped-off"],
 )
 def test_import_continues_as_if_it_had_been_ours(training, external, folder, zero, wrapped, preset):
-    """5 steps there, imported, 5 steps here: the losses are those of 10 steps here, to 1e-5; the
-    steps, the samples and the optimizer's count continue."""
+    """5 steps there, imported, 5 steps here: the losses are those of 10 steps here, to 1e-5."""
     whole = training.run("whole", "torch", STEPS, **CONSTANT)
     checkpoint = external(folder, zero, wrapped)
     state = training.folder / "imported"
@@ -79,8 +78,7 @@ def test_import_continues_as_if_it_had_been_ours(training, external, folder, zer
 
 
 def test_import_of_weights_alone_says_what_is_lost(training, tmp_path, capsys):
-    """A step's safetensors file has weights alone: they come over to the bit under the model's own
-    names, and the state says that there are no moments, which only `allow` lets pass."""
+    """They come over to the bit; that there are no moments only `allow` lets pass."""
     unet = load_file(training.base / "unet" / "diffusion_pytorch_model.safetensors")
     trained = {name: tensor + 1 for name, tensor in unet.items()}  # not what the base has
     file = tmp_path / "step-2000.safetensors"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.builders.images import make_pictures
+from tests.builders.images import make_pictures, prepare_inputs
 from tests.builders.phases import PRESETS
 from tests.training.conftest import Training
 
@@ -26,13 +26,8 @@ from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.models.families import load_family
-from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import BuildSettings, build_base
-from zerotrain.stages.cache_latents import CacheSettings, cache_latents
-from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.stages.render_launch import LaunchSettings, render_launch
 from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.checkpointing import progress_folder
 
 SIDE, COUNT, STEPS = 16, 4, 2
 QWEN, FLUX, SDXL = (
@@ -97,13 +92,9 @@ def test_an_imported_script_trains_what_it_trains(script: str, tmp_path: Path, s
     case = next(case for case in read_facts(peer) if case.path == script)
     config = at_nano_size(case, tmp_path)
     family, (phase,) = load_family(config.family), config.phases
-    dataset, base, cache = (tmp_path / name for name in ("dataset", "base", "cache"))
+    dataset, base = tmp_path / "dataset", tmp_path / "base"
     launch = tmp_path / phase.name / "launch"
-    prepare_dataset(config.data, dataset)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 1)
-        build_base(BuildSettings.of(config), dataset, base)
-    cache_latents(CacheSettings.of(config), SIDE, dataset, base, cache)
+    prepare_inputs(config, tmp_path, SIDE, steps=1)
     preset = PRESETS / f"{phase.launch.preset}.yaml"
     render_launch(LaunchSettings.of(config, phase.name), dataset, preset, base, None, launch)
     training = Training(tmp_path, tmp_path, server)
@@ -129,7 +120,7 @@ def test_an_imported_script_trains_what_it_trains(script: str, tmp_path: Path, s
     ] * STEPS
     assert all(0 < loss < 20 for loss in losses)
 
-    rolling = progress_folder.step_folder(training.progress(phase.name), STEPS)
+    rolling = training.rolling(phase.name, STEPS)
     model = family.load_model(base)
     targets = word(case, "--lora_target_modules")
     expected = {name for name, _ in model.named_parameters()}

@@ -74,13 +74,13 @@ def test_what_training_opens_is_hashed_once(tmp_path: Path, hashed: list[str]) -
     assert sorted(hashed) == [SCHEDULER, DECODER, "x/state.json"], "it decodes samples"
 
 
-@pytest.mark.parametrize("name", [UNET, SCHEDULER])
+@pytest.mark.parametrize("name", [f"base/{UNET}", f"base/{SCHEDULER}", "cache/text/a.safetensors"])
 def test_a_damaged_file_that_training_opens_is_refused(
     tmp_path: Path, hashed: list[str], name: str
 ) -> None:
     """Also where the hash of the file as it was is remembered."""
     read(tmp_path)
-    with (tmp_path / "base" / name).open("r+b") as file:
+    with (tmp_path / name).open("r+b") as file:
         file.write(b"x")
     with pytest.raises(PipelineError, match=rf"{name}: sha256"):
         read(tmp_path)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from tests.training.kill_point import KillPoint, spread
-from tests.training.matrix import export_state
 
 from zerotrain import artifact
 from zerotrain.models.families import load_family
@@ -41,8 +40,7 @@ def ended(process: ForkServerProcess) -> int | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [4, pytest.param(10, marks=pytest.mark.soak)])
 def test_kill_while_saving_loses_no_checkpoint(training, server, kills):
-    """A checkpoint at every step: each one found after a kill is whole, none goes back, and the
-    end has the bits of a run that was left alone."""
+    """Each one found after a kill is whole, none goes back, and the end has the same bits."""
     steps = kills * STEPS_A_KILL + 5
     shape = {"save_every": 1, "keep": 3, "lr_scheduler_steps": steps}
     training.phase("whole", "torch", steps, **shape)
@@ -55,7 +53,7 @@ def test_kill_while_saving_loses_no_checkpoint(training, server, kills):
         assert ended(training.start("cut", kill=kill)) == -signal.SIGKILL
         saved = progress_folder.saved_steps(training.progress("cut"))
         for step in saved:
-            folder = progress_folder.step_folder(training.progress("cut"), step)
+            folder = training.rolling("cut", step)
             assert Checkpoint(folder).position.step == step
         assert reached <= max(saved, default=0)
         reached = max(saved, default=0)
@@ -71,7 +69,7 @@ def test_kill_while_exporting_leaves_the_old_or_the_new(training, server, kills)
     """Each of weights and state is what it was or the new one, whole; and weights are never there
     before their state. The next export clears away what is left over."""
     training.run("run", "zero2", 4, save_every=2, keep=2)
-    earlier, later = (progress_folder.step_folder(training.progress("run"), s) for s in (2, 4))
+    earlier, later = (training.rolling("run", s) for s in (2, 4))
     weights, state = training.folder / "weights", training.folder / "state"
 
     def export(checkpoint: Path, kill: KillPoint) -> int | None:
@@ -106,8 +104,7 @@ def test_kill_while_exporting_leaves_the_old_or_the_new(training, server, kills)
 def test_kill_while_importing_leaves_the_state_and_no_progress(training, server, kills):
     """A phase killed before it has saved anything starts again from the state, to the same bits."""
     training.run("first", "torch", 3)
-    rolling = progress_folder.step_folder(training.progress("first"), 3)
-    state = export_state(rolling, training.folder / "state")
+    state = training.export_state("first", 3)
     before = artifact.read(state, "state").identity
     training.phase("whole", "zero2", 5)
     counter = KillPoint(server, training.folder)

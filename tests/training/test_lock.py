@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.builders import refusals
+from tests.builders.processes import DEAD_PID
 
 from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import DiskError
@@ -52,9 +54,10 @@ time.sleep(60)
 
 def held_by(folder: Path, **changes: Any) -> LockOwner:
     """Write a lock as another owner would have left it; by default of a running process, us."""
-    values = {"host": socket.gethostname(), "pid": os.getpid(), "job": ""}
-    values["started"] = psutil.Process().create_time()
-    owner = LockOwner(**{**values, **changes})
+    pid = changes.get("pid", os.getpid())
+    started = psutil.Process(pid).create_time() if psutil.pid_exists(pid) else 1.0
+    values = {"host": socket.gethostname(), "pid": pid, "started": started, "job": ""}
+    owner = LockOwner(**values | changes)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / lock.LOCK).write_text(json.dumps(asdict(owner)))
     return owner
@@ -62,18 +65,7 @@ def held_by(folder: Path, **changes: Any) -> LockOwner:
 
 def refusal(folder: Path) -> str:
     """The message with which the lock is refused."""
-    with pytest.raises(PipelineError) as caught:
-        take(folder)
-    return str(caught.value)
-
-
-@pytest.fixture
-def sleeper():
-    """A process that runs."""
-    child = subprocess.Popen(["sleep", "60"])
-    yield child
-    child.kill()
-    child.wait()
+    return refusals.refusal(take, folder)
 
 
 def test_lock_is_taken_and_given_back(tmp_path: Path) -> None:
@@ -91,8 +83,7 @@ def test_lock_is_taken_and_given_back(tmp_path: Path) -> None:
 
 def test_second_start_is_refused_naming_the_holder(tmp_path: Path, sleeper, monkeypatch) -> None:
     """Pid, host, job and since when; how to stop it; and the lock stays the owner's."""
-    started = psutil.Process(sleeper.pid).create_time()
-    owner = held_by(tmp_path, pid=sleeper.pid, started=started, job="4711")
+    owner = held_by(tmp_path, pid=sleeper.pid, job="4711")
     text = refusal(tmp_path)
     assert f"pid {sleeper.pid} on {socket.gethostname()}, job 4711, since 20" in text
     assert f"`touch {tmp_path}/stop`" in text
@@ -100,34 +91,23 @@ def test_second_start_is_refused_naming_the_holder(tmp_path: Path, sleeper, monk
     assert not list(tmp_path.glob("lock.new-*"))
 
 
-def test_job_of_the_cluster_is_noted(tmp_path: Path, monkeypatch) -> None:
-    """A person can look the job up."""
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    take(tmp_path)
-    assert "job 12" in refusal(tmp_path)
-
-
 def test_dead_holder_is_taken_over(tmp_path: Path) -> None:
     """A killed training locks no one out."""
-    child = subprocess.Popen(["true"])
-    child.wait()
-    held_by(tmp_path, pid=child.pid)
+    held_by(tmp_path, pid=DEAD_PID)
     take(tmp_path)
     owner = read_owner(tmp_path)
     assert owner is not None
     assert owner.pid == os.getpid()
 
 
-def test_holder_that_waits_to_be_reaped_is_dead(tmp_path: Path) -> None:
+def test_holder_that_waits_to_be_reaped_is_dead(tmp_path: Path, sleeper) -> None:
     """A killed process whose parent does not look is still listed; it trains no more."""
-    child = subprocess.Popen(["sleep", "60"])
-    held_by(tmp_path, pid=child.pid, started=psutil.Process(child.pid).create_time())
+    held_by(tmp_path, pid=sleeper.pid)
     assert "is running here already" in refusal(tmp_path)
-    child.kill()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert psutil.Process(sleeper.pid).status() == psutil.STATUS_ZOMBIE
     take(tmp_path)
-    child.wait()
 
 
 def test_another_process_of_the_same_pid_is_taken_over(tmp_path: Path, sleeper) -> None:
@@ -157,12 +137,7 @@ def test_lock_without_a_name_that_is_new_is_waited_for(tmp_path: Path, sleeper) 
     """Without hard links a lock is empty for a moment: it is no reason to take it over."""
     place = tmp_path / lock.LOCK
     place.touch()
-    filled = threading.Timer(
-        0.3,
-        lambda: held_by(
-            tmp_path, pid=sleeper.pid, started=psutil.Process(sleeper.pid).create_time()
-        ),
-    )
+    filled = threading.Timer(0.3, lambda: held_by(tmp_path, pid=sleeper.pid))
     filled.start()
     assert f"pid {sleeper.pid} on" in refusal(tmp_path)
     filled.join()
@@ -202,7 +177,7 @@ def test_without_links_a_lock_that_appears_meanwhile_is_not_replaced(
 
     def link(*arguments: object) -> None:
         if read_owner(tmp_path) is None:
-            held_by(tmp_path, pid=sleeper.pid, started=psutil.Process(sleeper.pid).create_time())
+            held_by(tmp_path, pid=sleeper.pid)
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", link)
@@ -217,10 +192,9 @@ def test_other_errors_are_sentences_and_replace_no_lock(
     tmp_path: Path, sleeper, monkeypatch, number: int
 ) -> None:
     """A disk that fails is no reason to take a lock without asking."""
-    begun = psutil.Process(sleeper.pid).create_time()
 
     def link(*arguments: object) -> None:
-        held_by(tmp_path, pid=sleeper.pid, started=begun)
+        held_by(tmp_path, pid=sleeper.pid)
         raise OSError(number, os.strerror(number), str(arguments[0]))
 
     monkeypatch.setattr(os, "link", link)
@@ -260,7 +234,7 @@ def test_without_locks_a_later_takers_lock_is_not_removed(
 
     def meanwhile(self: LockOwner) -> bool:
         monkeypatch.setattr(LockOwner, "is_running", runs)
-        held_by(tmp_path, pid=sleeper.pid, started=psutil.Process(sleeper.pid).create_time())
+        held_by(tmp_path, pid=sleeper.pid)
         return False
 
     monkeypatch.setattr(fcntl, "flock", refuse)
@@ -296,10 +270,8 @@ def test_of_many_takers_exactly_one_wins(tmp_path: Path, monkeypatch) -> None:
 
     # Between looking at the lock and acting on it, others have time to act.
     monkeypatch.setattr(LockOwner, "is_running", slowly)
-    child = subprocess.Popen(["true"])
-    child.wait()
     for number in range(ROUNDS):
-        held_by(tmp_path / str(number), pid=child.pid)
+        held_by(tmp_path / str(number), pid=DEAD_PID)
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(TAKERS), context.Queue()
     takers = [
@@ -372,18 +344,17 @@ def test_the_lock_of_a_jobs_earlier_start_is_taken_over(tmp_path: Path, monkeypa
 def test_a_launcher_ends_with_the_lock_of_its_starter(tmp_path: Path, what: str, sleeper) -> None:
     """On another machine no signal of the starter's reaches it; of the owner's own machine it sees
     the process, too. While the starter holds the lock, it stays, even if it sees it late."""
-    started = psutil.Process(sleeper.pid).create_time()
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == b"looks\n"
-    here = held_by(tmp_path, pid=sleeper.pid, started=started)
+    here = held_by(tmp_path, pid=sleeper.pid)
     with pytest.raises(subprocess.TimeoutExpired):
         launcher.wait(timeout=2.5 * lock.LOOK_SECONDS)
     if what == "released":
         (tmp_path / lock.LOCK).unlink()
     elif what == "taken over":
-        held_by(tmp_path, pid=here.pid, started=started, job="72")
+        held_by(tmp_path, pid=here.pid, job="72")
     else:
         sleeper.kill()
     assert launcher.wait(timeout=SECONDS) == -9

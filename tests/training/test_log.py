@@ -101,8 +101,7 @@ def test_a_loss_too_large_for_a_perplexity_is_no_number(tmp_path) -> None:
 
 @pytest.mark.parametrize("cut", [3, 6, 9])
 def test_a_log_continues_from_a_checkpoints_records(tmp_path, cut) -> None:
-    """Lines, means and epochs of a training that was killed three steps after a checkpoint are
-    those of an undisturbed one."""
+    """Killed three steps after a checkpoint: lines, means and epochs are the undisturbed ones."""
     steps(opened(tmp_path / "whole"), 1, 14)
     killed = tmp_path / "killed"
     first = opened(killed)
@@ -202,7 +201,7 @@ def test_the_end_says_where_the_time_went_and_what_memory_it_took(tmp_path, caps
 def test_memory_is_that_of_all_processes(training) -> None:
     """Two processes: the host's numbers are their sum, which is more than either has alone."""
     training.run("two", "torch", 2, num_processes=2)
-    text = (training.progress("two") / "step-00000002/records/resources.json").read_text()
+    text = (training.rolling("two", 2) / "records/resources.json").read_text()
     used = json.loads(text)
     assert 1.2 * used["peak_host_bytes"] < used["train_host_total_peak_bytes"]
     assert used["train_host_begin_bytes"] <= used["train_host_total_peak_bytes"]

@@ -109,8 +109,7 @@ def test_every_save_is_reached():
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_spoilt_weights_are_never_saved(value):
-    """A gradient that is no finite number stops the training before the checkpoint, although the
-    loss was finite; so does the loss."""
+    """Whether a gradient is no finite number, although the loss was finite, or the loss."""
     with pytest.raises(PipelineError, match="gradients' norm of step 1 is"):
         assert not run(norm=value)
     with pytest.raises(PipelineError, match="loss of step 1 is"):
@@ -118,8 +117,7 @@ def test_spoilt_weights_are_never_saved(value):
 
 
 def test_fp16_continues_after_an_overflow():
-    """An update left out lowers the scale and counts as a step; at the lowest scale there is
-    nothing left to lower."""
+    """At the lowest scale there is nothing left to lower."""
     assert run(norm=math.inf, scale=512.0) == [1, 2, 3]
     assert run(norm=math.inf, scale=512.0, steps=30) == list(range(1, 31))
     with pytest.raises(PipelineError, match="gradients' norm of step 1 is inf"):
@@ -127,8 +125,7 @@ def test_fp16_continues_after_an_overflow():
 
 
 def test_nan_action_skip_continues_and_names_the_samples():
-    """Whether the loss or a gradient is no finite number; each time the step's samples are
-    reported."""
+    """Whether the loss or a gradient is no finite number."""
     for spoilt in ({"loss": math.nan}, {"norm": math.inf}):
         said: list[str] = []
         assert run(**spoilt, nan_action="skip", said=said) == [1, 2, 3]

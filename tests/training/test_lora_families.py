@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from tests.training.conftest import Training
-from tests.training.inputs import COUNT, LORA, SIDE
+from tests.training.inputs import LORA, image_values
 
-from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.export.export import export
 from zerotrain.export.formats.conversion import convert
-from zerotrain.export.target import WeightsTarget
-from zerotrain.models.families import load_family
-from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.checkpointing import progress_folder
 
 FORMATS = {
     "diffusers_lora": "pytorch_lora_weights.safetensors",
@@ -28,45 +21,28 @@ FORMATS = {
 STEPS = 2
 
 
-@dataclass(frozen=True)
-class Adapters:
-    """Trains an adapter of a family, each time from the start, and exports it."""
-
-    training: Training
-    inputs: Path
-    family: str
-
-    def weights(self, preset: str, **changes: Any) -> Path:
-        """The weights folder of two steps under an engine."""
-        name = f"{preset}-{len(list(self.training.folder.iterdir()))}"
-        self.training.run(
-            name, preset, STEPS, family=self.family, lora=LORA, resolution=SIDE, epoch_size=COUNT,
-            objective=TrainConfig().objective(self.family), lr_warmup_steps=0, **changes,
-        )  # fmt: skip
-        rolling = progress_folder.step_folder(self.training.progress(name), STEPS)
-        folder = self.training.folder / f"{name}-weights"
-        family = load_family(self.family)
-        target = WeightsTarget(folder, self.inputs / "base", family, "fp32", lora=LORA)
-        export(Checkpoint(rolling), rolling, target, None)
-        return folder
+Weights = Callable[..., Path]
 
 
 @pytest.fixture
-def adapters(request, image_inputs, tmp_path, server) -> Adapters:
+def weights(request, image_training) -> Weights:
+    """Trains two steps of a family's adapter under an engine; the weights folder."""
     family = getattr(request, "param", "sdxl")
-    inputs = image_inputs(family)
-    return Adapters(Training(tmp_path, inputs, server), inputs, family)
+    training = image_training(family)
+
+    def train(preset: str, **changes: Any) -> Path:
+        values = {**image_values(family), "lora": LORA, "lr_warmup_steps": 0, **changes}
+        training.run(preset, preset, STEPS, **values)
+        return training.export(preset, STEPS, family, lora=LORA)[0]
+
+    return train
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "adapters",
-    ["sdxl", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sd3", "qwen_image"))],
-    indirect=True,
-)
-def test_the_adapter_of_a_zero3_run_is_that_of_a_plain_one(adapters, tmp_path):
+@pytest.mark.parametrize("weights", ["sdxl", "sd3", "qwen_image"], indirect=True)
+def test_the_adapter_of_a_zero3_run_is_that_of_a_plain_one(weights, tmp_path):
     """Equal names, shapes and types in every format, never empty, and values within 1e-4."""
-    folders = {preset: adapters.weights(preset) for preset in ("torch", "zero3_offload")}
+    folders = {preset: weights(preset) for preset in ("torch", "zero3_offload")}
     for form, file in FORMATS.items():
         found = []
         for preset, folder in folders.items():
@@ -80,14 +56,14 @@ def test_the_adapter_of_a_zero3_run_is_that_of_a_plain_one(adapters, tmp_path):
         ups = [n for n in partitioned if n.endswith((".lora_B.weight", ".lora_up.weight"))]
         assert all(partitioned[name].any() for name in ups)
         apart = max(float((plain[n] - partitioned[n]).abs().max()) for n in plain)
-        print(f"{adapters.family} {form}: {len(plain)} tensors, {apart:.1e} apart")
+        print(f"{form}: {len(plain)} tensors, {apart:.1e} apart")
         assert apart <= 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["torch", "zero3_offload"])
-def test_an_adapter_that_learned_nothing_is_not_written(adapters, preset):
+def test_an_adapter_that_learned_nothing_is_not_written(weights, tmp_path, preset):
     """Its second factors begin at zero and stay there; no folder appears."""
     with pytest.raises(PipelineError, match=r"the adapter does nothing: .* are zero"):
-        adapters.weights(preset, learning_rate=0.0)
-    assert not list(adapters.training.folder.glob("*-weights"))
+        weights(preset, learning_rate=0.0)
+    assert not list(tmp_path.glob("*-weights"))

@@ -11,12 +11,9 @@ import torch
 from deepspeed import comm
 from deepspeed.runtime.fp16.loss_scaler import CreateLossScaler
 from deepspeed.runtime.precision_config import DeepSpeedFP16Config
-from tests.training.matrix import export_state
 from tests.training.optimizer_trials import trial_phase
 
-from zerotrain import artifact
 from zerotrain.config.launch import Fp16Config
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.engines.loss_scale import LossScale, is_at_minimum
 from zerotrain.training.engines.zero_engine import ZeroEngine
 
@@ -142,16 +139,14 @@ def test_an_overflow_leaves_the_update_out_and_crosses_a_switch(training, preset
     settings = Fp16Config(initial_scale_power=28, hysteresis=2)
     shape = {"mixed_precision": "fp16", "fp16": settings.model_dump(), "lr_warmup_steps": 0}
     training.run("first", preset, 2, **shape)
-    rolling = training.progress("first") / "step-00000002"
-    found = Checkpoint(rolling)
+    found = training.checkpoint("first", 2)
     assert found.position.loss_scale == {"scale": 2.0**27, "good_steps": 0, "hysteresis": 1}
     assert found.position.optimizer_step == 0
     assert found.slots == ["master"]
-    state = export_state(rolling, training.folder / "state")
-    assert artifact.read(state, "state")
+    state = training.export_state("first", 2)
     other = {"torch": "zero2", "zero2": "torch"}[preset]
     training.run("second", other, 30, state=state, **shape)
-    last = Checkpoint(training.progress("second") / "step-00000030").position
+    last = training.checkpoint("second", 30).position
     rule, norms = LossScale(settings), [line["grad_norm"] for line in training.log("second")]
     left_out = [norm is None or not math.isfinite(norm) for norm in norms]
     for overflow in left_out:

@@ -31,15 +31,13 @@ def mean(first: int, last: int) -> float:
 
 
 def test_an_epoch_ends_with_the_step_that_reaches_its_end() -> None:
-    """Of 10 samples by 4 the first epoch has steps 1 to 3, the second 4 and 5, and so on: each step
-    counts once."""
+    """Of 10 samples by 4 the first epoch has steps 1 to 3, the second 4 and 5."""
     assert feed(Means(0, EPOCH), 1, 8) == {1: mean(1, 3), 2: mean(4, 5), 3: mean(6, 8)}
 
 
 @pytest.mark.parametrize("cut", range(1, 8))
 def test_means_continue_from_a_checkpoint_to_the_last_bit(cut: int) -> None:
-    """Whatever step a training is cut at, the line after it and every epoch are those of an
-    undisturbed one."""
+    """Whatever step a training is cut at."""
     whole = Means(0, EPOCH)
     expected = feed(whole, 1, 8)
     first = Means(0, EPOCH)

@@ -11,9 +11,6 @@ import torch
 from tests.training.conftest import write_base
 
 from zerotrain.machine import compiled_ops
-from zerotrain.stages.train_phase import train_phase
-from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.checkpointing import progress_folder
 
 SWAP_OP = compiled_ops.ops_folder() / compiled_ops.SWAP_BUILT
 SIZES = {
@@ -50,10 +47,7 @@ def test_resume_under_nvme_offload_has_the_bits_of_cpu_offload(
             name, preset, until, mixed_precision="bf16", offload_path=path,
             num_processes=processes, zero={**SIZES, **buffers},
         )  # fmt: skip
-        folder = training.folder / name
-        launch = folder / "launch"
-        progress = training.progress(name)
-        assert train_phase(launch, base, training.cache, None, progress, folder / "end") == 0
+        assert training.call_stage(name, "end") == 0
         losses: list[float] = training.losses(name)
         return losses
 
@@ -61,10 +55,7 @@ def test_resume_under_nvme_offload_has_the_bits_of_cpu_offload(
     train("nvme", "zero3_nvme", 2, str(disk))
     assert train("nvme", "zero3_nvme", 4, str(disk)) == expected
     # What is swapped is written in another layout.
-    ours, theirs = (
-        Checkpoint(progress_folder.step_folder(training.progress(name), 4))
-        for name in ("nvme", "cpu")
-    )
+    ours, theirs = (training.checkpoint(name, 4) for name in ("nvme", "cpu"))
     assert ours.slots == theirs.slots
     for name, slot in product(theirs.names, theirs.slots):
         assert torch.equal(ours.tensor(name, slot), theirs.tensor(name, slot))

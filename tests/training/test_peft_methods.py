@@ -15,49 +15,34 @@ from tests.training.inputs import text_inputs
 from tests.training.matrix import deviation
 
 from zerotrain.config.adapters import METHODS
-from zerotrain.export.export import export
-from zerotrain.export.target import WeightsTarget
 from zerotrain.models.families import load_family
-from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.checkpointing import progress_folder
 
 CHAIN = ("torch", "zero2_offload", "zero3_offload")
 STEPS = 2
 """Of each phase of the chain."""
-QUICK = ("LOHA",)
-"""What the default suite trains; the others are slow."""
-
-
-def marked(name: str, *values: Any) -> Any:
-    """A case by its name."""
-    return pytest.param(*values, id=name, marks=() if name in QUICK else pytest.mark.slow)
 
 
 def chain(
     training: Training, family: str, adapter: dict[str, Any], **shape: Any
 ) -> tuple[Path, Any]:
-    """Train in three phases under three engines, as one phase would; what is no quick case without
+    """Train in three phases under three engines, as one phase would; all methods but LoHa without
     the middle one, which flattens parameters as stage 3 does.
 
     Returns:
         The weights they lead to, and the trained model without an export.
     """
     changes = {"family": family, "peft": adapter, "lr_scheduler_steps": 20, **shape}
-    presets = CHAIN if adapter["peft_type"] in QUICK else CHAIN[::2]
+    presets = CHAIN if adapter["peft_type"] == "LOHA" else CHAIN[::2]
     whole = training.run("whole", "torch", STEPS * len(presets), **changes)
-    target = WeightsTarget(
-        training.folder / "weights", training.base, load_family(family), "fp32", peft=adapter
-    )
     state, losses = None, []
     for number, preset in enumerate(presets, start=1):
         losses = training.run(preset, preset, STEPS * number, state=state, **changes)
-        rolling = progress_folder.step_folder(training.progress(preset), STEPS * number)
-        state = training.folder / f"{preset}-state"
-        export(Checkpoint(rolling), rolling, target, state)
+        rolling = training.rolling(preset, STEPS * number)
+        weights, state = training.export(preset, STEPS * number, family, peft=adapter)
     apart = deviation(losses, whole)
     print(f"{family} {adapter['peft_type']}: largest relative deviation {apart:.1e}")
     assert apart <= 2e-6
-    return target.folder, trained_model(family, training.base, rolling, adapter)
+    return weights, trained_model(family, training.base, rolling, adapter)
 
 
 def test_every_method_is_tried() -> None:
@@ -65,12 +50,10 @@ def test_every_method_is_tried() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "settings"), [marked(name, name, own) for name, own in LAYER_METHODS.items()]
-)
-def test_a_method_of_layers_switches_and_is_what_peft_loads(training, name, settings):
+@pytest.mark.parametrize("name", LAYER_METHODS)
+def test_a_method_of_layers_switches_and_is_what_peft_loads(training, name):
     """peft's own reading answers as the trained model does, and merged as far as it merges."""
-    weights, model = chain(training, "sdxl", {"peft_type": name, **settings})
+    weights, model = chain(training, "sdxl", {"peft_type": name, **LAYER_METHODS[name]})
     family: Any = load_family("sdxl")
     base = family.load_model(training.base).eval()
     trained = answers(model)
@@ -98,21 +81,15 @@ def answers(unet: Any) -> torch.Tensor:
     )[0]
 
 
-@pytest.mark.parametrize(
-    ("family", "name", "settings"),
-    [
-        marked(f"{family}-{name}", family, name, own)
-        for family in ("causal_lm", "seq2seq_lm")
-        for name, own in PROMPT_METHODS.items()
-    ],
-)
-def test_a_trained_prompt_switches_and_is_what_peft_loads(server, tmp_path, family, name, settings):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROMPT_METHODS)
+@pytest.mark.parametrize("family", ["causal_lm", "seq2seq_lm"])
+def test_a_trained_prompt_switches_and_is_what_peft_loads(server, tmp_path, family, name):
     """Though logits have more places than the row, and P-tuning is exported as its outcome."""
     inputs = text_inputs(family, tmp_path / "inputs", packing=False)
     training = Training(tmp_path, inputs, server)
-    weights, model = chain(
-        training, family, {"peft_type": name, **settings}, objective={}, epoch_size=16
-    )
+    adapter = {"peft_type": name, **PROMPT_METHODS[name]}
+    weights, model = chain(training, family, adapter, objective={}, epoch_size=16)
     found: Any = load_family(family)
     base = found.load_model(inputs / "base").eval()
     given = batch(family, inputs / "base")

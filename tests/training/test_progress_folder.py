@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from tests.builders.states import make_position
+from tests.builders.processes import DEAD_PID
+from tests.builders.states import make_position, save_steps
 
 from zerotrain import artifact
 from zerotrain.errors import PipelineError
@@ -24,13 +24,6 @@ from zerotrain.training.checkpointing.progress_folder import (
 from zerotrain.training.reporting.validation_history import BEST, FINISHED, best_step, finished_step
 
 
-def save(progress: Path, *steps: int, text: str = "") -> None:
-    """Publish rolling checkpoints."""
-    for step in steps:
-        with artifact.publish(step_folder(progress, step), "checkpoint") as draft:
-            (draft.folder / "rank-00000-00000.safetensors").write_text(f"{text} {step}")
-
-
 @pytest.fixture
 def progress(tmp_path: Path) -> Path:
     """The folder of a phase's progress."""
@@ -45,7 +38,7 @@ def aside(progress: Path) -> list[Path]:
 def test_newest_step_is_the_newest_complete_one(progress: Path) -> None:
     """Not beyond the end of the phase; drafts and folders without a manifest do not count."""
     assert newest_step(progress, 1000) is None
-    save(progress, 100, 90, 200)
+    save_steps(progress, 100, 90, 200)
     (progress / "step-00000300").mkdir()
     (progress / f".step-00000250.new-{os.getpid()}").mkdir()
     assert saved_steps(progress) == [90, 100, 200]
@@ -56,7 +49,7 @@ def test_newest_step_is_the_newest_complete_one(progress: Path) -> None:
 
 def test_prune_keeps_the_newest(progress: Path) -> None:
     """As many as asked for; the others' files are gone."""
-    save(progress, 1, 2, 3, 4)
+    save_steps(progress, 1, 2, 3, 4)
     prune(progress, 2, 4)
     assert saved_steps(progress) == [3, 4]
     assert sorted(path.name for path in progress.iterdir()) == ["step-00000003", "step-00000004"]
@@ -67,14 +60,14 @@ def test_prune_keeps_the_newest(progress: Path) -> None:
 def test_prune_keeps_what_was_just_saved(progress: Path) -> None:
     """Where `until` was lowered, later checkpoints push out neither the present one nor each
     other: they serve when it is raised again."""
-    save(progress, 300, 400, 10, 20)
+    save_steps(progress, 300, 400, 10, 20)
     prune(progress, 1, 20)
     assert saved_steps(progress) == [20, 300, 400]
 
 
 def test_prune_cut_short_leaves_no_half_checkpoint(progress: Path, monkeypatch) -> None:
     """What is being removed counts no more from the first moment; the next start clears it."""
-    save(progress, 1, 2)
+    save_steps(progress, 1, 2)
 
     def killed(path: Path) -> None:
         raise KeyboardInterrupt
@@ -103,8 +96,7 @@ def save_with_records(progress: Path, *steps: int) -> None:
 
 
 def test_damaged_records_cost_no_step(progress: Path, capsys) -> None:
-    """A log is restored from the one that has grown from it, anything else removed; the checkpoint
-    is a complete folder again, and the next start finds nothing."""
+    """A log is restored from the one that has grown from it, anything else removed."""
     save_with_records(progress, 1, 2)
     newest = step_folder(progress, 2)
     log = newest / "records/metrics.jsonl"
@@ -123,23 +115,6 @@ def test_damaged_records_cost_no_step(progress: Path, capsys) -> None:
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("damage", ["position", "unlisted", "manifest"])
-def test_a_damaged_checkpoint_is_passed_over(progress: Path, capsys, damage: str) -> None:
-    """One line says what is wrong with it, and that the one before it is taken."""
-    save_with_records(progress, 1, 2)
-    newest = step_folder(progress, 2)
-    if damage == "position":
-        (newest / "checkpoint.json").write_text("{}")
-    elif damage == "unlisted":
-        (newest / "rank-00000-00000.safetensors").touch()
-    else:
-        (newest / "manifest.json").write_text('{"format": 1, "kind": "checkpoint"}')
-    assert newest_intact(progress, 9) == step_folder(progress, 1)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{newest}")
-    assert line.endswith("is taken and this one set aside as damaged-step-00000002")
-
-
 @pytest.mark.parametrize("text", ["", "[]", "7", "{}", '{"step": "six"}', '{"step": 3'])
 def test_a_damaged_note_of_a_step_says_nothing(progress: Path, text: str) -> None:
     """best.json and finished.json follow from the records of checkpoints, which stay."""
@@ -152,9 +127,7 @@ def test_a_damaged_note_of_a_step_says_nothing(progress: Path, text: str) -> Non
 
 def test_start_clears_a_dead_writers_draft(progress: Path) -> None:
     """A checkpoint that was being written at a kill takes no room for ever."""
-    child = subprocess.Popen(["true"])
-    child.wait()
-    draft = progress / f".step-00000007.new-{child.pid}"
+    draft = progress / f".step-00000007.new-{DEAD_PID}"
     draft.mkdir(parents=True)
     (draft / "rank-00000-00000.safetensors").write_text("half")
     clear_leftovers(progress)
@@ -163,7 +136,7 @@ def test_start_clears_a_dead_writers_draft(progress: Path) -> None:
 
 def test_a_checkpoint_without_its_manifest_is_set_aside(progress: Path) -> None:
     """It is no leftover of a removal; where it is the only one, nothing restarts in silence."""
-    save(progress, 1, 2)
+    save_steps(progress, 1, 2)
     (step_folder(progress, 2) / "manifest.json").unlink()
     assert clear_leftovers(progress) == [
         f"{step_folder(progress, 2)}: its manifest.json is missing; another checkpoint is taken "

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.training.conftest import Training
 
 from zerotrain import artifact
 from zerotrain.artifact import MANIFEST
 from zerotrain.errors import PipelineError
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing import conditions, published
-from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
 from zerotrain.training.checkpointing.progress_folder import saved_steps
-from zerotrain.training.process.start import prepare
 
 
 class Published:
@@ -27,24 +26,20 @@ class Published:
         self.training = training
         self.progress: Path = training.progress("plain")
         self.output: Path = training.folder / "plain" / "checkpoint"
-        training.run("plain", "torch", 3)
         self.publish()
-
-    def inputs(self) -> Inputs:
-        """What the stage reads."""
-        launch = self.training.folder / "plain" / "launch"
-        return read_inputs(launch, self.training.base, self.training.cache, None)
 
     def publish(self) -> None:
         """Publish the newest rolling checkpoint."""
         step = saved_steps(self.progress)[-1]
         rolling = artifact.read(self.progress / f"step-{step:08d}", "checkpoint")
-        published.publish(rolling, self.output, self.inputs(), self.progress, early=False)
+        published.publish(
+            rolling, self.output, self.training.inputs("plain"), self.progress, early=False
+        )
 
     def keep(self, until: int = 3, **changes: Any) -> bool:
         """Whether it is kept, by a phase of these values."""
         self.training.phase("plain", "torch", until, **changes)
-        return published.keep(self.output, self.progress, self.inputs())
+        return published.keep(self.output, self.progress, self.training.inputs("plain"))
 
     def is_current(self) -> bool:
         """Whether a plan would keep it."""
@@ -64,9 +59,18 @@ class Published:
         artifact.write_json(self.output / MANIFEST, manifest)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, inputs: Path, server: Any) -> Path:
+    """The folder of a run whose phase has trained its three steps."""
+    training = Training(tmp_path_factory.mktemp("published"), inputs, server)
+    training.run("plain", "torch", 3)
+    return training.folder
+
+
 @pytest.fixture
-def phase(training: Any) -> Published:
+def phase(trained: Path, training: Training) -> Published:
     """A published phase."""
+    shutil.copytree(trained, training.folder, dirs_exist_ok=True)
     return Published(training)
 
 
@@ -97,7 +101,7 @@ def test_a_later_end_continues_from_it(phase: Published) -> None:
     shutil.rmtree(phase.progress)
     assert not phase.keep(until=5)
     assert saved_steps(phase.progress) == [3]
-    prepare(phase.inputs(), phase.progress)
+    phase.training.prepare("plain")
     phase.training.train("plain")
     assert len(phase.training.losses("plain")) == 5
     position = read_position(
@@ -119,16 +123,16 @@ def test_the_same_checkpoint_is_published_once(phase: Published) -> None:
 
 def test_an_edit_follows_on_change(phase: Published, capsys: pytest.CaptureFixture[str]) -> None:
     """Without progress as with it: its steps are refused, continued or set aside, never lost."""
-    before, recorded = phase.manifest(), phase.inputs().trains
+    before, recorded = phase.manifest(), phase.training.inputs("plain").trains
     edit: dict[str, Any] = {"learning_rate": 1e-4}
     shutil.rmtree(phase.progress)
     assert not phase.keep(**edit, on_change="stop")
     with pytest.raises(PipelineError, match=r"learning_rate 0.001 -> 0.0001.*on_change: stop"):
-        prepare(phase.inputs(), phase.progress)
+        phase.training.prepare("plain")
     assert phase.manifest() == before
     shutil.rmtree(phase.progress)
     assert not phase.keep(**edit, on_change="continue")
-    prepare(phase.inputs(), phase.progress)
+    phase.training.prepare("plain")
     phase.publish()
     assert phase.manifest() == before
     assert json.loads(before)["content"]["trains"] == recorded
@@ -137,7 +141,7 @@ def test_an_edit_follows_on_change(phase: Published, capsys: pytest.CaptureFixtu
     assert phase.is_current()
     shutil.rmtree(phase.progress)
     assert not phase.keep(**edit)
-    prepare(phase.inputs(), phase.progress)
+    phase.training.prepare("plain")
     assert saved_steps(phase.progress) == []
     (stale,) = phase.progress.parent.glob("progress.stale-*")
     assert saved_steps(stale) == [3]
@@ -198,7 +202,7 @@ def test_what_an_earlier_version_says_is_compared(
     assert not phase.progress.exists()
     assert not phase.keep(on_change="continue", **edits["seed"])
     assert saved_steps(phase.progress) == [3]
-    prepare(phase.inputs(), phase.progress)
+    phase.training.prepare("plain")
     assert "continues from step 3 with other values (seed 7 -> 8)" in capsys.readouterr().err
     shutil.rmtree(phase.progress)
     assert phase.manifest() == before

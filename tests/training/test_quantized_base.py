@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 from tests.training.conftest import Training
-from tests.training.inputs import COUNT, SIDE, text_inputs
 from tests.training.inputs import LORA as TO_QKV
-from tests.training.matrix import deviation, export_state
+from tests.training.inputs import image_values, text_inputs
+from tests.training.matrix import deviation
 
-from zerotrain.config.training import TrainConfig
-from zerotrain.export.export import export
-from zerotrain.export.target import WeightsTarget
 from zerotrain.models.families import load_family
 from zerotrain.models.quantized_linear import quantize_linear_layers
-from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.checkpointing import progress_folder
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": None}
 NF4: dict[str, Any] = {"lora": LORA, "base_model_precision": "nf4"}
@@ -50,12 +45,8 @@ def test_two_processes_train_as_one(training: Training, preset: str) -> None:
 def test_a_switch_and_a_resume_lose_nothing(training: Training, precision: str) -> None:
     """A resume gives the same bits; ZeRO-2 continues from the state of plain PyTorch."""
     changes = {**NF4, "mixed_precision": precision, "save_every": 4}
-    whole = training.run("whole", "torch", 8, **changes)
-    training.run("short", "torch", 4, **changes)
-    training.phase("short", "torch", 8, **changes)
-    assert training.train("short") == whole
-    assert training.hashes("short", 8) == training.hashes("whole", 8)
-    state = export_state(training.progress("whole") / "step-00000004", training.folder / "state")
+    whole = training.assert_resumes("torch", 4, 8, **changes)
+    state = training.export_state("whole", 4)
     switched = training.run("zero2", "zero2", 8, state=state, **changes)
     assert deviation(switched, whole) <= (0.0 if precision == "no" else 5e-3)
 
@@ -78,38 +69,28 @@ def test_other_keys_go_with_it(training: Training, changes: dict[str, Any]) -> N
 def test_integers_train_alike_and_resume(training: Training, precision: str) -> None:
     """With recomputed blocks: the same bits under two engines and resumed."""
     changes = {**NF4, "base_model_precision": precision, "gradient_checkpointing": True}
-    plain = training.run("plain", "torch", 4, **changes)
+    plain = training.assert_resumes("torch", 2, 4, **changes)
     apart = deviation(plain, training.run("full", "torch", 4, lora=LORA))
     print(f"{precision} against full precision: {apart:.1e}")
     assert 1e-6 < apart < 1.0
     assert training.run("zero2", "zero2", 4, **changes) == plain
-    training.run("short", "torch", 2, **changes)
-    training.phase("short", "torch", 4, **changes)
-    assert training.train("short") == plain
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [*IMAGES, *TEXT])
 def test_every_family_trains(family: str, image_inputs: Any, tmp_path: Path, server: Any) -> None:
     """Under bf16 of ZeRO-2 and of autocast alike, but for rounding; and the adapter is exported."""
-    changes: dict[str, Any] = {"objective": {}, "epoch_size": 16}
     if family in IMAGES:
-        objective = TrainConfig().objective(family)
-        inputs = image_inputs(family)
-        changes = {"resolution": SIDE, "epoch_size": COUNT, "objective": objective}
+        inputs, lora, values = image_inputs(family), TO_QKV, image_values(family)
     else:
-        inputs = text_inputs(family, tmp_path / "inputs", packing=False)
-    lora = TO_QKV if family in IMAGES else LORA
+        inputs, lora = text_inputs(family, tmp_path / "inputs", packing=False), LORA
+        values = {"family": family, "objective": {}, "epoch_size": 16}
     training = Training(tmp_path, inputs, server)
-    changes |= {**NF4, "family": family, "lora": lora, "mixed_precision": "bf16"}
+    changes = {**values, **NF4, "lora": lora, "mixed_precision": "bf16"}
     losses = training.run("torch", "torch", 4, **changes)
     assert deviation(training.run("zero2", "zero2", 4, **changes), losses) <= 5e-3
-    rolling = progress_folder.step_folder(training.progress("zero2"), 4)
-    target = WeightsTarget(
-        tmp_path / "weights", inputs / "base", load_family(family), "fp32", lora=lora
-    )
-    export(Checkpoint(rolling), rolling, target, None)
-    load_family(family).load_trained(target.folder)
+    weights, _ = training.export("zero2", 4, family, lora=lora)
+    load_family(family).load_trained(weights)
 
 
 @pytest.mark.slow

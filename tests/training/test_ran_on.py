@@ -15,9 +15,7 @@ from zerotrain import artifact
 from zerotrain.state.position import read_position
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import conditions
-from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
 from zerotrain.training.checkpointing.making import continue_history
-from zerotrain.training.process.start import prepare
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["to_q", "to_k", "to_v"]}
 KEYS = {"code", "cache", "threads", "device", "versions.torch", "versions.diffusers"} | {
@@ -26,18 +24,13 @@ KEYS = {"code", "cache", "threads", "device", "versions.torch", "versions.diffus
 TOLERANCE = 2e-5
 
 
-def inputs_of(training: Any, name: str) -> Inputs:
-    """What the stage reads of a phase."""
-    return read_inputs(training.folder / name / "launch", training.base, training.cache, None)
-
-
 def rolling(training: Any, name: str, step: int) -> artifact.Artifact:
     """A rolling checkpoint."""
-    return artifact.read(training.progress(name) / f"step-{step:08d}", "checkpoint")
+    return artifact.read(training.rolling(name, step), "checkpoint")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_half_trained_run_resumes_after_the_advice_against_out_of_memory(
     ranks: int, training: Any
 ) -> None:
@@ -49,7 +42,7 @@ def test_a_half_trained_run_resumes_after_the_advice_against_out_of_memory(
     training.run("changed", "torch", 4, **common)
     advised = {"gradient_checkpointing": True, "gradient_accumulation_steps": 2}
     training.phase("changed", "torch", 8, **common, **advised)
-    prepare(inputs_of(training, "changed"), training.progress("changed"))
+    training.prepare("changed")
     found = training.train("changed")
 
     assert [line["step"] for line in training.log("changed")] == list(range(1, 9))
@@ -92,17 +85,15 @@ def with_ran_on(training: Any, name: str, step: int, **changes: Any) -> None:
 
 @pytest.mark.slow
 def test_other_versions_and_code_resume_and_are_recorded(training: Any) -> None:
-    """Versions of torch and diffusers, code, device: the same step, one line, an entry each; a
-    second resume on the same records nothing."""
+    """The same step, one line, an entry each; a second resume on the same records nothing."""
     training.run("plain", "torch", 3)
     before = {"versions.torch": "2.9.1", "versions.diffusers": "0.30", "code": "0" * 64}
     with_ran_on(training, "plain", 3, **before, device="NVIDIA H100 80GB HBM3")
     training.phase("plain", "torch", 5)
-    inputs = inputs_of(training, "plain")
-    prepare(inputs, training.progress("plain"))
+    training.prepare("plain")
     training.train("plain")
     assert len(training.losses("plain")) == 5
-    position = read_position(rolling(training, "plain", 5), "checkpoint.json")
+    position = training.checkpoint("plain", 5).position
     assert [one["key"] for one in position.history] == [
         "code", "device", "versions.diffusers", "versions.torch",
     ]  # fmt: skip
@@ -111,16 +102,14 @@ def test_other_versions_and_code_resume_and_are_recorded(training: Any) -> None:
     assert "recorded: code 000000000000 -> " in said
     assert "versions.torch 2.9.1 -> " in said
     training.run("plain", "torch", 6)
-    assert read_position(rolling(training, "plain", 6), "checkpoint.json").history == (
-        position.history
-    )
+    assert training.checkpoint("plain", 6).position.history == position.history
 
 
 def test_a_continued_edit_is_recorded(training: Any) -> None:
     """train.on_change: continue: the entry has the key and both values."""
     training.run("plain", "torch", 3)
     training.phase("plain", "torch", 5, learning_rate=2e-3, on_change="continue")
-    prepare(inputs_of(training, "plain"), training.progress("plain"))
+    training.prepare("plain")
     training.train("plain")
     found = rolling(training, "plain", 5)
     assert read_position(found, "checkpoint.json").history == [

@@ -23,15 +23,8 @@ SETUPS = [
     Setup("torch", 2),
     Setup("zero3", 2, "bf16"),
 ]
-QUICK, FULL = Setup("zero2"), Setup("torch", precision="fp16")
-"""Stand for all in `make test` and `make test-full`; `make test-soak` has the others."""
-
-
-def marks(setup: Setup) -> Any:
-    """Which suite runs a setup."""
-    if setup == QUICK:
-        return ()
-    return pytest.mark.slow if setup == FULL else pytest.mark.soak
+SAMPLE = Setup("zero2"), Setup("torch", precision="fp16")
+"""Stand for all in `make test-full`; `make test-soak` has the others."""
 
 
 def changes(setup: Setup) -> dict[str, Any]:
@@ -49,12 +42,11 @@ def changes(setup: Setup) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "setup",
-    [pytest.param(setup, marks=marks(setup)) for setup in SETUPS],
+    [pytest.param(s, marks=() if s in SAMPLE else pytest.mark.soak) for s in SETUPS],
     ids=str,
 )
 def test_killed_three_times_ends_in_the_same_files(training, setup):
-    """kill -9 of all processes, or SIGTERM to one of them, which lets all save and end: the losses
-    and the files of the last checkpoint are those of the undisturbed run."""
+    """kill -9 of all processes, or SIGTERM to one of them, which lets all save and end."""
     training.phase("whole", setup.preset, STEPS, **changes(setup))
     whole = training.train("whole")
     training.phase("killed", setup.preset, STEPS, save_every=SAVE_EVERY, **changes(setup))

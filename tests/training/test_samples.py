@@ -39,7 +39,7 @@ VALUES: dict[str, Any] = {"resolution": SIDE, "epoch_size": 12, "global_batch_si
 def evaluated(training: Training, family: str, step: int) -> Iterator[tuple[Any, torch.Tensor]]:
     """Each image that `evaluate` draws with the weights of a checkpoint, and its latents."""
     chosen: Any = load_family(family)
-    folder = training.progress("p") / f"step-{step:08d}"
+    folder = training.rolling("p", step)
     model = trained_model(family, training.base, folder)
     pipeline = chosen.load_pipeline(training.base, "cpu", **{chosen.trained_part: model})
     values = EvaluateConfig(num_inference_steps=3, guidance_scale=3.0, batch_size=1)
@@ -102,7 +102,7 @@ def test_what_decodes_ends_with_its_training(tmp_path):
     ("family", "preset", "processes"),
     [
         ("sdxl", "torch", 1),
-        pytest.param("sd3", "zero3", 2, marks=pytest.mark.slow),
+        ("sd3", "zero3", 2),
         ("qwen_image", "zero2_offload", 1),
         ("flux", "torch", 1),
         pytest.param("sdxl", "zero3_offload", 1, marks=pytest.mark.soak),
@@ -114,8 +114,7 @@ def test_what_decodes_ends_with_its_training(tmp_path):
 def test_samples_are_those_of_the_saved_weights(
     family, preset, processes, image_inputs, server, tmp_path
 ):
-    """Latents within 1e-4, and pixels within one level of 255, though no encoder was loaded; the
-    trained weights are those of a training that made none."""
+    """Within a level of 255, though no encoder was loaded; and the trained weights are the same."""
     training = Training(tmp_path, image_inputs(family), server)
     values = {**VALUES, "family": family, "objective": {}, "num_processes": processes}
     training.run("plain", preset, 3, **values)

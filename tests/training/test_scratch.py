@@ -219,8 +219,7 @@ def test_weights_are_the_same_with_it_and_after_a_kill(
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a training that read its copy, was killed in the middle, left the copy, and continued; the
-    undisturbed one read the shared cache. Nothing is left on the disk."""
+    """Killed in the middle, it leaves its copy, and takes it over; then nothing is left."""
     monkeypatch.setenv("JOB_DISK", str(place))
     command = phase("copied", save_every=20, scratch="$JOB_DISK/caches")
     running = command.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.builders.images import make_pictures
+from tests.builders.images import make_image_config, prepare_inputs, write_pictures
 from tests.builders.runs import make_config
 from tests.training.conftest import Training
 
@@ -20,10 +20,7 @@ from zerotrain.config.run import RunConfig
 from zerotrain.config.training import TrainConfig
 from zerotrain.models.base import in_part
 from zerotrain.models.families import load_family
-from zerotrain.models.families import nano as nano_parts
-from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
-from zerotrain.stages.prepare_dataset import prepare_dataset
 
 SIDE, COUNT = 16, 4
 LORA = {"rank": 2, "alpha": 2.0, "dropout": 0.0, "target_modules": ["to_q"]}
@@ -44,19 +41,15 @@ def spoil(base: Path, wrong: Callable[[str], bool]) -> list[str]:
 
 def configuration(family: str, folder: Path) -> RunConfig:
     """A run of a nano model over a few samples."""
-    (folder / "images").mkdir()
+    if family not in LANGUAGE_MODELS:
+        images = write_pictures(folder / "images", ["a boat"], SIDE, COUNT)
+        return make_image_config(images, family=family)
     rows = [{"instruction": f"Say {number}.", "output": str(number)} for number in range(COUNT)]
     (folder / "rows.json").write_text(json.dumps(rows))
-    data: dict[str, Any] = {"source": "text", "path": str(folder / "rows.json")}
-    if family not in LANGUAGE_MODELS:
-        data = {"images": str(folder / "images"), "num_workers": 0}
-        for number, image in enumerate(make_pictures(SIDE, COUNT)):
-            image.save(folder / "images" / f"{number}.png")
-            (folder / "images" / f"{number}.txt").write_text("a boat")
-    size = "max_length" if family in LANGUAGE_MODELS else "resolution"
     return make_config(
-        family=family, data=data, train={size: SIDE}, launch={"num_cpu_threads_per_process": 1}
-    )
+        family=family, data={"source": "text", "path": str(folder / "rows.json")},
+        train={"max_length": SIDE}, launch={"num_cpu_threads_per_process": 1},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -66,12 +59,7 @@ def test_the_cache_reads_no_denoiser_and_training_no_encoder(
     """The other stage's weights could not be read, and the results are those of the whole base."""
     family, config = load_family(name), configuration(name, tmp_path)
     dataset, base = tmp_path / "dataset", tmp_path / "base"
-    prepare_dataset(config.data, dataset)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nano_parts, "VAE_STEPS", 1)
-        build_base(BuildSettings.of(config), dataset, base)
-    settings = CacheSettings.of(config)
-    cache_latents(settings, SIDE, dataset, base, tmp_path / "cache")
+    prepare_inputs(config, tmp_path, SIDE, steps=1)
 
     def trained(file: str) -> bool:
         return in_part(file, family.trained_part)
@@ -81,7 +69,7 @@ def test_the_cache_reads_no_denoiser_and_training_no_encoder(
         shutil.copytree(base, folder / "base")
     assert spoil(inputs["encoders"] / "base", trained)
     place = inputs["encoders"]
-    cache_latents(settings, SIDE, dataset, place / "base", place / "cache")
+    cache_latents(CacheSettings.of(config), SIDE, dataset, place / "base", place / "cache")
     whole, split = (
         artifact.read(folder / "cache", "cache").files for folder in (tmp_path, inputs["encoders"])
     )

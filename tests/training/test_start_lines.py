@@ -6,16 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-from safetensors.torch import load_file
 from tests.builders.phases import make_tiny_phase
 
-from zerotrain.config import optimizers
 from zerotrain.machine.host import gib
 from zerotrain.models.quantized_linear import quantize_linear_layers
-from zerotrain.state.position import EMA_SLOT, MASTER
-from zerotrain.training.checkpointing.checkpoint_room import checkpoint_bytes
 from zerotrain.training.process.start_lines import format_count, start_details, start_lines
 
 
@@ -105,34 +100,6 @@ def test_other_trackers_are_named(tmp_path) -> None:
     assert said[-1] == (
         f"curves: {tmp_path}/metrics.jsonl, wandb, mlflow; time left: after the first steps"
     )
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_the_size_of_a_checkpoint_is_known_before_it_is_written(training, optimizer) -> None:
-    """Its tensors to the byte, without the headers and records next to them."""
-    averaged = {"use_ema": True} if optimizer == "adamw" else {}
-    changes: Any = {"optimizer": optimizer, **averaged}
-    if optimizer == "adafactor":
-        changes |= {"adam_beta1": None, "adam_beta2": None, "adam_epsilon": None}
-    phase = training.phase("a", "torch", 2, **changes)
-    training.train("a")
-    files = (training.progress("a") / "step-00000002").glob("*.safetensors")
-    written = sum(tensor.nbytes for path in files for tensor in load_file(path).values())
-    model = training_model(training)
-    slots = [
-        MASTER,
-        *optimizers.slots(phase.train.optimizer, {}),
-        *([EMA_SLOT] if averaged else []),
-    ]
-    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    assert checkpoint_bytes(shapes, slots, phase.train.optimizer) == written
-
-
-def training_model(training: Any) -> torch.nn.Module:
-    """The U-Net that the training trains."""
-    from zerotrain.models.families import load_family
-
-    return load_family("sdxl").load_model(training.base)
 
 
 def test_counts_as_people_read_them() -> None:

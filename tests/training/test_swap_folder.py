@@ -13,12 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+from tests.builders import refusals
 from tests.builders.phases import make_swapped_phase
+from tests.builders.processes import DEAD_PID
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.machine import compiled_ops, disk
 from zerotrain.machine.liveness import hold
@@ -38,12 +42,15 @@ def left_by(disk: Path, name: str, owner: LockOwner | None) -> Path:
     return folder
 
 
+def refused(phase: ResolvedPhase, needed: int = 0) -> PipelineError:
+    """The error with which a phase gets no swap folder."""
+    return refusals.refused(swap_folder(phase, needed).__enter__)
+
+
 @pytest.fixture
 def dead() -> LockOwner:
     """A process that has ended."""
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    return replace(this_process(), pid=child.pid)
+    return replace(this_process(), pid=DEAD_PID)
 
 
 def test_a_training_has_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -76,29 +83,16 @@ def test_a_dead_owners_folder_is_cleared_at_any_start(tmp_path: Path, dead: Lock
     assert f"pid {dead.pid}" in said[0]
 
 
-def test_a_living_owners_folder_is_untouched(tmp_path: Path) -> None:
-    """Also one whose process is not ours to signal."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        import psutil
-
-        started = psutil.Process(child.pid).create_time()
-        owner = LockOwner(socket.gethostname(), child.pid, started, "")
-        folder = left_by(tmp_path, "zerotrain-a-b-x1", owner)
-        assert clear_dead(tmp_path) == []
-        assert (folder / "zero_stage_3" / "optimizer" / "0_2.tensor.swp").exists()
-    finally:
-        child.kill()
-        child.wait()
+def test_a_living_owners_folder_is_untouched(tmp_path: Path, sleeper) -> None:
+    """Until its process has ended."""
+    started = psutil.Process(sleeper.pid).create_time()
+    owner = LockOwner(socket.gethostname(), sleeper.pid, started, "")
+    folder = left_by(tmp_path, "zerotrain-a-b-x1", owner)
+    assert clear_dead(tmp_path) == []
+    assert (folder / "zero_stage_3" / "optimizer" / "0_2.tensor.swp").exists()
+    sleeper.kill()
+    sleeper.wait()
     assert len(clear_dead(tmp_path)) == 1
-
-
-def test_a_pid_that_was_given_to_another_process_is_dead(tmp_path: Path) -> None:
-    """The start time tells."""
-    earlier = replace(this_process(), started=this_process().started - 3600)
-    folder = left_by(tmp_path, "zerotrain-a-b-x1", earlier)
-    clear_dead(tmp_path)
-    assert not folder.exists()
 
 
 def test_another_hosts_folder_is_untouched(tmp_path: Path, dead: LockOwner) -> None:
@@ -161,18 +155,11 @@ def test_what_a_cleared_folder_links_to_stays(tmp_path: Path, dead: LockOwner) -
 
 def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     """It is not made: a disk that is not mounted would go unnoticed."""
-    with (
-        pytest.raises(PipelineError, match="/away is no folder on this machine") as caught,
-        swap_folder(make_swapped_phase(tmp_path / "away"), 0),
-    ):
-        pass
-    assert "mkdir -p" in caught.value.hint
+    error = refused(make_swapped_phase(tmp_path / "away"))
+    assert "/away is no folder on this machine" in error.what
+    assert "mkdir -p" in error.hint
     (tmp_path / "file").touch()
-    with (
-        pytest.raises(PipelineError, match="/file is a file"),
-        swap_folder(make_swapped_phase(tmp_path / "file"), 0),
-    ):
-        pass
+    assert "/file is a file" in refused(make_swapped_phase(tmp_path / "file")).what
 
 
 def test_a_folder_that_cannot_be_written_is_refused(
@@ -184,11 +171,8 @@ def test_a_folder_that_cannot_be_written_is_refused(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    with (
-        pytest.raises(PipelineError, match="cannot be written: Permission denied"),
-        swap_folder(make_swapped_phase(tmp_path), 0),
-    ):
-        pass
+    error = refused(make_swapped_phase(tmp_path))
+    assert "cannot be written: Permission denied" in error.what
 
 
 def test_too_little_space_is_refused_with_the_figures(
@@ -197,12 +181,9 @@ def test_too_little_space_is_refused_with_the_figures(
     """What the dead left is cleared first: it may be what is missing."""
     folder = left_by(tmp_path, "zerotrain-a-b-x1", dead)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10 * 10**9))
-    with (
-        pytest.raises(PipelineError, match=r"10\.0 GB free, the phase swaps 46\.2 GB") as caught,
-        swap_folder(make_swapped_phase(tmp_path), 46_214_000_000),
-    ):
-        pass
-    assert "16 bytes a trained parameter, 2 a parameter" in caught.value.what
+    error = refused(make_swapped_phase(tmp_path), 46_214_000_000)
+    assert "10.0 GB free, the phase swaps 46.2 GB" in error.what
+    assert "16 bytes a trained parameter, 2 a parameter" in error.what
     assert not folder.exists()
 
 
@@ -302,11 +283,9 @@ def test_the_folder_of_a_job_is_found_on_its_machine(
     with swap_folder(phase, 0) as (folder, _):
         assert folder.parent == tmp_path / "a" / "swap"
     monkeypatch.setenv("JOB_DISK", str(tmp_path / "away"))
-    with pytest.raises(PipelineError, match="/away/a/swap is no folder"), swap_folder(phase, 0):
-        pass
+    assert "/away/a/swap is no folder" in refused(phase).what
     monkeypatch.delenv("JOB_DISK")
-    with pytest.raises(PipelineError, match="JOB_DISK is not set on "), swap_folder(phase, 0):
-        pass
+    assert "JOB_DISK is not set on " in refused(phase).what
     assert not (tmp_path / "away").exists()
 
 

@@ -23,7 +23,6 @@ from tests.training.matrix import (
     added,
     covering,
     deviation,
-    export_state,
     fp32_pairs,
     ring,
     sampled,
@@ -31,7 +30,6 @@ from tests.training.matrix import (
 
 from zerotrain import artifact
 from zerotrain.config.relaunch import share_batch
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.state import State, write_state
 from zerotrain.training.checkpointing import progress_folder
 
@@ -107,12 +105,10 @@ def test_switch_without_moments_would_be_noticed(matrix, precision):
 def test_switch_carries_the_position(training):
     """Step, sampler, schedule and optimizer count cross the switch; the log continues."""
     training.run("first", "torch", SWITCH)
-    state = export_state(
-        training.progress("first") / f"step-{SWITCH:08d}", training.folder / "state"
-    )
+    state = training.export_state("first", SWITCH)
     training.run("second", "zero2_offload", STEPS, state=state, global_batch_size=6,
                  lr_scheduler_steps=40)  # fmt: skip
-    position = Checkpoint(training.progress("second") / f"step-{STEPS:08d}").position
+    position = training.checkpoint("second", STEPS).position
     assert position.step == position.optimizer_step == STEPS
     assert position.samples == SWITCH * 4 + (STEPS - SWITCH) * 6
     assert position.lr_scheduler_steps == 16
@@ -149,8 +145,7 @@ def test_switch_state_is_the_same_from_every_engine(matrix, preset):
 
 @pytest.mark.slow
 def test_switch_chain_of_five_ends_as_close_as_one(training):
-    """torch, ZeRO-1, ZeRO-3 offload, ZeRO-2, ZeRO-2 offload, torch again: 4 steps each; errors do
-    not add up."""
+    """4 steps each; errors do not add up."""
     chain = ["torch", "zero1", "zero3_offload", "zero2", "zero2_offload", "torch"]
     shape = {"lr_scheduler_steps": 4 * len(chain)}
     whole = training.run("whole", "torch", 4 * len(chain), **shape)
@@ -158,8 +153,7 @@ def test_switch_chain_of_five_ends_as_close_as_one(training):
     for number, preset in enumerate(chain, start=1):
         name = f"part{number}"
         losses = training.run(name, preset, 4 * number, state=state, **shape)
-        rolling = training.progress(name) / f"step-{4 * number:08d}"
-        state = export_state(rolling, training.folder / f"state{number}")
+        state = training.export_state(name, 4 * number)
     apart = deviation(losses, whole)
     print(f"five switches: largest relative deviation {apart:.1e}")
     assert apart <= 1e-6
@@ -170,16 +164,14 @@ def test_switch_chain_of_five_ends_as_close_as_one(training):
     ("processes", "precision", "bound"), [(1, "no", 1e-5), (1, "bf16", ROUNDED["bf16"])]
 )
 def test_a_switch_to_fewer_processes_keeps_the_micro_batch(training, processes, precision, bound):
-    """Two ranks of one sample each become one that accumulates; the samples of each step, and so
-    the losses, are those of the run that kept its two."""
+    """Two ranks of one sample each become one that accumulates."""
     shape = {"global_batch_size": 4, "num_processes": 2, "save_every": SWITCH, "keep": 9}
     whole = training.run("whole", "zero2", STEPS, gradient_accumulation_steps=2, **shape)
-    rolling = training.progress("whole") / f"step-{SWITCH:08d}"
-    state = export_state(rolling, training.folder / "state")
+    state = training.export_state("whole", SWITCH)
     shape["num_processes"] = processes
     shape["gradient_accumulation_steps"] = share_batch(4, processes, 1)
     losses = training.run("fewer", "zero2", STEPS, state=state, mixed_precision=precision, **shape)
-    position = Checkpoint(training.progress("fewer") / f"step-{STEPS:08d}").position
+    position = training.checkpoint("fewer", STEPS).position
     assert (position.samples, position.optimizer_step) == (4 * STEPS, STEPS)
     assert position.engine["gradient_accumulation_steps"] == 4
     assert losses[:SWITCH] == whole[:SWITCH]
@@ -190,8 +182,7 @@ def test_a_switch_to_fewer_processes_keeps_the_micro_batch(training, processes, 
 
 @pytest.mark.slow
 def test_switch_of_a_killed_phase_repeats_nothing_that_was_saved(training):
-    """A phase of 240 steps, killed at 90 and switched: it ends as the uninterrupted one, and no
-    step before the last complete checkpoint is trained twice."""
+    """Killed at 90 of 240 steps and switched, it ends as the uninterrupted one."""
     shape = {"save_every": 30, "lr_scheduler_steps": 240, "keep": 20}
     whole = training.run("whole", "torch", 240, **shape)
     training.phase("cut", "torch", 240, **shape)
@@ -201,8 +192,7 @@ def test_switch_of_a_killed_phase_repeats_nothing_that_was_saved(training):
     process.join()
     step = progress_folder.newest_step(training.progress("cut"), 240)
     assert 60 <= step < 240  # the log may be ahead of a save, and the kill behind the log
-    rolling = progress_folder.step_folder(training.progress("cut"), step)
-    state = export_state(rolling, training.folder / "state")
+    state = training.export_state("cut", step)
     losses = training.run("continued", "zero2_offload", 240, state=state, **shape)
     lines = training.log("continued")
     assert [line["step"] for line in lines] == list(range(1, 241))
@@ -218,9 +208,8 @@ def test_switch_between_fp16_engines_keeps_the_loss_scale(training):
     """A scale that an overflow has lowered crosses the switch, with the steps since then."""
     shape = {"mixed_precision": "fp16"}
     training.run("first", "torch", SWITCH, **shape)
-    rolling = training.progress("first") / f"step-{SWITCH:08d}"
-    before = Checkpoint(rolling).position
-    state = export_state(rolling, training.folder / "state")
+    before = training.checkpoint("first", SWITCH).position
+    state = training.export_state("first", SWITCH)
 
     def lower(folder: Path) -> None:
         document = json.loads((folder / "state.json").read_text())
@@ -229,13 +218,12 @@ def test_switch_between_fp16_engines_keeps_the_loss_scale(training):
 
     lowered = changed(state, training.folder / "lowered", lower)
     training.run("second", "zero2", SWITCH + 2, state=lowered, **shape)
-    after = Checkpoint(training.progress("second") / f"step-{SWITCH + 2:08d}").position
+    after = training.checkpoint("second", SWITCH + 2).position
     assert before.loss_scale["good_steps"] == SWITCH
     assert after.loss_scale == {"scale": 512.0, "good_steps": 5, "hysteresis": 1}
-    rolling = training.progress("second") / f"step-{SWITCH + 2:08d}"
-    state = export_state(rolling, training.folder / "state2")
+    state = training.export_state("second", SWITCH + 2)
     training.run("third", "torch", SWITCH + 3, state=state, **shape)
-    last = Checkpoint(training.progress("third") / f"step-{SWITCH + 3:08d}").position
+    last = training.checkpoint("third", SWITCH + 3).position
     assert last.loss_scale == {"scale": 512.0, "good_steps": 6, "hysteresis": 1}
 
 
@@ -244,7 +232,7 @@ def without_moments(tmp_path_factory, inputs, server) -> tuple[list[float], Path
     """The losses of an uninterrupted run, and a state of its middle that has weights alone."""
     alone = Training(tmp_path_factory.mktemp("without_moments"), inputs, server)
     whole = alone.run("whole", "torch", STEPS, save_every=SWITCH, keep=9)
-    found = Checkpoint(alone.progress("whole") / f"step-{SWITCH:08d}")
+    found = alone.checkpoint("whole", SWITCH)
     with artifact.publish(alone.folder / "weights", "state") as draft:
         write_state(draft.folder, found.position, found.shapes, ["master"], found.tensor)
     return whole, alone.folder / "weights"
@@ -264,13 +252,12 @@ def without_moments(tmp_path_factory, inputs, server) -> tuple[list[float], Path
 def test_switch_with_allowed_loss_resets_the_optimizer(
     training, without_moments, preset, precision
 ):
-    """From weights alone a phase continues: the first loss is that of the weights, the optimizer
-    counts from the start, and the moments' loss is seen in the losses after."""
+    """The first loss is that of the weights, the moments' loss is seen in those after."""
     whole, state = without_moments
     losses = training.run("second", preset, STEPS, state=state,
                           mixed_precision=precision, allow=["moments"])  # fmt: skip
     rounding = ROUNDED.get(precision, 1e-6)
     assert losses[0] == pytest.approx(whole[SWITCH], rel=rounding)
     assert deviation(losses, whole[SWITCH:]) > max(1e-3, rounding)
-    position = Checkpoint(training.progress("second") / f"step-{STEPS:08d}").position
+    position = training.checkpoint("second", STEPS).position
     assert (position.step, position.optimizer_step) == (STEPS, STEPS - SWITCH)

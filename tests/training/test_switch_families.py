@@ -8,71 +8,45 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from tests.training.conftest import Training, trained_model
-from tests.training.inputs import COUNT, LORA, SIDE
+from tests.training.conftest import trained_model
+from tests.training.inputs import LORA, answer_samples, image_values
 from tests.training.matrix import deviation
 
-from zerotrain.cache import read_cache, stacked
-from zerotrain.config.training import TrainConfig
-from zerotrain.export.export import export
-from zerotrain.export.target import WeightsTarget
 from zerotrain.models.families import load_family
-from zerotrain.state.checkpoint import Checkpoint
-from zerotrain.training.checkpointing import progress_folder
 
 FAMILIES = ("sdxl", "sd3", "flux", "qwen_image")
 CHAIN = ("torch", "zero2_offload", "zero3_offload")
 STEPS = 2
 """Of each phase of the chain."""
-ADAPTERS = {"sdxl": True, "sd3": False, "flux": False, "qwen_image": True}
-"""Whether the default suite trains an adapter of the family; the other way is slow."""
-
-
-def _cases() -> list[Any]:
-    return [
-        pytest.param(
-            family,
-            adapter,
-            id=f"{family}-{'lora' if adapter else 'full'}",
-            marks=() if ADAPTERS[family] == adapter else pytest.mark.slow,
-        )
-        for family in FAMILIES
-        for adapter in (False, True)
-    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "adapter"), _cases())
+@pytest.mark.parametrize("adapter", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_families_switch_and_export_what_their_pipelines_load(
-    family, adapter, image_inputs, tmp_path, server
+    family, adapter, image_inputs, image_training
 ):
-    """torch, ZeRO-2 offload, ZeRO-3 offload: the losses of a training without a switch within 1e-6,
-    and after each of them weights that answer in the real pipeline as the trained model does."""
+    """After each engine the real pipeline answers as the trained model does."""
     inputs = image_inputs(family)
-    training = Training(tmp_path, inputs, server)
+    training = image_training(family)
     shape = {
-        "family": family,
-        "objective": TrainConfig().objective(family),
-        "resolution": SIDE,
-        "epoch_size": COUNT,
+        **image_values(family),
         "lr_scheduler_steps": STEPS * len(CHAIN),
         **({"lora": LORA} if adapter else {}),
     }
     whole = training.run("whole", "torch", STEPS * len(CHAIN), **shape)
     found = load_family(family)
     state, losses = None, []
-    seen = [_answers(family, inputs, inputs / "base", found.load_model(inputs / "base").eval())]
+    seen = [
+        answer_samples(family, inputs, inputs / "base", found.load_model(inputs / "base").eval())
+    ]
     for number, preset in enumerate(CHAIN, start=1):
         losses = training.run(preset, preset, STEPS * number, state=state, **shape)
-        rolling = progress_folder.step_folder(training.progress(preset), STEPS * number)
-        state, weights = tmp_path / f"{preset}-state", tmp_path / f"{preset}-weights"
-        target = WeightsTarget(
-            weights, inputs / "base", found, "fp32", lora=LORA if adapter else None
-        )
-        export(Checkpoint(rolling), rolling, target, state)
-        trained = trained_model(family, inputs / "base", rolling, LORA if adapter else None)
-        answers = _answers(family, inputs, inputs / "base", trained)
-        by_pipeline = _answers(family, inputs, weights, _of_pipeline(found, weights, adapter))
+        rolling, lora = training.rolling(preset, STEPS * number), LORA if adapter else None
+        weights, state = training.export(preset, STEPS * number, family, lora=lora)
+        trained = trained_model(family, inputs / "base", rolling, lora)
+        answers = answer_samples(family, inputs, inputs / "base", trained)
+        by_pipeline = answer_samples(family, inputs, weights, _of_pipeline(found, weights, adapter))
         print(f"{family} {preset}: outputs differ by {(answers - by_pipeline).abs().max():.1e}")
         assert torch.equal(answers, by_pipeline)
         assert all((answers - others).abs().max() > 1e-5 for others in seen)
@@ -89,13 +63,3 @@ def _of_pipeline(family: Any, weights: Path, adapter: bool) -> torch.nn.Module:
         pipeline.load_lora_weights(weights)
     denoiser: torch.nn.Module = getattr(pipeline, family.trained_part)
     return denoiser
-
-
-@torch.no_grad()
-def _answers(family: str, inputs: Path, weights: Path, model: torch.nn.Module) -> torch.Tensor:
-    """The model's velocities for three cached samples, without noise, at timestep 500."""
-    cache = read_cache(inputs / "cache")
-    samples = [cache.sample(i) for i in range(3)]
-    batch = stacked(samples, torch.device("cpu"))
-    objective = load_family(family).objective(weights)
-    return objective.predict(model, batch["latents"], torch.full((3,), 500.0), batch)

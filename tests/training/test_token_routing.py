@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.builders.phases import make_tiny_phase
-from tests.training.conftest import Training
-from tests.training.inputs import COUNT, LORA, SIDE, cache_of
+from tests.training.inputs import LORA, cache_of, image_values
 
-from zerotrain.config.training import TrainConfig
 from zerotrain.models.families.token_routing import ROUTE
 from zerotrain.training.batches import Batches
 
@@ -21,15 +18,7 @@ TREAD = {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_id
 
 def settings(family: str) -> dict[str, Any]:
     """What a phase of a nano model has of its own."""
-    return {
-        "family": family, "resolution": SIDE, "epoch_size": COUNT, "lr_warmup_steps": 0,
-        "objective": TrainConfig().objective(family),
-    }  # fmt: skip
-
-
-@pytest.fixture
-def flux(image_inputs) -> Path:
-    return image_inputs("flux")
+    return {**image_values(family), "lr_warmup_steps": 0}
 
 
 def patches(latents: torch.Tensor) -> int:
@@ -61,9 +50,9 @@ def test_tokens_of_conditioning_images_are_routed_too():
 
 
 @pytest.mark.slow
-def test_the_loss_differs_where_tokens_pass_by_and_only_there(flux, tmp_path, server):
+def test_the_loss_differs_where_tokens_pass_by_and_only_there(image_training):
     """Samples one by one, a ratio of 0 trains bit by bit as without routes."""
-    training = Training(tmp_path, flux, server)
+    training = image_training("flux")
     changes = {**settings("flux"), "global_batch_size": 1}
     plain = training.run("plain", "torch", 2, **changes)
     none = {"routes": [{**TREAD["routes"][0], "selection_ratio": 0.0}]}
@@ -73,14 +62,11 @@ def test_the_loss_differs_where_tokens_pass_by_and_only_there(flux, tmp_path, se
 
 
 @pytest.mark.slow
-def test_a_resumed_training_and_one_of_two_processes_route_the_same(flux, tmp_path, server):
+def test_a_resumed_training_and_one_of_two_processes_route_the_same(image_training):
     """Resumed bit by bit; two processes within 1e-5, as without routes; and the loss falls."""
-    training = Training(tmp_path, flux, server)
+    training = image_training("flux")
     changes = {**settings("flux"), "tread_config": TREAD, "learning_rate": 3e-3}
-    whole = training.run("whole", "torch", 30, **changes)
-    training.run("resumed", "torch", 15, **changes)
-    assert training.run("resumed", "torch", 30, **changes) == whole
-    assert training.hashes("resumed", 30) == training.hashes("whole", 30)
+    whole = training.assert_resumes("torch", 15, 30, **changes)
     assert sum(whole[-10:]) < 0.95 * sum(whole[:10])
     two = training.run("two", "torch", 4, **changes, num_processes=2)
     assert max(abs(a - b) for a, b in zip(two, whole[:4], strict=True)) <= 1e-5
@@ -88,9 +74,9 @@ def test_a_resumed_training_and_one_of_two_processes_route_the_same(flux, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["flux", "sd3"])
-def test_engines_and_recomputation_route_the_same(family, image_inputs, tmp_path, server):
+def test_engines_and_recomputation_route_the_same(family, image_training):
     """ZeRO-3 with gradient checkpointing trains an adapter as PyTorch without, within 1e-4."""
-    training = Training(tmp_path, image_inputs(family), server)
+    training = image_training(family)
     changes = {**settings(family), "tread_config": TREAD, "lora": LORA}
     plain = training.run("plain", "torch", 4, **changes)
     for preset in ("torch", "zero3_offload"):
@@ -102,11 +88,9 @@ def test_engines_and_recomputation_route_the_same(family, image_inputs, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["flux", "sd3"])
-def test_routes_in_bf16_and_in_a_model_that_is_built_in_parts(
-    family, image_inputs, tmp_path, server
-):
+def test_routes_in_bf16_and_in_a_model_that_is_built_in_parts(family, image_training):
     """bf16 within 2 % of float32; zero3_init as the model that each process holds whole."""
-    training = Training(tmp_path, image_inputs(family), server)
+    training = image_training(family)
     changes = {**settings(family), "tread_config": TREAD}
     plain = training.run("plain", "torch", 3, **changes)
     rounded = training.run("rounded", "torch", 3, **changes, mixed_precision="bf16")

@@ -20,7 +20,6 @@ from torch._inductor import config as inductor
 from torch._inductor.utils import fresh_cache
 
 from zerotrain.config.launch import LaunchConfig
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.engines import torch_compile
 
@@ -36,14 +35,11 @@ slow = pytest.mark.slow
     ],
 )
 def test_compiled_names_and_numbers_are_the_models(training, preset):
-    """dynamo alone traces the same operators: the losses stay, and a checkpoint has the names of
-    the model that was not compiled, from which it continues."""
+    """dynamo alone traces the same operators; a checkpoint has the names of the plain model."""
     plain = training.run("plain", preset, STEPS)
     compiled = training.run("compiled", preset, STEPS, dynamo_backend="eager")
     assert deviation(compiled, plain) <= 1e-6
-    first, second = (
-        Checkpoint(training.progress(n) / f"step-{STEPS:08d}") for n in ("plain", "compiled")
-    )
+    first, second = (training.checkpoint(n, STEPS) for n in ("plain", "compiled"))
     assert second.shapes == first.shapes
     training.run("compiled", preset, STEPS + 1)
     assert len(training.losses("compiled")) == STEPS + 1
@@ -71,27 +67,22 @@ def compiled(**changes: Any) -> SimpleNamespace:
 
 def start(training: Training, name: str, cache: Path) -> subprocess.Popen[bytes]:
     """A phase's process with a folder of its own for what inductor makes, which takes minutes."""
-    words = {"base": training.base, "cache": training.cache, "progress": training.progress(name)}
-    words["launch"] = training.folder / name / "launch"
     saved = progress_folder.newest_intact(training.progress(name), STEPS)
-    named = {**words, "resume": saved} if saved else words
     return subprocess.Popen(
-        [sys.executable, "-m", "zerotrain.training.rank",
-         *(word for key, value in named.items() for word in (f"--{key}", str(value)))],
+        [sys.executable, "-m", "zerotrain.training.rank", *training.words(name, resume=saved)],
         env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONPATH": "workflow"},
     )  # fmt: skip
 
 
 @pytest.mark.soak
 def test_a_compiled_training_resumes_in_equal_bits(training, tmp_path):
-    """inductor's kernels for a real U-Net: killed at a checkpoint and resumed by a process that
-    makes them again, it ends in the bits of one that was left alone."""
+    """inductor's kernels for a real U-Net, made again by the process that resumes."""
     changes = {"dynamo_backend": "inductor", "save_every": 1, "keep": STEPS}
     for name in ("whole", "cut"):
         training.phase(name, "torch", STEPS, **changes)
     assert start(training, "whole", tmp_path / "first").wait() == 0
     child = start(training, "cut", tmp_path / "second")
-    while not (training.progress("cut") / "step-00000002" / "manifest.json").exists():
+    while not (training.rolling("cut", 2) / "manifest.json").exists():
         assert child.poll() is None
         time.sleep(0.01)
     child.kill()

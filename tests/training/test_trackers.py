@@ -79,8 +79,7 @@ def report(progress: Path, first: int, last: int, *names: str, **changes: Any) -
 
 
 def test_a_training_that_continues_does_so_in_its_run(tmp_path, wandb) -> None:
-    """Steps that are made again after a crash are not sent again; the run, its name and project
-    stay, and its hyperparameters are reported once."""
+    """Steps that are made again after a crash are not sent again."""
     assert report(tmp_path, 1, 5, "wandb") == []
     assert report(tmp_path, 4, 8, "wandb") == []
     assert wandb.points == [(step, {"train/loss": 1 / step}) for step in range(1, 9)]
@@ -157,8 +156,7 @@ def test_tensorboard_shows_each_step_once_after_a_crash(tmp_path) -> None:
 
 
 def test_a_validations_points_are_neither_lost_nor_sent_twice(tmp_path, wandb) -> None:
-    """A step has two sets of points. A start that was killed between them, and one that ended with
-    both, leave the next start to send what is missing and nothing else."""
+    """Of a start that was killed between a step's two sets, and of one that ended with both."""
     points: list[tuple[int, dict[str, float]]] = [
         *((0, {"val_loss": 3.0}), (1, {"train/loss": 2.0}), (2, {"train/loss": 1.0})),
         (2, {"val_loss": 0.5}),
@@ -204,13 +202,12 @@ def test_a_start_is_read_after_the_one_that_it_continues(tmp_path, monkeypatch) 
 
 @pytest.mark.slow
 def test_tensorboard_has_each_line_of_the_log_once(training) -> None:
-    """A training that was stopped, shortened, and raised again: each value of each line of
-    metrics.jsonl is one point of TensorBoard, and it has no other."""
+    """Of a training that was stopped, shortened, and raised again; and it has no other."""
     common = {"report_to": [TENSORBOARD], "log_every": 2, "save_every": 2, "keep": 4}
     for until in (7, 5, 9):
         if until == 5:  # as kept from a time when `until` was higher
             for step in (6, 7):
-                assert (training.progress("a") / f"step-{step:08d}").is_dir()
+                assert (training.rolling("a", step)).is_dir()
         training.run("a", "torch", until, **common)
     lines = training.log("a")
     expected: dict[str, list[tuple[int, Any]]] = {}
@@ -254,8 +251,7 @@ print(json.dumps(report(Path(sys.argv[1]), int(sys.argv[3]), int(sys.argv[4]), s
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "swanlab"])
 def test_real_trackers_work_offline(tmp_path, name) -> None:
-    """The libraries themselves, where they are installed, without a network: a run begins,
-    continues as the same run, and nothing has to be reported."""
+    """Where they are installed: a run continues as the same run, and nothing is reported."""
     if not is_installed(name):
         pytest.skip(f"{name} is not installed")
     environment = {

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import time
-from typing import Any
 
 import psutil
 import pytest
-from tests.builders.commands import run_zerotrain
+from tests.builders.refusals import refusal
 
 from zerotrain import artifact
 from zerotrain.errors import EXIT_UNFINISHED, EXIT_USER_ERROR
@@ -28,18 +26,10 @@ KILLED = 128 + signal.SIGKILL
 PRESETS = ["torch", pytest.param("zero2_offload", marks=pytest.mark.soak)]
 
 
-def train_beforehand(training, name: str, until: int, **changes: Any) -> None:
-    """Leave behind what the command leaves in progress/, trained in a forked rank: far quicker."""
-    training.phase(name, "torch", until, **changes)
-    training.train(name)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_resume_after_a_signal_to_the_command(training, phase, preset):
-    """A signal ends the command with exit code 85 and a checkpoint and leaves no process; meanwhile
-    a second start is refused, naming the owner, and disturbs nothing; the next start ends in the
-    weights of an undisturbed run."""
+    """Code 85 and a checkpoint; meanwhile a second start is refused and disturbs nothing."""
     command = phase("stopped", preset)
     running = command.start()
     command.wait_for(lambda: lock.read_owner(command.progress), "the lock")
@@ -95,32 +85,6 @@ def test_resume_after_kill_of_the_command(training, phase, preset):
 
 
 @pytest.mark.slow
-def test_resume_after_the_training_process_was_killed(phase):
-    """A training process that the system kills is answered with a cause and what to do, not with
-    the launcher's code alone; nothing is published and the lock is given back."""
-    command = phase("starved", save_every=3)
-    running = command.start()
-    command.wait_for_save()
-    ranks = [p for p in command.processes() if "zerotrain.training.rank" in p.cmdline()[:3]]
-    assert len(ranks) == 1
-    ranks[0].kill()
-    code, said = command.end(running)
-    assert code == 1
-    step = progress_folder.saved_steps(command.progress)[-1]
-    assert (
-        f"ERROR: phase starved: rank 0 was killed by SIGKILL; newest checkpoint: step {step}\n"
-        in (said)
-    )
-    assert "or the system for memory, which `dmesg` then says" in said
-    assert said.count("ERROR: ") == said.count("Hint: ") == 1
-    assert "Traceback" not in said
-    command.wait_for_silence()
-    assert progress_folder.saved_steps(command.progress)
-    assert not command.checkpoint.exists()
-    assert lock.read_owner(command.progress) is None
-
-
-@pytest.mark.slow
 def test_a_training_whose_lock_is_anothers_ends(phase):
     """A cluster may give up a machine that runs on, and start the job on another machine: there is
     one training soon, and it is the later one's lock that stays."""
@@ -144,8 +108,9 @@ def test_a_training_whose_lock_is_anothers_ends(phase):
 @pytest.mark.parametrize("preset", [pytest.param("torch", marks=pytest.mark.soak), "zero2"])
 def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
     """The others do not wait for it until their time-out: the command ends, names the rank and its
-    signal in one sentence, without the launcher's traceback; the next start continues to the same
-    weights."""
+    signal in one sentence, with a cause and what to do and without the launcher's traceback;
+    nothing is published, and the lock is given back. The next start continues to the same weights,
+    of which each rank writes its own file."""
     until = 60
     command = phase(f"{preset}-widow", preset, until, num_processes=2, save_every=3)
     running = command.start()
@@ -154,32 +119,23 @@ def test_resume_after_one_process_of_two_was_killed(training, phase, preset):
     os.kill(victim.pid, signal.SIGKILL)
     code, said = command.end(running)
     assert code == 1, said
-    assert f"ERROR: phase {preset}-widow: rank 1 was killed by SIGKILL; newest checkpoint: " in said
+    step = progress_folder.saved_steps(command.progress)[-1]
+    assert (
+        f"ERROR: phase {preset}-widow: rank 1 was killed by SIGKILL; newest checkpoint: step "
+        f"{step}\n"
+    ) in said
+    assert "or the system for memory, which `dmesg` then says" in said
     assert said.count("ERROR: ") == said.count("Hint: ") == 1, said
     assert "Traceback" not in said, said
     command.wait_for_silence()
+    assert not command.checkpoint.exists()
+    assert lock.read_owner(command.progress) is None
     code, said = command.run()
     assert code == 0, said
+    assert "FutureWarning" not in said
+    assert {name[:10] for name in command.hashes()} == {"rank-00000", "rank-00001"}
     training.run("alone", preset, until, num_processes=2, save_every=3)
     assert command.hashes() == training.hashes("alone", until)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("preset", ["torch", "zero2"])
-def test_resume_after_one_process_of_two_hung(phase, preset):
-    """Its wait is timed out with its rank, pid and place, and neither it nor the launcher stays."""
-    command = phase(f"{preset}-hung", preset, num_processes=2, save_every=3, ddp_timeout=10)
-    running = command.start()
-    command.wait_for_step(5)
-    victim = next(one for one in heartbeat.read_statuses(command.progress) if one.rank == 1)
-    os.kill(victim.pid, signal.SIGSTOP)
-    code, said = command.end(running)
-    assert code == 1, said
-    assert f"rank 1 (pid {victim.pid} on {socket.gethostname()}) was stopped by a signal" in said
-    assert said.count("ERROR: ") == said.count("Hint: ") == 1, said
-    assert "Traceback" not in said, said
-    command.wait_for_silence()
-    assert progress_folder.saved_steps(command.progress)
 
 
 PARTS = ("launcher", "rank 1", "launcher and ranks")
@@ -197,8 +153,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     ],
 )
 def test_resume_after_a_signal_to_a_part(phase, whom, number):
-    """Whoever of the processes gets the signal, and however many of them: one checkpoint at the
-    next step, exit code 85, and no process is left."""
+    """Whoever of the processes gets it, and however many of them."""
     command = phase("parts", num_processes=2)
     running = command.start()
     command.wait_for_step(3)
@@ -240,54 +195,28 @@ def test_resume_after_two_signals(phase):
 
 
 @pytest.mark.slow
-def test_resume_with_until_at_a_saved_step_publishes_without_training(training, phase):
+def test_resume_with_until_at_a_saved_step_publishes_without_training(training):
     """What is trained already is published at once, as a second name of the same files; progress
     keeps its own."""
-    train_beforehand(training, "raised", 12, save_every=4, keep=3)
-    trained = (training.progress("raised") / progress_folder.LOG).read_bytes()
+    training.run("raised", "torch", 12, save_every=4, keep=3)
+    log = training.progress("raised") / progress_folder.LOG
+    trained, output = log.read_bytes(), training.folder / "raised" / "checkpoint"
     for until in (8, 12):
-        command = phase("raised", until=until, save_every=4, keep=3)
-        code, said = command.run()
-        assert code == 0, said
-        rolling = progress_folder.step_folder(command.progress, until)
-        for name in command.hashes():
-            assert (command.checkpoint / name).samefile(rolling / name)
-    assert (command.progress / progress_folder.LOG).read_bytes() == trained
-    assert progress_folder.saved_steps(command.progress) == [4, 8, 12]
-
-
-@pytest.mark.slow
-def test_resume_with_other_numbers_sets_progress_aside(training, phase):
-    """Progress of another learning rate is set aside with a sentence, never removed, and `zerotrain
-    progress accept` takes it back."""
-    train_beforehand(training, "changed", 8)
-    expected = training.hashes("changed", 8)
-    command = phase("changed", until=8, learning_rate=2e-3)
-    running = command.start()
-    command.wait_for(lambda: len(command.processes()) > 2, "the launcher")
-    for _ in range(2):
-        running.send_signal(signal.SIGTERM)
-        time.sleep(SAME_SECONDS + 0.1)
-    code, said = command.end(running)
-    assert code == KILLED
-    (stale,) = command.progress.parent.glob("progress.stale-*")
-    assert f"(learning_rate 0.001 -> 0.002): they are set aside as {stale}, and training" in said
-    assert "`zerotrain progress accept " in said
-
-    accepted = run_zerotrain("progress", "accept", command.progress.parent)
-    assert accepted.returncode == 0, accepted.stderr
-    assert "resumes from step 8" in accepted.stdout
-    assert not stale.exists()
-    code, said = command.run()
-    assert code == 0, said
-    assert command.hashes() == expected
+        training.phase("raised", "torch", until, save_every=4, keep=3)
+        assert training.call_stage("raised") == 0
+        for name in training.hashes("raised", until):
+            assert (output / name).samefile(training.rolling("raised", until) / name)
+    assert log.read_bytes() == trained
+    assert progress_folder.saved_steps(log.parent) == [4, 8, 12]
 
 
 @pytest.mark.slow
 def test_resume_after_a_mistake_that_only_training_finds(phase):
     """A mistake that shows in training (here a loss that is no number) ends the command as any
-    mistake does: one ERROR, one hint, exit code 2, and no traceback of the launcher's."""
-    command = phase("diverging", learning_rate=1e30, lr_warmup_steps=0, max_grad_norm=0.0)
+    mistake does: both processes find it, and there is one ERROR, one hint, exit code 2, and no
+    traceback of the launcher's."""
+    command = phase("diverging", learning_rate=1e30, lr_warmup_steps=0, max_grad_norm=0.0,
+                    num_processes=2)  # fmt: skip
     code, said = command.run()
     assert code == EXIT_USER_ERROR, said
     assert "ERROR: phase diverging: the loss of step" in said
@@ -298,63 +227,15 @@ def test_resume_after_a_mistake_that_only_training_finds(phase):
     command.wait_for_silence()
 
 
-def test_resume_refuses_a_damaged_cache(training, phase, tmp_path):
-    """A damaged shard of the cache is named before anything is launched."""
-    training.cache = shutil.copytree(training.cache, tmp_path / "cache")
-    victim = next(training.cache.glob("**/*.safetensors"))
-    victim.write_bytes(victim.read_bytes()[:-1] + b"\x7f")
-    code, said = phase("damaged").run()
-    assert code == EXIT_USER_ERROR, said
-    assert f"{victim}: sha256 " in said
-    assert said.count("ERROR: ") == said.count("Hint: ") == 1
-    assert "Traceback" not in said
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("preset", ["torch", "zero3"])
-def test_resume_of_two_processes_after_a_signal(training, phase, preset):
-    """Two processes under the real launcher stop together, with one checkpoint of both their parts,
-    and end in the weights of two that were left alone; each rank writes its own file."""
-    until = 40
-    command = phase(f"{preset}-two", preset, until, num_processes=2)
-    running = command.start()
-    command.wait_for_step(5)
-    running.send_signal(signal.SIGTERM)
-    code, said = command.end(running)
-    assert code == EXIT_UNFINISHED, said
-    command.wait_for_silence()
-    code, said = command.run()
-    assert code == 0, said
-    assert "FutureWarning" not in said
-    assert {name[:10] for name in command.hashes()} == {"rank-00000", "rank-00001"}
-
-    training.run("alone", preset, until, num_processes=2)
-    assert command.hashes() == training.hashes("alone", until)
-
-
 @pytest.mark.slow
-def test_resume_under_another_launch_is_refused(training, phase):
+def test_resume_under_another_launch_is_refused(training):
     """The progress stays where it is, nothing is started, and the sentence names the switch."""
-    train_beforehand(training, "moved", 8)
-    command = phase("moved", "zero3", until=12)
-    code, said = command.run()
-    assert code == EXIT_USER_ERROR, said
+    training.run("moved", "torch", 8)
+    training.phase("moved", "zero3", until=12)
+    said = refusal(training.call_stage, "moved")
     assert "engine torch, now deepspeed; ZeRO stage 0, now 3" in said
     assert "`zerotrain switch tiny --to zero3` ends the phase at step 8" in said
-    assert said.count("ERROR: ") == said.count("Hint: ") == 1
-    assert progress_folder.saved_steps(command.progress) == [8]
-
-
-@pytest.mark.slow
-def test_resume_of_two_processes_reports_one_mistake(phase):
-    """Both find it, one says it: no second message, no traceback, and no process left."""
-    command = phase("diverging", learning_rate=1e30, lr_warmup_steps=0, max_grad_norm=0.0,
-                    num_processes=2)  # fmt: skip
-    code, said = command.run()
-    assert code == EXIT_USER_ERROR, said
-    assert said.count("ERROR: ") == said.count("Hint: ") == 1, said
-    assert "Traceback" not in said, said
-    command.wait_for_silence()
+    assert progress_folder.saved_steps(training.progress("moved")) == [8]
 
 
 @pytest.mark.parametrize(("size", "given_back"), [(2**27, True), (2**20, False)])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.training.conftest import Training
-from tests.training.inputs import COUNT, SIDE
+from tests.training.inputs import image_values
 
-from zerotrain.config.training import TrainConfig
-from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.state.position import MASTER
 from zerotrain.training.reporting.unused import _is_expected
 
@@ -56,22 +54,17 @@ def test_ddp_looks_for_unused_parameters_by_itself(training):
 @pytest.mark.slow
 def test_a_resume_looks_for_unused_parameters_again(training):
     """A training that was stopped after a step ends in the same bits."""
-    changes = {"family": "unused", "num_processes": 2, "max_grad_norm": 0.0}
-    training.run("whole", "torch", 3, **changes)
-    training.run("resumed", "torch", 1, **changes)
-    training.run("resumed", "torch", 3, **changes)
-    assert training.hashes("resumed", 3) == training.hashes("whole", 3)
+    training.assert_resumes("torch", 1, 3, family="unused", num_processes=2, max_grad_norm=0.0)
 
 
 @pytest.mark.slow
-def test_the_reference_targets_of_qwen_image_train_under_ddp(image_inputs, tmp_path, server):
+def test_the_reference_targets_of_qwen_image_train_under_ddp(image_training):
     """Adapters on both streams of every block: the last block's text stream reaches no loss."""
-    training = Training(tmp_path, image_inputs("qwen_image"), server)
+    training = image_training("qwen_image")
     lora = {"rank": 4, "alpha": 4.0, "dropout": 0.0, "target_modules": TARGETS.split(",")}
     changes = {
-        "family": "qwen_image", "lora": lora, "resolution": SIDE, "epoch_size": COUNT,
-        "objective": TrainConfig().objective("qwen_image"), "lr_warmup_steps": 0,
-        "max_grad_norm": 0.0, "gradient_checkpointing": True,
+        **image_values("qwen_image"), "lora": lora, "lr_warmup_steps": 0, "max_grad_norm": 0.0,
+        "gradient_checkpointing": True,
     }  # fmt: skip
     training.run("two", "torch", 3, num_processes=2, **changes)
     said = training.output.read_text()
@@ -101,7 +94,7 @@ def test_only_what_every_model_of_the_family_leaves_is_expected(family, names, e
 
 def apart(training: Training, one: str, other: str) -> float:
     """The distance of two trainings' weights, relative to their norm."""
-    first, second = (Checkpoint(training.progress(name) / "step-00000003") for name in (one, other))
+    first, second = (training.checkpoint(name, 3) for name in (one, other))
     assert first.names == second.names
     whole = [torch.cat([found.tensor(name, MASTER).flatten() for name in first.names])
              for found in (first, second)]  # fmt: skip
