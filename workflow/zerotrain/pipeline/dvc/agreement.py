@@ -33,9 +33,15 @@ from typing import Any
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.dvc import jobs
-from zerotrain.pipeline.dvc.concurrent_edits import ConcurrentEdits, edited_during
+from zerotrain.pipeline.dvc.changes import (
+    ConcurrentEdits,
+    edited_during,
+    is_alive,
+    note_running,
+    read_journal,
+    update_journal,
+)
 from zerotrain.pipeline.dvc.jobs import MAIN_CONFIG, in_order, stage_name
-from zerotrain.pipeline.dvc.journal import is_alive, note_running, read_journal, update_journal
 from zerotrain.pipeline.dvc.pipeline import (
     GUARD,
     LOCK,
