@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zerotrain.pipeline import earlier_code, snakemake_runs
+from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.dvc import jobs as graph_jobs
 from zerotrain.pipeline.dvc.agreement import Agreement
 from zerotrain.pipeline.former_results import keep_former_results
 from zerotrain.pipeline.graph.runs import Runs, checked
 from zerotrain.pipeline.kept_jobs import KeptJobs
 from zerotrain.pipeline.rebuild import add_damaged_folders, set_aside_damaged
+from zerotrain.pipeline.retrain import describe_trained_earlier, find_trained_earlier
 from zerotrain.training.process.lock import check_not_locked
 
 
@@ -78,6 +79,6 @@ class Hooks:
 @checked
 def _report_trained_earlier(runs: Runs) -> None:
     """Report once per plan, not in each DVC stage."""
-    found = earlier_code.find_trained_earlier(runs.by_name.values())
-    if line := earlier_code.describe_trained_earlier(found):
+    found = find_trained_earlier(runs.by_name.values())
+    if line := describe_trained_earlier(found):
         print(line, file=sys.stderr)

@@ -189,7 +189,7 @@ def describe_training(checkpoint: Path) -> str:
 
 
 def check_not_stored(folder: Path, damage: list[Damage], rule: str) -> None:
-    """Refuse to repeat a training whose checkpoint DVC has stored.
+    """Check that no training is repeated whose checkpoint DVC has stored.
 
     Raises:
         PipelineError: dvc.lock has the checkpoint, and steps would be trained again.

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MAIN_CONFIG = Path("config/config.yaml")
-"""The file that the Snakefile reads by default."""
+from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
 
 LOOKING = False
 """Whether the graph is only read; if so, the Snakefile records nothing."""
@@ -83,6 +82,6 @@ def stage_command(job: Any, config: Path) -> str:
     DVC calls it when an input file or value has changed; before, DVC removes the job's outputs,
     except for persistent ones.
     """
-    chosen = "" if config == MAIN_CONFIG else f" --configfile {config}"
+    chosen = "" if config == DEFAULT_CONFIG else f" --configfile {config}"
     outputs = " ".join(map(str, job.output))
     return f"snakemake --cores all{chosen} --force --allowed-rules {job.rule.name} -- {outputs}"

@@ -344,7 +344,7 @@ def trace(weights: Path) -> Walk:
     # A link may point into a project from outside, or out of it to another disk.
     folder = enclosing(place) or enclosing(place.resolve())
     if folder is None and place.is_dir():
-        _check_single_alpha(weights)
+        _check_no_folders_inside(weights)
         # Its manifest is missing: its place tells where its parents may be.
         return Walker(ArtifactIndex(project_of(place, {})), files).walk(place)
     folder = folder or _listing(place, files)
@@ -360,8 +360,8 @@ def trace(weights: Path) -> Walk:
     return Walker(ArtifactIndex(root), files).walk(folder)
 
 
-def _check_single_alpha(folder: Path) -> None:
-    """Refuse a run, a phase or its progress folder, which have no manifest themselves."""
+def _check_no_folders_inside(folder: Path) -> None:
+    """Check that a folder is no run, phase or progress folder, which have no manifest."""
     inside = sorted(found.parent for found in folder.glob(f"*/{MANIFEST}"))
     inside += sorted(found.parent for found in folder.glob(f"*/weights/{MANIFEST}"))
     if inside:

@@ -83,20 +83,20 @@ def switch(options: SwitchOptions) -> str:
     file = find_config(options.run, options.config)
     request = Request(options.to, relaunch, options.at, options.name, options.offload_path)
     folder = RunFolder(read_config(file).run).path / OWN_FOLDER
-    refuse = partial(_refuse_other_switch, file)
+    check = partial(_check_no_other_switch, file)
     if options.dry_run:
-        refuse(folder)
+        check(folder)
         return _dry_run(request, file, folder)
     with handling_signals(unwind):
         with writing(folder):
-            held = lock.take(folder, refuse)
+            held = lock.take(folder, check)
         try:
             return _switch(request, file, folder, options.wait, options.accept)
         finally:
             held.release()
 
 
-def _refuse_other_switch(file: Path, folder: Path) -> LockOwner | None:
+def _check_no_other_switch(file: Path, folder: Path) -> LockOwner | None:
     owner = lock.read_owner(folder)
     if owner is None or not lock.is_alive(folder, owner):
         return owner
