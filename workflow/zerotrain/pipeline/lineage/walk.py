@@ -17,7 +17,7 @@ from zerotrain.artifact import MANIFEST, Artifact, sizes_digest
 from zerotrain.artifact.layout import RESULTS
 from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import read_selections
-from zerotrain.pipeline.lineage.chain import How, Link, Node, Walk
+from zerotrain.pipeline.lineage.chain import SHORT, Finding, How, Link, Node, Problem, Walk
 from zerotrain.pipeline.lineage.facts import facts_of
 from zerotrain.pipeline.lineage.index import (
     ArtifactIndex,
@@ -27,8 +27,7 @@ from zerotrain.pipeline.lineage.index import (
     load,
     project_of,
 )
-from zerotrain.pipeline.lineage.origins import check_origins
-from zerotrain.pipeline.lineage.verify import SHORT, Files, Finding, Problem, unlisted
+from zerotrain.pipeline.lineage.verify import Files, compare_source, unlisted
 from zerotrain.training.checkpointing.conditions import FINGERPRINT, TRAINS
 
 KINDS = {"start": "state"}
@@ -94,7 +93,8 @@ class Walker:
         self._ask_for_the_rest(node, found)
         node.findings += _disagreements(node)
         if found.kind == "dataset" and self._files:
-            node.links.append(Link("source", None, self._source(found, shown)))
+            source = self._nodes[found.folder / "source"] = compare_source(found, self._index)
+            node.links.append(Link("source", None, source))
         return node
 
     def _add_unreadable(self, node: Node, folder: Path) -> None:
@@ -256,12 +256,6 @@ class Walker:
                 )
                 wanted = f"the identity of a {' or '.join(group)} under results/"
             node.findings.append(Finding("unknown", path, wanted, "none is named"))
-
-    def _source(self, dataset: Artifact, shown: str) -> Node:
-        node = Node(f"{shown} (source)", "source")
-        node.path, node.facts, node.findings, node.notes = check_origins(dataset, self._index)
-        self._nodes[dataset.folder / "source"] = node
-        return node
 
 
 def _disagreements(node: Node) -> list[Finding]:
