@@ -256,26 +256,12 @@ def test_a_second_switch_gets_a_name_of_its_own(project):
     assert "plain-zero2: ends at step 260 (was 300), exported; plain-zero2-torch-2" in printed
 
 
-def hang(project, stage: str, *words: str) -> subprocess.Popen[str]:
-    """A command whose Snakemake is at a stage that does not end."""
-    process = subprocess.Popen(
-        words, cwd=project.folder, env=project.environment | {"HANG": stage}, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    calls = project.folder / "calls.txt"
-    while not (calls.is_file() and stage in calls.read_text()):
-        assert process.poll() is None
-        time.sleep(0.02)
-    return process
-
-
 @pytest.mark.slow
 def test_a_snakemake_that_was_killed_locks_no_one_out(project):
     """The next one removes its lock and says so; that of one that lives stays."""
     target = "results/data/tiny/manifest.json"
     words = ("snakemake", "--cores", "1", "--", target)
-    process = hang(project, "prepare_dataset", *words)
+    process = project.hang("prepare_dataset", *words)
     locked = project.snakemake(*words[1:])
     assert locked.returncode == 1
     assert "LockException" in locked.stdout
@@ -297,7 +283,7 @@ def test_what_a_killed_switch_began_ends_with_it(project):
     stop_in(project, "plain")
     save(project, "plain", 250)
     words = (sys.executable, "-m", "zerotrain", "switch", "tiny", "--to", "zero2")
-    process = hang(project, "export_weights", *words)
+    process = project.hang("export_weights", *words)
     process.kill()
     process.wait()
     printed = project.must(*words)
