@@ -35,8 +35,8 @@ def relaunch_of(request: SwitchOptions) -> Relaunch:
 
 def is_met(request: SwitchOptions, step: int, name: str, launch: LaunchConfig) -> bool:
     """Return whether a switch at this step, to a phase of this name and launch, meets a request."""
-    own = {"preset": request.to, "offload_path": request.offload_path}
-    own |= relaunch_of(request).flags()
+    flags = relaunch_of(request).flags()
+    own = {"preset": request.to, "offload_path": request.offload_path, **flags}
     return (
         all(value in (None, getattr(launch, key)) for key, value in own.items())
         and request.at in ("last", str(step))
