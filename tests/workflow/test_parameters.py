@@ -126,6 +126,7 @@ OTHER_VALUES: dict[str, Any] = {
     "launch.offload_path": "swap",
     "launch.scratch": "$TMPDIR",
     "launch.fp16.loss_scale": 128,
+    "launch.fp16.initial_scale_power": 8,
     "launch.main_process_port": 29501,
     "launch.device_memory": "24 GiB",
     "launch.host_memory": "64 GiB",
