@@ -9,11 +9,11 @@ finds a changed manifest.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,8 @@ def set_aside(folder: Path, damage: list[Damage], rule: str) -> Path | None:
     own = _unlisted(folder) if rule != CACHE else []
     if not (others or own or trained):
         return None
-    kept = next(path for path in _names(folder) if not path.exists())
+    names = (f"{folder.name}.damaged-{number}" for number in itertools.count(1))
+    kept = next(path for path in map(folder.with_name, names) if not path.exists())
     if rule == CACHE:
         for path in others:
             target = kept / path.relative_to(folder)
@@ -244,10 +245,3 @@ def _unlisted(folder: Path) -> list[Path]:
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     names = {path.relative_to(folder).as_posix(): path for path in files}
     return [path for name, path in names.items() if name != MANIFEST and name not in listed]
-
-
-def _names(folder: Path) -> Iterator[Path]:
-    number = 1
-    while True:
-        yield folder.with_name(f"{folder.name}.damaged-{number}")
-        number += 1

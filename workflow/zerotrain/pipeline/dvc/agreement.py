@@ -41,7 +41,7 @@ from zerotrain.pipeline.dvc.changes import (
     read_journal,
     update_journal,
 )
-from zerotrain.pipeline.dvc.jobs import in_order, stage_name
+from zerotrain.pipeline.dvc.jobs import config_of, in_order, stage_name
 from zerotrain.pipeline.dvc.pipeline import (
     GUARD,
     LOCK,
@@ -54,7 +54,6 @@ from zerotrain.pipeline.dvc.pipeline import (
 from zerotrain.pipeline.dvc.records import has_unseen_changes
 from zerotrain.pipeline.former_results import make_stale
 from zerotrain.pipeline.kept_jobs import KeptJobs
-from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
 
 LOCK_BEHIND = f"{LOCK} was not brought up to date"
 
@@ -195,9 +194,7 @@ def outputs_of(config: Path) -> dict[str, list[str]]:
     for name, stage in (pipeline_here().get("stages") or {}).items():
         if is_ours(stage) and name != GUARD:
             words = shlex.split(stage["cmd"])
-            chosen = "--configfile" in words
-            of = words[words.index("--configfile") + 1] if chosen else DEFAULT_CONFIG
-            if Path(of) == config:
+            if config_of(stage["cmd"]) == config:
                 found[name] = words[words.index("--") + 1 :]
     return found
 

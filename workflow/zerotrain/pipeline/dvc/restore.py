@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from zerotrain.artifact.layout import RESULTS, ROLLING
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake_runs
-from zerotrain.pipeline.dvc.jobs import in_order, stage_name, workflow_of
+from zerotrain.pipeline.dvc.jobs import config_of, in_order, stage_name, workflow_of
 from zerotrain.pipeline.dvc.pipeline import LOCK
 from zerotrain.pipeline.dvc.records import write_snakemake_metadata
 from zerotrain.pipeline.dvc.storage import bring, check_dvc_is_set_up, open_repo
@@ -121,13 +120,8 @@ def _stored(repo: Repo) -> int:
 
 def _configs(repo: Repo) -> list[Path]:
     """List the configurations of the pipeline's runs."""
-    found = set()
-    for stage in repo.index.stages:
-        words = shlex.split(str(getattr(stage, "cmd", None) or ""))
-        if words[:1] == ["snakemake"]:
-            chosen = "--configfile" in words
-            found.add(Path(words[words.index("--configfile") + 1]) if chosen else DEFAULT_CONFIG)
-    return sorted(found)
+    commands = (str(getattr(stage, "cmd", None) or "") for stage in repo.index.stages)
+    return sorted({config for config in map(config_of, commands) if config})
 
 
 def _check_no_missing_inputs(repo: Repo) -> None:
