@@ -90,6 +90,12 @@ def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "machine_memory", lambda *_, **__: {"train_phase": 2**30})
 
 
+def change_answers(commands: Path, script: str) -> None:
+    """Change what scontrol answers by a script of sed."""
+    scontrol = commands / "scontrol"
+    scontrol.write_text(f"{scontrol.read_text().rstrip()} | sed -E '{script}'\n")
+
+
 def check(*words: str | Path) -> tuple[int, str]:
     """Exit code and output of the command."""
     result = CliRunner().invoke(cli.app, ["cluster", "check", *map(str, words)])
@@ -182,12 +188,10 @@ def test_a_partition_that_is_closed_is_not_chosen(
     closing: str, refusal: str, recorded: Recorded
 ) -> None:
     """As h100 would be, were it not closed to this user; and it is reported why."""
-    scontrol = recorded("alps") / "scontrol"
+    commands = recorded("alps")
     own = grp.getgrgid(os.getegid()).gr_name
     ours = f"s/AllowGroups=ALL/AllowGroups=admin9,{own}/"
-    scontrol.write_text(
-        f"{scontrol.read_text().rstrip()} | sed -E '/Name=h100/{closing}; /Name=a100/{ours}'\n"
-    )
+    change_answers(commands, f"/Name=h100/{closing}; /Name=a100/{ours}")
     assert "trainings go to a100, other jobs to batch" in check("--no-job")[1]
     with pytest.raises(cli.PipelineError, match="has not a partition 'h100'") as what:
         check("--no-job", "--partition", "h100")
@@ -205,8 +209,7 @@ def test_jobs_that_are_soon_forgotten(recorded: Recorded, tmp_path: Path) -> Non
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
     assert written["slurm-init-seconds-before-status-checks"] == 20
     assert written["slurm-status-command"] == "squeue"
-    scontrol = commands / "scontrol"
-    scontrol.write_text(f"{scontrol.read_text().rstrip()} | sed 's/= 60 sec/= 180 sec/'\n")
+    change_answers(commands, "s/= 60 sec/= 180 sec/")
     _, said = check("--no-job", "--output", tmp_path, "--force")
     assert "MinJobAge" not in said
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
@@ -216,10 +219,10 @@ def test_jobs_that_are_soon_forgotten(recorded: Recorded, tmp_path: Path) -> Non
 def test_memory_is_ended_only_where_slurm_says_so(recorded: Recorded) -> None:
     """Control groups alone end no job: cgroup.conf says whether they do."""
     ended = "ok      a job that takes more memory than it asked for is ended"
-    scontrol = recorded("alps") / "scontrol"
+    commands = recorded("alps")
     assert ended not in check("--no-job")[1]
     constrain = "s/(ConstrainRAMSpace *= )no/\\1yes/"
-    scontrol.write_text(f"{scontrol.read_text().rstrip()} | sed -E '{constrain}'\n")
+    change_answers(commands, constrain)
     assert ended in check("--no-job")[1]
 
 
@@ -440,8 +443,7 @@ def test_snakemake_takes_the_profile_as_it_is(recorded: Recorded, project: Path)
     Snakemake would evaluate a name as Python; and a type of GPU as docs/hpc.md asks for it."""
     commands = recorded("alps")
     renamed = "s/([=,])h100([ ,])/\\1gpu.long\\2/g; s/([=,])batch([ ,])/\\1all\\2/g"
-    scontrol = commands / "scontrol"
-    scontrol.write_text(f"{scontrol.read_text().rstrip()} | sed -E '{renamed}'\n")
+    change_answers(commands, renamed)
     check("--no-job", "--output", project / "profiles/mine")
     typed = re.search(r"gres: \"'gpu:a100.*\"", (ROOT / "docs/hpc.md").read_text())
     assert typed

@@ -18,7 +18,8 @@ from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.importers.command import parse_commands
 from zerotrain.importers.command_line import import_command
-from zerotrain.importers.questions import Answers, ask_launch
+from zerotrain.importers.options import Answers
+from zerotrain.importers.questions import ask_launch
 from zerotrain.importers.reading import ImportOptions, import_file, launch_from_file
 
 ROOT = Path(__file__).parents[2]

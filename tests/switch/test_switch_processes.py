@@ -9,11 +9,11 @@ import pytest
 from tests.switch.conftest import refusal, save
 
 from zerotrain.config.read import read_config
-from zerotrain.config.relaunch import Relaunch, share_batch
+from zerotrain.config.relaunch import share_batch
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch import command as switch
-from zerotrain.pipeline.switch.before import Request
+from zerotrain.pipeline.switch.before import is_met
 
 pytestmark = pytest.mark.usefixtures("project")
 
@@ -225,10 +225,9 @@ def test_the_same_request_is_met_by_what_it_made() -> None:
     for wanted, met in (
         ({"num_processes": 4}, True), ({"machines": 2}, True), ({"machines": 1}, False),
         ({"num_processes": 2}, False), ({"mixed_precision": "bf16"}, False),
-        ({"preset": "zero2"}, False),
+        ({"to": "zero2"}, False),
     ):  # fmt: skip
-        request = Request(wanted.pop("preset", None), Relaunch(**wanted))
-        assert request.is_met_by(200, "plain", launch) is met
+        assert is_met(SwitchOptions("run", **wanted), 200, "plain", launch) is met
 
 
 def test_a_count_is_refused_by_its_name() -> None:

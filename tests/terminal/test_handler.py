@@ -138,49 +138,35 @@ def test_a_cluster_job_that_failed_shows_what_the_executor_says(
     ]
 
 
-def test_a_cluster_job_that_failed_shows_only_the_error_of_its_last_start(folder: Path) -> None:
-    """A log is appended to: an ERROR from before this start is no cause."""
-    log = folder / "base.log"
-    log.write_text("ERROR: the disk is full\n  Hint: delete something\n")
-    terminal = two_jobs(local_exec=False)
-    terminal.start(1)
-    terminal.emit("", **terminal.error(1, FURTHER))
-    assert terminal.shown() == ["base tiny: failed after 0:00; log: base.log"]
-    terminal.start(1)
-    with log.open("a") as stream:
-        stream.write("loading\nERROR: photos: no images\n  Hint: add some\n")
-    terminal.emit("", **terminal.error(1, FURTHER))
-    assert terminal.shown() == [
-        "ERROR: photos: no images",
-        "  Hint: add some",
-        "base tiny: failed after 0:00; log: base.log",
-    ]
+FULL = "ERROR: the disk is full\n  Hint: delete something\n"
+LIBRARY = "[2026-11-24 10:00:00,123] [ERROR] [launch.py:325:sigkill_handler] exits\n"
 
 
-def test_a_cluster_job_that_failed_shows_the_error_of_a_log_that_was_rewritten(
-    folder: Path,
+@pytest.mark.parametrize(
+    ("before", "after", "shown"),
+    [
+        # A log is appended to: an ERROR from before this start is no cause.
+        (FULL, FULL, []),
+        (FULL, f"{FULL}loading\nERROR: photos: no images\n  Hint: add some\n",
+         ["ERROR: photos: no images", "  Hint: add some"]),
+        # A log shorter than at the start is read from its start.
+        (9 * FULL, "ERROR: photos: no images\n", ["ERROR: photos: no images"]),
+        # DeepSpeed's records have ERROR in brackets; a line of ours begins with it.
+        ("", f"ERROR: out of memory\n{LIBRARY}", ["ERROR: out of memory", LIBRARY.strip()]),
+        ("", LIBRARY, []),
+    ],
+)  # fmt: skip
+def test_a_cluster_job_that_failed_shows_the_error_of_its_last_start_alone(
+    folder: Path, before: str, after: str, shown: list[str]
 ) -> None:
-    """A log shorter than at the start is read from its start."""
+    """From the log of its stage, which another machine has written."""
     log = folder / "base.log"
-    log.write_text("a line of a start before\n" * 9)
+    log.write_text(before)
     terminal = two_jobs(local_exec=False)
     terminal.start(1)
-    log.write_text("ERROR: photos: no images\n")
+    log.write_text(after)
     terminal.emit("", **terminal.error(1, FURTHER))
-    assert terminal.shown()[0] == "ERROR: photos: no images"
-
-
-def test_records_of_libraries_in_a_log_are_no_error_of_the_stage(folder: Path) -> None:
-    """DeepSpeed's records have ERROR in brackets; a line of ours begins with it."""
-    terminal = two_jobs(local_exec=False)
-    terminal.start(1)
-    record = "[2026-11-24 10:00:00,123] [ERROR] [launch.py:325:sigkill_handler] exits\n"
-    (folder / "base.log").write_text(f"ERROR: out of memory\n{record}")
-    terminal.emit("", **terminal.error(1, FURTHER))
-    assert terminal.shown()[:2] == ["ERROR: out of memory", record.strip()]
-    (folder / "base.log").write_text(record)
-    terminal.emit("", **terminal.error(1, FURTHER))
-    assert terminal.shown() == ["base tiny: failed after 0:00; log: base.log"]
+    assert terminal.shown() == [*shown, "base tiny: failed after 0:00; log: base.log"]
 
 
 def test_a_stage_that_failed_on_this_machine_does_not_repeat_its_error(folder: Path) -> None:

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -111,6 +112,22 @@ class Project:
     def snakemake(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `snakemake`, whether or not it ends well."""
         return self.command("snakemake", *words, **environment)
+
+    def hang(
+        self, stage: str, *words: str, stdout: int = subprocess.DEVNULL, **environment: str
+    ) -> subprocess.Popen[str]:
+        """A command, in a process group of its own, whose stage does not end, or that has ended."""
+        process = subprocess.Popen(
+            words, cwd=self.folder, env=self.environment | {"HANG": stage} | environment, text=True,
+            stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        calls = self.folder / "calls.txt"
+        while process.poll() is None:
+            if calls.is_file() and re.search(rf"^{stage} ", calls.read_text(), re.M):
+                break
+            time.sleep(0.01)
+        return process
 
     def build(self, *words: str) -> None:
         """Make everything, or what is asked for."""

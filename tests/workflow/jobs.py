@@ -17,10 +17,13 @@ EVERYTHING = {
     "report": 1,
 }
 NOTHING: dict[str, int] = {}
+EVALUATIONS = {"evaluate": 2, "report": 1}
 FROM_LAUNCH = {
     name: EVERYTHING[name]
     for name in ("render_launch", "train_phase", "export_weights", "evaluate", "report")
 }
+ONE_PHASE = dict.fromkeys(FROM_LAUNCH, 1)
+CONFIG = "config/config.yaml"
 
 
 def without_zeros(jobs):
@@ -31,6 +34,31 @@ def without_zeros(jobs):
 def source(module: str) -> Callable:
     """An edit of a source file that changes what it does."""
     return lambda project: project.append(f"workflow/zerotrain/{module}", "\nEDITED = 1\n")
+
+
+def replace(name: str, old: str, new: str) -> Callable:
+    """An edit of a file."""
+    return lambda project: project.edit(name, old, new)
+
+
+def config(old: str, new: str) -> Callable:
+    """An edit of the configuration."""
+    return replace(CONFIG, old, new)
+
+
+def rewrite(name: str, text: str) -> Callable:
+    """New content for a file, there or not."""
+    return lambda project: (project.folder / name).write_text(text)
+
+
+def both(first: Callable, second: Callable) -> Callable:
+    """Two edits."""
+    return lambda project: (first(project), second(project))
+
+
+def remove(name: str) -> Callable:
+    """A file is gone."""
+    return lambda project: (project.folder / name).unlink()
 
 
 def refused(done) -> str:

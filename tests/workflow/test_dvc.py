@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from tests.workflow.conftest import Project
 
 from zerotrain.config.data import DataConfig
 from zerotrain.config.run import RunConfig
@@ -50,18 +51,18 @@ def stands_in(given: object, key: str) -> bool:
     return True
 
 
-def generate(folder: Path, output: Path, *flags: str, **options) -> dict:
+COMMAND = ("python", "-m", "zerotrain", "dvc", "generate", "--output")
+
+
+def generate(project: Project, output: Path, *flags: str) -> dict:
     """The stages that `zerotrain dvc generate` writes."""
-    command = [sys.executable, "-m", "zerotrain", "dvc", "generate", "--output", str(output)]
-    command += flags
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, **options)
-    assert done.returncode == 0, done.stderr
+    project.must(*COMMAND, str(output), *flags)
     return yaml.safe_load(output.read_text())["stages"]
 
 
 def test_dvc_file_is_held_to_the_rules(generated, tmp_path):
     """dvc.yaml is what `zerotrain dvc generate` writes for the rules as they are."""
-    generate(Path.cwd(), tmp_path / "dvc.yaml")
+    subprocess.run([sys.executable, *COMMAND[1:], tmp_path / "dvc.yaml"], check=True)
     generated(Path("dvc.yaml"), (tmp_path / "dvc.yaml").read_text())
 
 
@@ -69,7 +70,7 @@ def test_dvc_file_is_held_to_the_rules(generated, tmp_path):
 def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
     """One stage per job with its folder as output; a stage of a phase says which; parameters are
     keys that the configuration holds; a user's folder stands for its files."""
-    stages = generate(project.folder, tmp_path / "dvc.yaml", env=project.environment)
+    stages = generate(project, tmp_path / "dvc.yaml")
     assert sorted(stages) == sorted(EVERY_STAGE)
     guard = stages.pop(GUARD)
     assert guard["params"] == [{"config/config.yaml": None}]
@@ -122,7 +123,7 @@ def test_stages_of_other_families(recipe, cache, family, others, project, tmp_pa
     of the run's file."""
     config = f"config/{recipe}.yaml"
     output = tmp_path / "dvc.yaml"
-    stages = generate(project.folder, output, "--config", config, env=project.environment)
+    stages = generate(project, output, "--config", config)
     given = yaml.safe_load((project.folder / config).read_text())
     for phase in given["phases"]:
         for kept in ("train_phase", "export_weights"):  # `code_changes: keep`
@@ -158,7 +159,7 @@ def test_every_parameter_of_a_rule_has_its_key(project, tmp_path):
 def test_plots_and_artifacts_name_what_the_stages_make(project, tmp_path):
     """Curves come from the last phase's evaluation, images from each one's; the weights of every
     phase are models by name."""
-    generate(project.folder, tmp_path / "dvc.yaml", env=project.environment)
+    generate(project, tmp_path / "dvc.yaml")
     found = yaml.safe_load((tmp_path / "dvc.yaml").read_text())
     files = {
         file
@@ -200,7 +201,7 @@ def test_dvc_sees_a_new_file_of_a_users_folder(data, files, expected):
 def test_dvc_repro_builds_everything_once(project):
     """In a fresh clone `dvc repro` runs every stage once, in order, and leaves nothing to do, for
     itself and for Snakemake; afterwards an edit runs what depends on it."""
-    generate(project.folder, project.folder / "dvc.yaml", env=project.environment)
+    generate(project, project.folder / "dvc.yaml")
 
     dvc, git = partial(project.must, "dvc"), partial(project.must, "git")
     git("init", "-q", ".")

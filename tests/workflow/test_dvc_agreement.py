@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -45,6 +44,11 @@ def agreed(made, tmp_path):
 
 def clean(project) -> bool:
     return "up to date" in project.command("dvc", "status").stdout
+
+
+def stale(project) -> set[str]:
+    """The stages that DVC would run."""
+    return set(json.loads(project.command("dvc", "status", "--json").stdout))
 
 
 @pytest.mark.slow
@@ -109,9 +113,9 @@ def test_a_failed_run_enters_what_it_made(agreed):
     agreed.edit(CONFIG, "learning_rate: 1.0e-3", "learning_rate: 2.0e-3")
     failing = agreed.snakemake("--cores", "1", "--keep-going", "train", FAIL="export_weights")
     assert failing.returncode == 1
-    stale = set(json.loads(agreed.command("dvc", "status", "--json").stdout))
-    assert {"render_launch-plain", "render_launch-offload", "train_phase-plain"}.isdisjoint(stale)
-    assert "export_weights-plain" in stale
+    left = stale(agreed)
+    assert {"render_launch-plain", "render_launch-offload", "train_phase-plain"}.isdisjoint(left)
+    assert "export_weights-plain" in left
 
 
 @pytest.mark.slow
@@ -180,8 +184,7 @@ def test_what_is_edited_while_a_stage_runs_is_not_taken_for_what_it_was_made_fro
     agreed.append("workflow/zerotrain/stages/evaluate.py", "NEW = 1\n")
     agreed.must("snakemake", "--cores", "1", "train", EDIT=f"evaluate|{edit}")
     assert agreed.planned("train") == {"evaluate": 2, "report": 1}
-    stale = set(json.loads(agreed.command("dvc", "status", "--json").stdout))
-    assert {"evaluate-plain", "evaluate-offload"} <= stale
+    assert {"evaluate-plain", "evaluate-offload"} <= stale(agreed)
 
 
 @pytest.mark.slow
@@ -212,7 +215,7 @@ def test_dvc_yaml_follows_the_graph(agreed):
     agreed.build("train")
     assert clean(agreed)
     agreed.append("workflow/zerotrain/extra.py", "VALUE = 2\n")
-    assert set(json.loads(agreed.command("dvc", "status", "--json").stdout)) == {"report"}
+    assert stale(agreed) == {"report"}
 
 
 @pytest.mark.slow
@@ -250,15 +253,8 @@ def test_an_edit_before_a_kill_is_not_blessed_after_it(agreed):
     """What was edited while a stage ran is known from the records alone."""
     source = "workflow/zerotrain/stages/evaluate.py"
     agreed.append(source, "NEW = 1\n")
-    process = subprocess.Popen(
-        ["snakemake", "--cores", "1", "train"], cwd=agreed.folder, start_new_session=True,
-        env=agreed.environment | {"EDIT": f"evaluate|{source}||EDITED = 1\n", "HANG": "report"},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    calls = agreed.folder / "calls.txt"
-    while not (calls.is_file() and "report" in calls.read_text()):
-        assert process.poll() is None
-        time.sleep(0.05)
+    words, edit = ("snakemake", "--cores", "1", "train"), f"evaluate|{source}||EDITED = 1\n"
+    process = agreed.hang("report", *words, EDIT=edit)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert agreed.snakemake("--unlock").returncode == 0

@@ -13,8 +13,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,18 +175,9 @@ class Fuzz:
         tool = self.random.choice(["snakemake", "dvc"])
         self.story[-1] += f" {stage} under {tool}"
         words = ("snakemake", "--cores", "2", "train") if tool == "snakemake" else ("dvc", "repro")
-        process = subprocess.Popen(
-            words, cwd=self.project.folder, env=self.project.environment | {"HANG": stage},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        calls = self.project.folder / "calls.txt"
-        while process.poll() is None:
-            lines = calls.read_text().splitlines() if calls.is_file() else []
-            if any(line.startswith(f"{stage} ") for line in lines):
-                os.killpg(process.pid, signal.SIGKILL)
-                break
-            time.sleep(0.01)
+        process = self.project.hang(stage, *words)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         # What was under way has to run again, though nothing of it was wrong.
         self.killed.update(self.project.made()[-2:])

@@ -12,9 +12,19 @@ import pytest
 import yaml
 from tests.builders.git import init_repository, set_author
 from tests.workflow.conftest import Jobs, Project, create
+from tests.workflow.jobs import (
+    CONFIG,
+    EVALUATIONS,
+    EVERYTHING,
+    FROM_LAUNCH,
+    NOTHING,
+    ONE_PHASE,
+    config,
+    rewrite,
+    source,
+)
 
-CONFIG = "config/config.yaml"
-EVERYTHING = ["cache", "progress", "checkpoint", "weights", "state", "evaluation", "report"]
+EVERY_PART = ["cache", "progress", "checkpoint", "weights", "state", "evaluation", "report"]
 
 
 def zerotrain(project: Project, *words: str, code: int = 0, **environment: str) -> str:
@@ -112,52 +122,30 @@ def test_dvc_restore_brings_everything_back(stored):
     assert "nothing to do" in said
     assert project.calls() == []
     assert hashes(project) == hashes(stored)
-    assert {part for name in hashes(project) for part in Path(name).parts} >= set(EVERYTHING)
+    assert {part for name in hashes(project) for part in Path(name).parts} >= set(EVERY_PART)
     nothing_to_do(project)
     assert "up to date" in project.must("dvc", "repro")
     assert project.must("git", "status", "--short") == ""
     assert "brought back: 0 of" in zerotrain(project, "restore")
 
 
-EVERY_JOB = {
-    "prepare_dataset": 1, "build_base": 1, "cache_latents": 1, "render_launch": 2,
-    "train_phase": 2, "export_weights": 2, "evaluate": 2, "report": 1,
-}  # fmt: skip
-EDITS: dict[str, tuple[Callable[[Project], object], Jobs]] = {
-    "how images are sampled": (
-        lambda project: project.edit(CONFIG, "guidance_scale: 3.0", "guidance_scale: 2.0"),
-        {"evaluate": 2, "report": 1},
-    ),
-    "the end of the last phase": (
-        lambda project: project.edit(CONFIG, "until: 700", "until: 800"),
-        {"render_launch": 1, "train_phase": 1, "export_weights": 1, "evaluate": 1, "report": 1},
-    ),
+EDITS: dict[str, tuple[Callable, Jobs]] = {
+    "how images are sampled": (config("guidance_scale: 3.0", "guidance_scale: 2.0"), EVALUATIONS),
+    "the end of the last phase": (config("until: 700", "until: 800"), ONE_PHASE),
     "how weights are exported": (
-        lambda project: project.edit(CONFIG, "dtype: fp32", "dtype: bf16"),
+        config("dtype: fp32", "dtype: bf16"),
         # The second phase begins with the state that the first one's export wrote.
-        {"train_phase": 1, "export_weights": 2, "evaluate": 2, "report": 1},
+        EVALUATIONS | {"train_phase": 1, "export_weights": 2},
     ),
-    "an image": (
-        lambda project: (project.folder / "photos/cat.png").write_bytes(b"another cat"),
-        EVERY_JOB,
-    ),
-    "a caption": (
-        lambda project: project.edit("photos/dog.txt", "a dog", "an old dog"),
-        EVERY_JOB,
-    ),
-    "a source file": (
-        lambda project: project.append("workflow/zerotrain/stages/report.py", "MORE = 1\n"),
-        {"report": 1},
-    ),
+    "an image": (rewrite("photos/cat.png", "another cat"), EVERYTHING),
+    "a caption": (rewrite("photos/dog.txt", "an old dog\n"), EVERYTHING),
+    "a source file": (source("stages/report.py"), {"report": 1}),
     "a rule file": (
         lambda project: project.append("rules/evaluate.smk", "MORE = 1\n"),
-        {"evaluate": 2, "report": 1},
+        EVALUATIONS,
     ),
-    "a value of training": (
-        lambda project: project.edit(CONFIG, "learning_rate: 1.0e-3", "learning_rate: 2.0e-3"),
-        {"render_launch": 2, "train_phase": 2, "export_weights": 2, "evaluate": 2, "report": 1},
-    ),
-    "a comment": (lambda project: project.append(CONFIG, "# a remark\n"), {}),
+    "a value of training": (config("1.0e-3", "2.0e-3"), FROM_LAUNCH),
+    "a comment": (lambda project: project.append(CONFIG, "# a remark\n"), NOTHING),
 }
 
 
@@ -355,91 +343,54 @@ def test_dvc_unknown_weights_are_no_error_of_ours(stored, tmp_path):
     assert f"{path}: recorded in none of the 2 commits that changed dvc.lock" in said
 
 
-def _no_lock(project: Project) -> None:
-    (project.folder / "dvc.lock").unlink()
+def write(project: Project, name: str, content: str) -> None:
+    """A file that lies in the way."""
+    path = project.folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
 
 
-def _empty_lock(project: Project) -> None:
-    (project.folder / "dvc.lock").write_text("")
-
-
-def _merged(project: Project) -> None:
-    project.edit("dvc.lock", "stages:\n", "<<<<<<< HEAD\nstages:\n")
-
-
-def _no_remote(project: Project) -> None:
-    project.must("dvc", "remote", "remove", "-q", "shelf")
-
-
-def _remote_gone(project: Project) -> None:
-    remote_of(project).rename(project.folder.with_name("elsewhere"))
-
-
-def _object_gone(project: Project) -> None:
-    object_of(project, remote_of(project)).unlink()
-
-
-def _object_spoiled(project: Project) -> None:
-    spoil(object_of(project, remote_of(project)))
-
-
-def _no_library(project: Project) -> None:
-    project.must("dvc", "remote", "modify", "-q", "shelf", "url", "oss://nowhere/at/all")
-
-
-def _training(project: Project) -> None:
-    folder = project.folder / "results/tiny/plain/progress"
-    folder.mkdir(parents=True)
-    # Of another host nothing is known: its owner counts as alive.
-    (folder / "lock").write_text(
-        '{"host": "far", "pid": 7, "started": 1.0, "job": "", "restart": 0}'
-    )
-
-
-def _snakemake(project: Project) -> None:
-    path = project.folder / ".snakemake/locks/0.input.lock"
-    path.parent.mkdir(parents=True)
-    path.touch()
-
-
-def _unsaved(project: Project) -> None:
-    path = project.folder / "results/tiny/plain/weights/payload.bin"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"of hours")
-
-
-def _no_data(project: Project) -> None:
-    shutil.rmtree(project.folder / "photos")
-
-
-def _not_dvc(project: Project) -> None:
-    shutil.rmtree(project.folder / ".dvc")
-
-
-REFUSALS = {
-    "no lock": (_no_lock, "dvc.lock: not here", "dvc push"),
-    "empty lock": (_empty_lock, "dvc.lock: empty", "git checkout -- dvc.lock"),
-    "merge": (_merged, "dvc.lock: a merge has left its marks", "git checkout --ours -- dvc.lock"),
-    "no remote": (_no_remote, "no remote is set", "dvc remote add --default"),
-    "remote gone": (_remote_gone, "not wholly on the remote shelf at /", "dvc push"),
-    "object gone": (_object_gone, "results/tiny/plain/weights: not wholly on the remote", "push"),
-    "object spoiled": (_object_spoiled, "results/tiny/plain/weights: not wholly on", "push"),
-    "no library": (_no_library, "requires 'dvc-oss' to be installed", "dvc remote list"),
-    "training": (_training, "a training is running here: pid 7 on far", "progress/stop"),
-    "snakemake": (_snakemake, "snakemake is running", "snakemake --unlock"),
-    "unsaved": (_unsaved, "results/tiny/plain/weights/payload.bin: would be", "--force"),
-    "no data": (_no_data, "photos: not here, and DVC does not hold it", "zerotrain data add"),
-    "not DVC": (_not_dvc, "no .dvc folder here", "dvc init"),
-}
+MODIFY = ("dvc", "remote", "modify", "-q", "shelf")
+# Of another host nothing is known: its owner counts as alive.
+FAR = '{"host": "far", "pid": 7, "started": 1.0, "job": "", "restart": 0}'
+UNSAVED = ("results/tiny/plain/weights/payload.bin", "of hours")
+REFUSALS: dict[str, tuple[Callable[[Project], object], str, str]] = {
+    "no lock": (lambda it: (it.folder / "dvc.lock").unlink(),
+        "dvc.lock: not here", "dvc push"),
+    "empty lock": (lambda it: write(it, "dvc.lock", ""),
+        "dvc.lock: empty", "git checkout -- dvc.lock"),
+    "merge": (lambda it: it.edit("dvc.lock", "stages:\n", "<<<<<<< HEAD\nstages:\n"),
+        "dvc.lock: a merge has left its marks", "git checkout --ours -- dvc.lock"),
+    "no remote": (lambda it: it.must("dvc", "remote", "remove", "-q", "shelf"),
+        "no remote is set", "dvc remote add --default"),
+    "remote gone": (lambda it: remote_of(it).rename(it.folder.with_name("elsewhere")),
+        "not wholly on the remote shelf at /", "dvc push"),
+    "object gone": (lambda it: object_of(it, remote_of(it)).unlink(),
+        "results/tiny/plain/weights: not wholly on the remote", "push"),
+    "object spoiled": (lambda it: spoil(object_of(it, remote_of(it))),
+        "results/tiny/plain/weights: not wholly on", "push"),
+    "no library": (lambda it: it.must(*MODIFY, "url", "oss://nowhere/at/all"),
+        "requires 'dvc-oss' to be installed", "dvc remote list"),
+    "training": (lambda it: write(it, "results/tiny/plain/progress/lock", FAR),
+        "a training is running here: pid 7 on far", "progress/stop"),
+    "snakemake": (lambda it: write(it, ".snakemake/locks/0.input.lock", ""),
+        "snakemake is running", "snakemake --unlock"),
+    "unsaved": (lambda it: write(it, *UNSAVED),
+        "results/tiny/plain/weights/payload.bin: would be", "--force"),
+    "no data": (lambda it: shutil.rmtree(it.folder / "photos"),
+        "photos: not here, and DVC does not hold it", "zerotrain data add"),
+    "not DVC": (lambda it: shutil.rmtree(it.folder / ".dvc"),
+        "no .dvc folder here", "dvc init"),
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reason", REFUSALS)
 def test_dvc_restore_refuses_with_a_hint(reason, stored):
     """Whatever is missing or in the way is a sentence; nothing that lay here is lost."""
-    spoil, sentence, hint = REFUSALS[reason]
+    harm, sentence, hint = REFUSALS[reason]
     project = clone(stored)
-    spoil(project)
+    harm(project)
     before = hashes(project) if (project.folder / "results").exists() else {}
     error, _, advice = zerotrain(project, "restore", code=2).partition("  Hint: ")
     assert sentence in error
@@ -452,7 +403,7 @@ def test_dvc_restore_refuses_with_a_hint(reason, stored):
 def test_dvc_restore_replaces_what_it_is_asked_to(stored):
     """--force: a result that was never stored makes room."""
     project = clone(stored)
-    _unsaved(project)
+    write(project, *UNSAVED)
     assert "nothing to do" in zerotrain(project, "restore", "--force")
     assert hashes(project) == hashes(stored)
 

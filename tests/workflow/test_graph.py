@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import pytest
 from tests.conftest import ROOT
 from tests.workflow.conftest import ENVIRONMENT_BIN
-from tests.workflow.jobs import EVERYTHING, FROM_LAUNCH, NOTHING, refused, source, without_zeros
+from tests.workflow.jobs import (
+    CONFIG,
+    EVALUATIONS,
+    EVERYTHING,
+    FROM_LAUNCH,
+    NOTHING,
+    ONE_PHASE,
+    both,
+    config,
+    refused,
+    remove,
+    replace,
+    rewrite,
+    source,
+    without_zeros,
+)
 
 from zerotrain.config.read import read_config
 from zerotrain.errors import EXIT_USER_ERROR
 
 FROM_TRAINING = {name: count for name, count in FROM_LAUNCH.items() if name != "render_launch"}
-ONE_PHASE = dict.fromkeys(FROM_LAUNCH, 1)
-EVALUATIONS = {"evaluate": 2, "report": 1}
 RENDERING = {"render_launch": 2, "report": 1}
 FROM_BASE = EVALUATIONS | {"build_base": 1, "render_launch": 1}
 FROM_DATASET = EVALUATIONS | {"prepare_dataset": 1, "build_base": 1, "render_launch": 2}
-CONFIG = "config/config.yaml"
 
 TARGETS = {
     "all": EVERYTHING,
@@ -65,31 +76,6 @@ def test_graph_default_target_is_everything_and_a_second_run_does_nothing(projec
     again = project.snakemake("--cores", "2", "train")
     assert "Nothing to be done" in again.stdout
     assert project.calls() == []
-
-
-def replace(name: str, old: str, new: str) -> Callable:
-    """An edit of a file."""
-    return lambda project: project.edit(name, old, new)
-
-
-def config(old: str, new: str) -> Callable:
-    """An edit of the configuration."""
-    return replace(CONFIG, old, new)
-
-
-def rewrite(name: str, text: str) -> Callable:
-    """New content for a file, there or not."""
-    return lambda project: (project.folder / name).write_text(text)
-
-
-def both(first: Callable, second: Callable) -> Callable:
-    """Two edits."""
-    return lambda project: (first(project), second(project))
-
-
-def remove(name: str) -> Callable:
-    """A file is gone."""
-    return lambda project: (project.folder / name).unlink()
 
 
 RERUN = config("  resolution: 64", "  resolution: 64\n  code_changes: rerun")

@@ -41,29 +41,20 @@ def test_import_takes_a_single_file_and_names_what_is_missing(built):
 
 
 @pytest.mark.slow
-def test_import_takes_the_folder_of_a_file_in_it(built):
-    """A file of a checkpoint stands for its folder: all of its files are the job's inputs."""
-    folder = built.folder / "elsewhere" / "checkpoint-500"
-    folder.mkdir(parents=True)
-    for name in ("optimizer.bin", "model.safetensors"):
-        (folder / name).write_bytes(b"tensors")
-    line = f"resume_from_checkpoint: {folder / 'model.safetensors'}\n"
-    built.edit(CONFIG, "base: nano\n", f"base: nano\n{line}")
-    built.build("train")
-    (folder / "optimizer.bin").write_bytes(b"other moments")
-    assert built.planned("train") == {"import_checkpoint": 1, **PHASES}
-
-
-@pytest.mark.slow
-def test_import_depends_on_the_file_of_names(built):
-    """`names` in a file decide which moments are whose: an edit of it imports again."""
-    folder, names = built.folder / "checkpoint-500", built.folder / "names.txt"
-    folder.mkdir()
-    (folder / "optimizer.bin").write_bytes(b"moments")
-    names.write_text("conv_in.weight\n")
-    resume = f"resume_from_checkpoint: {{folder: {folder}, names: {names}}}\n"
-    built.edit(CONFIG, "base: nano\n", f"base: nano\n{resume}")
+@pytest.mark.parametrize(
+    ("resume", "edited"),
+    [
+        ("old/model.safetensors", "old/optimizer.bin"),
+        ("{folder: old, names: names.txt}", "names.txt"),
+    ],
+)
+def test_import_depends_on_all_files(resume, edited, built):
+    """A file of a checkpoint stands for its folder; `names` decide which moments are whose."""
+    (built.folder / "old").mkdir()
+    for name in ("old/optimizer.bin", "old/model.safetensors", "names.txt"):
+        (built.folder / name).write_text("conv_in.weight\n")
+    built.edit(CONFIG, "base: nano\n", f"base: nano\nresume_from_checkpoint: {resume}\n")
     built.build("train")
     assert built.planned("train") == {}
-    names.write_text("conv_out.weight\n")
+    (built.folder / edited).write_text("conv_out.weight\n")
     assert built.planned("train") == {"import_checkpoint": 1, **PHASES}

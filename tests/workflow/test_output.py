@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -224,18 +223,8 @@ def test_output_of_a_training_that_was_stopped_says_how_to_continue(project):
 @pytest.mark.slow
 def test_output_of_ctrl_c_is_one_line(project):
     """SIGINT, sent to the whole group as a terminal does."""
-    process = subprocess.Popen(
-        ["snakemake", "--cores", "1", "train"],
-        cwd=project.folder,
-        env=project.environment | {"HANG": "prepare_dataset"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    calls = Path(project.folder, "calls.txt")
-    while not calls.exists():
-        time.sleep(0.05)
+    words = ("snakemake", "--cores", "1", "train")
+    process = project.hang("prepare_dataset", *words, stdout=subprocess.PIPE)
     time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)
     said = lines_of(process.communicate(timeout=60)[0])

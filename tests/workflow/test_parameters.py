@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,40 @@ from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.checks import find_problems
 
+
+def fields(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key and its default, but those of phases, which are those of train and launch."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from fields(kind, f"{prefix}{name}.")
+        elif name != "phases":
+            yield prefix + name, field.default
+
+
+WITHOUT_EFFECT = {
+    "data.num_workers": "more threads give the same manifest",
+    "train.flux_guidance_value": "another family's key: refused",
+    "launch.contiguous_memory_optimization": "always refused: nothing is sharded",
+}
+OTHERWISE: dict[type, Callable[[Any], Any]] = {
+    bool: lambda default: not default,
+    int: lambda default: 2 * default or 2,
+    float: lambda default: default / 2 or 0.5,
+}
+"""Another value than a default of this type."""
 OTHER_VALUES: dict[str, Any] = {
+    key: OTHERWISE[type(default)](default)
+    for key, default in fields(RunConfig)
+    if type(default) in OTHERWISE and key not in WITHOUT_EFFECT
+} | {
     "run": "other",
-    "seed": 2,
     "base": "sdxl",
     "family": "sd3",
     "revision": "main",
     "base_copy": "copy",
     "prediction_type": "epsilon",
     "vae": "identity",
-    "rescale_betas_zero_snr": True,
     "resume_from_checkpoint": "sdxl",
     "base_model_precision": "nf4",
     "base_model_exclude_modules": ["conv_in"],
@@ -43,12 +67,10 @@ OTHER_VALUES: dict[str, Any] = {
     "data.name": "shared",
     "data.source": "digits",
     "data.images": "more",
-    "data.follow_symlinks": True,
     "data.metadata": "captions.csv",
     "data.caption_extension": ".caption",
     "data.caption_strategy": "filename",
     "data.instance_prompt": "a dog",
-    "data.random_flip": True,
     "data.conditioning_images": "edges",
     "data.conditioning_columns": ["edited"],
     "data.path": "rows.jsonl",
@@ -59,94 +81,53 @@ OTHER_VALUES: dict[str, Any] = {
     "data.response_column": "answer",
     "data.prompt_template": "{question}?",
     "data.label_names": ["no", "yes"],
-    "data.repeats": 2,
     "data.max_pixels": 1024 * 1024,
-    "data.holdout": 0.5,
-    "data.max_bad_samples": 1,
-    "cache.shard_size": 2048,
     "cache.batch_size": 2,
     "cache.dtype": "bf16",
     "cache.max_sequence_length": 64,
     "train.resolution": 128,
     "train.max_length": 64,
-    "train.packing": True,
     "train.long_captions": "chunk",
-    "train.global_batch_size": 2,
-    "train.gradient_accumulation_steps": 2,
-    "train.gradient_checkpointing": True,
     "train.param_groups": [{"parameters": ["bias"], "adam_weight_decay": 0.0}],
     "train.learning_rate": 1e-4,
     "train.lr_scheduler": "cosine",
     "train.lr_scheduler_args": {"power": 2.0},
     "train.optimizer": "sgd",
     "train.optimizer_args": {"momentum": 0.9},
-    "train.lr_warmup_steps": 5,
     "train.lr_warmup_ratio": 0.1,
     "train.lr_scheduler_steps": 1000,
-    "train.adam_beta1": 0.8,
-    "train.adam_beta2": 0.99,
-    "train.adam_epsilon": 1e-6,
-    "train.adam_weight_decay": 0.0,
-    "train.no_decay_norm_bias": True,
-    "train.max_grad_norm": 0.5,
     "train.grad_clip_method": "value",
     "train.nan_action": "skip",
     "train.on_change": "continue",
     "train.loss_type": "huber",
-    "train.huber_c": 0.2,
     "train.huber_schedule": "constant",
     "train.snr_gamma": 5.0,
-    "train.noise_offset": 0.05,
     "train.weighting_scheme": "mode",
-    "train.logit_mean": 0.5,
-    "train.precondition_outputs": True,
-    "train.logit_std": 0.5,
-    "train.mode_scale": 0.8,
     "train.flow_shift": 3.0,
-    "train.caption_dropout_probability": 0.2,
     "train.tread_config": {
         "routes": [{"selection_ratio": 0.5, "start_layer_idx": 1, "end_layer_idx": -2}]
     },
-    "train.use_ema": True,
-    "train.ema_decay": 0.99,
-    "train.ema_update_interval": 2,
     "train.ema_device": "cpu",
     "train.save_every": 50,
     "train.code_changes": "rerun",
-    "train.keep": 3,
     "train.keep_every": 100,
     "train.disk_low_threshold": "1 GiB",
-    "train.log_every": 1,
     "train.report_to": ["tensorboard", "wandb"],
     "train.tracker_project_name": "digits",
     "train.tracker_run_name": "first",
     "launch.preset": "zero2_offload",
-    "launch.num_processes": 2,
-    "launch.machines": 2,
     "launch.processes_per_machine": 2,
     "launch.mixed_precision": "bf16",
-    "launch.allow_tf32": True,
-    "launch.full_determinism": False,
     "launch.dynamo_backend": "eager",
     "launch.dynamo_mode": "max-autotune",
-    "launch.find_unused_parameters": True,
     "launch.num_cpu_threads_per_process": 2,
     "launch.offload_optimizer": "cpu",
     "launch.offload_param": "cpu",
-    "launch.bf16_optimizer_states": True,
     "launch.offload_path": "swap",
     "launch.scratch": "$TMPDIR",
-    "launch.partition_activations": True,
-    "launch.cpu_checkpointing": True,
     "launch.fp16.loss_scale": 128,
     "launch.fp16.initial_scale_power": 8,
-    "launch.fp16.loss_scale_window": 100,
-    "launch.fp16.hysteresis": 2,
-    "launch.fp16.min_loss_scale": 2,
-    "launch.zero3_init": True,
     "launch.main_process_port": 29501,
-    "launch.ddp_timeout": 600,
-    "launch.lock_lease": 60,
     "launch.device_memory": "24 GiB",
     "launch.host_memory": "64 GiB",
     "launch.deepspeed": {"communication_data_type": "fp32"},
@@ -155,23 +136,13 @@ OTHER_VALUES: dict[str, Any] = {
     "export.dtype": "bf16",
     "evaluate.prompts": ["a cat"],
     "evaluate.conditioning_images": [["edges/cat.png"]],
-    "evaluate.images_per_prompt": 2,
-    "evaluate.num_inference_steps": 10,
     "evaluate.guidance_scale": 1.0,
     "evaluate.scheduler": "ddim",
-    "evaluate.batch_size": 4,
-    "evaluate.max_samples": 16,
-    "evaluate.max_new_tokens": 16,
     "evaluate.split": "train",
     "evaluate.judge": "nearest_neighbour",
 }
-"""Another valid value for every key, alone or with NEEDED_WITH."""
-
-WITHOUT_EFFECT = {
-    "data.num_workers": "more threads give the same manifest",
-    "train.flux_guidance_value": "another family's key: refused",
-    "launch.contiguous_memory_optimization": "always refused: nothing is sharded",
-}
+"""Another valid value for every key, alone or with NEEDED_WITH; of numbers and switches by their
+default, where that is valid."""
 
 TEXT = {
     "family": "causal_lm",
@@ -273,19 +244,9 @@ ALONE = {
 """Keys that are part of paths, and the whole reason of their first stage: each has its own plan."""
 
 
-def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every key of the configuration but those of phases, which are those of train and launch."""
-    for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from leaves(kind, f"{prefix}{name}.")
-        elif name != "phases":
-            yield prefix + name
-
-
 def test_parameters_list_is_complete():
     """Every key of the configuration stands in the lists of this test, which are its promise."""
-    assert sorted(leaves(RunConfig)) == sorted([*OTHER_VALUES, *WITHOUT_EFFECT])
+    assert sorted(key for key, _ in fields(RunConfig)) == sorted([*OTHER_VALUES, *WITHOUT_EFFECT])
 
 
 def put(config: dict[str, Any], key: str, value: Any) -> None:

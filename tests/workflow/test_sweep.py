@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.workflow.conftest import CONFIG, Project
-from tests.workflow.jobs import EVERYTHING, NOTHING, refused
+from tests.workflow.jobs import EVERYTHING, NOTHING, refused, replace, rewrite
 
 SWEEP = ("--configfile", "sweep.yaml")
 TWICE = {
@@ -60,33 +61,28 @@ def test_sweep_has_nothing_to_do_after_its_runs_were_made_alone(two):
     assert planned["train_phase"] == 1
 
 
+FAST = partial(replace, "fast.yaml")
+FILES = partial(rewrite, "sweep.yaml")
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("edit", "said"),
     [
-        ("run: fast", "run: slow", "slow.yaml and fast.yaml: both have the run slow"),
-        ("seed: 1", "seed: 2", "slow.yaml and fast.yaml: seed: 1 and 2, but both have the "
+        # One name, or one dataset made in two ways: each is named with both files and the key.
+        (FAST("run: fast", "run: slow"), "slow.yaml and fast.yaml: both have the run slow"),
+        (FAST("seed: 1", "seed: 2"), "slow.yaml and fast.yaml: seed: 1 and 2, but both have the "
          "data.name shared"),
-        ("num_workers: 1", "repeats: 3", "data.repeats: 1 and 3"),
-        ("run: fast", "runs: []", "runs: fast.yaml has `runs` itself"),
+        (FAST("num_workers: 1", "repeats: 3"), "data.repeats: 1 and 3"),
+        (FAST("run: fast", "runs: []"), "runs: fast.yaml has `runs` itself"),
+        # What stands in the file of a sweep is files, and nothing else.
+        (FILES("runs: [nix*.yaml]"), "sweep.yaml: runs: nix*.yaml: no such file"),
+        (FILES("runs: slow.yaml"), "must be a list of files or patterns (found 'slow.yaml')"),
+        (FILES("runs: [slow.yaml]\nseed: 1"), "sweep.yaml: seed: not next to `runs`"),
     ],
 )  # fmt: skip
-def test_sweep_of_runs_that_would_disturb_each_other_is_refused(two, old, new, said):
-    """One name, or one dataset made in two ways: each is named with both files and the key."""
-    two.edit("fast.yaml", old, new)
-    assert said in refused(two.snakemake("-n", "train", *SWEEP))
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("runs: [nix*.yaml]", "sweep.yaml: runs: nix*.yaml: no such file"),
-        ("runs: slow.yaml", "must be a list of files or patterns (found 'slow.yaml')"),
-        ("runs: [slow.yaml]\nseed: 1", "sweep.yaml: seed: not next to `runs`"),
-    ],
-)
-def test_sweep_file_that_is_wrong_is_one_sentence(two, text, said):
-    """What stands in the file of a sweep is files, and nothing else."""
-    (two.folder / "sweep.yaml").write_text(text)
+def test_sweep_that_cannot_be_planned_is_refused(two, edit, said):
+    """Runs that would disturb each other, or a file that is wrong, in one sentence."""
+    edit(two)
     assert said in refused(two.snakemake("-n", "train", *SWEEP))
 
 

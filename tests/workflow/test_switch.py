@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 from tests.builders.refusals import refusal
 from tests.builders.states import publish_checkpoint
+from tests.workflow.conftest import create
 
 from zerotrain import artifact
 from zerotrain.pipeline import snakemake
 
 CONFIG = "config/config.yaml"
 REST = {"render_launch": 1, "train_phase": 1, "export_weights": 1, "evaluate": 1, "report": 1}
+CUT = "  - name: plain\n    until: 300\n    launch: torch\n  - name: offload\n"
 AFTER = """\
   - name: plain
     until: 250
@@ -56,6 +58,20 @@ def stop_in(project, phase: str) -> None:
     project.calls()
 
 
+@pytest.fixture(scope="module")
+def _stopped(tmp_path_factory, planner):
+    project = create(tmp_path_factory.mktemp("stopped") / "project", "nano", planner)
+    stop_in(project, "plain")
+    save(project, "plain", 250)
+    return project
+
+
+@pytest.fixture
+def stopped(_stopped, tmp_path):
+    """A project whose first phase was stopped at step 250 of 300."""
+    return _stopped.copy_to(tmp_path / "project")
+
+
 @pytest.mark.slow
 def test_switch_of_a_stopped_phase(project):
     """Three jobs end the first phase; the configuration has the new one after it; what is left are
@@ -69,9 +85,8 @@ def test_switch_of_a_stopped_phase(project):
         "Next: snakemake --cores all train"
     )
     assert project.calls() == ["render_launch", "train_phase", "export_weights"]
-    cut = "  - name: plain\n    until: 300\n    launch: torch\n  - name: offload\n"
-    assert former.count(cut) == 1
-    assert (project.folder / CONFIG).read_text() == former.replace(cut, AFTER)
+    assert former.count(CUT) == 1
+    assert (project.folder / CONFIG).read_text() == former.replace(CUT, AFTER)
     assert project.planned("train") == {
         "render_launch": 2,
         "train_phase": 2,
@@ -131,12 +146,10 @@ def test_switch_of_another_file(project):
 
 
 @pytest.mark.slow
-def test_dry_run_of_a_switch_changes_nothing(project):
+def test_dry_run_of_a_switch_changes_nothing(stopped):
     """It shows the difference, the command and its jobs."""
-    stop_in(project, "plain")
-    save(project, "plain", 250)
-    former = (project.folder / CONFIG).read_text()
-    printed = switch(project, "--to", "zero2", "--dry-run")
+    former = (stopped.folder / CONFIG).read_text()
+    printed = switch(stopped, "--to", "zero2", "--dry-run")
     assert printed == (
         f"--- {CONFIG}\n+++ {CONFIG}\n@@ -16,8 +16,11 @@\n"
         " \n phases:\n   - name: plain\n+    until: 250\n+    launch: torch\n"
@@ -145,26 +158,24 @@ def test_dry_run_of_a_switch_changes_nothing(project):
         "snakemake --cores all -- results/tiny/plain/state/manifest.json "
         "results/tiny/plain/weights/manifest.json: render_launch, train_phase, export_weights\n"
     )
-    assert (project.folder / CONFIG).read_text() == former
-    assert project.calls() == []
+    assert (stopped.folder / CONFIG).read_text() == former
+    assert stopped.calls() == []
 
 
 @pytest.mark.slow
-def test_a_switch_that_fails_restores_the_configuration(project):
+def test_a_switch_that_fails_restores_the_configuration(stopped):
     """Byte for byte; Snakemake's own message stands above ours. Called again, it succeeds."""
-    stop_in(project, "plain")
-    save(project, "plain", 250)
-    former = (project.folder / CONFIG).read_bytes()
+    former = (stopped.folder / CONFIG).read_bytes()
     words = ["python", "-m", "zerotrain", "switch", "tiny", "--to", "zero2"]
-    done = project.command(*words, FAIL="export_weights")
+    done = stopped.command(*words, FAIL="export_weights")
     assert done.returncode == 2
     assert "export_weights: failed on request" in done.stdout
     assert "ended with code 1; above it says why; config/config.yaml is as it was" in done.stdout
-    assert (project.folder / CONFIG).read_bytes() == former
-    project.calls()
-    project.must(*words)
-    assert "export_weights" in project.calls()
-    assert project.planned("train") == REST | {
+    assert (stopped.folder / CONFIG).read_bytes() == former
+    stopped.calls()
+    stopped.must(*words)
+    assert "export_weights" in stopped.calls()
+    assert stopped.planned("train") == REST | {
         "render_launch": 2, "train_phase": 2, "export_weights": 2, "evaluate": 3,
     }  # fmt: skip
 
@@ -177,31 +188,27 @@ def test_a_switch_that_fails_restores_the_configuration(project):
         ("workflow/zerotrain/cache/encoding.py", "cache_latents"),
     ],
 )
-def test_a_switch_after_a_change_of_what_it_depends_on_is_refused(project, edited, jobs):
+def test_a_switch_after_a_change_of_what_it_depends_on_is_refused(stopped, edited, jobs):
     """Training would start from step 0: the refusal names the jobs that would run, and nothing
     runs."""
-    stop_in(project, "plain")
-    save(project, "plain", 250)
-    project.append(edited, "\nEDITED = 1\n")
-    former = (project.folder / CONFIG).read_text()
-    printed = switch(project, "--to", "zero2", code=2)
+    stopped.append(edited, "\nEDITED = 1\n")
+    former = (stopped.folder / CONFIG).read_text()
+    printed = switch(stopped, "--to", "zero2", code=2)
     assert f"depends on has changed since it was trained: {jobs} would run first" in printed
     assert "results/data/tiny/cache/64/manifest.json` (first with -n" in printed
-    assert (project.folder / CONFIG).read_text() == former
-    assert project.calls() == []
+    assert (stopped.folder / CONFIG).read_text() == former
+    assert stopped.calls() == []
 
 
 @pytest.mark.slow
-def test_a_profile_that_hushes_snakemake_hides_no_job(project):
+def test_a_profile_that_hushes_snakemake_hides_no_job(stopped):
     """The jobs that would run are found all the same, and refused."""
-    stop_in(project, "plain")
-    save(project, "plain", 250)
-    project.append("profiles/default/config.yaml", "\nquiet: [rules, progress]\n")
-    assert "\ntrain_phase tiny/plain: " not in project.snakemake("-n", "--cores", "1").stdout
-    printed = switch(project, "--to", "zero2", "--dry-run")
+    stopped.append("profiles/default/config.yaml", "\nquiet: [rules, progress]\n")
+    assert "\ntrain_phase tiny/plain: " not in stopped.snakemake("-n", "--cores", "1").stdout
+    printed = switch(stopped, "--to", "zero2", "--dry-run")
     assert printed.endswith(": render_launch, train_phase, export_weights\n")
-    project.append("photos/cat.txt", "\nEDITED = 1\n")
-    printed = switch(project, "--to", "zero2", code=2)
+    stopped.append("photos/cat.txt", "\nEDITED = 1\n")
+    printed = switch(stopped, "--to", "zero2", code=2)
     assert "build_base, cache_latents, prepare_dataset would run first" in printed
 
 
@@ -233,41 +240,22 @@ def test_a_plan_that_snakemake_does_not_tell_is_none(monkeypatch, said, jobs):
 
 
 @pytest.mark.slow
-def test_a_switch_after_the_launch_was_changed_by_hand(project):
+def test_a_switch_after_the_launch_was_changed_by_hand(stopped):
     """The cut phase gets the launch back that its checkpoint was made under."""
-    stop_in(project, "plain")
-    save(project, "plain", 250)
-    former = (project.folder / CONFIG).read_text()
-    cut = "  - name: plain\n    until: 300\n    launch: torch\n  - name: offload\n"
-    project.edit(CONFIG, cut, cut.replace("torch", "zero2"))
-    switch(project, "--to", "zero2")
-    assert (project.folder / CONFIG).read_text() == former.replace(cut, AFTER)
+    former = (stopped.folder / CONFIG).read_text()
+    stopped.edit(CONFIG, CUT, CUT.replace("torch", "zero2"))
+    switch(stopped, "--to", "zero2")
+    assert (stopped.folder / CONFIG).read_text() == former.replace(CUT, AFTER)
 
 
 @pytest.mark.slow
-def test_a_second_switch_gets_a_name_of_its_own(project):
+def test_a_second_switch_gets_a_name_of_its_own(stopped):
     """Of a phase that comes from a switch, and back to a preset that has had its turn."""
-    stop_in(project, "plain")
-    save(project, "plain", 250)
-    switch(project, "--to", "zero2")
-    save(project, "plain-zero2", 260, preset="zero2")
-    (project.folder / "results/tiny/plain-zero2-torch").mkdir()
-    printed = switch(project, "--to", "torch")
+    switch(stopped, "--to", "zero2")
+    save(stopped, "plain-zero2", 260, preset="zero2")
+    (stopped.folder / "results/tiny/plain-zero2-torch").mkdir()
+    printed = switch(stopped, "--to", "torch")
     assert "plain-zero2: ends at step 260 (was 300), exported; plain-zero2-torch-2" in printed
-
-
-def hang(project, stage: str, *words: str) -> subprocess.Popen[str]:
-    """A command whose Snakemake is at a stage that does not end."""
-    process = subprocess.Popen(
-        words, cwd=project.folder, env=project.environment | {"HANG": stage}, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    calls = project.folder / "calls.txt"
-    while not (calls.is_file() and stage in calls.read_text()):
-        assert process.poll() is None
-        time.sleep(0.02)
-    return process
 
 
 @pytest.mark.slow
@@ -275,7 +263,7 @@ def test_a_snakemake_that_was_killed_locks_no_one_out(project):
     """The next one removes its lock and says so; that of one that lives stays."""
     target = "results/data/tiny/manifest.json"
     words = ("snakemake", "--cores", "1", "--", target)
-    process = hang(project, "prepare_dataset", *words)
+    process = project.hang("prepare_dataset", *words)
     locked = project.snakemake(*words[1:])
     assert locked.returncode == 1
     assert "LockException" in locked.stdout
@@ -292,20 +280,18 @@ def test_a_snakemake_that_was_killed_locks_no_one_out(project):
 
 
 @pytest.mark.slow
-def test_what_a_killed_switch_began_ends_with_it(project):
+def test_what_a_killed_switch_began_ends_with_it(stopped):
     """Else its Snakemake would publish for no one, and lock the same command out."""
-    stop_in(project, "plain")
-    save(project, "plain", 250)
     words = (sys.executable, "-m", "zerotrain", "switch", "tiny", "--to", "zero2")
-    process = hang(project, "export_weights", *words)
+    process = stopped.hang("export_weights", *words)
     process.kill()
     process.wait()
-    printed = project.must(*words)
+    printed = stopped.must(*words)
     assert "was killed before its end; it is completed" in printed
     assert ".snakemake/locks: unlocked: " in printed
-    assert (project.folder / CONFIG).read_text().count("plain-zero2") == 1
-    assert project.calls().count("export_weights") == 2
-    done = project.command(*words)
+    assert (stopped.folder / CONFIG).read_text().count("plain-zero2") == 1
+    assert stopped.calls().count("export_weights") == 2
+    done = stopped.command(*words)
     assert done.stdout == (
         "done already: plain ended at step 250, plain-zero2 continues to 300 under zero2. "
         "Next: snakemake --cores all train\n"
@@ -318,19 +304,16 @@ STAGGERS[4] = pytest.param(4 / 19 * 2, marks=[pytest.mark.slow])
 
 
 @pytest.mark.parametrize("stagger", STAGGERS)
-def test_of_two_switches_that_start_together_one_is_done(project, stagger):
+def test_of_two_switches_that_start_together_one_is_done(stopped, stagger):
     """The other is refused with whose turn it is, or learns that it is done already. The
     configuration has what the one that is done reported."""
-    stop_in(project, "plain")
-    save(project, "plain", 250)
-    former = (project.folder / CONFIG).read_text()
-    cut = "  - name: plain\n    until: 300\n    launch: torch\n  - name: offload\n"
+    former = (stopped.folder / CONFIG).read_text()
     words = [sys.executable, "-m", "zerotrain", "switch", "tiny", "--to", "zero2"]
     switches = []
     for wait in (stagger, 0):
         switches.append(
             subprocess.Popen(
-                words, cwd=project.folder, env=project.environment, stdin=subprocess.DEVNULL,
+                words, cwd=stopped.folder, env=stopped.environment, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
         )  # fmt: skip
@@ -346,8 +329,8 @@ def test_of_two_switches_that_start_together_one_is_done(project, stagger):
         (2, True, False),
         (0, False, True),
     ), other
-    assert (project.folder / CONFIG).read_text() == former.replace(cut, AFTER)
-    assert sorted(path.name for path in (project.folder / "config").glob(".*")) == []
+    assert (stopped.folder / CONFIG).read_text() == former.replace(CUT, AFTER)
+    assert sorted(path.name for path in (stopped.folder / "config").glob(".*")) == []
     print(
         f"stagger {stagger:.2f} s: {codes}, {other.splitlines()[-1 if codes.count(0) == 2 else 0]}"
     )

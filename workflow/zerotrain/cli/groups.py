@@ -164,7 +164,7 @@ def commit_stages(
     stages: Annotated[list[str], typer.Argument(metavar="STAGE...", help="Names in dvc.yaml.")],
 ) -> None:
     """Enter stages in dvc.lock as made from what lies here; snakemake calls it at its end."""
-    from zerotrain.pipeline.dvc.lock_file import commit_stages
+    from zerotrain.pipeline.dvc.storage import commit_stages
 
     gc.disable()
     commit_stages(stages)

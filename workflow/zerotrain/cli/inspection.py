@@ -93,23 +93,34 @@ def check(
     ] = 60,
 ) -> None:
     """Look at a Slurm cluster from its login node. Exit code 1: a training would not start."""
-    from zerotrain.pipeline.cluster.check import check
+    from zerotrain.config.read import read_config
+    from zerotrain.pipeline.cluster import findings, profile
+    from zerotrain.pipeline.cluster.choice import choose
+    from zerotrain.pipeline.cluster.slurm import ask_slurm
+    from zerotrain.pipeline.cluster.trial import try_job
 
-    findings, written = check(
-        config,
-        output,
-        force=force,
-        partition=partition,
-        account=account,
-        wait_s=None if no_job else wait,
-    )
-    problems = [found for found in findings if found.level == "problem"]
-    count = len(problems)
-    print("\n".join(map(str, findings)))
+    run = read_config(config) if config else None
+    if output and not force:
+        profile.check_absent(output)
+    cluster = ask_slurm()
+    choice = choose(cluster, partition, account)
+    found = findings.of_cluster(cluster, choice)
+    trial = None
+    if not no_job:
+        trial = try_job(choice.training, Path(), choice.account, wait)
+        found += findings.of_trial(trial, choice.training)
+    if run:
+        from zerotrain.pipeline.cluster.phases import of_phases  # imports torch, to forecast memory
+
+        found += of_phases(run, choice.training)
+    if output:
+        profile.write_profile(output, profile.render_profile(cluster, choice, trial))
+    count = sum(one.level == "problem" for one in found)
+    print("\n".join(map(str, found)))
     print(f"{count} problem{'s' if count > 1 else ''}" if count else "no problem found")
-    if written:
-        print(f"wrote {written}: snakemake --profile {written.parent} train")
-    raise typer.Exit(1 if problems else 0)
+    if output:
+        print(f"wrote {output / profile.FILE}: snakemake --profile {output} train")
+    raise typer.Exit(1 if count else 0)
 
 
 def build_ops() -> None:

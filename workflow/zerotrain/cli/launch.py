@@ -8,6 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from zerotrain.config.command_options import takes_options
+from zerotrain.importers.options import InitOptions
+
 launch_app = typer.Typer(
     name="launch",
     help="Launch configurations: import one of another program, write one.",
@@ -86,79 +89,15 @@ def import_(
 
 
 @launch_app.command()
-def init(
-    num_processes: Annotated[int | None, typer.Option(min=1, help="GPUs of this machine.")] = None,
-    zero_stage: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="none (no DeepSpeed), 1, 2 or 3.")
-    ] = None,
-    offload_optimizer: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="none, cpu or nvme.")
-    ] = None,
-    offload_param: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="none, cpu or nvme; at stage 3.")
-    ] = None,
-    offload_path: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Folder on a fast disk, for nvme.")
-    ] = None,
-    gradient_accumulation_steps: Annotated[
-        int | None, typer.Option(min=1, help="Forward passes per optimizer step.")
-    ] = None,
-    gradient_clipping: Annotated[
-        float | None, typer.Option(min=0, help="Largest norm of the gradient; 0 disables clipping.")
-    ] = None,
-    zero3_init: Annotated[
-        bool | None, typer.Option(help="Build the model sharded from the start, at stage 3.")
-    ] = None,
-    mixed_precision: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="bf16, fp16 or no.")
-    ] = None,
-    micro_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples a GPU and forward pass.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(help="Where the phase ends: 1000, '3 epochs', '5000 samples'.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="The phase's name; default: its preset's.")] = (
-        None
-    ),
-    defaults: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="accelerate's YAML whose answers to offer; default: its cached one.",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The run that it is for: shows its plan.")
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Without a run: an SDXL's plan is shown.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write; default: standard output.")
-    ] = None,
-) -> None:
+@takes_options
+def init(options: InitOptions) -> None:
     """Ask what `accelerate config` asks, show the plan, and write a phase."""
-    from zerotrain.importers.questions import Answers, ask_launch
+    from zerotrain.importers.questions import ask_launch
     from zerotrain.importers.write import write_new
 
-    given = Answers(
-        num_processes=num_processes,
-        zero_stage=zero_stage,
-        offload_optimizer=offload_optimizer,
-        offload_param=offload_param,
-        offload_path=offload_path,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        gradient_clipping=gradient_clipping,
-        zero3_init=zero3_init,
-        mixed_precision=mixed_precision,
-        micro_batch_size=micro_batch_size,
-        until=until,
-        name=name,
-    )
-    phase = ask_launch(given, defaults, interactive=sys.stdin.isatty())
-    print(_plan_of(phase.values, config, base), file=sys.stderr)
-    write_new(phase.text, output)
+    phase = ask_launch(options, options.defaults, interactive=sys.stdin.isatty())
+    print(_plan_of(phase.values, options.config, options.base), file=sys.stderr)
+    write_new(phase.text, options.output)
 
 
 def _plan_of(values: dict[str, Any], config: Path | None, base: str | None) -> str:

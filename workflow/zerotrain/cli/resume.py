@@ -56,8 +56,7 @@ def restore(
 
     Data, caches, checkpoints and weights. Exit code 1: stages are left to run.
     """
-    from zerotrain.pipeline.dvc.commits import commit_of, git, move_to
-    from zerotrain.pipeline.dvc.history import find
+    from zerotrain.pipeline.dvc.commits import commit_of, find, git, move_to
     from zerotrain.pipeline.dvc.restore import check_nothing_runs, restore
     from zerotrain.pipeline.dvc.storage import check_dvc_is_set_up
 

@@ -13,6 +13,7 @@ from zerotrain.config.scalar import scalar
 from zerotrain.errors import PipelineError
 from zerotrain.importers.files import cached_config
 from zerotrain.importers.imported_config import nest
+from zerotrain.importers.options import Answers
 from zerotrain.importers.reading import ImportOptions, import_file
 from zerotrain.importers.zero import BY_STAGE, DEVICES, PRESETS
 from zerotrain.launch.preset import read_preset
@@ -23,25 +24,6 @@ NOT_ASKED = (
     "launch.dynamo_backend"
 )
 PRECISIONS = ("no", "fp16", "bf16")
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Answers given in advance; None: ask."""
-
-    num_processes: int | None = None
-    zero_stage: str | None = None
-    """none, 1, 2 or 3; none: without DeepSpeed."""
-    offload_optimizer: str | None = None
-    offload_param: str | None = None
-    offload_path: str | None = None
-    gradient_accumulation_steps: int | None = None
-    gradient_clipping: float | None = None
-    zero3_init: bool | None = None
-    mixed_precision: str | None = None
-    micro_batch_size: int | None = None
-    until: str | None = None
-    name: str | None = None
 
 
 @dataclass(frozen=True)

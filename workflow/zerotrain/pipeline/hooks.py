@@ -8,13 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zerotrain.pipeline import earlier_code, snakemake_runs
+from zerotrain.pipeline import snakemake_runs
 from zerotrain.pipeline.dvc import jobs as graph_jobs
 from zerotrain.pipeline.dvc.agreement import Agreement
 from zerotrain.pipeline.former_results import keep_former_results
 from zerotrain.pipeline.graph.runs import Runs, checked
 from zerotrain.pipeline.kept_jobs import KeptJobs
-from zerotrain.pipeline.rebuild import Rebuilding
+from zerotrain.pipeline.rebuild import add_damaged_folders, set_aside_damaged
+from zerotrain.pipeline.retrain import describe_trained_earlier, find_trained_earlier
 from zerotrain.training.process.lock import check_not_locked
 
 
@@ -34,10 +35,27 @@ class Hooks:
             snakemake_runs.begin(sys.argv[1:])
         keep_former_results()
         self._kept = KeptJobs(workflow)
+        build_dag = workflow._build_dag
+
+        def build_dag_and_change_it() -> None:
+            build_dag()
+            if not workflow.touch:  # by --touch the user declares all outputs current
+                workflow.async_run(self._change_plan())
+
+        if self._main:
+            workflow._build_dag = build_dag_and_change_it
         if self._main and not graph_jobs.LOOKING and "DVC_STAGE" not in os.environ:
             _report_trained_earlier(runs)
-        self._rebuilding = Rebuilding(workflow)
         self._agreement = Agreement(workflow, config, self._kept)
+
+    async def _change_plan(self) -> None:
+        """Take kept jobs out of Snakemake's plan, add those of damaged folders, and recount."""
+        dag = self._workflow.dag
+        await self._kept.change_plan()
+        await add_damaged_folders(dag)
+        for job in dag._needrun:
+            dag._n_until_ready[job] = sum(1 for one in dag.dependencies[job] if dag.needrun(one))
+        dag._len = len(dag._finished | dag._needrun)
 
     @checked
     def before_jobs(self) -> None:
@@ -48,7 +66,7 @@ class Hooks:
             # lock.
             if job.rule.name == "train_phase" and self._main:
                 check_not_locked(Path(job.params.progress))
-        self._rebuilding.set_aside()
+        set_aside_damaged(self._workflow)
         self._agreement.begin()
 
     @checked
@@ -61,6 +79,6 @@ class Hooks:
 @checked
 def _report_trained_earlier(runs: Runs) -> None:
     """Report once per plan, not in each DVC stage."""
-    found = earlier_code.find_trained_earlier(runs.by_name.values())
-    if line := earlier_code.describe_trained_earlier(found):
+    found = find_trained_earlier(runs.by_name.values())
+    if line := describe_trained_earlier(found):
         print(line, file=sys.stderr)

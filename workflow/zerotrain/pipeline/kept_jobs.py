@@ -49,29 +49,16 @@ class KeptJobs:
     def __init__(self, workflow: Any) -> None:
         self._workflow = workflow
         self._kept: list[Any] = []
-        build_dag = workflow._build_dag
 
-        def build_dag_and_keep() -> None:
-            build_dag()
-            if not workflow.touch:
-                workflow.async_run(self._plan())
-
-        if workflow.is_main_process:
-            workflow._build_dag = build_dag_and_keep
-
-    async def _plan(self) -> None:
+    async def change_plan(self) -> None:
         """Remove from the plan the jobs that only a code change reruns."""
         dag = self._workflow.dag
-        if not dag._needrun:
-            return
         edited: dict[Any, bool] = {}
         for level in dag.toposorted():
             for job in level:
                 if dag.needrun(job) and (found := await self._decide(job, edited)) is not None:
                     edited[job] = found
         removed = [job for job in dag._needrun if job not in edited]
-        if not removed:
-            return
         gone = {str(path) for job in removed for path in job.output}
         self._kept = [job for job in removed if job.rule.name in KEPT]
         for job in removed:
@@ -81,8 +68,6 @@ class KeptJobs:
         for job in dag._needrun:
             made = dag.reason(job).updated_input_run
             made -= {path for path in made if str(path) in gone}
-            dag._n_until_ready[job] = sum(1 for one in dag.dependencies[job] if dag.needrun(one))
-        dag._len = len(dag._finished | dag._needrun)
 
     async def _decide(self, job: Any, edited: dict[Any, bool]) -> bool | None:
         """Return whether a planned job's output may change for reasons other than its code.

@@ -9,11 +9,11 @@ finds a changed manifest.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,83 +37,53 @@ SHOWN = 3
 """Damaged files that are named per folder."""
 
 
-class Rebuilding:
-    """The damaged folders of one call of snakemake.
+async def add_damaged_folders(dag: Any) -> None:
+    """Add the jobs of damaged folders to Snakemake's plan."""
+    allowed = dag.rules_allowed_for_needrun
+    planned = [
+        job
+        for job in dag.jobs
+        if not dag.needrun(job) and (not allowed or job.rule.name in allowed)
+    ]
+    damaged = find_damaged(planned)
+    for job, folders in damaged.items():
+        for folder, damage in folders.items():
+            files = [f"{one.path} (damaged)" if one.differs else str(one.path) for one in damage]
+            dag.reason(job).missing_output.update(files)
+            if not graph_jobs.LOOKING:
+                print(describe(job.rule.name, folder, damage), file=sys.stderr)
+    waiting = deque(damaged)
+    while waiting:
+        job = waiting.popleft()
+        if dag.needrun(job):
+            continue
+        dag._needrun.add(job)
+        for needed, files in dag.dependencies[job].items():
+            if missing := [file async for file in needed.missing_output(files)]:
+                dag.reason(needed).missing_output.update(missing)
+                waiting.append(needed)
+        if job not in damaged or job.rule.name == MEASURING:
+            # The job's new output may differ.
+            for depending, files in dag.depending[job].items():
+                dag.reason(depending).updated_input_run.update(files)
+                waiting.append(depending)
 
-    Args:
-        workflow: Snakemake's workflow object, while the Snakefile is read.
-    """
 
-    def __init__(self, workflow: Any) -> None:
-        self._workflow = workflow
-        self._damaged: dict[Any, dict[Path, list[Damage]]] = {}
-        build_dag = workflow._build_dag
-
-        def build_dag_and_look() -> None:
-            build_dag()
-            workflow.async_run(self._plan())
-
-        if workflow.is_main_process:
-            workflow._build_dag = build_dag_and_look
-
-    async def _plan(self) -> None:
-        """Add the jobs of damaged folders to the plan."""
-        dag = self._workflow.dag
-        allowed = dag.rules_allowed_for_needrun
-        planned = [
-            job
-            for job in dag.jobs
-            if not dag.needrun(job) and (not allowed or job.rule.name in allowed)
-        ]
-        if self._workflow.touch:
-            return  # by --touch the user declares all outputs current
-        self._damaged = find_damaged(planned)
-        if not self._damaged:
-            return
-        for job, folders in self._damaged.items():
-            for folder, damage in folders.items():
-                files = [
-                    f"{one.path} (damaged)" if one.differs else str(one.path) for one in damage
-                ]
-                dag.reason(job).missing_output.update(files)
-                if not graph_jobs.LOOKING:
-                    print(describe(job.rule.name, folder, damage), file=sys.stderr)
-        waiting = deque(self._damaged)
-        while waiting:
-            job = waiting.popleft()
-            if dag.needrun(job):
-                continue
-            dag._needrun.add(job)
-            for needed, files in dag.dependencies[job].items():
-                if missing := [file async for file in needed.missing_output(files)]:
-                    dag.reason(needed).missing_output.update(missing)
-                    waiting.append(needed)
-            if job not in self._damaged or job.rule.name == MEASURING:
-                # The job's new output may differ.
-                for depending, files in dag.depending[job].items():
-                    dag.reason(depending).updated_input_run.update(files)
-                    waiting.append(depending)
-        for job in dag._needrun:
-            dag._n_until_ready[job] = sum(
-                1 for needed in dag.dependencies[job] if dag.needrun(needed)
-            )
-        dag._len = len(dag._finished | dag._needrun)
-
-    def set_aside(self) -> None:
-        """Keep damaged files that the jobs will replace; called before the first job."""
-        if not self._workflow.is_main_process or self._workflow.touch:
-            return
-        # Check again: another process may have made them before this one got Snakemake's lock.
-        damaged = find_damaged(list(self._workflow.dag.needrun_jobs()))
-        for job, folders in damaged.items():
-            for folder, damage in folders.items():
-                check_not_stored(folder, damage, job.rule.name)
-        for job, folders in damaged.items():
-            # A job makes all of its folders again, including intact ones.
-            for folder in {Path(output).parent for output in job.output}:
-                damage = folders.get(folder, [])
-                if kept := set_aside(folder, damage, job.rule.name):
-                    print(f"{folder}: what would be replaced is kept as {kept}", file=sys.stderr)
+def set_aside_damaged(workflow: Any) -> None:
+    """Keep damaged files that the planned jobs will replace; called before the first job."""
+    if not workflow.is_main_process or workflow.touch:
+        return
+    # Check again: another process may have made them before this one got Snakemake's lock.
+    damaged = find_damaged(list(workflow.dag.needrun_jobs()))
+    for job, folders in damaged.items():
+        for folder, damage in folders.items():
+            check_not_stored(folder, damage, job.rule.name)
+    for job, folders in damaged.items():
+        # A job makes all of its folders again, including intact ones.
+        for folder in {Path(output).parent for output in job.output}:
+            damage = folders.get(folder, [])
+            if kept := set_aside(folder, damage, job.rule.name):
+                print(f"{folder}: what would be replaced is kept as {kept}", file=sys.stderr)
 
 
 def find_damaged(jobs: list[Any]) -> dict[Any, dict[Path, list[Damage]]]:
@@ -219,7 +189,7 @@ def describe_training(checkpoint: Path) -> str:
 
 
 def check_not_stored(folder: Path, damage: list[Damage], rule: str) -> None:
-    """Refuse to repeat a training whose checkpoint DVC has stored.
+    """Check that no training is repeated whose checkpoint DVC has stored.
 
     Raises:
         PipelineError: dvc.lock has the checkpoint, and steps would be trained again.
@@ -252,7 +222,8 @@ def set_aside(folder: Path, damage: list[Damage], rule: str) -> Path | None:
     own = _unlisted(folder) if rule != CACHE else []
     if not (others or own or trained):
         return None
-    kept = next(path for path in _names(folder) if not path.exists())
+    names = (f"{folder.name}.damaged-{number}" for number in itertools.count(1))
+    kept = next(path for path in map(folder.with_name, names) if not path.exists())
     if rule == CACHE:
         for path in others:
             target = kept / path.relative_to(folder)
@@ -274,10 +245,3 @@ def _unlisted(folder: Path) -> list[Path]:
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     names = {path.relative_to(folder).as_posix(): path for path in files}
     return [path for name, path in names.items() if name != MANIFEST and name not in listed]
-
-
-def _names(folder: Path) -> Iterator[Path]:
-    number = 1
-    while True:
-        yield folder.with_name(f"{folder.name}.damaged-{number}")
-        number += 1

@@ -1,13 +1,22 @@
-"""Tables of docs/families.md, docs/exporting.md and docs/optimizers.md, from what they describe."""
+"""Tables of the pages on families, exporting, optimizers and importing, from what they describe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from zerotrain.config.adapters import ATTENTION, is_target
 from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.config.optimizers import TABLE, Optimizer, continues, is_plain_adam
 from zerotrain.export.formats import FORMATS
+from zerotrain.importers.keys import DIFFSYNTH, DIFFUSERS, SIMPLETUNER, TRAINER
+from zerotrain.launch.keys import (
+    ACCELERATE,
+    DEEPSPEED,
+    DEEPSPEED_LAUNCHER_FLAGS,
+    LAUNCH_FLAGS,
+    TORCHRUN_FLAGS,
+    Key,
+)
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.model import parameters_of, trained_model
 from zerotrain.models.families import load_family
@@ -25,6 +34,17 @@ TRAITS = {
 
 TRAINED = {True: "LoRA", False: "whole model", None: "either"}
 MODELS = {"image": "images: ", "text": "text: ", None: ""}
+IMPORTED: dict[str, tuple[str, Mapping[str, Key]]] = {
+    "accelerate's YAML": ("Key", ACCELERATE),
+    "DeepSpeed's JSON": ("Key", DEEPSPEED),
+    "Flags of `accelerate launch`": ("Flag in addition to the YAML's keys", LAUNCH_FLAGS),
+    "Flags of `torchrun`": ("Flag", TORCHRUN_FLAGS),
+    "Flags of `deepspeed`": ("Flag", DEEPSPEED_LAUNCHER_FLAGS),
+    "DiffSynth-Studio's flags": ("Flag", DIFFSYNTH),
+    "Flags of diffusers' example scripts": ("Flag", DIFFUSERS),
+    "HF Trainer's and openMind's flags": ("Flag", TRAINER),
+    "SimpleTuner's config.json": ("Key", SIMPLETUNER),
+}
 
 
 def replace_generated(page: str, name: str, text: str) -> str:
@@ -144,3 +164,32 @@ def _yaml(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else f"{value:g}"
+
+
+def importing_tables() -> str:
+    """Return the tables of other programs' keys, a section each."""
+    tables = [
+        f"### {title}\n\n" + table((first, "What becomes of it", ""), rows)
+        for title, (first, keys) in IMPORTED.items()
+        if (rows := [_key_row(key) for key in keys.values() if key.type != "section"])
+    ]
+    return "\n" + "\n".join(tables) + "\n"
+
+
+def _key_row(key: Key) -> tuple[str, str, str]:
+    reason = key.reason
+    if key.fate == "mapped":
+        became = "honoured by " + ", ".join(f"`{ours}`" for ours in key.ours.split(", "))
+    elif key.fate == "passed_through":
+        became, reason = f"honoured by `{key.ours}`", "as it is"
+    elif key.fate == "ignored_no_effect":
+        became = "no-op"
+    else:
+        became = "left out" if key.fate == "dropped" else key.fate
+        if key.default is not None:
+            became += f", unless `{_default(key.default)}`"
+    return f"`{key.name}`", became, reason
+
+
+def _default(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

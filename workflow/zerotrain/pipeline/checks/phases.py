@@ -115,7 +115,7 @@ def _check_bitsandbytes(phase: str, optimizer: str) -> None:
 
 
 def _check_offload_path(phase: str, path: str | None) -> None:
-    """Refuse a path that is a file. Variables are expanded only on the training machine."""
+    """Check that a path is no file. Variables are expanded only on the training machine."""
     if path is None or "$" in path:
         return
     folder = Path(path).expanduser()
@@ -127,7 +127,7 @@ def _check_offload_path(phase: str, path: str | None) -> None:
 
 
 def _check_switch(before: ResolvedPhase, after: ResolvedPhase) -> None:
-    """Refuse a switch that loses state which the phase's `allow` does not name."""
+    """Check that a switch loses no state but what the phase's `allow` names."""
     losses = find_losses(_position_after(before), _slots(before), after)
     if refused := [text for name, text in losses.items() if name not in after.allow]:
         raise PipelineError(

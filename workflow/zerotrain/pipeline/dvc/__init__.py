@@ -6,11 +6,9 @@ Snakemake owns the graph. DVC stores what it makes by content, and runs it stage
 - `pipeline`: dvc.yaml, written from the graph.
 - `agreement`: keeps Snakemake's metadata and dvc.lock in sync.
 - `records`: writes Snakemake's metadata of files that DVC restored.
-- `lock_file`: commits stages to dvc.lock.
-- `journal`, `concurrent_edits`: changes between two calls, and during one.
-- `storage`: DVC's repository, and files restored from its cache and remote.
-- `commits`: resolves a revision, and moves to it.
-- `history`: the commit and the inputs that made weights of unknown origin.
+- `changes`: between two calls, and during one.
+- `storage`: DVC's repository, stages committed to it, and files restored from its cache and remote.
+- `commits`: resolves a revision, moves to it, and finds the one that made weights.
 - `restore`: all results of a commit restored, with nothing left to run.
 - `tracking`: a user's dataset, tracked by DVC.
 """

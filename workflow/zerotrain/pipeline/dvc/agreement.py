@@ -33,9 +33,15 @@ from typing import Any
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline.dvc import jobs
-from zerotrain.pipeline.dvc.concurrent_edits import ConcurrentEdits, edited_during
-from zerotrain.pipeline.dvc.jobs import MAIN_CONFIG, in_order, stage_name
-from zerotrain.pipeline.dvc.journal import is_alive, note_running, read_journal, update_journal
+from zerotrain.pipeline.dvc.changes import (
+    ConcurrentEdits,
+    edited_during,
+    is_alive,
+    note_running,
+    read_journal,
+    update_journal,
+)
+from zerotrain.pipeline.dvc.jobs import config_of, in_order, stage_name
 from zerotrain.pipeline.dvc.pipeline import (
     GUARD,
     LOCK,
@@ -188,9 +194,7 @@ def outputs_of(config: Path) -> dict[str, list[str]]:
     for name, stage in (pipeline_here().get("stages") or {}).items():
         if is_ours(stage) and name != GUARD:
             words = shlex.split(stage["cmd"])
-            chosen = "--configfile" in words
-            of = words[words.index("--configfile") + 1] if chosen else MAIN_CONFIG
-            if Path(of) == config:
+            if config_of(stage["cmd"]) == config:
                 found[name] = words[words.index("--") + 1 :]
     return found
 

@@ -1,16 +1,32 @@
-"""The project's commits: resolve a revision, and move to it without losing changes."""
+"""The project's commits: resolve a revision, move to it without losing changes, and find the one
+whose dvc.lock records weights of unknown origin, by their content."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
+from zerotrain.pipeline.dvc.pipeline import LOCK
+from zerotrain.pipeline.dvc.storage import open_repo
+
+if TYPE_CHECKING:
+    from dvc.repo import Repo
 
 KNOWS_RESTORE = (
     "workflow/zerotrain/pipeline/dvc/restore.py",
     "workflow/zerotrain/dvc/restore.py",  # in earlier versions
 )
+FOLDER = re.compile(r"\bmd5: ([0-9a-f]{32}\.dir)\n\s+size: (\d+)")
+"""A folder's object and the total bytes of its files, as DVC writes dvc.lock."""
+CODE = ("workflow/", "rules/", "Snakefile")
 
 
 def git(*words: str) -> str:
@@ -73,3 +89,187 @@ def move_to(commit: str) -> None:
 def described(commit: str) -> str:
     """Return a commit's short hash, date and subject."""
     return git("show", "--no-patch", "--format=%h of %cs, %s", commit).strip()
+
+
+@dataclass(frozen=True)
+class Found:
+    """The record of weights in a dvc.lock."""
+
+    commit: str | None
+    """None: the dvc.lock here, not committed yet."""
+    stage: str
+    path: str
+    """The output that was recorded with these bytes, or that contains them."""
+    lock: dict[str, Any]
+    """The stages of that dvc.lock."""
+
+    def lines(self) -> list[str]:
+        """Return commit, stage, phase, and all inputs of the weights, with hashes."""
+        rule, _, phase = self.stage.partition("-")
+        when = described(self.commit) if self.commit else f"the {LOCK} here, not committed yet"
+        lines = [f"{'commit':8}{when}", f"{'output':8}{self.path}", f"{'stage':8}{rule}"]
+        if phase:
+            lines.append(f"{'phase':8}{phase}")
+        code: dict[str, str] = {}
+        for name in self.made_by():
+            stage = self.lock[name]
+            lines.append(f"{name}:")
+            for file, values in stage.get("params", {}).items():
+                lines += [f"  {file}: {key} = {json.dumps(v)}" for key, v in values.items()]
+            for dep in stage.get("deps", []):
+                if dep["path"].startswith(CODE):
+                    code[dep["path"]] = dep["md5"]
+                else:
+                    lines.append(f"  {dep['path']}  md5 {dep['md5']}")
+        lines.append("code of these stages:")
+        return lines + [f"  {path}  md5 {md5}" for path, md5 in sorted(code.items())]
+
+    def made_by(self) -> list[str]:
+        """Return the stage and all stages before it, in dependency order."""
+        makers = {
+            out["path"]: name for name, stage in self.lock.items() for out in stage.get("outs", [])
+        }
+        ordered: list[str] = []
+
+        def add(name: str) -> None:
+            for dep in self.lock[name].get("deps", []):
+                places = (dep["path"], *map(str, Path(dep["path"]).parents))
+                maker = next((makers[place] for place in places if place in makers), None)
+                if maker and maker != name and maker not in ordered:
+                    add(maker)
+            ordered.append(name)
+
+        add(self.stage)
+        return ordered
+
+
+class Weights:
+    """A file or folder, identified by its content."""
+
+    def __init__(self, path: Path) -> None:
+        files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+        if not files:
+            raise PipelineError(f"{path}: an empty folder", hint="name a weights file or folder")
+        hashes = {file: _md5(file) for file in files}
+        self.exact = hashes[path] if path.is_file() else _folder_md5(path, hashes)
+        """The hash in dvc.lock of an output with exactly this content."""
+        tensors = [file for file in files if file.suffix == ".safetensors"]
+        self.files = {hashes[file] for file in tensors or files}
+        """Required hashes in a recorded folder: downloads have other files next to tensors."""
+        self.size = sum(file.stat().st_size for file in tensors or files)
+
+
+def find(path: Path) -> Found:
+    """Find the newest record of weights: in all branches, tags and DVC experiments, then here.
+
+    Args:
+        path: A weights file or folder, at any place.
+
+    Raises:
+        PipelineError: no dvc.lock records it.
+    """
+    weights = Weights(path)
+    looked, unread = 0, 0
+    with open_repo() as repo:
+        folders = _Folders(repo)
+        for commit, text in _history():
+            looked += commit is not None
+            found = _in_lock(commit, text, {weights.exact}) if weights.exact in text else None
+            holding = (
+                set()
+                if found
+                else {
+                    name
+                    for name, size in set(FOLDER.findall(text))
+                    if int(size) >= weights.size and weights.files <= folders.files(name)
+                }
+            )
+            if found := found or (_in_lock(commit, text, holding) if holding else None):
+                return found
+        unread = len(folders.unread)
+    hint = (
+        "weights of `zerotrain export` are recorded nowhere: give those of the phase they came "
+        "from; of experiments on another machine: `dvc exp pull`; of branches: `git fetch --all`"
+    )
+    if git("rev-parse", "--is-shallow-repository").strip() == "true":
+        hint = "this clone is shallow: `git fetch --unshallow`, and call it again"
+    lacking = f"; {unread} recorded folders are on no remote and could not be looked into"
+    raise PipelineError(
+        f"{path}: recorded in none of the {looked} commits that changed {LOCK}"
+        f"{lacking if unread else ''}",
+        hint=hint,
+    )
+
+
+def _history() -> Iterator[tuple[str | None, str]]:
+    """Yield each commit that changed dvc.lock with its text, newest first; then the file here."""
+    seen = set()
+    log = git("log", "--all", "--full-history", "--date-order", "--format=%H", "--", str(LOCK))
+    for commit in log.split():
+        tree = git("ls-tree", commit, "--", str(LOCK)).split()
+        if tree and tree[2] not in seen:
+            seen.add(tree[2])
+            yield commit, git("cat-file", "blob", tree[2])
+    if LOCK.is_file():
+        yield None, LOCK.read_text()
+
+
+def _in_lock(commit: str | None, text: str, hashes: set[str]) -> Found | None:
+    """Find an output with one of these hashes; prefer weights to a checkpoint."""
+    import yaml
+
+    stages = (yaml.load(text, Loader=yaml.CSafeLoader) or {}).get("stages") or {}
+    found = [
+        Found(commit, name, out["path"], stages)
+        for name, stage in stages.items()
+        for out in stage.get("outs", [])
+        if out.get("md5") in hashes
+    ]
+    return min(found, key=lambda one: Path(one.path).name != "weights", default=None)
+
+
+class _Folders:
+    """The contents of recorded folders, from DVC's cache or remote."""
+
+    def __init__(self, repo: Repo) -> None:
+        self._repo = repo
+        self._read: dict[str, set[str]] = {}
+        self.unread: set[str] = set()
+
+    def files(self, name: str) -> set[str]:
+        """Return the hashes of a folder's files; empty if neither cache nor remote has its list."""
+        if name not in self._read:
+            self._read[name] = self._load(name)
+        return self._read[name]
+
+    def _load(self, name: str) -> set[str]:
+        from dvc_data.hashfile.hash_info import HashInfo
+        from dvc_data.hashfile.tree import Tree
+
+        info = HashInfo("md5", name)
+        cache = self._repo.cache.local
+        try:
+            if not cache.exists(name):
+                remote = self._repo.cloud.get_remote_odb()
+                self._repo.cloud.transfer(remote, cache, [info])
+            return {entry[2].value for entry in Tree.load(cache, info)}
+        except Exception:  # a remote's library raises errors of any type
+            self.unread.add(name)
+            return set()
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "md5").hexdigest()
+
+
+def _folder_md5(folder: Path, hashes: dict[Path, str]) -> str:
+    """Return DVC's hash of a folder: the hash of its list of files."""
+    from dvc_data.hashfile.hash_info import HashInfo
+    from dvc_data.hashfile.tree import Tree
+
+    tree = Tree()
+    for file, md5 in hashes.items():
+        tree.add(file.relative_to(folder).parts, None, HashInfo("md5", md5))
+    tree.digest()
+    return str(tree.hash_info.value)

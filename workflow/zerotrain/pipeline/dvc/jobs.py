@@ -7,12 +7,12 @@ Snakemake's version is pinned and tests check what this module finds.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MAIN_CONFIG = Path("config/config.yaml")
-"""The file that the Snakefile reads by default."""
+from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
 
 LOOKING = False
 """Whether the graph is only read; if so, the Snakefile records nothing."""
@@ -83,6 +83,15 @@ def stage_command(job: Any, config: Path) -> str:
     DVC calls it when an input file or value has changed; before, DVC removes the job's outputs,
     except for persistent ones.
     """
-    chosen = "" if config == MAIN_CONFIG else f" --configfile {config}"
+    chosen = "" if config == DEFAULT_CONFIG else f" --configfile {config}"
     outputs = " ".join(map(str, job.output))
     return f"snakemake --cores all{chosen} --force --allowed-rules {job.rule.name} -- {outputs}"
+
+
+def config_of(command: str) -> Path | None:
+    """Return the configuration that a stage's command names; None if it does not call Snakemake."""
+    words = shlex.split(command)
+    if words[:1] != ["snakemake"]:
+        return None
+    chosen = "--configfile" in words
+    return Path(words[words.index("--configfile") + 1]) if chosen else DEFAULT_CONFIG

@@ -120,7 +120,7 @@ def pipeline(config: Path) -> dict[str, Any]:
 
 
 def check(config: Path) -> None:
-    """Refuse a dvc.yaml that does not match the current configuration, rules and code.
+    """Check that dvc.yaml matches the current configuration, rules and code.
 
     Raises:
         PipelineError: it does not match; the hint tells how to fix it.

@@ -14,12 +14,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from zerotrain.pipeline.dvc.concurrent_edits import changed_at, digest_of, edited_during
+from zerotrain.pipeline.dvc.changes import (
+    changed_at,
+    digest_of,
+    edited_during,
+    lock_stamp,
+    read_journal,
+    update_journal,
+)
 from zerotrain.pipeline.dvc.jobs import in_order, stage_name, workflow_of
-from zerotrain.pipeline.dvc.journal import lock_stamp, read_journal, update_journal
-from zerotrain.pipeline.dvc.lock_file import commit_stages
 from zerotrain.pipeline.dvc.pipeline import LOCK, current_stages, load_pipeline
-from zerotrain.pipeline.dvc.storage import open_repo
+from zerotrain.pipeline.dvc.storage import commit_stages, open_repo
 from zerotrain.pipeline.former_results import make_stale
 
 

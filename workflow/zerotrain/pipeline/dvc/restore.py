@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,11 @@ from zerotrain.artifact.layout import RESULTS, ROLLING
 from zerotrain.config.suggestions import join_first
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake_runs
-from zerotrain.pipeline.dvc.jobs import MAIN_CONFIG, in_order, stage_name, workflow_of
+from zerotrain.pipeline.dvc.jobs import config_of, in_order, stage_name, workflow_of
 from zerotrain.pipeline.dvc.pipeline import LOCK
 from zerotrain.pipeline.dvc.records import write_snakemake_metadata
 from zerotrain.pipeline.dvc.storage import bring, check_dvc_is_set_up, open_repo
+from zerotrain.pipeline.snakemake import DEFAULT_CONFIG
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
@@ -39,7 +39,7 @@ def restore(*, force: bool = False) -> bool:
         brought, stored = len(bring(repo, force=force)), _stored(repo)
         others = "; the others were here" if brought < stored else ""
         print(f"brought back: {brought} of {stored} outputs{others}")
-        _refuse_missing_inputs(repo)
+        _check_no_missing_inputs(repo)
         configs = _configs(repo)
     for config in configs:
         write_snakemake_metadata(config, killed=False)
@@ -63,7 +63,7 @@ def restore(*, force: bool = False) -> bool:
 
 
 def check_nothing_runs() -> None:
-    """Refuse if a training or Snakemake is running in this folder.
+    """Check that no training and no Snakemake is running in this folder.
 
     Raises:
         PipelineError: something is running; the message names it.
@@ -89,7 +89,7 @@ def check_nothing_runs() -> None:
 
 
 def check_recorded() -> None:
-    """Refuse if no dvc.lock records outputs.
+    """Check that dvc.lock records outputs.
 
     Raises:
         PipelineError: it is missing or empty, or contains conflict markers.
@@ -120,17 +120,12 @@ def _stored(repo: Repo) -> int:
 
 def _configs(repo: Repo) -> list[Path]:
     """List the configurations of the pipeline's runs."""
-    found = set()
-    for stage in repo.index.stages:
-        words = shlex.split(str(getattr(stage, "cmd", None) or ""))
-        if words[:1] == ["snakemake"]:
-            chosen = "--configfile" in words
-            found.add(Path(words[words.index("--configfile") + 1]) if chosen else MAIN_CONFIG)
-    return sorted(found)
+    commands = (str(getattr(stage, "cmd", None) or "") for stage in repo.index.stages)
+    return sorted({config for config in map(config_of, commands) if config})
 
 
-def _refuse_missing_inputs(repo: Repo) -> None:
-    """Refuse if a file that no stage makes is missing: without it nothing can be checked."""
+def _check_no_missing_inputs(repo: Repo) -> None:
+    """Check that each file that no stage makes is here: without it nothing can be checked."""
     made = {Path(out.fs_path) for out in repo.index.outs}
     for stage in repo.index.stages:
         for dep in stage.deps:
@@ -148,7 +143,7 @@ def _refuse_missing_inputs(repo: Repo) -> None:
 
 def _commands(words: str, configs: Iterable[Path]) -> str:
     """Format calls of Snakemake, one per configuration."""
-    chosen = ["" if one == MAIN_CONFIG else f" --configfile {one}" for one in configs]
+    chosen = ["" if one == DEFAULT_CONFIG else f" --configfile {one}" for one in configs]
     return " and ".join(f"`snakemake {words}{one}`" for one in chosen)
 
 

@@ -7,9 +7,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from zerotrain.artifact import Artifact
-from zerotrain.pipeline.lineage.verify import Finding
 
 How = Literal["said", "moved", "copy", "beside"]
+Problem = Literal["missing", "different", "unknown"]
+SHORT = 12
+"""Digits of a digest that are shown."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that breaks a chain."""
+
+    problem: Problem
+    """missing; different from its record; or unknown: its origin is not recorded."""
+    path: str
+    expected: str
+    found: str
 
 
 @dataclass

@@ -15,10 +15,9 @@ from zerotrain.artifact import file_sha256
 from zerotrain.artifact.layout import RESULTS
 from zerotrain.cache.layout import INDEX
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.lineage.chain import Node, Walk
+from zerotrain.pipeline.lineage.chain import SHORT, Node, Walk
 from zerotrain.pipeline.lineage.index import ArtifactIndex
 from zerotrain.pipeline.lineage.report import FORMAT, quoted
-from zerotrain.pipeline.lineage.verify import SHORT
 from zerotrain.pipeline.lineage.walk import Walker
 
 KINDS = ("weights", "exported")

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from zerotrain.pipeline.lineage.chain import Node, Walk
-from zerotrain.pipeline.lineage.verify import SHORT, Finding
+from zerotrain.pipeline.lineage.chain import SHORT, Finding, Node, Walk
 from zerotrain.state.ran_on import RanOn
 
 FORMAT = 1

@@ -1,32 +1,36 @@
-"""Verification of files on disk against their manifests."""
+"""Verification of files against their manifests, and of samples against their source.
+
+A source has images and captions, or rows of text.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from zerotrain.artifact import MANIFEST, Artifact
+from zerotrain.config.data import DataConfig
+from zerotrain.data import metadata
+from zerotrain.data.conversation import Conversation
+from zerotrain.data.dataset import caption_sha256
+from zerotrain.data.digits import MD5, digits_file
+from zerotrain.data.folder import given_caption
+from zerotrain.data.listing import list_images
+from zerotrain.data.open import open_source
+from zerotrain.data.source import DIGITS, Source
+from zerotrain.data.text import read_conversations_of
+from zerotrain.errors import PipelineError
+from zerotrain.machine.ordered_pool import in_order
+from zerotrain.pipeline.lineage.chain import SHORT, Finding, Node, Problem
+from zerotrain.pipeline.lineage.index import ArtifactIndex
 
-Problem = Literal["missing", "different", "unknown"]
-SHORT = 12
-"""Digits of a digest that are shown."""
 CHUNK = 2**22
 """Bytes per read."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that breaks a chain."""
-
-    problem: Problem
-    """missing; different from its record; or unknown: its origin is not recorded."""
-    path: str
-    expected: str
-    found: str
+WORKERS = 4
 
 
 class Files:
@@ -95,3 +99,219 @@ def unlisted(folder: Artifact) -> list[str]:
         and not any(part.startswith(".") for part in Path(name).parts)
         and not any(path.is_relative_to(other) for other in inside)
     )
+
+
+def compare_source(dataset: Artifact, index: ArtifactIndex) -> Node:
+    """Compare every sample of a dataset with its source, and return the source.
+
+    Args:
+        dataset: A published dataset, of images or of text.
+        index: The project, which relative paths of the source start from.
+    """
+    shown = index.display(dataset.folder)
+    try:
+        data = _config(dataset, index.root)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        path = f"{shown}/manifest.json"
+        wanted = "made_by.data, which says where samples come from"
+        unknown = Finding("unknown", path, wanted, "none that can be read")
+        return Node(path, "source", findings=[unknown])
+    path = index.display(Path(data.images or data.path or data.source))
+    if data.source == "digits" and os.path.lexists(index.root / DIGITS):
+        path = DIGITS.as_posix()
+    try:
+        check = _check_text if data.is_text else _check_images
+        findings, notes = check(dataset.content, data, index)
+    except (KeyError, TypeError, AttributeError):
+        findings, notes = [Finding("unknown", f"{shown}/manifest.json", "samples", "no list")], []
+    samples = len(dataset.content.get("samples") or dataset.content.get("conversations") or ())
+    facts = {"source": data.source, "samples": samples}
+    return Node(path, "source", facts=facts, findings=findings, notes=notes)
+
+
+def _config(dataset: Artifact, root: Path) -> DataConfig:
+    """Return the dataset's section `data` without defaults; its paths start from the project."""
+    recorded = dict(dataset.made_by["data"])
+    fields = DataConfig.model_fields
+    given = {key: value for key, value in recorded.items() if value != fields[key].default}
+    for key in ("images", "metadata", "path"):
+        if key in given:
+            place = root / Path(given[key]).expanduser()
+            hub_id = key == "path" and not os.path.exists(place) and not Path(given[key]).suffix
+            given[key] = given[key] if hub_id else str(place)
+    if folders := given.get("conditioning_images"):
+        given["conditioning_images"] = [str(root / Path(one).expanduser()) for one in folders]
+    return DataConfig(**given)
+
+
+def _check_text(
+    content: dict[str, Any], data: DataConfig, index: ArtifactIndex
+) -> tuple[list[Finding], list[str]]:
+    """Check that the source still has every conversation, at any position: rows may have moved."""
+    samples = content["conversations"]
+    path = index.display(Path(data.path or data.source))
+    try:
+        rows = read_conversations_of(data)
+    except PipelineError as error:
+        gone = bool(data.path and Path(data.path).suffix and not os.path.exists(data.path))
+        problem: Problem = "different" if data.path and os.path.exists(data.path) else "missing"
+        expected = f"the rows of {len(samples)} conversations"
+        return [Finding(problem, path, expected, "nothing" if gone else error.what)], []
+    there = {row.file: row.sha256 for row in rows if isinstance(row, Conversation)}
+    known = {*there.values()}
+    findings = [
+        Finding(
+            "different",
+            f"{path}: {sample['file']}",
+            f"sha256 {sample['sha256'][:SHORT]}",
+            f"sha256 {there[sample['file']][:SHORT]}" if sample["file"] in there else "no such row",
+        )
+        for sample in samples
+        if sample["sha256"] not in known
+    ]
+    more = len(known - {sample["sha256"] for sample in samples})
+    return findings, [f"{path}: {more} rows are not in the dataset"] if more else []
+
+
+def _check_images(
+    content: dict[str, Any], data: DataConfig, index: ArtifactIndex
+) -> tuple[list[Finding], list[str]]:
+    """Check every image, conditioning image and caption by its hash."""
+    samples, source = content["samples"], open_source(data)
+    if data.source == "digits" and (wrong := _check_digits_file(index)):
+        return [wrong], []
+    if data.source == "folder" and not os.path.isdir(str(data.images)):
+        path = index.display(Path(str(data.images)))
+        return [Finding("missing", path, f"a folder of {len(samples)} images", "no folder")], []
+
+    def name(file: str) -> str:
+        return index.display(Path(data.images) / file) if data.images else f"{source.name}: {file}"
+
+    def check(sample: dict[str, Any]) -> Finding | None:
+        return _check_image(sample, source, name(sample["file"]))
+
+    findings = [found for found in in_order(check, samples, WORKERS) if found]
+    findings += _check_conditioning(samples, source, index)
+    try:
+        captions = _captions(data, source, [sample["file"] for sample in samples])
+    except PipelineError as error:
+        table = index.display(Path(data.metadata or str(data.images)))
+        expected = f"the captions of {len(samples)} images"
+        return [*findings, Finding("missing", table, expected, error.what)], []
+    for sample in samples:
+        place, caption = captions[sample["file"]]
+        if caption is not None and caption_sha256(caption) == sample["caption_sha256"]:
+            continue
+        problem: Problem = "missing" if caption is None else "different"
+        shown = place if data.source == "digits" else index.display(Path(place))
+        expected = f"the caption {_cut(sample['caption'])}"
+        findings.append(Finding(problem, shown, expected, _cut(caption) if caption else "none"))
+    return findings, _notes(content, data, index)
+
+
+def _check_conditioning(
+    samples: list[dict[str, Any]], source: Source, index: ArtifactIndex
+) -> list[Finding]:
+    """Check the conditioning images, which several samples may share."""
+    places = {
+        (source.conditioning_source(position).name, image["file"]): (position, image)
+        for sample in samples
+        for position, image in enumerate(sample.get("conditioning", ()))
+    }
+
+    def check(place: tuple[str, str]) -> Finding | None:
+        position, image = places[place]
+        shown = index.display(Path(*place))
+        return _check_image(image, source.conditioning_source(position), shown)
+
+    return [found for found in in_order(check, [*places], WORKERS) if found]
+
+
+def _check_digits_file(index: ArtifactIndex) -> Finding | None:
+    """Check the example's file, or scikit-learn's if the project never had one."""
+    file = index.root / DIGITS
+    if not os.path.lexists(file) and not os.path.exists(f"{file}.dvc"):
+        file = digits_file()
+
+    def digest() -> str:
+        return hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
+
+    return _compare("md5", digest, MD5, index.display(file))
+
+
+def _check_image(sample: dict[str, Any], source: Source, shown: str) -> Finding | None:
+    return _compare("sha256", lambda: source.sha256(sample["file"]), sample["image_sha256"], shown)
+
+
+def _compare(kind: str, digest: Callable[[], str], wanted: str, shown: str) -> Finding | None:
+    expected = f"{kind} {wanted[:SHORT]}"
+    try:
+        found = digest()
+    except OSError as error:
+        what = "nothing" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        return Finding("missing", shown, expected, what)
+    if found == wanted:
+        return None
+    return Finding("different", shown, expected, f"{kind} {found[:SHORT]}")
+
+
+def _captions(
+    data: DataConfig, source: Source, files: list[str]
+) -> dict[str, tuple[str, str | None]]:
+    """Return the place of each image's caption, and the caption; None if it is missing."""
+    if data.source == "digits":
+        known = {found.file: found.caption for found in source.found()}
+        return {file: (f"digits: {file}", known.get(file)) for file in files}
+    if data.caption_strategy != "textfile":
+        what = f"caption_strategy: {data.caption_strategy}"
+        return {file: (what, given_caption(data, file)) for file in files}
+    root = Path(str(data.images))
+    tables = [Path(data.metadata)] if data.metadata else [root / name for name in metadata.NAMES]
+    for table in tables:
+        if data.metadata and not os.path.isfile(table):
+            raise PipelineError("nothing", hint="bring the table back")
+        if os.path.isfile(table):
+            rows = metadata.read_metadata(table, root, {*files})
+            known = {row.file: row.caption for row in rows if not row.reason}
+            return {file: (f"{table}: {file}", known.get(file)) for file in files}
+    try:
+        listed = list_images(data).captions
+    except PipelineError:
+        listed = {}
+    if not listed and len(files) > 1:
+        what = f"no *{data.caption_extension} next to them, nor {' or '.join(metadata.NAMES)}"
+        raise PipelineError(what, hint="bring them back")
+    stems = {file: os.path.splitext(file)[0] for file in files}
+    names = {file: listed.get(stem, stem + data.caption_extension) for file, stem in stems.items()}
+    return {file: (str(root / name), _text(root / name)) for file, name in names.items()}
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8-sig").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError):
+        return "what cannot be read"
+
+
+def _notes(content: dict[str, Any], data: DataConfig, index: ArtifactIndex) -> list[str]:
+    """List images that were added later and are not in the dataset."""
+    if data.source != "folder":
+        return []
+    known = {sample["file"] for sample in [*content["samples"], *content.get("bad", ())]}
+    if data.conditioning_columns:
+        known |= {
+            image["file"] for sample in content["samples"] for image in sample["conditioning"]
+        }
+    try:
+        more = {*list_images(data).images} - known
+    except PipelineError:
+        return []
+    root = index.display(Path(str(data.images)))
+    named = f", such as {min(more)}" if more else ""
+    return [f"{root}: {len(more)} images are not in the dataset{named}"] if more else []
+
+
+def _cut(caption: str) -> str:
+    return repr(caption if len(caption) <= 60 else caption[:57] + "...")

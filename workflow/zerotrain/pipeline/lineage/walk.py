@@ -17,7 +17,7 @@ from zerotrain.artifact import MANIFEST, Artifact, sizes_digest
 from zerotrain.artifact.layout import RESULTS
 from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import read_selections
-from zerotrain.pipeline.lineage.chain import How, Link, Node, Walk
+from zerotrain.pipeline.lineage.chain import SHORT, Finding, How, Link, Node, Problem, Walk
 from zerotrain.pipeline.lineage.facts import facts_of
 from zerotrain.pipeline.lineage.index import (
     ArtifactIndex,
@@ -27,8 +27,7 @@ from zerotrain.pipeline.lineage.index import (
     load,
     project_of,
 )
-from zerotrain.pipeline.lineage.origins import check_origins
-from zerotrain.pipeline.lineage.verify import SHORT, Files, Finding, Problem, unlisted
+from zerotrain.pipeline.lineage.verify import Files, compare_source, unlisted
 from zerotrain.training.checkpointing.conditions import FINGERPRINT, TRAINS
 
 KINDS = {"start": "state"}
@@ -94,7 +93,8 @@ class Walker:
         self._ask_for_the_rest(node, found)
         node.findings += _disagreements(node)
         if found.kind == "dataset" and self._files:
-            node.links.append(Link("source", None, self._source(found, shown)))
+            source = self._nodes[found.folder / "source"] = compare_source(found, self._index)
+            node.links.append(Link("source", None, source))
         return node
 
     def _add_unreadable(self, node: Node, folder: Path) -> None:
@@ -257,12 +257,6 @@ class Walker:
                 wanted = f"the identity of a {' or '.join(group)} under results/"
             node.findings.append(Finding("unknown", path, wanted, "none is named"))
 
-    def _source(self, dataset: Artifact, shown: str) -> Node:
-        node = Node(f"{shown} (source)", "source")
-        node.path, node.facts, node.findings, node.notes = check_origins(dataset, self._index)
-        self._nodes[dataset.folder / "source"] = node
-        return node
-
 
 def _disagreements(node: Node) -> list[Finding]:
     """List where a folder contradicts its origin. Nothing else verifies weights that have no
@@ -344,7 +338,7 @@ def trace(weights: Path) -> Walk:
     # A link may point into a project from outside, or out of it to another disk.
     folder = enclosing(place) or enclosing(place.resolve())
     if folder is None and place.is_dir():
-        _check_single_alpha(weights)
+        _check_no_folders_inside(weights)
         # Its manifest is missing: its place tells where its parents may be.
         return Walker(ArtifactIndex(project_of(place, {})), files).walk(place)
     folder = folder or _listing(place, files)
@@ -360,8 +354,8 @@ def trace(weights: Path) -> Walk:
     return Walker(ArtifactIndex(root), files).walk(folder)
 
 
-def _check_single_alpha(folder: Path) -> None:
-    """Refuse a run, a phase or its progress folder, which have no manifest themselves."""
+def _check_no_folders_inside(folder: Path) -> None:
+    """Check that a folder is no run, phase or progress folder, which have no manifest."""
     inside = sorted(found.parent for found in folder.glob(f"*/{MANIFEST}"))
     inside += sorted(found.parent for found in folder.glob(f"*/weights/{MANIFEST}"))
     if inside:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerotrain.config.launch import LaunchConfig
@@ -12,6 +11,7 @@ from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 from zerotrain.machine.output import print_message
 from zerotrain.pipeline import snakemake
+from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch.checks import holds_split
 from zerotrain.pipeline.switch.edit import SwitchEdit, read_note, remove_note
 from zerotrain.pipeline.switch.point import (
@@ -24,27 +24,27 @@ from zerotrain.pipeline.switch.point import (
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 
 
-@dataclass(frozen=True)
-class Request:
-    """A user's request; see `switch`."""
-
-    preset: str | None = None
-    relaunch: Relaunch = field(default_factory=Relaunch)
-    at: str = "last"
-    name: str | None = None
-    offload_path: str | None = None
-
-    def is_met_by(self, step: int, name: str, launch: LaunchConfig) -> bool:
-        """Return whether a switch at this step, to a phase of this name and launch, meets it."""
-        own = {"preset": self.preset, "offload_path": self.offload_path, **self.relaunch.flags()}
-        return (
-            all(value in (None, getattr(launch, key)) for key, value in own.items())
-            and self.at in ("last", str(step))
-            and self.name in (None, name)
-        )
+def relaunch_of(request: SwitchOptions) -> Relaunch:
+    """Return the part of a request that concerns the launch's processes and precision."""
+    return Relaunch(
+        num_processes=request.num_processes,
+        machines=request.machines,
+        mixed_precision=request.mixed_precision,
+    )
 
 
-def take_over_killed(request: Request, file: Path, folder: Path) -> SwitchEdit | None:
+def is_met(request: SwitchOptions, step: int, name: str, launch: LaunchConfig) -> bool:
+    """Return whether a switch at this step, to a phase of this name and launch, meets a request."""
+    flags = relaunch_of(request).flags()
+    own = {"preset": request.to, "offload_path": request.offload_path, **flags}
+    return (
+        all(value in (None, getattr(launch, key)) for key, value in own.items())
+        and request.at in ("last", str(step))
+        and request.name in (None, name)
+    )
+
+
+def take_over_killed(request: SwitchOptions, file: Path, folder: Path) -> SwitchEdit | None:
     """Return the switch that was killed after its edit, if it is the requested one.
 
     Undo it otherwise.
@@ -58,7 +58,7 @@ def take_over_killed(request: Request, file: Path, folder: Path) -> SwitchEdit |
         return None
     split = edit.split
     launch = read_config(edit.file).phase(split.name).launch
-    if edit.file == file and request.is_met_by(split.step, split.name, launch):
+    if edit.file == file and is_met(request, split.step, split.name, launch):
         print_message(f"{file}: a {name_switch(edit)} was killed before its end; it is completed")
         return edit
     undone = edit.undo()
@@ -91,7 +91,7 @@ def name_switch(edit: SwitchEdit) -> str:
     return f"`zerotrain switch` to {', '.join(words) or edit.split.name}"
 
 
-def find_done(config: RunConfig, file: Path, request: Request) -> str | None:
+def find_done(config: RunConfig, file: Path, request: SwitchOptions) -> str | None:
     """Describe the requested switch if it is done; else return None."""
     phase, until = current_phase(config)
     before = config.phase_before(phase.name)
@@ -100,7 +100,7 @@ def find_done(config: RunConfig, file: Path, request: Request) -> str | None:
     end = dict((one.name, end) for one, end in phase_ends(config))[before.name]
     steps = saved_steps(progress := phase_folder(config, phase) / "progress")
     if (
-        not request.is_met_by(end, phase.name, phase.launch)
+        not is_met(request, end, phase.name, phase.launch)
         or not is_exported(config, before, end)
         or (steps and any(launch_differences(step_folder(progress, steps[-1]), phase)))
     ):

@@ -22,7 +22,7 @@ from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.find import find_config
 from zerotrain.config.models import Phase
 from zerotrain.config.read import read_config
-from zerotrain.config.relaunch import Relaunch, check_relaunch
+from zerotrain.config.relaunch import check_relaunch
 from zerotrain.config.replace import check_replaceable
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
@@ -32,10 +32,10 @@ from zerotrain.machine.output import print_message
 from zerotrain.pipeline import snakemake, snakemake_runs
 from zerotrain.pipeline.options import SwitchOptions
 from zerotrain.pipeline.switch.before import (
-    Request,
     find_done,
     find_killed,
     name_switch,
+    relaunch_of,
     take_over_killed,
 )
 from zerotrain.pipeline.switch.checks import check_same_launch, check_switched, read_present
@@ -66,11 +66,7 @@ def switch(options: SwitchOptions) -> str:
         raise PipelineError(
             f"{Path.cwd()}: no Snakefile here", hint="call it in the folder of the project"
         )
-    relaunch = Relaunch(
-        num_processes=options.num_processes,
-        machines=options.machines,
-        mixed_precision=options.mixed_precision,
-    )
+    relaunch = relaunch_of(options)
     if options.to is None and not relaunch.flags():
         raise PipelineError(
             "nothing to switch is named",
@@ -81,22 +77,21 @@ def switch(options: SwitchOptions) -> str:
         check_preset(options.to)
     check_relaunch(relaunch)
     file = find_config(options.run, options.config)
-    request = Request(options.to, relaunch, options.at, options.name, options.offload_path)
     folder = RunFolder(read_config(file).run).path / OWN_FOLDER
-    refuse = partial(_refuse_other_switch, file)
+    check = partial(_check_no_other_switch, file)
     if options.dry_run:
-        refuse(folder)
-        return _dry_run(request, file, folder)
+        check(folder)
+        return _dry_run(options, file, folder)
     with handling_signals(unwind):
         with writing(folder):
-            held = lock.take(folder, refuse)
+            held = lock.take(folder, check)
         try:
-            return _switch(request, file, folder, options.wait, options.accept)
+            return _switch(options, file, folder)
         finally:
             held.release()
 
 
-def _refuse_other_switch(file: Path, folder: Path) -> LockOwner | None:
+def _check_no_other_switch(file: Path, folder: Path) -> LockOwner | None:
     owner = lock.read_owner(folder)
     if owner is None or not lock.is_alive(folder, owner):
         return owner
@@ -107,7 +102,7 @@ def _refuse_other_switch(file: Path, folder: Path) -> LockOwner | None:
     )
 
 
-def _dry_run(request: Request, file: Path, folder: Path) -> str:
+def _dry_run(request: SwitchOptions, file: Path, folder: Path) -> str:
     if killed := find_killed(folder):
         return (
             f"{killed.file}: a {name_switch(killed)} was killed before its end: the same command "
@@ -123,7 +118,7 @@ def _dry_run(request: Request, file: Path, folder: Path) -> str:
     return "\n".join([*lines, f"{snakemake.command(file, plan.targets)}: {planned}"])
 
 
-def _switch(request: Request, file: Path, folder: Path, wait: float, accept: bool) -> str:
+def _switch(request: SwitchOptions, file: Path, folder: Path) -> str:
     check_replaceable(file)
     artifact.recover_interrupted_publish(
         folder / file.name
@@ -144,14 +139,14 @@ def _switch(request: Request, file: Path, folder: Path, wait: float, accept: boo
                 plan = check_plan(config, phase, pending, text, folder)
             elif saved_steps(progress) or not trainer_of(progress):
                 plan = plan_switch(config, text, file, folder, request)
-            stopped = stop_training(progress, wait)
+            stopped = stop_training(progress, request.wait)
         if plan is None or stopped:
             continue
         with _undone_on_failure(plan.edit):
             if not pending and not plan.edit.apply(folder):
                 print_message(f"{file}: was saved by another program meanwhile; it is read again")
                 continue
-            _end_phase(plan, accept)
+            _end_phase(plan, request.accept)
         remove_note(folder)
         split = plan.edit.split
         return (

@@ -16,7 +16,8 @@ from zerotrain.config.relaunch import launch_values, processes_of, share_batch
 from zerotrain.config.run import RunConfig
 from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
-from zerotrain.pipeline.switch.before import Request
+from zerotrain.pipeline.options import SwitchOptions
+from zerotrain.pipeline.switch.before import relaunch_of
 from zerotrain.pipeline.switch.checks import check_only_ends_phase
 from zerotrain.pipeline.switch.edit import SwitchEdit
 from zerotrain.pipeline.switch.point import (
@@ -42,7 +43,9 @@ class Plan:
     jobs: dict[str, int]
 
 
-def plan_switch(config: RunConfig, text: str, file: Path, folder: Path, request: Request) -> Plan:
+def plan_switch(
+    config: RunConfig, text: str, file: Path, folder: Path, request: SwitchOptions
+) -> Plan:
     """Plan a user's request.
 
     Args:
@@ -97,9 +100,9 @@ def check_preset(preset: str) -> None:
         )
 
 
-def _split(config: RunConfig, phase: Phase, step: int, request: Request) -> Split:
+def _split(config: RunConfig, phase: Phase, step: int, request: SwitchOptions) -> Split:
     """Return the edit. If the file has the new launch already, the phase gets its former one."""
-    preset, wanted = request.preset, request.relaunch
+    preset, wanted = request.to, relaunch_of(request)
     rolling = step_folder(phase_folder(config, phase) / "progress", step)
     launch, ended = launch_differences(rolling, phase)
     new = launch_values(phase, wanted)
@@ -124,11 +127,11 @@ def _split(config: RunConfig, phase: Phase, step: int, request: Request) -> Spli
     )
 
 
-def _words(phase: Phase, request: Request) -> list[str]:
+def _words(phase: Phase, request: SwitchOptions) -> list[str]:
     """List the words of the request for a new phase's name."""
-    wanted, words = request.relaunch, []
-    if request.preset is not None:
-        words.append(request.preset)
+    wanted, words = relaunch_of(request), []
+    if request.to is not None:
+        words.append(request.to)
     if wanted.num_processes or wanted.machines:
         words.append(f"x{processes_of(phase, wanted)}")
     if wanted.mixed_precision:
@@ -137,10 +140,10 @@ def _words(phase: Phase, request: Request) -> list[str]:
 
 
 def _following(
-    config: RunConfig, phase: Phase, request: Request, checkpoint: Path
+    config: RunConfig, phase: Phase, request: SwitchOptions, checkpoint: Path
 ) -> dict[str, Any]:
     """Return the new phase's values other than its launch: accumulation, and `allow`."""
-    former, wanted = made_under(checkpoint, phase), request.relaunch
+    former, wanted = made_under(checkpoint, phase), relaunch_of(request)
     found: dict[str, Any] = {}
     if wanted.num_processes or wanted.machines:
         own = {**vars(phase.train), **vars(phase.launch)}
