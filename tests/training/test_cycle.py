@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.training.matrix import deviation, export_state
 
-from zerotrain.launch.schedule import momentum
+from zerotrain.launch.schedules import momentum
 from zerotrain.state.checkpoint import Checkpoint
 from zerotrain.training.checkpointing import progress_folder
 
