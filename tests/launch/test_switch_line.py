@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.builders.phases import make_tiny_phase
 
-from zerotrain.launch.switch_line import switch_command
+from zerotrain.training.checkpointing.preflight import switch_command
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ HOST_HINT = "; --host-memory '64 GiB' plans for a machine with other host memory
 
 
 @dataclass(frozen=True)
-class Place:
+class PlannedMachine:
     """Machine for which a phase is planned."""
 
     device_memory: int | None
@@ -67,7 +67,7 @@ class Plan:
 
     config: PlannedRun
     phase: Phase
-    place: Place
+    machine: PlannedMachine
     traced: TracedModel
     rows: Mapping[str, Mapping[Mode, Prediction]]
     """Predictions by preset, the lowest first, and by activation mode."""
@@ -81,18 +81,20 @@ class Plan:
         return [row[mode] for row in self.rows.values()]
 
 
-def this_machine(phase: Phase, machine: Machine | None = None) -> Place:
+def this_machine(phase: Phase, machine: Machine | None = None) -> PlannedMachine:
     """Return this machine, or the one that the phase's device_memory and host_memory describe."""
     machine = machine or detect()
     given, host = phase.launch.device_memory, phase.launch.host_memory
     memory = host or machine.host.memory
     engines = usable_engines(machine)
     if machine.accelerator == "cpu" and given is None:
-        return Place(memory, memory, "CPU", engines, cpu=True)
+        return PlannedMachine(memory, memory, "CPU", engines, cpu=True)
     first = machine.devices[0] if machine.devices else None
     if given is not None:
-        return Place(given, memory, "", engines, host_is_ours=host is None)
-    return Place(first.total if first else None, memory, first.name if first else "", engines)
+        return PlannedMachine(given, memory, "", engines, host_is_ours=host is None)
+    return PlannedMachine(
+        first.total if first else None, memory, first.name if first else "", engines
+    )
 
 
 def described_machine(
@@ -100,7 +102,7 @@ def described_machine(
     host_memory: int | None,
     gpu: str | None,
     machine: Machine | None = None,
-) -> Place:
+) -> PlannedMachine:
     """Return a described machine; its engines are unknown here, so all count as usable.
 
     Args:
@@ -113,7 +115,7 @@ def described_machine(
         PipelineError: the GPU's name is unknown.
     """
     named = read_gpu(gpu) if gpu else None
-    return Place(
+    return PlannedMachine(
         device_memory or (named.memory(gpu or "") if named else None),
         (machine or detect()).host.memory if host_memory is None else host_memory,
         gpu or "",
@@ -124,7 +126,7 @@ def described_machine(
 def plan(
     config: PlannedRun,
     name: str,
-    place: Place,
+    machine: PlannedMachine,
     *,
     auto: Path = AUTO,
     base: Path | None = None,
@@ -136,7 +138,7 @@ def plan(
     Args:
         config: The run's configuration.
         name: The phase.
-        place: The machine.
+        machine: The machine.
         auto: The preset file with the order; the presets are in the same folder.
         base: Folder of the run's base model, if it exists.
         traced: A trace of the same phase; default: one is made.
@@ -153,10 +155,10 @@ def plan(
     engines: set[Engine] = {
         "torch" if preset.engine == "torch" else "deepspeed" for preset in presets
     }
-    traced = traced or trace(config, phase, base, cpu=place.cpu, engines=engines)
+    traced = traced or trace(config, phase, base, cpu=machine.cpu, engines=engines)
     rows = {
         preset.name: {
-            mode: predict(config, phase, preset, traced, mode, cpu=place.cpu) for mode in MODES
+            mode: predict(config, phase, preset, traced, mode, cpu=machine.cpu) for mode in MODES
         }
         for preset in presets
     }
@@ -164,17 +166,17 @@ def plan(
     if phase.train.gradient_checkpointing:
         mode = "on_host" if phase.launch.cpu_checkpointing else "checkpointed"
     choice = None
-    if place.device_memory is not None:
-        usable = [preset for preset in presets if not place.refusal(preset)]
+    if machine.device_memory is not None:
+        usable = [preset for preset in presets if not machine.refusal(preset)]
         choice = choose(
             [rows[preset.name][mode] for preset in usable],
-            place.device_memory,
-            place.host_memory,
+            machine.device_memory,
+            machine.host_memory,
             has_disk=phase.launch.offload_path is not None,
         )
-        refused = dict.fromkeys(why for preset in presets if (why := place.refusal(preset)))
+        refused = dict.fromkeys(why for preset in presets if (why := machine.refusal(preset)))
         choice = Choice(choice.chosen, (*choice.reasons, *refused))
-    return Plan(config, phase, place, traced, rows, mode, choice)
+    return Plan(config, phase, machine, traced, rows, mode, choice)
 
 
 def choose_preset(made: Plan) -> tuple[str, str]:
@@ -198,7 +200,7 @@ def choose_preset(made: Plan) -> tuple[str, str]:
             f"{'max_length' if made.config.is_text else 'resolution'} and checkpointing"
             + (
                 "; launch.host_memory plans for another machine's"
-                if made.place.host_is_ours and "of host memory" in choice.why
+                if made.machine.host_is_ours and "of host memory" in choice.why
                 else ""
             ),
         )

@@ -18,7 +18,7 @@ from zerotrain.config.section import Memory
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.fit import search
 from zerotrain.launch.planner.options import PlanOptions
-from zerotrain.launch.planner.planner import Place, described_machine, plan, this_machine
+from zerotrain.launch.planner.planner import PlannedMachine, described_machine, plan, this_machine
 from zerotrain.launch.planner.table import parts_table, table
 
 
@@ -40,10 +40,10 @@ def plan_report(options: PlanOptions, *, width: int = 100) -> list[str]:
         )
     run = read_config(options.config) if options.config else _make_run(options)
     name = options.phase or run.phases[0].name
-    place = _place(run, name, options)
+    machine = _machine(run, name, options)
     if options.fit:
-        return search(run, name, place, base=_base(run))
-    made = plan(run, name, place, base=_base(run))
+        return search(run, name, machine, base=_base(run))
+    made = plan(run, name, machine, base=_base(run))
     if options.parts is None:
         return table(made, width=width)
     if options.parts not in made.rows:
@@ -102,18 +102,18 @@ def _make_run(options: PlanOptions) -> RunConfig:
     return parse_config(raw, "plan")
 
 
-def _place(run: RunConfig, name: str, options: PlanOptions) -> Place:
+def _machine(run: RunConfig, name: str, options: PlanOptions) -> PlannedMachine:
     device = _size("--device-memory", options.device_memory)
     host = _size("--host-memory", options.host_memory)
     if device is not None or options.gpu is not None:
         return described_machine(device, host, options.gpu)
-    place = this_machine(run.phase(name))
+    machine = this_machine(run.phase(name))
     if host is None:
-        return place
+        return machine
     return replace(
-        place,
+        machine,
         host_memory=host,
-        device_memory=host if place.cpu else place.device_memory,
+        device_memory=host if machine.cpu else machine.device_memory,
         host_is_ours=False,
     )
 

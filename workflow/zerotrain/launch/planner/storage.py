@@ -11,7 +11,7 @@ from zerotrain.launch.planner.buckets import (
     sub_groups,
 )
 from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
-from zerotrain.launch.planner.swap import swap_file_bytes
+from zerotrain.launch.planner.memory_zero3 import swap_file_bytes
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
