@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from zerotrain.cli import app
 from zerotrain.config.read import read_config
 from zerotrain.launch.planner import advice
-from zerotrain.launch.planner.choice import RESERVE
-from zerotrain.launch.planner.planner import Plan, PlannedMachine, plan
+from zerotrain.launch.planner.planner import RESERVE, Plan, PlannedMachine, plan
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.host import gib
 from zerotrain.pipeline import snakemake

@@ -16,15 +16,21 @@ from tests.builders.runs import make_config, make_run
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.choice import RESERVE, choose
 from zerotrain.launch.planner.fit import search
 from zerotrain.launch.planner.gpus import Gpu
-from zerotrain.launch.planner.hardware import step_time
 from zerotrain.launch.planner.options import PlanOptions
 from zerotrain.launch.planner.parts import states
-from zerotrain.launch.planner.planner import Plan, PlannedMachine, choose_preset, plan, this_machine
+from zerotrain.launch.planner.planner import (
+    RESERVE,
+    Plan,
+    PlannedMachine,
+    choose,
+    choose_preset,
+    plan,
+    this_machine,
+)
 from zerotrain.launch.planner.report import plan_report
-from zerotrain.launch.planner.storage import Traffic
+from zerotrain.launch.planner.storage import Traffic, step_time
 from zerotrain.launch.planner.table import parts_table, table
 from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.planner.tracing import Tracer, trace

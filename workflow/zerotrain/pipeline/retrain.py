@@ -6,9 +6,8 @@ from pathlib import Path
 
 from zerotrain.artifact import is_published
 from zerotrain.artifact.layout import RunFolder
-from zerotrain.config.find import find_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.runs import read_runs
+from zerotrain.config.runs import find_config, read_runs
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.earlier_code import find_trained_earlier

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerotrain.artifact.layout import CONFIGS
-from zerotrain.config.find import find_config
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
+from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.choice import fits
-from zerotrain.launch.planner.planner import AUTO, Plan, plan, this_machine
+from zerotrain.launch.planner.planner import AUTO, Plan, fits, plan, this_machine
 from zerotrain.launch.planner.prediction import Prediction
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolved import ResolvedPhase

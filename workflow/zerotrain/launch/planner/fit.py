@@ -9,8 +9,7 @@ from pathlib import Path
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.choice import fits
-from zerotrain.launch.planner.planner import AUTO, HOST_HINT, Plan, PlannedMachine, plan
+from zerotrain.launch.planner.planner import AUTO, HOST_HINT, Plan, PlannedMachine, fits, plan
 from zerotrain.launch.planner.prediction import MODES, Mode, Prediction
 from zerotrain.launch.planner.tracing import Tracer
 from zerotrain.machine.host import gib

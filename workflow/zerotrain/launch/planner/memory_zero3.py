@@ -17,6 +17,10 @@ from zerotrain.launch.planner.parts import TRAINING, MemoryPart, Moment, Place, 
 SOURCE = "deepspeed/runtime/zero/stage3.py"
 NORM_ELEMENTS = 250_000_000
 """Most elements whose norm is computed at once (stage3.py: _constant_buffered_norm2)."""
+LEAST_BYTES = 2**20
+"""Least bytes of a swapped tensor (utils.py: MIN_AIO_BYTES; aio.block_size is no larger)."""
+ALIGNED_BYTES = 1024
+"""utils.py: AIO_ALIGNED_BYTES, with the default of one thread per request."""
 
 
 def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
@@ -240,12 +244,6 @@ def _offloaded_parts(
             )
         )  # fmt: skip
     return parts
-
-
-LEAST_BYTES = 2**20
-"""Least bytes of a swapped tensor (utils.py: MIN_AIO_BYTES; aio.block_size is no larger)."""
-ALIGNED_BYTES = 1024
-"""utils.py: AIO_ALIGNED_BYTES, with the default of one thread per request."""
 
 
 @dataclass(frozen=True)

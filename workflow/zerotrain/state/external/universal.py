@@ -19,22 +19,16 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Iterable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from zerotrain.errors import PipelineError
-from zerotrain.state.external.ranks import model_path
-from zerotrain.state.position import ADAM_SLOTS, EMA_SLOT, MASTER
-
-if TYPE_CHECKING:
-    from zerotrain.state.position import Source
-from collections.abc import Iterable
-from functools import partial
-
 from zerotrain.artifact.tensor_file import same_bits
+from zerotrain.errors import PipelineError
 from zerotrain.state.external import numbered, partitions, pickles, records
 from zerotrain.state.external.checkpoint import ExternalCheckpoint, external_state
 from zerotrain.state.external.consistency import read_number
@@ -43,10 +37,15 @@ from zerotrain.state.external.ranks import (
     count_updates,
     layout_error,
     loss_scale,
+    model_path,
     read_model,
     section,
 )
+from zerotrain.state.position import ADAM_SLOTS, EMA_SLOT, MASTER, Source
 
+FILES = {MASTER: "fp32.pt", "exp_avg": "exp_avg.pt", "exp_avg_sq": "exp_avg_sq.pt"}
+"""The file of each slot in a parameter's folder."""
+STEP = "step.pt"
 SUB_GROUP_ELEMENTS = 10**9
 """DeepSpeed's default `sub_group_size`."""
 
@@ -118,9 +117,8 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
             for slot in (MASTER, *ADAM_SLOTS):
                 # A view would save the whole file that it is part of.
                 tensor = source.tensor(name, slot).clone()
-                file = "fp32" if slot == MASTER else slot
-                torch.save({"param": tensor, "cat_dim": 0}, place / f"{file}.pt")
-            torch.save(step, place / "step.pt")
+                torch.save({"param": tensor, "cat_dim": 0}, place / FILES[slot])
+            torch.save(step, place / STEP)
         torch.save(_optimizer_state(source, step), draft / "zero" / "optimizer_state.pt")
         for rank in (None, 0):  # stages 1 and 2 read the first, stage 3 the second
             torch.save(_model_state(source), model_path(draft, rank))
@@ -199,11 +197,6 @@ def _model_state(source: Source) -> dict[str, Any]:
         "ds_config": {},
         "ds_version": version("deepspeed"),
     }  # fmt: skip
-
-
-FILES = {MASTER: "fp32.pt", "exp_avg": "exp_avg.pt", "exp_avg_sq": "exp_avg_sq.pt"}
-"""The file of each slot in a parameter's folder."""
-STEP = "step.pt"
 
 
 def open_universal(tag: Path, *, trust_pickle: bool = False) -> ExternalCheckpoint:
