@@ -12,7 +12,7 @@ from zerotrain.config.run import RunConfig
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.cache_size import encoder_bytes
 from zerotrain.launch.planner.model import parameters_of
-from zerotrain.launch.planner.planner import RESERVE, Place, plan
+from zerotrain.launch.planner.planner import RESERVE, PlannedMachine, plan
 from zerotrain.models.families.placement import WORKING, Placement, choose_placement
 
 MACHINE = re.compile(r"# Machine: (\d+) GPUs? of (\d+) GB, (\d+) GB of host memory\.\n")
@@ -58,7 +58,7 @@ def test_a_recipe_fits_its_machine(recipe: str) -> None:
     gpus, device, host = machine_of(recipe)
     for phase in config.phases:
         assert phase.launch.num_processes == gpus
-        place = Place(device, host)
+        place = PlannedMachine(device, host)
         made = plan(config, phase.name, place, only=[phase.launch.preset])
         found = made.rows[phase.launch.preset][made.mode]
         assert found.device + RESERVE <= device
