@@ -58,8 +58,8 @@ def test_a_recipe_fits_its_machine(recipe: str) -> None:
     gpus, device, host = machine_of(recipe)
     for phase in config.phases:
         assert phase.launch.num_processes == gpus
-        place = PlannedMachine(device, host)
-        made = plan(config, phase.name, place, only=[phase.launch.preset])
+        machine = PlannedMachine(device, host)
+        made = plan(config, phase.name, machine, only=[phase.launch.preset])
         found = made.rows[phase.launch.preset][made.mode]
         assert found.device + RESERVE <= device
         assert found.host <= host
