@@ -24,7 +24,7 @@ from typing import Any
 from zerotrain.config.read import parse_config
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.launch.files import write_launch_files
-from zerotrain.launch.planner.planner import Place, plan
+from zerotrain.launch.planner.planner import PlannedMachine, plan
 from zerotrain.launch.planner.table import parts_table
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolve import resolve_phase
@@ -54,9 +54,11 @@ def run(resolution: int, deepspeed: dict[str, Any]) -> dict[str, Any]:
 def headline(resolution: int) -> dict[str, float]:
     """Print the prediction part by part; predicted over measured."""
     measured = MEASURED_MIB[resolution]
-    place = Place(24 * 2**30, None, "RTX 4090")
-    theirs = plan(parse_config(run(resolution, DEFAULTS), "guide"), "headline", place)
-    ours = plan(parse_config(run(resolution, {}), "ours"), "headline", place, traced=theirs.traced)
+    machine = PlannedMachine(24 * 2**30, None, "RTX 4090")
+    theirs = plan(parse_config(run(resolution, DEFAULTS), "guide"), "headline", machine)
+    ours = plan(
+        parse_config(run(resolution, {}), "ours"), "headline", machine, traced=theirs.traced
+    )
     found = theirs.rows["zero2_offload"]["checkpointed"]
     own = ours.rows["zero2_offload"]["checkpointed"]
     print(f"\n== SDXL, {resolution} px, batch 8, ZeRO-2 with optimizer offload ==")

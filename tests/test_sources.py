@@ -165,7 +165,7 @@ DECIDING = {
     "cache": "__init__ layout reader token_layout",
     "config": "__init__ adapters optimizers parameter_patterns token_routes",
     "data": "__init__ draws",
-    "launch": "__init__ deepspeed_schedule resolved schedule transformers_schedule",
+    "launch": "__init__ resolved schedules",
     "machine": "__init__ device",
     "models": "__init__ nf4 quantized_linear quanto trainable",
     "models/families": "__init__ adapters causal_lm conditioning ddpm diffusion flow_matching flux "

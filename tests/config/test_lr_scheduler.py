@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.builders.runs import make_config
 
-from zerotrain.config.lr_scheduler_args import ARGUMENTS
+from zerotrain.config.lr_scheduler import ARGUMENTS
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
 

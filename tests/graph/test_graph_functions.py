@@ -184,6 +184,7 @@ def test_parameters_are_the_values_of_the_runs_sections(run) -> None:
     assert (base["resolution"](first), base["seed"](second)) == (32, 4)
     assert parameters.settings("cache_latents")["virtual_tokens"](first) is None
     assert parameters.settings("report") == {}
+    assert [*parameters.settings("render_launch")][-1] == "max_sequence_length"
     assert "name" not in parameters.data(first)
     assert parameters.code("cache_latents")(first).files
     assert JobParameters(Runs({"a.yaml": run()}), records=False).code("report")(first) == KEPT

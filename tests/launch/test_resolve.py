@@ -18,7 +18,7 @@ from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import LaunchSettings, phase_spans, resolve_phase
 from zerotrain.launch.resolved import OWNERS, ResolvedPhase, keys_of
 from zerotrain.launch.run_yaml import read_run_yaml, write_run_yaml
-from zerotrain.launch.schedule import learning_rate, warmup_share, warmup_steps
+from zerotrain.launch.schedules import learning_rate, warmup_share, warmup_steps
 from zerotrain.models.sizes import ModelSizes
 
 TORCH = Preset("torch", "torch")

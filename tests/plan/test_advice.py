@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from zerotrain.cli import app
 from zerotrain.config.read import read_config
 from zerotrain.launch.planner import advice
-from zerotrain.launch.planner.choice import RESERVE
-from zerotrain.launch.planner.planner import Place, Plan, plan
+from zerotrain.launch.planner.planner import RESERVE, Plan, PlannedMachine, plan
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.host import gib
 from zerotrain.pipeline import snakemake
@@ -47,7 +46,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         shutil.copytree(ROOT / "config" / part, tmp_path / "config" / part)
     monkeypatch.chdir(tmp_path)
     FILE.write_text(CONFIG)
-    monkeypatch.setattr(advice, "this_machine", lambda _: Place(2**40, HOST, "a GPU"))
+    monkeypatch.setattr(advice, "this_machine", lambda _: PlannedMachine(2**40, HOST, "a GPU"))
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +56,15 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Plan:
         patch.chdir(ROOT)
         file = tmp_path_factory.mktemp("run") / "flowers.yaml"
         file.write_text(CONFIG)
-        return plan(read_config(file), "plain", Place(2**40, HOST), base=None)
+        return plan(read_config(file), "plain", PlannedMachine(2**40, HOST), base=None)
 
 
 @pytest.fixture
 def traced_once(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans without tracing the model again."""
 
-    def again(config: Any, name: str, place: Place, **options: Any) -> Plan:
-        return plan(config, name, place, auto=options["auto"], traced=planned.traced)
+    def again(config: Any, name: str, machine: PlannedMachine, **options: Any) -> Plan:
+        return plan(config, name, machine, auto=options["auto"], traced=planned.traced)
 
     monkeypatch.setattr(advice, "plan", again)
 
@@ -152,7 +151,7 @@ def test_an_engine_that_the_machine_refuses_is_no_way_out(
     planned: Plan, traced_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A switch to it would be refused at once."""
-    refusing = Place(2**40, HOST, "a GPU", {"deepspeed": "DeepSpeed does not run here"})
+    refusing = PlannedMachine(2**40, HOST, "a GPU", {"deepspeed": "DeepSpeed does not run here"})
     monkeypatch.setattr(advice, "this_machine", lambda _: refusing)
     measured = device(planned, "zero2_offload")
     found = advice.advise_after_out_of_memory(phase(), Path("base"), 200, measured)

@@ -14,7 +14,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.planner import planner, report
 from zerotrain.launch.planner.gpus import GPUS, find_gpu, read_gpu
 from zerotrain.launch.planner.options import PlanOptions
-from zerotrain.launch.planner.planner import Place, described_machine, this_machine
+from zerotrain.launch.planner.planner import PlannedMachine, described_machine, this_machine
 from zerotrain.machine.detect import Device, Machine
 from zerotrain.machine.host import Host
 
@@ -123,15 +123,15 @@ def test_auto_plans_for_the_memory_that_the_phase_names() -> None:
     """A login node renders for nodes that have more; without the key its own memory counts."""
     raw = make_run(family="causal_lm", data={"source": "sums"}, train={"max_length": 32})
 
-    def place(**launch: str) -> Place:
+    def machine(**launch: str) -> PlannedMachine:
         config = parse_config({**raw, "launch": {"preset": "auto", **launch}}, "c")
         return this_machine(config.phase("a"))
 
-    named = place(device_memory="24 GiB", host_memory="64 GiB")
+    named = machine(device_memory="24 GiB", host_memory="64 GiB")
     assert (named.device_memory, named.host_memory) == (24 * GIB, 64 * GIB)
     assert not named.host_is_ours
-    own = place(device_memory="24 GiB")
+    own = machine(device_memory="24 GiB")
     assert (own.host_memory, own.host_is_ours) == (20 * GIB, True)
-    assert place(host_memory="64 GiB").device_memory == 64 * GIB  # a CPU's
+    assert machine(host_memory="64 GiB").device_memory == 64 * GIB  # a CPU's
     with pytest.raises(PipelineError, match="host_memory 68719476736, but only preset auto"):
         parse_config({**raw, "launch": {"preset": "zero2", "host_memory": "64 GiB"}}, "c")

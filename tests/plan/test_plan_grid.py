@@ -12,7 +12,7 @@ from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import read_shipped
 from zerotrain.launch.planner.options import PlanOptions
-from zerotrain.launch.planner.planner import Place, plan
+from zerotrain.launch.planner.planner import PlannedMachine, plan
 from zerotrain.launch.planner.report import plan_report
 
 GIB = 2**30
@@ -41,7 +41,7 @@ def test_an_image_beyond_the_positions_is_refused() -> None:
     phases = [{"name": "a", "until": 1}, {"name": "b", "until": 2, "resolution": 128}]
     raw = make_run(family="sd3", data={"images": "images"}, train={"resolution": 64}, phases=phases)
     with pytest.raises(PipelineError, match=r"resolution 128: nano .* of up to 64 px a side"):
-        plan(parse_config(raw, "c"), "b", Place(GIB, None))
+        plan(parse_config(raw, "c"), "b", PlannedMachine(GIB, None))
 
 
 def refusal_of(**values: Any) -> str:

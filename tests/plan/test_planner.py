@@ -16,15 +16,21 @@ from tests.builders.runs import make_config, make_run
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.choice import RESERVE, choose
 from zerotrain.launch.planner.fit import search
 from zerotrain.launch.planner.gpus import Gpu
-from zerotrain.launch.planner.hardware import step_time
 from zerotrain.launch.planner.options import PlanOptions
 from zerotrain.launch.planner.parts import states
-from zerotrain.launch.planner.planner import Place, Plan, choose_preset, plan, this_machine
+from zerotrain.launch.planner.planner import (
+    RESERVE,
+    Plan,
+    PlannedMachine,
+    choose,
+    choose_preset,
+    plan,
+    this_machine,
+)
 from zerotrain.launch.planner.report import plan_report
-from zerotrain.launch.planner.storage import Traffic
+from zerotrain.launch.planner.storage import Traffic, step_time
 from zerotrain.launch.planner.table import parts_table, table
 from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.planner.tracing import Tracer, trace
@@ -57,8 +63,8 @@ def made(
     traced: TracedModel, memory: float | None, processes: int = 1, gpu: str = "", **launch: Any
 ) -> Plan:
     """The plan for a GPU of so many GiB."""
-    place = Place(None if memory is None else int(memory * GIB), 128 * GIB, gpu)
-    return plan(config(processes, **launch), "a", place, traced=traced)
+    machine = PlannedMachine(None if memory is None else int(memory * GIB), 128 * GIB, gpu)
+    return plan(config(processes, **launch), "a", machine, traced=traced)
 
 
 @pytest.mark.slow
@@ -138,10 +144,10 @@ def test_auto_says_what_it_took_and_what_to_do_where_nothing_fits(traced: Traced
 
 def test_an_engine_that_cannot_run_here_is_left_out(traced: TracedModel) -> None:
     """On MPS plain PyTorch is what there is, and it is reported."""
-    place = Place(
+    machine = PlannedMachine(
         64 * GIB, None, engines={"torch": "", "deepspeed": "DeepSpeed does not run on MPS"}
     )
-    found = plan(config(), "a", place, traced=traced)
+    found = plan(config(), "a", machine, traced=traced)
     name, said = choose_preset(found)
     assert name == "torch"
     assert "DeepSpeed does not run on MPS" in said
@@ -191,9 +197,9 @@ def test_the_cache_of_mirrored_images_is_twice_as_large(traced: TracedModel) -> 
 
 def test_the_page_shows_this_table(traced: TracedModel) -> None:
     """docs/planner.md prints rows of the command that it names."""
-    place = replace(made(traced, None).place, host_memory=64 * GIB, name="RTX 4090")
-    place = replace(place, device_memory=24_564 * 2**20)
-    lines = table(plan(config(), "a", place, traced=traced), width=100)
+    machine = replace(made(traced, None).machine, host_memory=64 * GIB, name="RTX 4090")
+    machine = replace(machine, device_memory=24_564 * 2**20)
+    lines = table(plan(config(), "a", machine, traced=traced), width=100)
     page = Path("docs/planner.md").read_text()
     rows = [line for line in lines if line[:2] in ("> ", "  ")]
     assert len(rows) == 3 + len(ORDER)
@@ -207,8 +213,8 @@ def test_the_page_on_zero_has_the_planners_figures() -> None:
     traced = trace(run, run.phase("a"), None)
     rows: dict[str, list[str]] = {}
     for processes, host in ((1, 64 * GIB), (4, 256 * GIB)):
-        place = Place(24_564 * 2**20, host, "RTX 4090")
-        for line in table(plan(config(processes, batch=1), "a", place, traced=traced), width=100):
+        machine = PlannedMachine(24_564 * 2**20, host, "RTX 4090")
+        for line in table(plan(config(processes, batch=1), "a", machine, traced=traced), width=100):
             words = line.strip("> ").split()
             if words and words[0] in ORDER[:-1]:
                 rows.setdefault(words[0], []).extend((words[2].strip("+"), words[4], words[-1]))
@@ -239,13 +245,13 @@ def nano(**train: Any) -> RunConfig:
 def test_fit_lowers_the_micro_batch_first() -> None:
     """The global batch stays; smaller images only where not one sample fits."""
     run = nano(global_batch_size=2)
-    rows = plan(run, "a", Place(None, None)).rows
+    rows = plan(run, "a", PlannedMachine(None, None)).rows
     small = rows["torch"]["checkpointed"].device + RESERVE - 1
-    lines = search(run, "a", Place(small, None))
+    lines = search(run, "a", PlannedMachine(small, None))
     torch = [line for line in lines if line.strip().startswith("torch")]
     assert any("micro batch 1   accumulation 2   gradient_checkpointing" in line for line in torch)
     assert not any("micro batch 2   accumulation 1   activations kept" in line for line in torch)
-    whole = search(run, "a", Place(rows["torch"]["plain"].device + RESERVE, None))
+    whole = search(run, "a", PlannedMachine(rows["torch"]["plain"].device + RESERVE, None))
     assert whole[1].strip().startswith("torch")
     assert "micro batch 2   accumulation 1   activations kept" in whole[1]
 
@@ -254,13 +260,13 @@ def test_fit_lowers_the_micro_batch_first() -> None:
 def test_fit_takes_smaller_images_last() -> None:
     """And says where nothing fits, or nothing is known."""
     run = nano(global_batch_size=1)
-    least = min(one.device for row in plan(run, "a", Place(None, None)).rows.values()
+    least = min(one.device for row in plan(run, "a", PlannedMachine(None, None)).rows.values()
                 for one in row.values())  # fmt: skip
-    lines = search(run, "a", Place(least + RESERVE - 1, None))
+    lines = search(run, "a", PlannedMachine(least + RESERVE - 1, None))
     assert lines[0] == "Nothing fits at 64 px."
     assert re.search(r"at (56|48|40|32) px", lines[1])
     with pytest.raises(PipelineError, match="nothing fits"):
-        search(run, "a", Place(RESERVE + 1000, None))
+        search(run, "a", PlannedMachine(RESERVE + 1000, None))
 
 
 @pytest.mark.slow
@@ -275,15 +281,15 @@ def test_fit_takes_shorter_rows_last(family: str, monkeypatch: pytest.MonkeyPatc
         data={"source": "sums"},
         train={"max_length": 256, "global_batch_size": 1},
     )
-    rows = plan(run, "a", Place(None, None)).rows.values()
+    rows = plan(run, "a", PlannedMachine(None, None)).rows.values()
     least = min(one.device for row in rows for one in row.values())
-    lines = search(run, "a", Place(least + RESERVE - 1, None))
+    lines = search(run, "a", PlannedMachine(least + RESERVE - 1, None))
     assert lines[0] == "Nothing fits at 256 tokens."
     assert re.search(r"at (192|128|64) tokens, global batch 1", lines[1])
     with pytest.raises(PipelineError, match="a quarter of the length"):
-        search(run, "a", Place(RESERVE + 1000, None))
+        search(run, "a", PlannedMachine(RESERVE + 1000, None))
     monkeypatch.setattr("zerotrain.launch.planner.fit.fits", lambda *_: True)
-    assert "at 256 tokens" in search(run, "a", Place(RESERVE, None))[0]
+    assert "at 256 tokens" in search(run, "a", PlannedMachine(RESERVE, None))[0]
 
 
 def test_a_language_model_is_planned_without_a_configuration() -> None:
@@ -315,25 +321,25 @@ def test_fit_traces_one_sample_a_size_where_nothing_fits(monkeypatch: pytest.Mon
         train={"max_length": 64, "global_batch_size": 8},
     )
     with pytest.raises(PipelineError, match="nothing fits"):
-        search(parse_config(raw, "c"), "a", Place(RESERVE, 1))
+        search(parse_config(raw, "c"), "a", PlannedMachine(RESERVE, 1))
     assert asked == [(1, 64), (1, 48), (1, 32), (1, 16)]
 
 
 def test_fit_needs_a_device() -> None:
     """Nothing is traced for a GPU that no one knows."""
     with pytest.raises(PipelineError, match="no GPU is known here"):
-        search(nano(), "a", Place(None, None))
+        search(nano(), "a", PlannedMachine(None, None))
 
 
 @pytest.mark.slow
 def test_on_a_cpu_all_is_the_machines_memory() -> None:
     """Without a GPU, `auto` takes what fits the machine."""
     run = nano()
-    place = this_machine(run.phase("a"))
-    assert place.device_memory
-    if place.cpu:
-        assert place.device_memory == place.host_memory
-    found = plan(run, "a", replace(place, cpu=True, device_memory=8 * GIB, host_memory=8 * GIB))
+    machine = this_machine(run.phase("a"))
+    assert machine.device_memory
+    if machine.cpu:
+        assert machine.device_memory == machine.host_memory
+    found = plan(run, "a", replace(machine, cpu=True, device_memory=8 * GIB, host_memory=8 * GIB))
     assert choose_preset(found)[0] == "torch"
     assert all(row["plain"].host == 0 for row in found.rows.values())
 
@@ -363,7 +369,7 @@ def test_shipped_configurations_are_planned() -> None:
     for path in examples:
         run = parse_config(json.loads(json.dumps(_read(path))), str(path))
         for phase in run.phases:
-            assert plan(run, phase.name, Place(8 * GIB, 64 * GIB)).choice is not None
+            assert plan(run, phase.name, PlannedMachine(8 * GIB, 64 * GIB)).choice is not None
 
 
 def _read(path: Path) -> Any:

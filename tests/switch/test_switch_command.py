@@ -25,8 +25,8 @@ from tests.switch.conftest import (
 )
 
 from zerotrain import artifact
-from zerotrain.config.find import find_config
 from zerotrain.config.read import read_config
+from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.options import SwitchOptions

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.training.matrix import deviation
 
-from zerotrain.launch.schedule import momentum
+from zerotrain.launch.schedules import momentum
 
 MIDDLE, END = 5, 10
 ARGUMENTS = {

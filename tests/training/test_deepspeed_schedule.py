@@ -18,7 +18,7 @@ from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.launch.preset import Preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.schedule import learning_rate, momentum
+from zerotrain.launch.schedules import learning_rate, momentum
 
 STEPS, PEAK = 60, 3e-4
 CYCLE = {"cycle_min_lr": 1e-5, "cycle_max_lr": PEAK, "cycle_first_step_size": 10}
@@ -74,7 +74,7 @@ def test_every_argument_of_deepspeed_is_known_with_its_default() -> None:
     the step; a peak is learning_rate, and the total is the horizon."""
     import inspect
 
-    from zerotrain.config.lr_scheduler_args import ARGUMENTS
+    from zerotrain.config.lr_scheduler import ARGUMENTS
 
     for name in lr_schedules.VALID_LR_SCHEDULES:
         theirs = dict(inspect.signature(getattr(lr_schedules, name)).parameters)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.builders.phases import make_phase
+from tests.builders.phases import make_phase, make_tiny_phase
 from tests.builders.refusals import refusal
 
 from zerotrain import artifact
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.checkpointing.conditions import Changes, RecordedConditions, changes
-from zerotrain.training.checkpointing.preflight import check_progress, check_start
+from zerotrain.training.checkpointing.preflight import check_progress, check_start, switch_command
 from zerotrain.training.reporting.validation_history import write_finished
 
 POSITION = {
@@ -139,3 +139,22 @@ def test_averaged_weights_are_not_dropped_in_silence(tmp_path: Path) -> None:
     """A state may carry them before any phase does."""
     found = state(tmp_path, [*ADAM, "ema"])
     assert "allow: [ema]" in refusal(check_start, found, make_phase())
+
+
+@pytest.mark.parametrize(
+    ("differing", "options"),
+    [
+        ({"zero_stage", "engine"}, "--to zero2"),
+        ({"num_processes"}, "--num-processes 4"),
+        ({"mixed_precision", "num_processes"}, "--num-processes 4 --mixed-precision bf16"),
+        ({"offload_param", "num_processes"}, "--to zero2 --num-processes 4"),
+        ({"global_batch_size"}, "--to zero2"),
+        ({"global_batch_size", "mixed_precision"}, "--mixed-precision bf16"),
+    ],
+)
+def test_each_difference_has_its_option_of_the_command_that_continues(
+    differing: set[str], options: str
+) -> None:
+    """Nothing that is the same is named."""
+    phase = make_tiny_phase("a", "zero2", 5).with_values(num_processes=4, mixed_precision="bf16")
+    assert switch_command(phase, differing) == f"zerotrain switch tiny {options}"

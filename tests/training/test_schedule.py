@@ -11,7 +11,7 @@ import transformers
 from diffusers import optimization
 from tests.builders.phases import make_schedule
 
-from zerotrain.launch.schedule import follows_horizon, learning_rate
+from zerotrain.launch.schedules import follows_horizon, learning_rate
 
 
 def rates(lr_scheduler: str, warmup: int, horizon: int, steps: int, **args: Any) -> list[float]:

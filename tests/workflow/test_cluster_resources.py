@@ -10,7 +10,7 @@ from tests.workflow.conftest import Project
 
 from zerotrain.config.read import read_config
 from zerotrain.launch.planner.forecast import LIBRARIES, SNAKEMAKE, machine_memory
-from zerotrain.launch.planner.planner import Place, plan
+from zerotrain.launch.planner.planner import PlannedMachine, plan
 
 ASKED = ("--default-resources", "mem_mb=1000", "disk_mb=1000")
 SEVERAL = "global_batch_size: 4\n    launch: {preset: zero2, machines: 2, processes_per_machine: 2}"
@@ -68,7 +68,7 @@ def test_cluster_resources_are_the_planners(project: Project, gres: str, monkeyp
         ("plain", 1, 1, "torch"),
         ("offload", 2, 2, "zero2"),
     ):
-        made = plan(run, phase, Place(None, None, cpu=cpu), only=[preset])
+        made = plan(run, phase, PlannedMachine(None, None, cpu=cpu), only=[preset])
         row = made.rows[preset][made.mode]
         model = (row.device if cpu else row.host) // machines
         planned = model + (processes + 1) * LIBRARIES + SNAKEMAKE

@@ -111,6 +111,18 @@ def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
 
 
 @pytest.mark.slow
+def test_dvc_length_of_captions_is_a_parameter_where_auto_plans_with_it(project, tmp_path):
+    project.edit(CONFIG, "seed: 1", "seed: 1\nfamily: sd3\ncache: {max_sequence_length: 64}")
+    project.edit(CONFIG, "launch: zero2_offload", "launch: auto")
+    stages = generate(project.folder, tmp_path / "dvc.yaml", env=project.environment)
+    assert [
+        name
+        for name, stage in stages.items()
+        if "cache.max_sequence_length" in str(stage.get("params"))
+    ] == ["render_launch-offload"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "cache", "family", "others"),
     [

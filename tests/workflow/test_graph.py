@@ -172,6 +172,42 @@ def test_graph_edit_reruns_exactly_what_depends_on_it(built, edit):
     assert built.planned("train") == without_zeros(expected)
 
 
+AUTO = config("launch: zero2_offload", "launch: auto")
+SD3 = config("seed: 1", "seed: 1\nfamily: sd3")
+CAPTIONS = config("phases:", "cache: {max_sequence_length: 64}\nphases:")
+
+
+@pytest.mark.slow
+def test_graph_length_of_captions_is_planned_with_again_by_auto_alone(project):
+    """The planner reads it, for the phase that it plans; a launch that is named does not."""
+    both(SD3, AUTO)(project)
+    project.build("train")
+    CAPTIONS(project)
+    assert project.planned("train") == FROM_TRAINING | {"cache_latents": 1, "render_launch": 1}
+    project.build("train")
+    assert project.planned("train") == NOTHING
+    config("launch: auto", "launch: zero2_offload")(project)
+    project.build("train")
+    config("max_sequence_length: 64", "max_sequence_length: 77")(project)
+    assert project.planned("train") == FROM_TRAINING | {"cache_latents": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", ["auto", "zero2_offload"])
+def test_graph_length_of_captions_that_was_not_recorded_trains_nothing_again(project, launch):
+    """As earlier versions recorded it for no launch: files are rendered again, as after any edit
+    of the rule."""
+    both(SD3, CAPTIONS)(project)
+    config("launch: zero2_offload", f"launch: {launch}")(project)
+    rule, now = "rules/render_launch.smk", '**PARAMETERS.settings("render_launch")'
+    earlier = f"**dict(list({now[2:]}.items())[:-1])"
+    project.edit(rule, now, earlier)
+    project.build("train")
+    assert project.planned("train") == NOTHING
+    project.edit(rule, earlier, now)
+    assert project.planned("train") == RENDERING
+
+
 @pytest.mark.slow
 def test_graph_code_is_trained_again_where_that_is_asked_for(built):
     """`code_changes: rerun`: of the code that decides numbers, and of nothing that only shows."""

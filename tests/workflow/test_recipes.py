@@ -11,9 +11,8 @@ from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.cache_size import encoder_bytes
-from zerotrain.launch.planner.choice import RESERVE
 from zerotrain.launch.planner.model import parameters_of
-from zerotrain.launch.planner.planner import Place, plan
+from zerotrain.launch.planner.planner import RESERVE, PlannedMachine, plan
 from zerotrain.models.families.placement import WORKING, Placement, choose_placement
 
 MACHINE = re.compile(r"# Machine: (\d+) GPUs? of (\d+) GB, (\d+) GB of host memory\.\n")
@@ -59,8 +58,8 @@ def test_a_recipe_fits_its_machine(recipe: str) -> None:
     gpus, device, host = machine_of(recipe)
     for phase in config.phases:
         assert phase.launch.num_processes == gpus
-        place = Place(device, host)
-        made = plan(config, phase.name, place, only=[phase.launch.preset])
+        machine = PlannedMachine(device, host)
+        made = plan(config, phase.name, machine, only=[phase.launch.preset])
         found = made.rows[phase.launch.preset][made.mode]
         assert found.device + RESERVE <= device
         assert found.host <= host

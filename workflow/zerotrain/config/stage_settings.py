@@ -176,6 +176,8 @@ class LaunchSettings(TrainedPartSettings):
     base_model_exclude_modules: list[str]
     phases: list[Phase]
     """The phase, after those before it."""
+    max_sequence_length: Annotated[int | None, MAX_SEQUENCE_LENGTH]
+    """The value of `cache` where `launch: auto` plans with it; None with any other launch."""
     later: Annotated[list[Phase], From("phases"), OF_HORIZON]
     run: Annotated[str, OF_PATHS]
     given: Annotated[frozenset[str], From("model_fields_set"), Unrecorded("tells who set a value")]
@@ -190,7 +192,9 @@ class LaunchSettings(TrainedPartSettings):
     def of(cls, config: RunSections, phase: str = "") -> Self:
         """Return the settings of a run's stage for a phase."""
         end = config.phases.index(config.phase(phase)) + 1
-        parts = {"phases": config.phases[:end], "later": config.phases[end:]}
+        parts: dict[str, Any] = {"phases": config.phases[:end], "later": config.phases[end:]}
+        if config.phase(phase).launch.preset != "auto":
+            parts["max_sequence_length"] = None
         return super().of(config).model_copy(update=parts)
 
     def phase(self, name: str) -> Phase:
@@ -246,6 +250,10 @@ class ReportSettings(StageSettings):
     long_captions: Annotated[str, OF_EVALUATION]
     phases: Annotated[list[Phase], OF_EVALUATION]
 
+
+ADDED_LATER = ("max_sequence_length",)
+"""Recorded fields that earlier versions did not record: what these made is not made again for them,
+and None is no value."""
 
 SETTINGS: Mapping[str, type[StageSettings]] = {
     "build_base": BuildSettings,

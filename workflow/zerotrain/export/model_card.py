@@ -17,7 +17,7 @@ from zerotrain.export.formats import OWN_FOLDER
 from zerotrain.export.formats.conditioning_code import default_files
 from zerotrain.export.formats.loading_code import METHOD, TRUNCATE, is_raw, loading_code
 from zerotrain.export.provenance import Origin
-from zerotrain.launch.facts import launch_facts
+from zerotrain.launch.explain import launch_facts
 from zerotrain.state.ran_on import RanOn, as_markdown
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerotrain.config.launch_files import set_reader
+from zerotrain.config.read import set_launch_file_reader
 
 
 def enable_launch_files() -> None:
     """Let configurations that this process reads name other programs' files as their launch."""
-    set_reader(_read_launch_file)
+    set_launch_file_reader(_read_launch_file)
 
 
 def _read_launch_file(

@@ -1,4 +1,4 @@
-"""`zerotrain launch explain`: every value of a phase's launch, its source and the reason."""
+"""The values of a rendered launch for people: all of them (`zerotrain launch explain`), or some."""
 
 from __future__ import annotations
 
@@ -15,6 +15,20 @@ from zerotrain.launch.run_yaml import read_run_yaml
 Row = tuple[str, str, str, str]
 """Name, value, source, reason."""
 TITLES = {"accelerate": "accelerate.yaml", "deepspeed": "deepspeed.json"}
+LAUNCH_FACTS = (
+    *("preset", "engine", "zero_stage", "offload_optimizer", "num_processes"),
+    *("num_cpu_threads_per_process", "mixed_precision", "start_step", "until_step"),
+    *(
+        "resolution",
+        "max_length",
+        "packing",
+        "global_batch_size",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+    ),
+    *("optimizer", "learning_rate", "lr_scheduler", "lr_scheduler_args", "lr_warmup_steps"),
+    *("lr_scheduler_steps", "objective", "caption_dropout_probability", "long_captions"),
+)
 
 
 def explain(place: str, sources: tuple[str, ...] = (), width: int = 100) -> list[str]:
@@ -78,3 +92,15 @@ def _sections(phase: ResolvedPhase) -> Iterator[tuple[str, list[Row]]]:
         rows[file].append((rest if file else name, shown, source, reason))
     for file, section in rows.items():
         yield TITLES.get(file, f"{phase.run}/{phase.phase}"), section
+
+
+def launch_facts(path: Path) -> list[tuple[str, str, str]]:
+    """Return name, value and source of each fact of a run.yaml; empty if the file is missing."""
+    if not path.is_file():
+        return []
+    phase = read_run_yaml(path)
+    return [
+        (name, str(value), f"{source}: {reason}" if reason else source)
+        for name, value, source, reason in phase.explain()
+        if name.partition(".")[0] in LAUNCH_FACTS and value != {}
+    ]

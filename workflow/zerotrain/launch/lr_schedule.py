@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerotrain.config.lr_scheduler_args import ARGUMENTS, OWN_KEYS
+from zerotrain.config.lr_scheduler import ARGUMENTS, OWN_KEYS
 from zerotrain.config.optimizers import first_beta
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.schedule import momentum
+from zerotrain.launch.schedules import momentum
 from zerotrain.launch.settings import Source
 
 FOLLOWING = {

@@ -16,15 +16,18 @@ from zerotrain.config.section import Role, keys_with
 from zerotrain.config.stage_settings import LaunchSettings
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.activations import NOTHING_SHARDED, check_activations
 from zerotrain.launch.derive import with_files
 from zerotrain.launch.lr_schedule import check_schedule, with_own_keys
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.resolved import FILES, OWNERS, ResolvedPhase
-from zerotrain.launch.schedule import warmup_steps
+from zerotrain.launch.schedules import warmup_steps
 from zerotrain.launch.settings import Source
 from zerotrain.models.sizes import ModelSizes
 
+NOTHING_SHARDED = (
+    "DeepSpeed shards among the processes of model parallelism, of which there is one here: "
+    "nothing is sharded"
+)
 MOST_IMAGES, MOST_EXAMPLES = 64, 256
 """Default numbers of held-out samples that evaluate uses, for images and for text."""
 OF_MODEL = (
@@ -315,3 +318,41 @@ def phase_spans(
 def _source(section: object, key: str) -> tuple[Source, str]:
     given: set[str] = getattr(section, "model_fields_set", set())
     return ("user", "") if key in given else ("default", "")
+
+
+def check_activations(
+    phase: str, launch: LaunchConfig, preset: Preset, gradient_checkpointing: bool
+) -> None:
+    """Refuse settings without an effect or with an unintended one.
+
+    Raises:
+        PipelineError: a key of activation_checkpointing without gradient_checkpointing or without
+            DeepSpeed, contiguous_memory_optimization, or zero3_init at another stage.
+    """
+    for key in ("partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"):
+        if getattr(launch, key) and not gradient_checkpointing:
+            raise PipelineError(
+                f"phase {phase}: launch.{key} is about what gradient checkpointing keeps, but "
+                "train.gradient_checkpointing is false",
+                hint=f"set train.gradient_checkpointing: true, or remove launch.{key}",
+            )
+    if launch.contiguous_memory_optimization:
+        raise PipelineError(
+            f"phase {phase}: launch.contiguous_memory_optimization joins shards of "
+            f"partition_activations that are all of one size. {NOTHING_SHARDED}, and blocks differ "
+            "in size",
+            hint="remove it; against fragmented GPU memory set the environment variable "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        )
+    if launch.partition_activations and preset.engine != "deepspeed":
+        raise PipelineError(
+            f"phase {phase}: launch.partition_activations is DeepSpeed's, but preset "
+            f"{preset.name} is plain PyTorch",
+            hint="remove it; cpu_checkpointing saves memory under every preset",
+        )
+    if launch.zero3_init and preset.zero_stage != 3:
+        raise PipelineError(
+            f"phase {phase}: launch.zero3_init builds the model in parts, but under preset "
+            f"{preset.name} every process holds all of it",
+            hint="remove it, or choose a preset of ZeRO stage 3",
+        )

@@ -20,6 +20,7 @@ from pydantic_core import to_jsonable_python
 
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
+from zerotrain.config.stage_settings import ADDED_LATER
 from zerotrain.pipeline.graph.code import KEPT as KEPT_CODE
 from zerotrain.pipeline.graph.code import is_code, is_code_changed, is_listing
 from zerotrain.pipeline.terminal.changes import NOT_SET, Change, find_changes
@@ -200,9 +201,11 @@ def is_trained(job: Any) -> bool:
 
 
 def is_added_default(change: Change) -> bool:
-    """Return whether a change is a later-added key at its default."""
+    """Return whether a change is a later-added key at its default, or a later-added parameter."""
     if change.old is not NOT_SET:
         return False
+    if change.key in ADDED_LATER:
+        return True
     model: type[BaseModel] = Phase if change.phase else RunConfig
     *sections, key = change.key.split(".")
     for name in sections:

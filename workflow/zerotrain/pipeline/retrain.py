@@ -9,9 +9,8 @@ from pathlib import Path
 from zerotrain.artifact import RECORDS, is_published
 from zerotrain.artifact.layout import RunFolder
 from zerotrain.artifact.sources import training_digest
-from zerotrain.config.find import find_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.runs import read_runs
+from zerotrain.config.runs import find_config, read_runs
 from zerotrain.errors import PipelineError
 from zerotrain.pipeline import snakemake
 from zerotrain.pipeline.graph.code import stored_reading

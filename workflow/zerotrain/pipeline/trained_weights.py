@@ -15,7 +15,7 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact.layout import DATA, RESULTS, RunFolder
-from zerotrain.config.find import find_config
+from zerotrain.config.runs import find_config
 from zerotrain.config.suggestions import after_question
 from zerotrain.errors import PipelineError
 from zerotrain.export.options import ExportOptions

@@ -24,7 +24,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.evaluation.report_page import PhaseFacts, render_page
 from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
 from zerotrain.export.formats.loading_code import loading_code
-from zerotrain.launch.facts import launch_facts
+from zerotrain.launch.explain import launch_facts
 from zerotrain.pipeline.lineage.facts import source_of
 from zerotrain.state.position import read_position
 from zerotrain.state.ran_on import RanOn

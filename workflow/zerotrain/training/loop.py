@@ -10,7 +10,7 @@ import torch
 
 from zerotrain.data.draws import step_seed
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.schedule import learning_rate, momentum
+from zerotrain.launch.schedules import learning_rate, momentum
 from zerotrain.machine.memory_watch import MemoryWatch
 from zerotrain.models.families import Objective
 from zerotrain.training import ranks

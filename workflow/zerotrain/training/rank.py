@@ -16,7 +16,7 @@ from zerotrain.cache import read_cache
 from zerotrain.errors import EXIT_UNFINISHED
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
-from zerotrain.launch.schedule import follows_horizon
+from zerotrain.launch.schedules import follows_horizon
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent
 from zerotrain.models.families import load_family
 from zerotrain.training.batches import Batches

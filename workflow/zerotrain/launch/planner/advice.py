@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zerotrain.artifact.layout import CONFIGS
-from zerotrain.config.find import find_config
 from zerotrain.config.read import read_config
 from zerotrain.config.run import RunConfig
+from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.choice import fits
-from zerotrain.launch.planner.planner import AUTO, Plan, plan, this_machine
+from zerotrain.launch.planner.planner import AUTO, Plan, fits, plan, this_machine
 from zerotrain.launch.planner.prediction import Prediction
 from zerotrain.launch.preset import read_preset
 from zerotrain.launch.resolved import ResolvedPhase
@@ -116,10 +115,10 @@ def _config(phase: ResolvedPhase) -> tuple[Path, str]:
 
 
 def _plan(config: RunConfig, phase: ResolvedPhase, base: Path, measured: Mapping[str, int]) -> Plan:
-    place = this_machine(config.phase(phase.phase))
+    machine = this_machine(config.phase(phase.phase))
     if measured:  # the present device, whatever the plan was for
-        place = replace(place, device_memory=measured["total"])
-    return plan(config, phase.phase, place, auto=AUTO, base=base)
+        machine = replace(machine, device_memory=measured["total"])
+    return plan(config, phase.phase, machine, auto=AUTO, base=base)
 
 
 def _find_lighter_preset(made: Plan, own: Prediction) -> Prediction | None:
@@ -129,10 +128,10 @@ def _find_lighter_preset(made: Plan, own: Prediction) -> Prediction | None:
     for name in names[names.index(own.preset) + 1 :]:
         one = made.rows[name][made.mode]
         usable = not one.useless and (has_disk or not one.swap)
-        if made.place.refusal(read_preset(AUTO.with_name(f"{name}.yaml"))):
+        if made.machine.refusal(read_preset(AUTO.with_name(f"{name}.yaml"))):
             continue
-        memory = made.place.device_memory or 0
-        if usable and one.device < own.device and fits(one, memory, made.place.host_memory):
+        memory = made.machine.device_memory or 0
+        if usable and one.device < own.device and fits(one, memory, made.machine.host_memory):
             return one
     return None
 

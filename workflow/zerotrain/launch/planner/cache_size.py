@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zerotrain.config.families import LANGUAGE_MODELS
 from zerotrain.launch.planner.architecture import Architecture
+from zerotrain.launch.planner.inputs import FP32
 from zerotrain.launch.planner.part import Part
 from zerotrain.launch.planner.shape import (
     SIZE_NUMBERS,
@@ -12,9 +13,7 @@ from zerotrain.launch.planner.shape import (
     takes_fill,
     text_tokens,
 )
-
-FP32 = 4
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+from zerotrain.launch.planner.storage import DTYPE_BYTES
 
 
 def cached_bytes(
@@ -38,7 +37,9 @@ def cached_bytes(
     else:
         width, pooled = config["joint_attention_dim"], config.get("pooled_projection_dim", 0)
     text = text_tokens(architecture, shape) * width + pooled
-    return (1 + flips) * BYTES[dtype] * _latent_numel(architecture, shape), BYTES[dtype] * text
+    return (1 + flips) * DTYPE_BYTES[dtype] * _latent_numel(architecture, shape), DTYPE_BYTES[
+        dtype
+    ] * text
 
 
 def conditioning_bytes(architecture: Architecture, shape: Shape, dtype: str) -> int:
@@ -47,8 +48,8 @@ def conditioning_bytes(architecture: Architecture, shape: Shape, dtype: str) -> 
         return 0
     if takes_fill(architecture):  # the masked image's latents, and the mask's pixels
         mask = shape.resolution**2
-        return BYTES[dtype] * (_latent_numel(architecture, shape) + mask)
-    return BYTES[dtype] * shape.conditioning_images * _latent_numel(architecture, shape)
+        return DTYPE_BYTES[dtype] * (_latent_numel(architecture, shape) + mask)
+    return DTYPE_BYTES[dtype] * shape.conditioning_images * _latent_numel(architecture, shape)
 
 
 def _latent_numel(architecture: Architecture, shape: Shape) -> int:
@@ -72,7 +73,7 @@ def encoder_bytes(architecture: Architecture, dtype: str) -> dict[str, int]:
         dtype: Type of the text encoders: the cache's, or fp32 on a CPU. The autoencoder is fp32.
     """
     return {
-        name: (FP32 if name == "vae" else BYTES[dtype]) * _count(part, architecture.source)
+        name: (FP32 if name == "vae" else DTYPE_BYTES[dtype]) * _count(part, architecture.source)
         for name, part in architecture.encoders.items()
     }
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from zerotrain.config.models import Phase
 from zerotrain.config.run import RunConfig
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.choice import fits
-from zerotrain.launch.planner.planner import AUTO, HOST_HINT, Place, Plan, plan
+from zerotrain.launch.planner.planner import AUTO, HOST_HINT, Plan, PlannedMachine, fits, plan
 from zerotrain.launch.planner.prediction import MODES, Mode, Prediction
 from zerotrain.launch.planner.tracing import Tracer
 from zerotrain.machine.host import gib
@@ -32,7 +31,7 @@ class Fit:
 def search(
     config: RunConfig,
     name: str,
-    place: Place,
+    machine: PlannedMachine,
     *,
     auto: Path = AUTO,
     base: Path | None = None,
@@ -46,37 +45,37 @@ def search(
         PipelineError: no device is known, or nothing fits.
     """
     phase = config.phase(name)
-    if place.device_memory is None:
+    if machine.device_memory is None:
         raise PipelineError(
             "--fit, but no GPU is known here", hint="name its memory: --device-memory '24 GiB'"
         )
-    tracer = Tracer(config, phase, base, cpu=place.cpu)
+    tracer = Tracer(config, phase, base, cpu=machine.cpu)
     whole = config.cache_size(phase)
     unit, least = ("tokens", "length") if config.is_text else ("px", "area")
     for size in _lengths(whole) if config.is_text else _resolutions(whole):
-        fits = list(_search_size(config, phase, place, auto, tracer, size))
+        fits = list(_search_size(config, phase, machine, auto, tracer, size))
         if fits:
             trained = tracer.trace(1, size).model.trained_parameters
-            lines = _lines(fits, phase, place, trained, f"{size} {unit}")
+            lines = _lines(fits, phase, machine, trained, f"{size} {unit}")
             return lines if size == whole else [f"Nothing fits at {whole} {unit}.", *lines]
     raise PipelineError(
-        f"nothing fits {place.describe()}, not even one sample of a quarter of the {least}",
+        f"nothing fits {machine.describe()}, not even one sample of a quarter of the {least}",
         hint="train an adapter (--lora-rank 16), use more processes, or a larger GPU"
-        + (HOST_HINT if place.host_is_ours else ""),
+        + (HOST_HINT if machine.host_is_ours else ""),
     )
 
 
 def _search_size(
-    config: RunConfig, phase: Phase, place: Place, auto: Path, tracer: Tracer, size: int
+    config: RunConfig, phase: Phase, machine: PlannedMachine, auto: Path, tracer: Tracer, size: int
 ) -> Iterator[Fit]:
     """Yield the largest micro batch that fits, for each preset and mode."""
     settled: set[tuple[str, Mode]] = set()
     *larger, one_sample = _micro_batches(phase)
 
     def fitting(batch: int) -> list[Prediction]:
-        made = plan(config, phase.name, place, auto=auto, traced=tracer.trace(batch, size))
-        memory = place.device_memory or 0
-        return [one for one in _usable(made) if fits(one, memory, place.host_memory)]
+        made = plan(config, phase.name, machine, auto=auto, traced=tracer.trace(batch, size))
+        memory = machine.device_memory or 0
+        return [one for one in _usable(made) if fits(one, memory, machine.host_memory)]
 
     least = fitting(one_sample)
     if not least:  # a larger batch does not fit either
@@ -117,11 +116,11 @@ def _resolutions(side: int) -> list[int]:
 def _lines(
     fits: list[Fit],
     phase: Phase,
-    place: Place,
+    machine: PlannedMachine,
     trained: int,
     size: str,
 ) -> list[str]:
-    gpu = place.gpu
+    gpu = machine.gpu
     share = phase.train.global_batch_size // phase.launch.num_processes
 
     def cost(fit: Fit) -> float:
@@ -132,7 +131,7 @@ def _lines(
     # Sorted by time if the GPU's speed is known; else by preset, then by operations.
     fits.sort(key=lambda fit: (0 if gpu else order.index(fit.prediction.preset), cost(fit)))
     lines = [
-        f"What fits {place.describe()} at {size}, global batch "
+        f"What fits {machine.describe()} at {size}, global batch "
         f"{phase.train.global_batch_size}; the first is recommended:"
     ]
     for fit in fits:

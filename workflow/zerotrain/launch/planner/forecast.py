@@ -19,7 +19,7 @@ from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.forecasts import made_base, write
 from zerotrain.launch.planner.inputs import FP32
 from zerotrain.launch.planner.model import parameters_of
-from zerotrain.launch.planner.planner import Place, choose_preset, plan
+from zerotrain.launch.planner.planner import PlannedMachine, choose_preset, plan
 from zerotrain.launch.planner.prediction import Prediction
 
 GIB = 2**30
@@ -70,10 +70,10 @@ def _prediction(config: RunConfig, name: str, *, cpu: bool) -> Prediction:
     """Return the prediction for the phase's preset; for `auto` the chosen one, or the maximum."""
     launch = config.phase(name).launch
     memory = None if cpu else launch.device_memory
-    place = Place(memory, launch.host_memory, cpu=cpu)
+    machine = PlannedMachine(memory, launch.host_memory, cpu=cpu)
     base = made_base(config)
     only = () if launch.preset == "auto" else (launch.preset,)
-    made = plan(config, name, place, base=base, only=only)
+    made = plan(config, name, machine, base=base, only=only)
     if launch.preset != "auto":
         return made.column(made.mode)[0]
     if made.choice is not None:

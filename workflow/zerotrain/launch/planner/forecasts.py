@@ -93,7 +93,7 @@ def forecast_key(run: RunConfig, phase: Phase, *, cpu: bool) -> str:
 
 def made_base(run: RunConfig) -> Path | None:
     """Return the run's base artifact, if it exists and only it shows the architecture."""
-    return None if run.is_preset or _architecture(run.family, run.base) else _find_made(run.run)
+    return None if run.is_preset or _architecture(run.family, run.base) else find_base(run.run)
 
 
 @cache
@@ -103,7 +103,8 @@ def _architecture(family: str, base: str) -> Any:
     return None
 
 
-def _find_made(run: str) -> Path | None:
+def find_base(run: str) -> Path | None:
+    """Return the base artifact of a run, if it exists."""
     folder = RunFolder(run).base
     return folder if (folder / "manifest.json").is_file() else None
 

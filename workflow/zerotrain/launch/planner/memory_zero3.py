@@ -1,18 +1,26 @@
-"""Memory of ZeRO stage 3, as DeepSpeed 0.19.8 allocates it, part by part."""
+"""Memory of ZeRO stage 3, as DeepSpeed 0.19.8 allocates it, part by part.
+
+What is swapped to a disk follows deepspeed/runtime/swap_tensor/*.py.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from zerotrain.launch.pinned_memory import LIMIT_MIB, cached_bytes, rounding
-from zerotrain.launch.planner.buckets import largest_fill, partitioned_numel, sub_groups
+from zerotrain.launch.planner.buckets import largest_fill, partitioned_numel, round_up, sub_groups
 from zerotrain.launch.planner.inputs import FP32, ParameterSizes, PlannedLaunch
 from zerotrain.launch.planner.live_parameters import Coordinator, live_parameters
 from zerotrain.launch.planner.memory_torch import NORM
 from zerotrain.launch.planner.parts import TRAINING, MemoryPart, Moment, Place, since
-from zerotrain.launch.planner.swap import SwappedElements, swap_parts
 
 SOURCE = "deepspeed/runtime/zero/stage3.py"
 NORM_ELEMENTS = 250_000_000
 """Most elements whose norm is computed at once (stage3.py: _constant_buffered_norm2)."""
+LEAST_BYTES = 2**20
+"""Least bytes of a swapped tensor (utils.py: MIN_AIO_BYTES; aio.block_size is no larger)."""
+ALIGNED_BYTES = 1024
+"""utils.py: AIO_ALIGNED_BYTES, with the default of one thread per request."""
 
 
 def zero3_parts(launch: PlannedLaunch, model: ParameterSizes) -> list[MemoryPart]:
@@ -236,3 +244,92 @@ def _offloaded_parts(
             )
         )  # fmt: skip
     return parts
+
+
+@dataclass(frozen=True)
+class SwappedElements:
+    """Elements that a process swaps.
+
+    Attributes:
+        optimizer: Elements whose masters, moments and gradients are swapped.
+        weights: Elements of the trained weights that are on the disk and not in memory.
+        kept: Elements of the largest sub-group among these, which is written at once; 0 if there is
+            no such sub-group.
+    """
+
+    optimizer: int = 0
+    weights: int = 0
+    kept: int = 0
+
+    @classmethod
+    def of(cls, launch: PlannedLaunch, model: ParameterSizes, groups: list[int]) -> SwappedElements:
+        """Return the values for a launch; `groups` are the elements of the sub-groups.
+
+        The first offload_param.max_in_cpu elements stay in host memory whatever the device setting
+        (stage3.py: _create_param_groups_fp16_flat_cpu_memory).
+        """
+        swapped = launch.offload_optimizer == "nvme"
+        optimizer = sum(g for g in groups if FP32 * g >= LEAST_BYTES) if swapped else 0
+        if launch.offload_param != "nvme":
+            return cls(optimizer)
+        room, out = int(launch.offload("offload_param", "max_in_cpu")), []
+        held = 0
+        for group in groups:
+            held += group
+            if held > room:
+                out.append(group)
+        return cls(optimizer, sum(out), max(out, default=0))
+
+
+def swap_parts(
+    launch: PlannedLaunch, model: ParameterSizes, groups: list[int], swapped: SwappedElements
+) -> list[MemoryPart]:
+    """Return the host memory for swapping; aio locks it itself, without rounding."""
+    parts = []
+    if launch.offload_optimizer == "nvme":
+        count = int(launch.offload("offload_optimizer", "buffer_count"))
+        parts.append(
+            MemoryPart(
+                "buffers of the optimizer's swapping",
+                count * round_up(FP32 * max(groups), ALIGNED_BYTES), "host", since(Moment.MASTERS),
+                "buffer_count x 4 B a parameter of the largest sub-group (optimizer_utils.py: "
+                "SwapBufferManager)",
+            )
+        )  # fmt: skip
+    if launch.offload_param == "nvme":
+        count = int(launch.offload("offload_param", "buffer_count"))
+        size = int(launch.offload("offload_param", "buffer_size"))
+        parts.append(
+            MemoryPart(
+                "buffers of the weights' swapping",
+                count * round_up(launch.item * size, ALIGNED_BYTES), "host", since(Moment.PLACE),
+                f"buffer_count x buffer_size x {launch.item} B (partitioned_param_swapper.py)",
+            )
+        )  # fmt: skip
+    if swapped.kept:
+        parts.append(
+            MemoryPart(
+                "weights on their way to the disk", launch.item * swapped.kept, "host",
+                since(Moment.FLATTEN), f"{launch.item} B a parameter of the largest sub-group "
+                "(partitioned_param_swapper.py: reserve_partitioned_swap_space)",
+            )
+        )  # fmt: skip
+    return parts
+
+
+def swap_file_bytes(
+    launch: PlannedLaunch, model: ParameterSizes, groups: list[int]
+) -> dict[str, int]:
+    """Return the bytes of one process's swap files by content; for gradients an upper bound."""
+    sizes: dict[str, int] = {}
+    if launch.offload_optimizer == "nvme":
+        big = [FP32 * group for group in groups if FP32 * group >= LEAST_BYTES]
+        each = sum(round_up(size, ALIGNED_BYTES) for size in big)
+        sizes["masters"] = each
+        sizes["optimizer states"] = launch.slots * each
+        cuts = [FP32 * -(-n // launch.processes) for group in model.groups for n in group]
+        sizes["gradients"] = sum(s - s % ALIGNED_BYTES for s in cuts if s >= LEAST_BYTES)
+    if launch.offload_param == "nvme":
+        cuts = [launch.item * -(-n // launch.processes) for n in model.parameters.values()]
+        sizes["weights"] = sum(round_up(s, ALIGNED_BYTES) for s in cuts if s >= LEAST_BYTES)
+    return sizes

@@ -10,7 +10,6 @@ from pathlib import Path
 from zerotrain.config.models import Phase
 from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.errors import PipelineError
-from zerotrain.launch.planner.choice import Choice, choose
 from zerotrain.launch.planner.gpus import Gpu, find_gpu, read_gpu
 from zerotrain.launch.planner.prediction import MODES, Mode, Prediction, predict
 from zerotrain.launch.planner.traced import TracedModel
@@ -22,10 +21,13 @@ from zerotrain.machine.verdict import Engine, usable_engines
 
 AUTO = Path("config/launch/auto.yaml")
 HOST_HINT = "; --host-memory '64 GiB' plans for a machine with other host memory than this one"
+RESERVE = 2**30
+"""Bytes of a device that are left free for the driver's context, library workspaces and allocator
+fragmentation, none of which has a formula."""
 
 
 @dataclass(frozen=True)
-class Place:
+class PlannedMachine:
     """Machine for which a phase is planned."""
 
     device_memory: int | None
@@ -62,12 +64,72 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Chosen preset, and why none before it."""
+
+    chosen: Prediction | None
+    reasons: tuple[str, ...]
+
+    @property
+    def why(self) -> str:
+        """Reasons in one line."""
+        return "; ".join(self.reasons)
+
+
+def choose(
+    predictions: Sequence[Prediction],
+    device_memory: int,
+    host_memory: int | None,
+    *,
+    has_disk: bool = False,
+) -> Choice:
+    """Choose the first prediction that fits.
+
+    Args:
+        predictions: Predictions in order, the lowest preset first.
+        device_memory: Bytes of one device; on a CPU the machine's memory.
+        host_memory: Bytes of the machine's memory; None if unknown.
+        has_disk: Whether launch.offload_path names a disk, which presets that swap need.
+    """
+    reasons: list[str] = []
+    for one in predictions:
+        reason = _refusal(one, device_memory, host_memory, has_disk)
+        if reason is None:
+            fitting = f"{one.preset} takes {gib(one.device)} of {gib(device_memory)}"
+            return Choice(one, (fitting, *reasons))
+        reasons.append(reason)
+    return Choice(None, tuple(reasons))
+
+
+def fits(one: Prediction, device_memory: int, host_memory: int | None) -> bool:
+    """Return whether a prediction fits into device and host memory."""
+    return (
+        one.device + (0 if one.launch.cpu else RESERVE) <= device_memory
+        and (host_memory is None or one.host <= host_memory)
+    )  # fmt: skip
+
+
+def _refusal(
+    one: Prediction, device_memory: int, host_memory: int | None, has_disk: bool
+) -> str | None:
+    if one.useless:
+        return f"{one.preset} saves nothing on one process"
+    if one.swap and not has_disk:
+        return f"{one.preset} needs launch.offload_path"
+    if not fits(one, device_memory, None):
+        return f"{one.preset} needs {gib(one.device)} and {gib(RESERVE)} of reserve"
+    if not fits(one, device_memory, host_memory):
+        return f"{one.preset} needs {gib(one.host)} of host memory, of {gib(host_memory or 0)}"
+    return None
+
+
+@dataclass(frozen=True)
 class Plan:
     """All predictions of a phase."""
 
     config: PlannedRun
     phase: Phase
-    place: Place
+    machine: PlannedMachine
     traced: TracedModel
     rows: Mapping[str, Mapping[Mode, Prediction]]
     """Predictions by preset, the lowest first, and by activation mode."""
@@ -81,18 +143,20 @@ class Plan:
         return [row[mode] for row in self.rows.values()]
 
 
-def this_machine(phase: Phase, machine: Machine | None = None) -> Place:
+def this_machine(phase: Phase, machine: Machine | None = None) -> PlannedMachine:
     """Return this machine, or the one that the phase's device_memory and host_memory describe."""
     machine = machine or detect()
     given, host = phase.launch.device_memory, phase.launch.host_memory
     memory = host or machine.host.memory
     engines = usable_engines(machine)
     if machine.accelerator == "cpu" and given is None:
-        return Place(memory, memory, "CPU", engines, cpu=True)
+        return PlannedMachine(memory, memory, "CPU", engines, cpu=True)
     first = machine.devices[0] if machine.devices else None
     if given is not None:
-        return Place(given, memory, "", engines, host_is_ours=host is None)
-    return Place(first.total if first else None, memory, first.name if first else "", engines)
+        return PlannedMachine(given, memory, "", engines, host_is_ours=host is None)
+    return PlannedMachine(
+        first.total if first else None, memory, first.name if first else "", engines
+    )
 
 
 def described_machine(
@@ -100,7 +164,7 @@ def described_machine(
     host_memory: int | None,
     gpu: str | None,
     machine: Machine | None = None,
-) -> Place:
+) -> PlannedMachine:
     """Return a described machine; its engines are unknown here, so all count as usable.
 
     Args:
@@ -113,7 +177,7 @@ def described_machine(
         PipelineError: the GPU's name is unknown.
     """
     named = read_gpu(gpu) if gpu else None
-    return Place(
+    return PlannedMachine(
         device_memory or (named.memory(gpu or "") if named else None),
         (machine or detect()).host.memory if host_memory is None else host_memory,
         gpu or "",
@@ -124,7 +188,7 @@ def described_machine(
 def plan(
     config: PlannedRun,
     name: str,
-    place: Place,
+    machine: PlannedMachine,
     *,
     auto: Path = AUTO,
     base: Path | None = None,
@@ -136,7 +200,7 @@ def plan(
     Args:
         config: The run's configuration.
         name: The phase.
-        place: The machine.
+        machine: The machine.
         auto: The preset file with the order; the presets are in the same folder.
         base: Folder of the run's base model, if it exists.
         traced: A trace of the same phase; default: one is made.
@@ -153,10 +217,10 @@ def plan(
     engines: set[Engine] = {
         "torch" if preset.engine == "torch" else "deepspeed" for preset in presets
     }
-    traced = traced or trace(config, phase, base, cpu=place.cpu, engines=engines)
+    traced = traced or trace(config, phase, base, cpu=machine.cpu, engines=engines)
     rows = {
         preset.name: {
-            mode: predict(config, phase, preset, traced, mode, cpu=place.cpu) for mode in MODES
+            mode: predict(config, phase, preset, traced, mode, cpu=machine.cpu) for mode in MODES
         }
         for preset in presets
     }
@@ -164,17 +228,17 @@ def plan(
     if phase.train.gradient_checkpointing:
         mode = "on_host" if phase.launch.cpu_checkpointing else "checkpointed"
     choice = None
-    if place.device_memory is not None:
-        usable = [preset for preset in presets if not place.refusal(preset)]
+    if machine.device_memory is not None:
+        usable = [preset for preset in presets if not machine.refusal(preset)]
         choice = choose(
             [rows[preset.name][mode] for preset in usable],
-            place.device_memory,
-            place.host_memory,
+            machine.device_memory,
+            machine.host_memory,
             has_disk=phase.launch.offload_path is not None,
         )
-        refused = dict.fromkeys(why for preset in presets if (why := place.refusal(preset)))
+        refused = dict.fromkeys(why for preset in presets if (why := machine.refusal(preset)))
         choice = Choice(choice.chosen, (*choice.reasons, *refused))
-    return Plan(config, phase, place, traced, rows, mode, choice)
+    return Plan(config, phase, machine, traced, rows, mode, choice)
 
 
 def choose_preset(made: Plan) -> tuple[str, str]:
@@ -198,7 +262,7 @@ def choose_preset(made: Plan) -> tuple[str, str]:
             f"{'max_length' if made.config.is_text else 'resolution'} and checkpointing"
             + (
                 "; launch.host_memory plans for another machine's"
-                if made.place.host_is_ours and "of host memory" in choice.why
+                if made.machine.host_is_ours and "of host memory" in choice.why
                 else ""
             ),
         )

@@ -12,11 +12,18 @@ from zerotrain.config.models import Phase
 from zerotrain.config.stage_settings import PlannedRun
 from zerotrain.launch.overrides import overlay
 from zerotrain.launch.planner.gpus import Gpu
-from zerotrain.launch.planner.hardware import StepTime, step_time
 from zerotrain.launch.planner.inputs import PlannedLaunch
 from zerotrain.launch.planner.memory_parts import memory_parts, saves_nothing
 from zerotrain.launch.planner.parts import MemoryPart, peak, resident_peak
-from zerotrain.launch.planner.storage import Storage, Traffic, storage, swap_files, traffic
+from zerotrain.launch.planner.storage import (
+    StepTime,
+    Storage,
+    Traffic,
+    step_time,
+    storage,
+    swap_files,
+    traffic,
+)
 from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.settings import Settings, nest_keys

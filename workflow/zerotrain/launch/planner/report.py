@@ -10,15 +10,15 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
-from zerotrain.artifact.layout import RunFolder
 from zerotrain.config.families import LANGUAGE_MODELS
 from zerotrain.config.read import parse_config, read_config
 from zerotrain.config.run import RunConfig
 from zerotrain.config.section import Memory
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.fit import search
+from zerotrain.launch.planner.forecasts import find_base
 from zerotrain.launch.planner.options import PlanOptions
-from zerotrain.launch.planner.planner import Place, described_machine, plan, this_machine
+from zerotrain.launch.planner.planner import PlannedMachine, described_machine, plan, this_machine
 from zerotrain.launch.planner.table import parts_table, table
 
 
@@ -40,10 +40,10 @@ def plan_report(options: PlanOptions, *, width: int = 100) -> list[str]:
         )
     run = read_config(options.config) if options.config else _make_run(options)
     name = options.phase or run.phases[0].name
-    place = _place(run, name, options)
+    machine = _machine(run, name, options)
     if options.fit:
-        return search(run, name, place, base=_base(run))
-    made = plan(run, name, place, base=_base(run))
+        return search(run, name, machine, base=find_base(run.run))
+    made = plan(run, name, machine, base=find_base(run.run))
     if options.parts is None:
         return table(made, width=width)
     if options.parts not in made.rows:
@@ -74,7 +74,9 @@ def phase_report(
         raw = YAML(typ="safe").load(config.read_text())
     run = parse_config({**raw, "phases": [dict(values)]}, str(config or "plan"))
     name = run.phases[0].name
-    return table(plan(run, name, this_machine(run.phase(name)), base=_base(run)), width=width)
+    return table(
+        plan(run, name, this_machine(run.phase(name)), base=find_base(run.run)), width=width
+    )
 
 
 def _make_run(options: PlanOptions) -> RunConfig:
@@ -102,18 +104,18 @@ def _make_run(options: PlanOptions) -> RunConfig:
     return parse_config(raw, "plan")
 
 
-def _place(run: RunConfig, name: str, options: PlanOptions) -> Place:
+def _machine(run: RunConfig, name: str, options: PlanOptions) -> PlannedMachine:
     device = _size("--device-memory", options.device_memory)
     host = _size("--host-memory", options.host_memory)
     if device is not None or options.gpu is not None:
         return described_machine(device, host, options.gpu)
-    place = this_machine(run.phase(name))
+    machine = this_machine(run.phase(name))
     if host is None:
-        return place
+        return machine
     return replace(
-        place,
+        machine,
         host_memory=host,
-        device_memory=host if place.cpu else place.device_memory,
+        device_memory=host if machine.cpu else machine.device_memory,
         host_is_ours=False,
     )
 
@@ -125,9 +127,3 @@ def _size(option: str, text: str | None) -> int | None:
         return int(TypeAdapter(Memory).validate_python(text))
     except ValidationError as error:
         raise PipelineError(f"{option} {text!r} is no size", hint="as '24 GiB'") from error
-
-
-def _base(run: RunConfig) -> Path | None:
-    """Return the base model of a run, if it exists."""
-    folder = RunFolder(run.run).base
-    return folder if (folder / "manifest.json").is_file() else None

@@ -6,12 +6,11 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from zerotrain.launch.planner.cache_size import cached_bytes, conditioning_bytes, encoder_bytes
-from zerotrain.launch.planner.choice import RESERVE, fits
-from zerotrain.launch.planner.hardware import SHARE_OF_PEAK
 from zerotrain.launch.planner.parts import peak
-from zerotrain.launch.planner.planner import HOST_HINT, Plan
+from zerotrain.launch.planner.planner import HOST_HINT, RESERVE, Plan, fits
 from zerotrain.launch.planner.prediction import MODES, Prediction
 from zerotrain.launch.planner.shape import Shape
+from zerotrain.launch.planner.storage import SHARE_OF_PEAK
 from zerotrain.machine.host import gib
 
 GIB, MIB = 2**30, 2**20
@@ -87,7 +86,7 @@ def _activations(plan: Plan) -> str:
 def _rows(plan: Plan) -> list[str]:
     largest = max(one.device for row in plan.rows.values() for one in row.values())
     unit, word = (GIB, "GiB") if largest >= GIB else (MIB, "MiB")
-    timed = plan.place.gpu is not None
+    timed = plan.machine.gpu is not None
     head = ["", *("device" for _ in MODES), "host", "NVMe", "disk", "PCIe", "step" * timed]
     modes = ["  preset", "kept", "ckpt", "ckpt cpu", "", "", "", "", ""]
     # A mark follows the number of a preset that fits: the units end where the numbers do.
@@ -112,33 +111,33 @@ def _rows(plan: Plan) -> list[str]:
 
 
 def _cell(plan: Plan, one: Prediction, unit: int) -> str:
-    fitting = plan.place.device_memory is not None and fits(
-        one, plan.place.device_memory, plan.place.host_memory
+    fitting = plan.machine.device_memory is not None and fits(
+        one, plan.machine.device_memory, plan.machine.host_memory
     )
     return f"{one.device / unit:.1f}{'+' if fitting else ' '}"
 
 
 def _seconds(plan: Plan, one: Prediction) -> str:
-    if plan.place.gpu is None:
+    if plan.machine.gpu is None:
         return ""
-    return f"{one.time(plan.place.gpu, plan.traced.model.trained_parameters).seconds:.2g}"
+    return f"{one.time(plan.machine.gpu, plan.traced.model.trained_parameters).seconds:.2g}"
 
 
 def _legend(plan: Plan) -> str:
-    place = plan.place
+    machine = plan.machine
     legend = (
-        f"device: memory of {'the CPU' if place.cpu else 'one device'} with "
+        f"device: memory of {'the CPU' if machine.cpu else 'one device'} with "
         "activations kept, with gradient_checkpointing, and with cpu_checkpointing; the other "
         f"columns are of the phase's own: {MODES[plan.mode]}. disk is the most while a checkpoint, "
         "state and weights are saved"
     )
-    if place.device_memory is not None:
-        reserve = "" if place.cpu else f", with {gib(RESERVE)} of the device in reserve"
-        legend += f"; + fits {place.describe()}{reserve}"
-    if place.gpu:
+    if machine.device_memory is not None:
+        reserve = "" if machine.cpu else f", with {gib(RESERVE)} of the device in reserve"
+        legend += f"; + fits {machine.describe()}{reserve}"
+    if machine.gpu:
         legend += (
-            f"; step is an estimate: {SHARE_OF_PEAK:.0%} of {place.gpu.tflops:g} TFLOP/s, PCIe "
-            f"{place.gpu.pcie}.0 and the CPU's Adam, one after the other"
+            f"; step is an estimate: {SHARE_OF_PEAK:.0%} of {machine.gpu.tflops:g} TFLOP/s, PCIe "
+            f"{machine.gpu.pcie}.0 and the CPU's Adam, one after the other"
         )
     return legend + "."
 
@@ -151,9 +150,11 @@ def _advice(plan: Plan) -> str:
         )
     chosen = plan.choice.chosen
     if chosen is None:
-        hint = HOST_HINT if plan.place.host_is_ours and "of host memory" in plan.choice.why else ""
+        hint = (
+            HOST_HINT if plan.machine.host_is_ours and "of host memory" in plan.choice.why else ""
+        )
         return f"Nothing fits: {plan.choice.why}. `zerotrain plan --fit` searches what would{hint}."
-    gpu, precision = plan.place.gpu, plan.phase.launch.mixed_precision
+    gpu, precision = plan.machine.gpu, plan.phase.launch.mixed_precision
     refused = (
         f" {gpu.name} does not compute bf16: set mixed_precision: fp16 (--precision fp16)."
         if gpu and not gpu.bf16 and precision == "bf16"
@@ -165,7 +166,7 @@ def _advice(plan: Plan) -> str:
 def _also(plan: Plan, width: int) -> list[str]:
     architecture = plan.traced.model.architecture
     cache = plan.config.cache
-    encoders = encoder_bytes(architecture, "fp32" if plan.place.cpu else cache.dtype)
+    encoders = encoder_bytes(architecture, "fp32" if plan.machine.cpu else cache.dtype)
     lines = []
     if encoders:
         each = ", ".join(f"{name} {gib(size)}" for name, size in encoders.items())

@@ -13,8 +13,8 @@ import yaml
 
 from zerotrain import artifact
 from zerotrain.artifact.layout import RunFolder
-from zerotrain.config.find import find_config
 from zerotrain.config.read import read_config
+from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml

@@ -9,11 +9,10 @@ from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from zerotrain.config.find import has_owner
 from zerotrain.config.models import Phase
 from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
-from zerotrain.config.runs import KEY, read_runs
+from zerotrain.config.runs import KEY, has_owner, read_runs
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.importers import enable_launch_files
 from zerotrain.pipeline.checks import read_checked_runs

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.artifact.layout import RunFolder
-from zerotrain.config.find import find_config
 from zerotrain.config.models import Phase
 from zerotrain.config.read import read_config
 from zerotrain.config.relaunch import check_relaunch
 from zerotrain.config.replace import check_replaceable
 from zerotrain.config.run import RunConfig
+from zerotrain.config.runs import find_config
 from zerotrain.errors import PipelineError
 from zerotrain.machine.child_process import handling_signals, unwind
 from zerotrain.machine.disk_errors import writing

@@ -49,6 +49,8 @@ def describe_changes(
     every = {one["name"] for value in current.values() if _is_phases(value) for one in value}
     lines: dict[str, set[str]] = {}
     for change in find_changes(recorded, current):
+        if change.old is NOT_SET and change.new is None:
+            continue
         line = f"{change.key} {_format(change.old)} -> {_format(change.new)}"
         lines.setdefault(line, set()).add(change.phase)
     named = [

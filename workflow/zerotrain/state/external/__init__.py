@@ -12,8 +12,7 @@ from zerotrain.state.external.accelerate import OF_STEP, open_accelerate, open_w
 from zerotrain.state.external.checkpoint import ExternalCheckpoint
 from zerotrain.state.external.deepspeed import open_deepspeed
 from zerotrain.state.external.ranks import find_tag_folder, is_tag_folder, is_universal
-from zerotrain.state.external.universal import describe_omissions, write_universal
-from zerotrain.state.external.universal_source import open_universal
+from zerotrain.state.external.universal import describe_omissions, open_universal, write_universal
 from zerotrain.state.external.weight_files import find_weights
 
 __all__ = ["ExternalCheckpoint", "describe_omissions", "open_external", "write_universal"]

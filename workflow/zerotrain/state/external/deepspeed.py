@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from zerotrain.state.external import numbered, rank_consistency, zero3, zero12
+from zerotrain.state.external import numbered, rank_consistency
 from zerotrain.state.external.checkpoint import ExternalCheckpoint, external_state
+from zerotrain.state.external.partitions import Partitions, Zero3, Zero12, frozen_pieces
 from zerotrain.state.external.ranks import (
     Rank,
     layout_error,
@@ -22,8 +23,6 @@ from zerotrain.state.external.ranks import (
     version,
 )
 from zerotrain.state.external.torch_optimizer import TorchOptimizer
-from zerotrain.state.external.zero3 import Zero3
-from zerotrain.state.external.zero12 import Zero12
 from zerotrain.state.position import ADAM_SLOTS, MASTER
 
 
@@ -61,9 +60,9 @@ def open_deepspeed(
     frozen = frozen_shapes(model, shapes)
     trained = {name: list(shape) for group in shapes for name, shape in group.items()}
 
-    def frozen_pieces(name: str) -> Iterable[torch.Tensor]:
+    def pieces_of_frozen(name: str) -> Iterable[torch.Tensor]:
         if isinstance(layout, Zero3):
-            return zero3.frozen_pieces([rank.model for rank in ranks], name, frozen[name])
+            return frozen_pieces([rank.model for rank in ranks], name, frozen[name])
         held: torch.Tensor = (model.get("frozen_param_fragments") or model["module"])[name]
         return (held,)
 
@@ -86,18 +85,18 @@ def open_deepspeed(
         slots=[MASTER, *(ADAM_SLOTS if adam else ())],
         pieces=layout.pieces,
         frozen=frozen,
-        frozen_pieces=frozen_pieces,
+        frozen_pieces=pieces_of_frozen,
         tied={a: n for a, n in (model.get("shared_params") or {}).items() if n in trained},
         lost=lost + unlike,
     )
 
 
-def _layout(ranks: list[Rank], shapes: list[dict[str, torch.Size]]) -> Zero12 | Zero3:
-    for layout, key in ((Zero12, zero12.FLAT_GROUPS), (Zero3, zero3.FLAT_GROUPS)):
-        if key not in ranks[0].optimizer:
+def _layout(ranks: list[Rank], shapes: list[dict[str, torch.Size]]) -> Partitions:
+    for layout in (Zero12, Zero3):
+        if layout.FLAT_GROUPS not in ranks[0].optimizer:
             continue
         for rank in ranks:
-            if (count := len(rank.optimizer[key])) != len(shapes):
+            if (count := len(rank.optimizer[layout.FLAT_GROUPS])) != len(shapes):
                 raise layout_error(
                     rank.path, f"{count} flat groups, the model file has names for {len(shapes)}"
                 )

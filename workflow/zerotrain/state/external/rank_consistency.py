@@ -16,14 +16,13 @@ from zerotrain.state.external.weight_files import SafeTensors
 from zerotrain.state.position import MASTER
 
 if TYPE_CHECKING:
-    from zerotrain.state.external.zero3 import Zero3
-    from zerotrain.state.external.zero12 import Zero12
+    from zerotrain.state.external.partitions import Partitions
 
 COUNTS = ("global_steps", "skipped_steps", "global_samples")
 """Counts that are equal in every rank's model file."""
 
 
-def check_ranks(ranks: list[Rank], layout: Zero12 | Zero3) -> int:
+def check_ranks(ranks: list[Rank], layout: Partitions) -> int:
     """Compare every rank's counts and settings with rank 0's.
 
     Returns:
@@ -42,7 +41,7 @@ def check_ranks(ranks: list[Rank], layout: Zero12 | Zero3) -> int:
     return _optimizer_step(ranks[0], layout)
 
 
-def check_weights(tag: Path, ranks: list[Rank], layout: Zero12 | Zero3, step: int) -> list[str]:
+def check_weights(tag: Path, ranks: list[Rank], layout: Partitions, step: int) -> list[str]:
     """Compare the master weights with the weights in the model files, part by part, in their dtype.
 
     Stages 1 and 2 save every weight in the model file. Stage 3, as written by DeepSpeed 0.19, saves
@@ -107,7 +106,7 @@ def _gathered_weights(tag: Path) -> list[tuple[Path, Mapping[str, torch.Tensor]]
 
 
 def _check_parts(
-    path: Path, name: str, weights: torch.Tensor, layout: Zero12 | Zero3, steps: str
+    path: Path, name: str, weights: torch.Tensor, layout: Partitions, steps: str
 ) -> None:
     flat, start = weights.detach().reshape(-1), 0
     for owner, part in layout.parts(name, MASTER):
@@ -119,7 +118,7 @@ def _check_parts(
         raise layout_error(path, f"{name} has {flat.numel()} elements, the optimizer files {start}")
 
 
-def _settings(rank: Rank, layout: Zero12 | Zero3) -> Iterator[tuple[Path, str, Any]]:
+def _settings(rank: Rank, layout: Partitions) -> Iterator[tuple[Path, str, Any]]:
     """Yield the values that all ranks have in common: file, name, and value."""
     groups = layout.param_groups(rank)
     yield rank.path, "optimizer step", _optimizer_step(rank, layout)
@@ -152,7 +151,7 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _optimizer_step(rank: Rank, layout: Zero12 | Zero3) -> int:
+def _optimizer_step(rank: Rank, layout: Partitions) -> int:
     """Return the optimizer's step count, which some keep by group; else the engine's."""
     for kept in (*layout.states(rank), *layout.param_groups(rank)):
         if kept.get("step") is not None:

@@ -7,6 +7,11 @@
 
 An engine loads it with ``{"checkpoint": {"load_universal": true}}``. Source: DeepSpeed 0.19.8
 checkpoint/ds_to_universal.py (writes), runtime/base_optimizer.py and runtime/zero/stage3.py (read).
+
+The stages differ where the converter writes: at stages 1 and 2 a slot's file contains {"param":
+tensor}, and step.pt is next to it; at stage 3 it contains a flat tensor, and the step is in
+optimizer_state.pt. Names, shapes, groups and frozen parameters are in the model files, which the
+converter copies.
 """
 
 from __future__ import annotations
@@ -14,20 +19,33 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Iterable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from zerotrain.artifact.tensor_file import same_bits
 from zerotrain.errors import PipelineError
-from zerotrain.state.external.ranks import model_path
-from zerotrain.state.position import ADAM_SLOTS, EMA_SLOT, MASTER
+from zerotrain.state.external import numbered, partitions, pickles, records
+from zerotrain.state.external.checkpoint import ExternalCheckpoint, external_state
+from zerotrain.state.external.consistency import read_number
+from zerotrain.state.external.deepspeed import count_samples, describe_engine, frozen_shapes
+from zerotrain.state.external.ranks import (
+    count_updates,
+    layout_error,
+    loss_scale,
+    model_path,
+    read_model,
+    section,
+)
+from zerotrain.state.position import ADAM_SLOTS, EMA_SLOT, MASTER, Source
 
-if TYPE_CHECKING:
-    from zerotrain.state.position import Source
-
-
+FILES = {MASTER: "fp32.pt", "exp_avg": "exp_avg.pt", "exp_avg_sq": "exp_avg_sq.pt"}
+"""The file of each slot in a parameter's folder."""
+STEP = "step.pt"
 SUB_GROUP_ELEMENTS = 10**9
 """DeepSpeed's default `sub_group_size`."""
 
@@ -99,9 +117,8 @@ def write_universal(folder: Path, source: Source, *, tag: str | None = None) -> 
             for slot in (MASTER, *ADAM_SLOTS):
                 # A view would save the whole file that it is part of.
                 tensor = source.tensor(name, slot).clone()
-                file = "fp32" if slot == MASTER else slot
-                torch.save({"param": tensor, "cat_dim": 0}, place / f"{file}.pt")
-            torch.save(step, place / "step.pt")
+                torch.save({"param": tensor, "cat_dim": 0}, place / FILES[slot])
+            torch.save(step, place / STEP)
         torch.save(_optimizer_state(source, step), draft / "zero" / "optimizer_state.pt")
         for rank in (None, 0):  # stages 1 and 2 read the first, stage 3 the second
             torch.save(_model_state(source), model_path(draft, rank))
@@ -180,3 +197,177 @@ def _model_state(source: Source) -> dict[str, Any]:
         "ds_config": {},
         "ds_version": version("deepspeed"),
     }  # fmt: skip
+
+
+def open_universal(tag: Path, *, trust_pickle: bool = False) -> ExternalCheckpoint:
+    """Open a universal checkpoint, such as global_step100_universal/.
+
+    Args:
+        tag: The folder with zero/ and the model files.
+        trust_pickle: Whether pickles may name any class and run its code.
+
+    Raises:
+        PipelineError: a file is missing or damaged, or from another save than the others.
+    """
+    load = partial(pickles.load, trust_pickle=trust_pickle)
+    models = _read_models(tag, trust_pickle)
+    model = models[0]
+    optimizer = load(tag / "zero" / "optimizer_state.pt")
+    if not isinstance(optimizer, dict) or not isinstance(optimizer.get("param_groups"), list):
+        raise layout_error(tag / "zero" / "optimizer_state.pt", "holds no param_groups")
+    groups: list[dict[str, Any]] = optimizer["param_groups"]
+    if not all(isinstance(group, dict) for group in groups):
+        raise layout_error(
+            tag / "zero" / "optimizer_state.pt", "holds no param_groups of values by name"
+        )
+
+    def read(name: str, slot: str) -> torch.Tensor:
+        path = tag / "zero" / name / FILES[slot]
+        content = load(path)
+        tensor = content.get("param") if isinstance(content, dict) else content
+        if not isinstance(tensor, torch.Tensor):
+            raise layout_error(path, "holds no tensor")
+        if (saved := records.saved_name(path)) in FILES.values() and saved != path.name:
+            raise layout_error(path, f"was saved as {saved}: files are exchanged or renamed")
+        return tensor.detach()
+
+    shapes: list[dict[str, Any]] = model.get("param_shapes") or [_shapes_of_folders(tag, read)]
+    trained = {name: list(shape) for group in shapes for name, shape in group.items()}
+    _check_folders(tag, trained)
+    compared = _check_weights(tag, model, trained, read)
+    adam = any((tag / "zero" / name / FILES[ADAM_SLOTS[0]]).exists() for name in trained)
+    named, unlike = numbered.named_groups(
+        groups, _members(groups, shapes), tag / "zero" / "optimizer_state.pt"
+    )
+    if len(named) < len(groups):
+        named = []
+        unlike = [f"the values of {len(groups)} param groups: nothing says who is in which"]
+    step = 0
+    if adam:
+        step, file = _step(tag, trained, optimizer, model, trust_pickle)
+        unlike += _check_counts(tag, model, step, file, compared=compared)
+    frozen = frozen_shapes(model, shapes)
+
+    def frozen_pieces(name: str) -> Iterable[torch.Tensor]:
+        if len(models) > 1:
+            return partitions.frozen_pieces(models, name, frozen[name])
+        return ((model.get("frozen_param_fragments") or model["module"])[name],)
+
+    return ExternalCheckpoint(
+        folder=tag,
+        position=external_state(
+            step=model["global_steps"],
+            samples=count_samples(model),
+            optimizer="adamw" if adam else "",
+            optimizer_step=step,
+            param_groups=named,
+            engine=describe_engine(model, stage=optimizer.get("zero_stage")),
+            loss_scale=loss_scale(optimizer),
+        ),
+        shapes=trained,
+        slots=[MASTER, *(ADAM_SLOTS if adam else ())],
+        pieces=lambda name, slot: (read(name, slot),),
+        frozen=frozen,
+        frozen_pieces=frozen_pieces,
+        tied={a: n for a, n in (model.get("shared_params") or {}).items() if n in trained},
+        lost=unlike,
+    )
+
+
+def _read_models(tag: Path, trust_pickle: bool) -> list[dict[str, Any]]:
+    """Read the model file of stages 1 and 2, or every rank's of stage 3."""
+    whole, first = model_path(tag, None), model_path(tag, 0)
+    if whole.is_file() or not first.is_file():
+        return [read_model(whole, trust_pickle=trust_pickle)]
+    model = read_model(first, trust_pickle=trust_pickle)
+    ranks = range(1, int(model.get("dp_world_size") or 1))
+    return [model, *(read_model(model_path(tag, r), trust_pickle=trust_pickle) for r in ranks)]
+
+
+def _shapes_of_folders(tag: Path, read: Any) -> dict[str, list[int]]:
+    """Find names and shapes in zero/: earlier versions of our model files had none."""
+    names = sorted(path.parent.name for path in (tag / "zero").glob(f"*/{FILES[MASTER]}"))
+    return {name: list(read(name, MASTER).shape) for name in names}
+
+
+def _check_folders(tag: Path, trained: dict[str, list[int]]) -> None:
+    """Check that every parameter has a folder; names that lead out of zero/ have none."""
+    present = {path.name for path in (tag / "zero").iterdir() if path.is_dir()}
+    for name in trained:
+        if name not in present:
+            raise PipelineError(
+                f"{tag / 'zero' / name}: no such folder, and the model file names this parameter",
+                hint="the checkpoint is incomplete; copy it again, whole",
+            )
+
+
+def _check_weights(tag: Path, model: dict[str, Any], trained: Iterable[str], read: Any) -> bool:
+    """Compare master weights and module weights; return whether the model file has any."""
+    module = section(model, "module")
+    compared = False
+    for name in trained:
+        weights = module.get(name)
+        if weights is None or not weights.numel():
+            continue
+        compared = True
+        if not same_bits(weights.detach().reshape(-1), read(name, MASTER).reshape(-1)):
+            raise layout_error(
+                tag / "zero" / name / FILES[MASTER], f"differs from {model_path(tag, None).name}'s"
+            )
+    return compared
+
+
+def _check_counts(
+    tag: Path, model: dict[str, Any], step: int, file: Path, *, compared: bool
+) -> list[str]:
+    """Check that model file and moments are of one step; return a sentence if both counts are kept.
+
+    An optimizer that started later than the engine has made fewer updates; zerotrain's files record
+    the skipped ones in the engine's count (step.pt, and a model file without weights).
+    """
+    updates = count_updates(model)
+    if step == updates:
+        return []
+    if not compared and (step > updates or file.name == STEP):
+        whole, first = model_path(tag, None), model_path(tag, 0)
+        raise layout_error(
+            whole if whole.is_file() else first,
+            f"counts {updates} updates, {file.relative_to(tag)} {step}: the files are of several "
+            "checkpoints",
+        )
+    return [f"the engine counts {updates} updates, the optimizer {step}: both are kept"]
+
+
+def _members(groups: list[dict[str, Any]], shapes: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the names of each param group; its `params` are numbers of the flat (sub-)groups."""
+    if all("params" in group for group in groups):
+        flat = [number for group in groups for number in group["params"]]
+        if sorted(flat) == list(range(len(shapes))):
+            return [[n for i in group["params"] for n in shapes[i]] for group in groups]
+    return [list(group) for group in shapes]
+
+
+def _step(
+    tag: Path,
+    trained: Iterable[str],
+    optimizer: dict[str, Any],
+    model: dict[str, Any],
+    trust_pickle: bool,
+) -> tuple[int, Path]:
+    """Return the optimizer's step, which every step.pt must have, and a file with it."""
+    paths = [tag / "zero" / name / STEP for name in trained]
+    if not any(path.exists() for path in paths):
+        path = tag / "zero" / "optimizer_state.pt"
+        base = section(optimizer, "optimizer_state_dict")
+        for kept in (*section(base, "state").values(), *optimizer["param_groups"]):
+            if isinstance(kept, dict) and kept.get("step") is not None:
+                return int(read_number(kept["step"], path, "step")), path
+        return count_updates(model), path
+    first: int | None = None
+    for path in paths:
+        step = int(read_number(pickles.load(path, trust_pickle=trust_pickle), path, "step"))
+        if first is not None and step != first:
+            raise layout_error(path, f"step {step}, {paths[0].parent.name}'s is {first}")
+        first = step
+    assert first is not None
+    return first, paths[0]

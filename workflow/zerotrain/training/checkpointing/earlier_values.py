@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from zerotrain.artifact import Artifact
-from zerotrain.launch.schedule import learning_rate
+from zerotrain.launch.schedules import learning_rate
 from zerotrain.state.position import TrainerState
 from zerotrain.training.checkpointing.inputs import Inputs
 from zerotrain.training.checkpointing.preflight import LAUNCH_KEYS

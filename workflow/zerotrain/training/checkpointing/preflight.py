@@ -6,6 +6,7 @@ An engine would raise an empty AssertionError, or report nothing. Nothing here n
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from zerotrain.config.optimizers import continues
 from zerotrain.config.optimizers import slots as slots_of
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.switch_line import switch_command
 from zerotrain.state.position import EMA_SLOT, MASTER, TrainerState, read_position
 from zerotrain.training.checkpointing.conditions import Changes
 from zerotrain.training.checkpointing.progress_folder import end_step, newest_step
@@ -29,6 +29,8 @@ LAUNCH_KEYS = {
     "global_batch_size": "global batch",
 }
 """What only a switch may change, with its name in messages."""
+OF_PRESET = {"engine", "zero_stage", "offload_optimizer", "offload_param"}
+"""Keys that a preset sets."""
 
 
 def check_progress(progress: Path, changed: Changes, phase: ResolvedPhase) -> None:
@@ -124,3 +126,27 @@ def lacks_moments(position: TrainerState, slots: Collection[str], phase: Resolve
 
 def _own_slots(phase: ResolvedPhase) -> list[str]:
     return slots_of(phase.train.optimizer, phase.train.optimizer_args)
+
+
+def switch_command(phase: ResolvedPhase, differing: Collection[str]) -> str:
+    """Return the `zerotrain switch` line that continues a phase under its current launch.
+
+    Args:
+        phase: The phase, with its current launch.
+        differing: Keys whose values differ in the launch of its saved steps, such as "zero_stage".
+
+    Returns:
+        The command with an option for each key that has one; without any, with the preset.
+    """
+    words = ["zerotrain", "switch", phase.run]
+    own = {
+        "num_processes": ("--num-processes", phase.launch.num_processes),
+        "mixed_precision": ("--mixed-precision", phase.launch.mixed_precision),
+    }
+    named = own.keys() & set(differing)
+    if OF_PRESET & set(differing) or not named:
+        words += ["--to", phase.launch.preset]
+    for key, (flag, value) in own.items():
+        if key in named:
+            words += [flag, str(value)]
+    return shlex.join(words)

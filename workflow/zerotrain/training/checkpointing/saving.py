@@ -24,7 +24,7 @@ from zerotrain.artifact import UnpublishedFolder
 from zerotrain.config.save_interval import minutes
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.launch.schedule import learning_rate, momentum
+from zerotrain.launch.schedules import learning_rate, momentum
 from zerotrain.machine.disk_errors import DiskError
 from zerotrain.machine.host import detect_host
 from zerotrain.state.checkpoint import KIND, write_position
