@@ -17,7 +17,6 @@ from zerotrain import artifact
 from zerotrain.config.families import ROOT
 from zerotrain.evaluation.results import ANSWERS, Answer, write_answers
 from zerotrain.export.formats.conversion import convert
-from zerotrain.export.model_card import LOADING_TEXT
 
 ANSWERED = [
     Answer("1+2=", "3", "3"),
@@ -63,7 +62,7 @@ def test_a_dry_run_writes_the_card_and_lists_the_files(phase, language, tmp_path
     assert "| format | peft |" in text
 
 
-@pytest.mark.parametrize("form", [*LOADING_TEXT, "transformers", "adapter", "method"])
+@pytest.mark.parametrize("form", ["peft", "single_file", "transformers", "adapter", "method"])
 def test_the_card_says_how_to_load_it(language, tmp_path, form, monkeypatch):
     """Its code runs, and gives the model that was trained."""
     source = language.lora if form in ("adapter", "peft") else language.whole

@@ -133,8 +133,9 @@ def _closure(modules: Iterable[str], without: tuple[str, ...] = ()) -> set[Path]
 
 
 def _tables(path: Path) -> Iterable[Path]:
-    """List the tables that a package reads when it is imported, such as those of launch/keys."""
-    return path.parent.glob("*.toml") if path.name == "__init__.py" else ()
+    """List the tables and templates of a package, such as the tables of launch/keys."""
+    kinds = ("*.toml", "*.j2") if path.name == "__init__.py" else ()
+    return (table for kind in kinds for table in path.parent.glob(kind))
 
 
 def _name_of(path: Path) -> str:
