@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.artifact.tensor_file import FLOAT_TYPES
-from zerotrain.errors import PipelineError
-from zerotrain.export.formats import FORMATS, KIND, OWN_FOLDER, Options, peft_method
+from zerotrain.config.adapters import check_format_supported
+from zerotrain.export.formats import FORMATS, KIND, OWN_FOLDER, Options
 from zerotrain.export.formats.loading_code import text_of_readme
 from zerotrain.export.formats.refusals import check_format
+from zerotrain.export.formats.tensors import report_load_errors
 from zerotrain.export.formats.weights import ExportedWeights
 from zerotrain.models.base import README
 
@@ -46,21 +45,21 @@ def convert(
     """
     weights = ExportedWeights(source)
     modality = weights.family.modality
-    # Only peft reads adapters of methods other than LoRA.
-    module: Any = peft_method.find(to, weights)
+    if weights.method is not None:
+        check_format_supported(to, weights.method)
     to = to or OWN_FOLDER[modality]
-    has_adapter = module is not None or weights.adapter is not None
+    has_adapter = weights.method is not None or weights.adapter is not None
     check_format(to, source, modality, has_adapter, max_shard_size, prefix)
     dtype = dtype or weights.dtype
     options = Options(FLOAT_TYPES[dtype], max_shard_size, prefix or "")
-    if module is None:
-        module = importlib.import_module(f"zerotrain.export.formats.{FORMATS[to].module}")
+    # By name: each format imports its own libraries, which takes seconds.
+    module = importlib.import_module(f"zerotrain.export.formats.{FORMATS[to].module}")
     kind = "weights" if FORMATS[to].pipeline else KIND
     made_by = {**weights.artifact.made_by, "dtype": dtype}
     parents = parents or {"weights": weights.artifact}
     with artifact.publish(output, kind, parents=parents, made_by=made_by) as draft:
         draft.known.update(module.write(weights, options, draft.folder))
-        with _report_load_errors(output):
+        with report_load_errors(output):
             module.verify(weights, options, draft.folder)
         if kind == "weights":
             text = text_of_readme(draft.folder, weights.artifact.content, made_by)
@@ -68,16 +67,3 @@ def convert(
         draft.content = {**weights.artifact.content, "dtype": dtype}
         if kind == KIND:
             draft.content["to"] = to
-
-
-@contextmanager
-def _report_load_errors(folder: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
-        raise PipelineError(
-            f"{folder}: does not load again: {error}",
-            hint="look at the disk and its room; nothing was published",
-        ) from error

@@ -106,7 +106,7 @@ def loading_code(
     text, method = FAMILIES[family].modality == "text", (folder / METHOD).is_file()
     download = bool(repo) and (method or (text and (folder / "adapter_config.json").is_file()))
     place = repo or at or folder.as_posix()
-    values = {
+    values: dict[str, Any] = {
         "repo": repo,
         "prompt": prompt,
         "method": method,
