@@ -94,8 +94,8 @@ def train_adapter(family: DiffusionFamily, base: Path, batch: dict[str, Any], ou
         optimizer.step()
     shapes = {name: list(p.shape) for name, p in trained.items()}
     save_adapter(
-        family, base, shapes, trained.__getitem__, target_modules=TARGETS, dtype=torch.float32,
-        out=out, **LORA,
+        family, base, shapes, trained.__getitem__, LORA | {"target_modules": TARGETS},
+        dtype=torch.float32, out=out,
     )  # fmt: skip
     return model.eval()
 

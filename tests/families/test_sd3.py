@@ -233,7 +233,7 @@ def test_the_pipeline_loads_the_adapter_that_was_trained(nano_sd3, tmp_path, tar
     shutil.copytree(nano_sd3, folder)
     shapes = {name: list(tensor.shape) for name, tensor in trained.items()}
     save_adapter(
-        FAMILY, nano_sd3, shapes, trained.__getitem__, dtype=torch.float32, out=folder, **settings
+        FAMILY, nano_sd3, shapes, trained.__getitem__, settings, dtype=torch.float32, out=folder
     )
     pipeline = pipeline_of(nano_sd3)
     pipeline.load_lora_weights(folder)

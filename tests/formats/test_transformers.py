@@ -81,9 +81,8 @@ def lora(folder: Path, name: str, targets: tuple[str, ...], **options: Any) -> P
     out = folder / "adapter"
     shutil.rmtree(out, ignore_errors=True)
     save_adapter(
-        family, folder / "base", shapes, tensors.__getitem__, dtype=torch.float32, out=out,
-        **settings,
-    )  # fmt: skip
+        family, folder / "base", shapes, tensors.__getitem__, settings, dtype=torch.float32, out=out
+    )
     return published(folder / "base", folder / "lora", out, name)
 
 
