@@ -14,7 +14,7 @@ from tests.formats.conftest import published
 
 from zerotrain.config.adapters import stack_of
 from zerotrain.export.formats.conversion import convert
-from zerotrain.export.formats.mmdit_names import flux_slot
+from zerotrain.export.formats.original import flux_slot
 from zerotrain.models.families.flux import FAMILY
 from zerotrain.models.families.lora import add_adapter, save_adapter
 from zerotrain.models.sizes import model_sizes

@@ -1,16 +1,98 @@
-"""A denoiser's tensors in its original layout: the slot of each, and joined tensors."""
+"""A denoiser's tensors in its original layout: the slot of each, and joined tensors.
+
+In SD3's and Flux's original files, query, key and value are one layer, and layers that output shift
+and scale output the shift first. Their names are in original.toml.
+"""
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from zerotrain.export.formats import sdxl_names
-from zerotrain.export.formats.mmdit_names import TensorSlot, flux_slot, sd3_slots
 from zerotrain.export.formats.tensors import LazyTensor
 from zerotrain.export.formats.weights import ExportedWeights
+
+NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+
+
+@dataclass(frozen=True)
+class TensorSlot:
+    """The slot of a diffusers tensor in the original layout."""
+
+    name: str
+    part: int = 0
+    """Its number among the tensors whose rows are joined to one there."""
+    swapped: bool = False
+    """Whether the halves of its rows are swapped."""
+
+    def of(self, kind: str, block: str = "") -> TensorSlot:
+        """Return the slot of a layer's weight or bias, within a block or none."""
+        return TensorSlot(f"{block}{self.name}.{kind}", self.part, self.swapped)
+
+
+def _read_slots(names: Mapping[str, str | list[str]]) -> dict[str, TensorSlot]:
+    """Return the slots of layers by their names in diffusers, from a table of NAMES."""
+    return {
+        layer: TensorSlot(name, part, swapped=layer == "norm_out.linear")
+        for name, layers in names.items()
+        for part, layer in enumerate([layers] if isinstance(layers, str) else layers)
+    }
+
+
+SD3_TOP = _read_slots(NAMES["output"] | NAMES["sd3"]["top"])
+SD3_BLOCK = _read_slots(NAMES["sd3"]["block"])
+FLUX_TOP = _read_slots(NAMES["output"] | NAMES["flux"]["top"])
+FLUX_DOUBLE = _read_slots(NAMES["flux"]["double"])
+FLUX_SINGLE = _read_slots(NAMES["flux"]["single"])
+
+
+def sd3_slots(config: Mapping[str, Any]) -> Callable[[str], TensorSlot]:
+    """Return the function that returns the slot of a tensor of SD3's transformer, without prefix.
+
+    Args:
+        config: The transformer's config.json.
+    """
+    last = f"transformer_blocks.{config['num_layers'] - 1}.norm1_context.linear"
+
+    def slot_of(name: str) -> TensorSlot:
+        if name == "pos_embed.pos_embed":
+            return TensorSlot("pos_embed")
+        layer, _, kind = name.rpartition(".")
+        if layer in SD3_TOP:
+            return SD3_TOP[layer].of(kind)
+        _, number, rest = _block(layer)
+        slot = SD3_BLOCK[rest].of(kind, f"joint_blocks.{number}.")
+        # The last block's text is not used further: its norm outputs only shift and scale.
+        return TensorSlot(slot.name, swapped=True) if layer == last else slot
+
+    return slot_of
+
+
+def flux_slot(name: str) -> TensorSlot:
+    """Return the slot of a tensor of Flux's transformer."""
+    layer, _, kind = name.rpartition(".")
+    if layer in FLUX_TOP:
+        return FLUX_TOP[layer].of(kind)
+    blocks, number, rest = _block(layer)
+    single = blocks.startswith("single")
+    table, own = (FLUX_SINGLE, "single_blocks") if single else (FLUX_DOUBLE, "double_blocks")
+    kind = "scale" if rest.startswith("attn.norm") else kind
+    return table[rest].of(kind, f"{own}.{number}.")
+
+
+def _block(layer: str) -> tuple[str, str, str]:
+    """Split `transformer_blocks.0.attn.to_q` into blocks, number and the rest."""
+    match = re.fullmatch(r"(\w+_blocks)\.(\d+)\.(.+)", layer)
+    assert match, layer
+    return match[1], match[2], match[3]
+
 
 Slots = Callable[[str], TensorSlot]
 """Returns the slot of a tensor by its name in diffusers."""
