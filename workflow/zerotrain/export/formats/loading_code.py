@@ -257,7 +257,7 @@ def _image_values(
 
 
 def _shown_pipeline(folder: Path, files: Sequence[str]) -> str | None:
-    """Return the pipeline that the code gives conditioning images to; None if diffusers has none."""
+    """Return the pipeline that takes these conditioning images; None if diffusers has none."""
     named = read_pipeline(folder) or ""
     if named == "FluxPipeline":  # the same model with one image, which in-context training reads
         named = "FluxKontextPipeline"
