@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from zerotrain.models.families import Family
 
 GRID = "samples.png"
-TEMPLATE = Path(__file__).parent / "templates" / "model_card.md.j2"
-"""Its folder is no package, so that no stage depends on it."""
+TEMPLATE = Path(__file__).with_suffix(".md.j2")
 TASKS = {"causal_lm": "text-generation", "seq2seq_lm": "text2text-generation"}
 """The hub's names of the tasks of language models."""
 

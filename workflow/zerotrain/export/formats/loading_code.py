@@ -116,7 +116,7 @@ def loading_code(
     }
     if text:
         return _render(
-            "text_code.py.j2", values | _text_values(folder, family, prompt, raw, system)
+            "loading_code.text.py.j2", values | _text_values(folder, family, prompt, raw, system)
         )
     files = default_files(folder) if images is None else images
     length = _prompt_tokens(folder, family, max_sequence_length)
@@ -125,7 +125,7 @@ def loading_code(
     if (chunk := long_captions != TRUNCATE) and not repo:
         values["imports"].append(f"from zerotrain.models.families.{family} import FAMILY")
     values["imports"].sort(key=_import_order)
-    return _render("image_code.py.j2", values | {"chunk": chunk})
+    return _render("loading_code.image.py.j2", values | {"chunk": chunk})
 
 
 def text_of_readme(
