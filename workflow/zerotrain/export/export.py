@@ -80,9 +80,7 @@ def export(
             header = _header(source.position, parents.get("base"), averaged)
             draft.known.update(_write_weights(shown, weights, draft.folder, header))
             if weights.family.modality == "text":
-                from zerotrain.models.families.answering import name_ends
-
-                draft.known.update(name_ends(draft.folder))
+                draft.known.update(weights.family.name_ends(draft.folder))
             check = check_lora if weights.lora else check_peft if weights.peft else check_written
             check(shown, weights, draft.folder)
             trains = conditions.read_conditions(folder) if isinstance(source, Checkpoint) else None

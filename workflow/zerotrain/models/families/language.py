@@ -19,7 +19,7 @@ from zerotrain.artifact import file_sha256, write_json
 from zerotrain.artifact.tensor_file import open_tensors
 from zerotrain.config.families import ROOT
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.answering import answer
+from zerotrain.models.families.answering import answer, name_ends
 from zerotrain.models.families.model_family import CONFIG, ModelFamily
 from zerotrain.models.families.model_tensors import stored_tensors, write_model
 from zerotrain.models.families.tokens import IGNORED
@@ -112,6 +112,14 @@ class LanguageFamily(ModelFamily):
         """Load a folder, with its adapter, onto a device: in float32 on a CPU, else in bfloat16."""
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         return self.load_trained(weights, dtype).to(device)
+
+    def name_ends(self, folder: Path) -> dict[str, str]:
+        """Write the tokens that end an answer into a weights folder, for other programs.
+
+        Returns:
+            sha256 of each file that was written, by name.
+        """
+        return name_ends(folder)
 
     def write_config(self, config: Path, dtype: torch.dtype, folder: Path) -> dict[str, str]:
         """Write config.json if it names another type: from_pretrained loads in the named type."""
