@@ -39,8 +39,9 @@ def write_adapter(
     """Write the adapter of a model, as an export does."""
     tensors = adapter_of(unet)
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    settings = SETTINGS | {"dtype": torch.float32} | changes
-    return save_adapter(FAMILY, base, shapes, tensors.__getitem__, out=out, **settings)
+    dtype: Any = changes.pop("dtype", torch.float32)
+    settings = SETTINGS | changes
+    return save_adapter(FAMILY, base, shapes, tensors.__getitem__, settings, dtype=dtype, out=out)
 
 
 def predict(unet: torch.nn.Module) -> torch.Tensor:

@@ -84,14 +84,20 @@ def publish_nano(family: str, folder: Path, **options: Any) -> Path:
 
 
 def draw_house(pipeline: DiffusionPipeline, **arguments: object) -> bytes:
-    """Pixels of the 16 px image that a user's own call draws: a red house, seed 7, guidance 3."""
+    """What `draw_image` draws with guidance 3."""
+    return draw_image(pipeline, guidance_scale=3.0, **arguments)
+
+
+def draw_image(
+    pipeline: DiffusionPipeline, prompt: str = "a red house", seed: int = 7, **arguments: object
+) -> bytes:
+    """Pixels of the 16 px image that a user's own call draws."""
     image = pipeline(
-        "a red house",
+        prompt=prompt,
         height=16,
         width=16,
         num_inference_steps=2,
-        guidance_scale=3.0,
-        generator=torch.Generator().manual_seed(7),
+        generator=torch.Generator().manual_seed(seed),
         **arguments,
     ).images[0]
     pixels: bytes = image.tobytes()

@@ -15,6 +15,7 @@ from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.training import TrainConfig
 from zerotrain.models.families.diffusion import DiffusionFamily
 from zerotrain.models.families.lora import add_adapter, save_adapter
+from zerotrain.models.families.patches import pack
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0}
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
@@ -29,11 +30,15 @@ def changed(base: Path, folder: Path, file: str, **values: object) -> Path:
 
 
 def sample(
-    family: DiffusionFamily, folder: Path, prompts: list[str], seeds: list[int], **changes: object
-) -> list[bytes]:
+    family: DiffusionFamily, folder: Path, prompts: list[str], seeds: list[int],
+    max_sequence_length: int | None = None, **changes: object,
+) -> list[bytes]:  # fmt: skip
     """Pixels of sampled 16 px images."""
     config = EvaluateConfig.model_validate({"num_inference_steps": 2, **changes})
-    images = family.sample(folder, prompts, seeds, config, resolution=16, device="cpu")
+    images = family.sample(
+        folder, prompts, seeds, config, resolution=16, device="cpu",
+        max_sequence_length=max_sequence_length,
+    )  # fmt: skip
     assert {image.size for image in images} == {(16, 16)}
     return [image.tobytes() for image in images]
 
@@ -49,6 +54,22 @@ def first_call(model: torch.nn.Module, call: Any) -> tuple[dict[str, Any], torch
     call()
     handle.remove()
     return seen[0]
+
+
+def predicted_call(
+    family: DiffusionFamily, base: Path, model: Any, latents: torch.Tensor, timesteps: Any,
+    batch: dict[str, Any], settings: dict[str, Any] | None = None,
+) -> tuple[dict[str, Any], torch.Tensor]:  # fmt: skip
+    """What the family's objective calls the model with, and the packed velocity that it gives."""
+    predicted = []
+
+    def predict() -> None:
+        with torch.inference_mode():
+            objective = family.objective(base, settings)
+            predicted.append(objective.predict(model, latents, timesteps, batch))
+
+    found, _ = first_call(model, predict)
+    return found, pack(predicted[0])
 
 
 def assert_same_call(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -94,8 +115,8 @@ def train_adapter(family: DiffusionFamily, base: Path, batch: dict[str, Any], ou
         optimizer.step()
     shapes = {name: list(p.shape) for name, p in trained.items()}
     save_adapter(
-        family, base, shapes, trained.__getitem__, target_modules=TARGETS, dtype=torch.float32,
-        out=out, **LORA,
+        family, base, shapes, trained.__getitem__, LORA | {"target_modules": TARGETS},
+        dtype=torch.float32, out=out,
     )  # fmt: skip
     return model.eval()
 

@@ -84,9 +84,7 @@ def test_an_adapter_of_the_attention_is_applied(family, base, tmp_path):
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     for path in base.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    save_adapter(
-        family, base, shapes, tensors.__getitem__, dtype=torch.float32, out=tmp_path, **LORA
-    )
+    save_adapter(family, base, shapes, tensors.__getitem__, LORA, dtype=torch.float32, out=tmp_path)
     given = batch(family.name, base)
     expected = logits(model, given, family.name)
     assert torch.equal(logits(family.load_trained(tmp_path), given, family.name), expected)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
+from tests.builders.images import draw_image
 from tests.families.promises import (
     assert_same_call,
     first_call,
+    predicted_call,
     sample,
 )
 
@@ -44,21 +46,7 @@ def pipeline_of(folder: Path) -> FluxPipeline:
 
 
 def draw(pipeline: FluxPipeline, seed: int, prompt: str = PROMPTS[0], **arguments: Any) -> bytes:
-    """Pixels of the 16 px image that a user's own call draws."""
-    pixels: bytes = (
-        pipeline(
-            prompt,
-            height=16,
-            width=16,
-            num_inference_steps=2,
-            max_sequence_length=32,
-            generator=torch.Generator().manual_seed(seed),
-            **arguments,
-        )
-        .images[0]
-        .tobytes()
-    )
-    return pixels
+    return draw_image(pipeline, prompt, seed, max_sequence_length=32, **arguments)
 
 
 @pytest.mark.parametrize("length", [None, 8])
@@ -99,18 +87,13 @@ def test_the_model_is_called_as_the_pipeline_calls_it(kind, request):
         "prompt_embeds": expected["encoder_hidden_states"],
         "pooled_prompt_embeds": expected["pooled_projections"],
     }
-    objective = FAMILY.objective(folder, {"flux_guidance_value": 2.5})
-    predicted = []
-
-    def predict() -> None:
-        timesteps = 1000 * expected["timestep"]
-        with torch.inference_mode():
-            predicted.append(objective.predict(pipeline.transformer, latents, timesteps, text))
-
-    found, _ = first_call(pipeline.transformer, predict)
+    found, velocity = predicted_call(
+        FAMILY, folder, pipeline.transformer, latents, 1000 * expected["timestep"], text,
+        {"flux_guidance_value": 2.5},
+    )  # fmt: skip
     assert_same_call(found, expected)
     assert ("guidance" in expected and expected["guidance"] is not None) == (kind == "distilled")
-    torch.testing.assert_close(pack(predicted[0]), answer)
+    torch.testing.assert_close(velocity, answer)
 
 
 def test_the_guidance_leaves_the_loss_plain(base):

@@ -19,8 +19,8 @@ from diffusers import (
 )
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
-from tests.builders.images import build_nano, make_pictures
-from tests.families.promises import assert_same_call, first_call
+from tests.builders.images import build_nano, draw_image, make_pictures
+from tests.families.promises import assert_same_call, first_call, predicted_call
 
 from zerotrain.config.models import EvaluateConfig
 from zerotrain.data.crop import to_pixels
@@ -80,17 +80,7 @@ def by_hand(
     """Pixels of the 16 px image that a user's own call draws."""
     if isinstance(pipeline, FluxKontextPipeline):
         arguments |= {"max_area": 256, "_auto_resize": False}
-    made = pipeline(
-        prompt=prompt,
-        height=16,
-        width=16,
-        num_inference_steps=2,
-        max_sequence_length=32,
-        generator=torch.Generator().manual_seed(seed),
-        **arguments,
-    )
-    pixels: bytes = made.images[0].tobytes()
-    return pixels
+    return draw_image(pipeline, prompt, seed, max_sequence_length=32, **arguments)
 
 
 def predicted(
@@ -104,21 +94,8 @@ def predicted(
         "pooled_prompt_embeds": expected["pooled_projections"],
         **FAMILY.load_encoders(folder, "cpu").encode_conditioning(pixels),
     }
-    answers = []
-
-    def predict() -> None:
-        with torch.inference_mode():
-            answers.append(
-                FAMILY.objective(folder).predict(
-                    pipeline.transformer,
-                    unpack(noisy, LATENTS),
-                    1000 * expected["timestep"],
-                    batch,
-                )
-            )
-
-    found, _ = first_call(pipeline.transformer, predict)
-    return found, pack(answers[0])
+    latents, timesteps = unpack(noisy, LATENTS), 1000 * expected["timestep"]
+    return predicted_call(FAMILY, folder, pipeline.transformer, latents, timesteps, batch)
 
 
 @pytest.mark.parametrize("name", ["FluxKontextPipeline", "FluxFillPipeline"])

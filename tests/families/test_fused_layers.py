@@ -14,7 +14,7 @@ from tests.formats.conftest import published
 
 from zerotrain.config.adapters import stack_of
 from zerotrain.export.formats.conversion import convert
-from zerotrain.export.formats.mmdit_names import flux_slot
+from zerotrain.export.formats.original import flux_slot
 from zerotrain.models.families.flux import FAMILY
 from zerotrain.models.families.lora import add_adapter, save_adapter
 from zerotrain.models.sizes import model_sizes
@@ -194,7 +194,7 @@ def test_kohyas_file_has_one_lora_of_the_rank_for_a_stack(base, tmp_path):
         tensors[f"{layer}.lora_B.default.weight"] = torch.randn(second.shape, generator=source)
     save_adapter(
         FAMILY, base, {n: list(t.shape) for n, t in tensors.items()}, tensors.__getitem__,
-        dtype=torch.float32, out=tmp_path / "adapter", **settings,
+        settings, dtype=torch.float32, out=tmp_path / "adapter",
     )  # fmt: skip
     weights = published(base, tmp_path / "weights", tmp_path / "adapter", "flux")
     convert(weights, "kohya", tmp_path / "out")

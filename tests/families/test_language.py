@@ -152,8 +152,8 @@ def test_an_adapter_is_one_of_peft(name, base, tmp_path):
     for path in base.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     known = save_adapter(
-        family, base, shapes, trained.__getitem__, dtype=torch.float32, out=tmp_path,
-        target_modules=targets, **SETTINGS,
+        family, base, shapes, trained.__getitem__, SETTINGS | {"target_modules": targets},
+        dtype=torch.float32, out=tmp_path,
     )  # fmt: skip
     assert set(known) == {PEFT_ADAPTER, PEFT_CONFIG}
     given = batch(name, base)

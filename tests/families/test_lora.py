@@ -199,13 +199,19 @@ def test_an_adapter_of_half_precision_is_the_trained_one_rounded(nano, tmp_path)
     assert 0 < difference(trained, make_adapted(nano)) < 0.02
 
 
-def refused(base: Path, tensors: dict[str, torch.Tensor], out: Path, **changes: object) -> str:
+def refused(
+    base: Path,
+    tensors: dict[str, torch.Tensor],
+    out: Path,
+    dtype: torch.dtype = torch.float32,
+    **changes: object,
+) -> str:
     """What save_adapter says of wrong tensors; it writes nothing."""
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     with pytest.raises(PipelineError) as error:
         save_adapter(
-            FAMILY, base, shapes, tensors.__getitem__, out=out / "out",
-            **SETTINGS | {"dtype": torch.float32} | changes,
+            FAMILY, base, shapes, tensors.__getitem__, SETTINGS | changes, dtype=dtype,
+            out=out / "out",
         )  # fmt: skip
     assert not (out / "out").exists()
     return error.value.what
@@ -251,8 +257,8 @@ def test_tensors_that_read_otherwise_than_announced_are_refused(nano, tmp_path):
     shapes = {name: list(p.shape) for name, p in adapter_of(make_adapted(nano)).items()}
     with pytest.raises(PipelineError, match=r"lora_A\.default\.weight: \[0\] in the trained"):
         save_adapter(
-            FAMILY, nano, shapes, lambda _: torch.ones(0), dtype=torch.float32, out=tmp_path,
-            **SETTINGS,
+            FAMILY, nano, shapes, lambda _: torch.ones(0), SETTINGS, dtype=torch.float32,
+            out=tmp_path,
         )  # fmt: skip
     assert not list(tmp_path.iterdir())
 

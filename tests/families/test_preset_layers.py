@@ -7,7 +7,7 @@ import pytest
 from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.model import trained_model
-from zerotrain.models.families.preset_layers import PRESET_LAYERS
+from zerotrain.pipeline.checks.base import PRESET_LAYERS
 
 
 @pytest.mark.parametrize("family", FAMILIES)

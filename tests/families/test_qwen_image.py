@@ -7,17 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import QwenImagePipeline
+from tests.builders.images import draw_image
 from tests.families.promises import (
     assert_same_call,
     batch_of,
     first_call,
+    predicted_call,
     prediction,
     sample,
 )
 
 from zerotrain.cache import stacked
 from zerotrain.errors import PipelineError
-from zerotrain.models.families.patches import pack, unpack
+from zerotrain.models.families.patches import unpack
 from zerotrain.models.families.qwen_image import FAMILY
 
 PROMPTS = ["a red house", "a blue house"]
@@ -35,21 +37,8 @@ def pipeline_of(folder: Path) -> QwenImagePipeline:
 
 
 def draw(pipeline: QwenImagePipeline, seed: int, prompt: str, scale: float = 3.0) -> bytes:
-    """Pixels of the 16 px image that a user's own call draws."""
-    pixels: bytes = (
-        pipeline(
-            prompt,
-            height=16,
-            width=16,
-            num_inference_steps=2,
-            generator=torch.Generator().manual_seed(seed),
-            true_cfg_scale=scale,
-            negative_prompt="" if scale > 1 else None,
-        )
-        .images[0]
-        .tobytes()
-    )
-    return pixels
+    negative = "" if scale > 1 else None
+    return draw_image(pipeline, prompt, seed, true_cfg_scale=scale, negative_prompt=negative)
 
 
 def test_the_nano_tokenizer_has_as_many_tokens_before_a_prompt_as_the_pipeline_drops(base):
@@ -98,22 +87,15 @@ def test_the_model_is_called_as_the_pipeline_calls_it(base):
     latents = unpack(expected["hidden_states"], torch.Size([2, 4, 4, 6]))
     embeds = FAMILY.load_encoders(base, "cpu").encode_prompts(LENGTHS[:2])["prompt_embeds"]
     text = stacked([{"prompt_embeds": found} for found in embeds], torch.device("cpu"))
-    predicted = []
-
-    def predict() -> None:
-        timesteps = 1000 * expected["timestep"]
-        with torch.inference_mode():
-            predicted.append(
-                FAMILY.objective(base).predict(pipeline.transformer, latents, timesteps, text)
-            )
-
-    found, _ = first_call(pipeline.transformer, predict)
+    found, velocity = predicted_call(
+        FAMILY, base, pipeline.transformer, latents, 1000 * expected["timestep"], text
+    )
     found["encoder_hidden_states_mask"] = found["encoder_hidden_states_mask"].long()
     for calls in (found, expected):
         embedded = calls.pop("encoder_hidden_states")
         torch.testing.assert_close(embedded, text["prompt_embeds"], rtol=1e-4, atol=1e-5)
     assert_same_call(found, expected)
-    torch.testing.assert_close(pack(predicted[0]), answer, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(velocity, answer, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_changes_no_velocity(base):

@@ -20,6 +20,7 @@ from tests.families.promises import (
     assert_same_call,
     changed,
     first_call,
+    predicted_call,
     prediction,
     train_adapter,
 )
@@ -173,19 +174,12 @@ def test_the_model_is_called_as_the_pipeline_calls_it(bases, kind):
     tokens = (SIDE // 8) ** 2
     shape = torch.Size([1, 4, SIDE // 4, SIDE // 4])
     noisy = unpack(expected["hidden_states"][:, :tokens], shape)
-    predicted = []
-
-    def predict() -> None:
-        timesteps = 1000 * expected["timestep"]
-        with torch.inference_mode():
-            predicted.append(
-                FAMILY.objective(base).predict(pipeline.transformer, noisy, timesteps, batch)
-            )
-
-    found, _ = first_call(pipeline.transformer, predict)
+    found, velocity = predicted_call(
+        FAMILY, base, pipeline.transformer, noisy, 1000 * expected["timestep"], batch
+    )
     assert found["hidden_states"].shape[1] == (1 + len(images)) * tokens
     assert_same_call(found, expected)
-    torch.testing.assert_close(pack(predicted[0]), answer[:, :tokens], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(velocity, answer[:, :tokens], rtol=1e-6, atol=1e-6)
 
 
 def test_the_timestep_of_conditioning_images_is_the_models_own(bases):

@@ -11,9 +11,9 @@ import torch
 from diffusers import SD3Transformer2DModel, StableDiffusion3Pipeline
 from PIL import Image
 from tests.builders.images import draw_house
+from tests.families import promises
 
 from zerotrain import artifact
-from zerotrain.config.models import EvaluateConfig
 from zerotrain.config.read import parse_config
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
@@ -198,18 +198,10 @@ def test_a_base_of_another_schedule_is_refused(nano):
 
 
 def sample(folder: Path, *, length: int | None = None) -> list[bytes]:
-    """Pixels of the 16 px image that `drawn` draws."""
-    config = EvaluateConfig(num_inference_steps=2, guidance_scale=3.0)
-    images = FAMILY.sample(
-        folder,
-        ["a red house"],
-        [7],
-        config,
-        resolution=16,
-        device="cpu",
-        max_sequence_length=length,
+    """What `draw_house` draws, by our own sampling."""
+    return promises.sample(
+        FAMILY, folder, ["a red house"], [7], guidance_scale=3.0, max_sequence_length=length
     )
-    return [image.tobytes() for image in images]
 
 
 def test_samples_are_the_pipelines_own(nano_sd3):
@@ -233,7 +225,7 @@ def test_the_pipeline_loads_the_adapter_that_was_trained(nano_sd3, tmp_path, tar
     shutil.copytree(nano_sd3, folder)
     shapes = {name: list(tensor.shape) for name, tensor in trained.items()}
     save_adapter(
-        FAMILY, nano_sd3, shapes, trained.__getitem__, dtype=torch.float32, out=folder, **settings
+        FAMILY, nano_sd3, shapes, trained.__getitem__, settings, dtype=torch.float32, out=folder
     )
     pipeline = pipeline_of(nano_sd3)
     pipeline.load_lora_weights(folder)

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from tests.builders.adapters import make_adapted, write_adapter
 from tests.builders.commands import run_zerotrain
 from tests.builders.images import build_nano
-from tests.formats.commands import run_command
+from tests.formats.commands import code_of, run_command
 from tests.formats.languages import Language, exported
 
 from zerotrain import artifact
@@ -246,3 +246,14 @@ def upload(address: str, *words: object) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does whose HF_ENDPOINT is the stand-in."""
     hub_of = {"HF_ENDPOINT": address, "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
     return run_zerotrain("publish", *words, **hub_of, HF_HUB_DISABLE_TELEMETRY="1")
+
+
+def run_card(out: Path, base: Path) -> dict[str, Any]:
+    """What the code of a folder's card defines, with the folder in place of the hub's copy."""
+    code = code_of((out.with_name(f"{out.name}-card") / "README.md").read_text())
+    code = code.replace("BASE", str(base)).replace(f'snapshot_download("{REPO}")', repr(str(out)))
+    file = f'hf_hub_download("{REPO}", "model.safetensors")'
+    code = code.replace(file, repr(str(out / "model.safetensors")))
+    scope: dict[str, Any] = {}
+    exec(code.replace(REPO, str(out)), scope)
+    return scope

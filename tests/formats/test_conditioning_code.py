@@ -17,7 +17,7 @@ from tests.builders.images import make_pictures, publish_nano
 from tests.builders.models import make_trained
 from tests.formats.commands import code_of, join_lines, run_code
 
-from zerotrain.export.formats.conditioning_code import SIDE as DEFAULT_SIDE
+from zerotrain.export.formats.loading_code import SIDE as DEFAULT_SIDE
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.export.options import SampleOptions
 from zerotrain.export.sample import sample

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 from tests.builders.adapters import difference
 from tests.builders.states import HISTORY, RAN_ON
-from tests.formats.conftest import FORMATS, REPO, head_of, publish, publish_phase, upload
+from tests.formats.conftest import FORMATS, REPO, head_of, publish, publish_phase, run_card, upload
 
 from zerotrain import artifact
 from zerotrain.export.formats.conversion import convert
-from zerotrain.export.model_card import LOADING, model_card
+from zerotrain.export.model_card import model_card
 from zerotrain.export.provenance import Origin
 from zerotrain.models.families.sdxl import FAMILY
 
@@ -120,21 +119,14 @@ def test_the_card_says_how_to_load_it(whole, lora, base, trained, tmp_path, form
     source = whole if not FORMATS.get(form, FORMATS["peft"]).adapter else lora
     convert(source, "diffusers" if form == "adapter" else form, tmp_path / "out")
     publish(tmp_path / "out", REPO, "--dry-run")
-    code = (tmp_path / "out-card" / "README.md").read_text().split("```")[1]
-    code = code.removeprefix("python\n").replace("BASE", str(base))
-    for call in (f'snapshot_download("{REPO}")', f'hf_hub_download("{REPO}", "model.safetensors")'):
-        name = tmp_path / "out" / ("model.safetensors" if call.startswith("hf") else "")
-        code = code.replace(call, repr(str(name)))
-    scope: dict[str, Any] = {}
     monkeypatch.chdir(tmp_path)  # it writes an image there
-    exec(code.replace(REPO, str(tmp_path / "out")), scope)
+    scope = run_card(tmp_path / "out", base)
     expected = trained if source == lora else FAMILY.load_model(whole).eval()
     if form == "single_file":
         assert scope["tensors"].keys() == expected.state_dict().keys()
         return
     model = scope["model"] if form == "peft" else scope["pipeline"].unet
     assert difference(model.eval(), expected) <= 1e-5
-    assert (form in LOADING) == (form not in ("diffusers", "merged", "adapter"))
 
 
 @pytest.mark.slow

@@ -26,10 +26,9 @@ from zerotrain import artifact
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats import Options, kohya, ldm
 from zerotrain.export.formats.conversion import convert
-from zerotrain.export.formats.mmdit_names import flux_slot, sd3_slots
 from zerotrain.export.formats.modelspec import base_name
 from zerotrain.export.formats.opening import open_pipeline
-from zerotrain.export.formats.original import to_original_layout
+from zerotrain.export.formats.original import flux_slot, sd3_slots, to_original_layout
 from zerotrain.export.formats.tensors import LazyTensor
 from zerotrain.export.formats.weights import Adapter, ExportedWeights
 from zerotrain.export.model_card import Origin, model_card
@@ -81,9 +80,8 @@ def lora(folder: Path, name: str, targets: tuple[str, ...], **options: Any) -> P
     out = folder / "adapter"
     shutil.rmtree(out, ignore_errors=True)
     save_adapter(
-        family, folder / "base", shapes, tensors.__getitem__, dtype=torch.float32, out=out,
-        **settings,
-    )  # fmt: skip
+        family, folder / "base", shapes, tensors.__getitem__, settings, dtype=torch.float32, out=out
+    )
     return published(folder / "base", folder / "lora", out, name)
 
 

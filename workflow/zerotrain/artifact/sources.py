@@ -133,8 +133,17 @@ def _closure(modules: Iterable[str], without: tuple[str, ...] = ()) -> set[Path]
 
 
 def _tables(path: Path) -> Iterable[Path]:
-    """List the tables that a package reads when it is imported, such as those of launch/keys."""
-    return path.parent.glob("*.toml") if path.name == "__init__.py" else ()
+    """List a module's tables and templates, named after it, or a package's, named otherwise."""
+    package = path.name == "__init__.py"
+    for table in _tables_in(path.parent):
+        module = table.with_name(f"{table.name.partition('.')[0]}.py")
+        if not module.exists() if package else module == path:
+            yield table
+
+
+@cache
+def _tables_in(folder: Path) -> tuple[Path, ...]:
+    return tuple(one for kind in ("*.toml", "*.j2") for one in folder.glob(kind))
 
 
 def _name_of(path: Path) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 
 from zerotrain.artifact.tensor_file import open_tensors, same_bits
 from zerotrain.errors import PipelineError
+from zerotrain.export.formats.tensors import mismatch, report_load_errors
+from zerotrain.export.formats.weights import plain_name
 from zerotrain.models.families.model_tensors import stored_tensors, without_memory
 from zerotrain.state.position import MASTER, Source
 
@@ -31,7 +30,6 @@ NEVER_NEGATIVE = (
     "acc_delta",
 )
 DAMAGED = "the checkpoint is damaged; take an older one, or train on from it"
-DISK = "look at the disk and its room; nothing was published"
 TOO_LARGE = "choose export.dtype fp32 or bf16: the weights exceed the range of fp16"
 
 
@@ -72,90 +70,69 @@ def check_written(source: Source, weights: WeightsTarget, folder: Path) -> None:
 
     The library maps files that have the requested type, which needs no further memory.
     """
-    files = (folder / weights.family.trained_part).glob("*.safetensors")
-    with _report_load_errors(weights):
-        written = open_tensors(files)
+    with report_load_errors(weights.folder):
+        written = open_tensors((folder / weights.family.trained_part).glob("*.safetensors"))
         loaded = stored_tensors(weights.family.load_model(folder, weights.torch_dtype))
-
-        def is_equal(name: str) -> bool:
-            if name not in loaded or name not in written:
-                return False
-            stored = written[name].get_tensor(name)
-            trained = name in source.shapes
-            return same_bits(stored, loaded[name]) and (
-                not trained or same_bits(stored, source.tensor(name, MASTER))
-            )
-
-        bad = next((n for n in sorted(written.keys() | loaded.keys()) if not is_equal(n)), None)
-    if bad:
-        raise _mismatch(weights, bad)
+        own = {name: name for name in source.shapes}
+        _check_equal(source, weights, written, loaded, own, written.keys() | loaded.keys())
 
 
 def check_lora(source: Source, weights: WeightsTarget, folder: Path) -> None:
     """Compare a written LoRA with the master weights and with what the library loads.
 
-    File and library have slightly different names."""
+    File and library have slightly different names. The library has it in float32; it has to be
+    equal after rounding to the file's type.
+    """
     from zerotrain.models.families.lora import adapter_file
 
     file, prefix = adapter_file(weights.family.trained_part)
-    expected = {_without_adapter_name(name): name for name in source.shapes}
-    with _report_load_errors(weights):
+    expected = {plain_name(name): name for name in source.shapes}
+    with report_load_errors(weights.folder):
         written = open_tensors([folder / file])
         model = _adapted_model(weights, folder).state_dict()
-        # The library has it in float32; it has to be equal after rounding to the file's type.
-        loaded = {
-            _without_adapter_name(name): tensor
-            for name, tensor in model.items()
-            if ".lora_" in name
-        }
-
-        def is_equal(name: str) -> bool:
-            in_file = prefix + name
-            if name not in expected or name not in loaded or in_file not in written:
-                return False
-            stored = written[in_file].get_tensor(in_file)
-            master = source.tensor(expected[name], MASTER)
-            return same_bits(stored, loaded[name]) and same_bits(stored, master)
-
-        bad = next((n for n in sorted(expected.keys() | loaded.keys()) if not is_equal(n)), None)
-    if bad:
-        raise _mismatch(weights, bad)
+        loaded = {plain_name(n): tensor for n, tensor in model.items() if ".lora_" in n}
+        if surplus := sorted(loaded.keys() - expected.keys()):
+            raise _mismatch(weights, surplus[0])
+        _check_equal(source, weights, written, loaded, expected, expected, prefix)
 
 
 def check_peft(source: Source, weights: WeightsTarget, folder: Path) -> None:
     """Compare a written adapter of another method as `check_lora` does.
 
-    For a trained prompt, the file has the resulting embeddings, not the parameters."""
+    For a trained prompt, the file has the resulting embeddings, not the parameters.
+    """
     from zerotrain.models.families import adapters
     from zerotrain.models.families.lora import PEFT_ADAPTER, PEFT_PREFIX
 
     expected = {adapters.plain(name): name for name in source.shapes}
-    with _report_load_errors(weights):
-        files = open_tensors([folder / adapters.FOLDER / PEFT_ADAPTER])
-        written = {n.removeprefix(PEFT_PREFIX): files[n].get_tensor(n) for n in files}
-        loaded = adapters.tensors_of(_adapted_model(weights, folder))
-
-        def is_equal(name: str) -> bool:
-            if name not in loaded or name not in written:
-                return False
-            trained = expected.get(name)
-            return same_bits(written[name], loaded[name]) and (
-                trained is None or same_bits(written[name], source.tensor(trained, MASTER))
-            )
-
+    with report_load_errors(weights.folder):
+        written = open_tensors([folder / adapters.FOLDER / PEFT_ADAPTER])
         prompt = written.keys() == {adapters.PROMPT}
-        names = written.keys() | loaded.keys() | (set() if prompt else expected.keys())
-        bad = next((name for name in sorted(names) if not is_equal(name)), None)
-    if bad:
-        raise _mismatch(weights, bad)
+        prefix = "" if prompt else PEFT_PREFIX
+        loaded = adapters.tensors_of(_adapted_model(weights, folder))
+        names = {name.removeprefix(prefix) for name in written} | loaded.keys()
+        names |= set() if prompt else expected.keys()
+        _check_equal(source, weights, written, loaded, expected, names, prefix)
 
 
-@contextmanager
-def _report_load_errors(weights: WeightsTarget) -> Iterator[None]:
-    try:
-        yield
-    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
-        raise PipelineError(f"{weights.folder}: does not load again: {error}", hint=DISK) from error
+def _check_equal(
+    source: Source,
+    weights: WeightsTarget,
+    written: Mapping[str, Any],
+    loaded: Mapping[str, torch.Tensor],
+    trained: Mapping[str, str],
+    names: Iterable[str],
+    prefix: str = "",
+) -> None:
+    """Compare the tensors of these names: in files, as loaded, and the trained ones' masters."""
+    for name in sorted(names):
+        if name in loaded and (in_file := prefix + name) in written:
+            stored = written[in_file].get_tensor(in_file)
+            if same_bits(stored, loaded[name]) and (
+                name not in trained or same_bits(stored, source.tensor(trained[name], MASTER))
+            ):
+                continue
+        raise _mismatch(weights, name)
 
 
 def _adapted_model(weights: WeightsTarget, folder: Path) -> torch.nn.Module:
@@ -169,12 +146,5 @@ def _adapted_model(weights: WeightsTarget, folder: Path) -> torch.nn.Module:
     return adapters.apply(model, folder)
 
 
-def _without_adapter_name(name: str) -> str:
-    """Return a tensor's name without the adapter's name, "default" or "default_0"."""
-    plain = re.sub(r"(\.lora_\w+)\.[^.]+\.", r"\1.", name)
-    return plain.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
-
-
 def _mismatch(weights: WeightsTarget, name: str) -> PipelineError:
-    what = f"{weights.folder}: {name} reads back with other values than were written"
-    return PipelineError(what, hint=DISK)
+    return mismatch(f"{name} reads back with other values than were written", weights.folder)

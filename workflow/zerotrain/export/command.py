@@ -19,8 +19,7 @@ from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
 from zerotrain.export.export import check_no_loss, export, export_universal, find_parents, lineage
 from zerotrain.export.formats import FORMATS, OWN_FOLDER
-from zerotrain.export.formats.conversion import convert
-from zerotrain.export.formats.refusals import check_format
+from zerotrain.export.formats.conversion import check_format, convert
 from zerotrain.export.options import ExportOptions
 from zerotrain.export.provenance import find_parent
 from zerotrain.export.target import WeightsTarget

@@ -162,28 +162,16 @@ def _write_weights(
     def read(name: str) -> torch.Tensor:
         return checked.tensor(name, MASTER, dtype)
 
-    if weights.lora:
-        from zerotrain.models.families.lora import save_adapter
-
-        return save_adapter(
-            weights.family,
-            weights.base,
-            source.shapes,
-            read,
-            dtype=dtype,
-            out=folder,
-            metadata=metadata,
-            **{key: value for key, value in weights.lora.items() if key != FUSED},
-        )
-    if weights.peft:
+    if weights.adapter:
         from zerotrain.models.families import adapters
 
+        adapter = {k: v for k, v in (weights.lora or weights.peft or {}).items() if k != FUSED}
         return adapters.save(
             weights.family,
             weights.base,
             source.shapes,
             read,
-            weights.peft,
+            adapter,
             dtype=dtype,
             out=folder,
             metadata=metadata,

@@ -37,7 +37,7 @@ class Format:
 
 FORMATS: Mapping[str, Format] = {
     "diffusers": Format(
-        "diffusers_folder",
+        "library_folder",
         "a pipeline's folder",
         "**diffusers**",
         adapter=None,
@@ -45,7 +45,7 @@ FORMATS: Mapping[str, Format] = {
         modality="image",
     ),
     "transformers": Format(
-        "transformers_folder",
+        "library_folder",
         "a folder with tokenizer and generation config",
         "**transformers**, vLLM, **peft**",
         adapter=None,

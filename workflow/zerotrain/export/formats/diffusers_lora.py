@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from zerotrain.export.formats.tensors import mismatch, verify_tensors, write_ten
 from zerotrain.export.formats.weights import (
     Adapter,
     ExportedWeights,
-    file_name,
     model_without_memory,
+    plain_name,
 )
 from zerotrain.models.families.lora import ADAPTER, METADATA
 
@@ -61,7 +60,7 @@ def verify_adapter(
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    loaded = {_plain(n): t for n, t in model.state_dict().items() if ".lora_" in n}
+    loaded = {plain_name(_layer(n)): t for n, t in model.state_dict().items() if ".lora_" in n}
     verify_tensors(adapter.tensors, loaded, dtype, where)
     for name, layer in model.named_modules():
         if not isinstance(layer, BaseTunerLayer):
@@ -69,11 +68,6 @@ def verify_adapter(
         scale, expected = next(iter(layer.scaling.values())), scales[_layer(name)]
         if abs(scale - expected) > 1e-6 * expected:
             raise mismatch(f"{name} is scaled by {scale:g} instead of {expected:g}", where)
-
-
-def _plain(name: str) -> str:
-    """Return a factor's name without the names of the adapter and of peft's wrapper."""
-    return file_name(re.sub(r"(\.lora_\w+)\.[^.]+\.", r"\1.", _layer(name)))
 
 
 def _layer(name: str) -> str:

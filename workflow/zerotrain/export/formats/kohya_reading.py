@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from zerotrain.export.formats.mmdit_names import sd3_slots
-from zerotrain.export.formats.original import layers_by_slot
+from zerotrain.export.formats.original import layers_by_slot, sd3_slots
 from zerotrain.export.formats.tensors import mismatch
 from zerotrain.export.formats.weights import ExportedWeights
 from zerotrain.models.families import Family

@@ -14,7 +14,7 @@ import torch
 
 from zerotrain.artifact import link_or_copy
 from zerotrain.errors import PipelineError
-from zerotrain.export.formats import Options, sdxl_names
+from zerotrain.export.formats import Options, original
 from zerotrain.export.formats.modelspec import architecture, prediction
 from zerotrain.export.formats.original import (
     FLUX_WIDTH,
@@ -86,9 +86,9 @@ def sdxl(weights: ExportedWeights) -> dict[str, LazyTensor]:
     """Return SDXL's tensors under their original names."""
     _check_widths(weights)
     return {
-        **_denoiser(weights, sdxl_names.UNET),
+        **_denoiser(weights, original.UNET),
         **_autoencoder(weights),
-        **{sdxl_names.CLIP + _flat(n): t for n, t in weights.tensors("text_encoder").items()},
+        **{original.CLIP + _flat(n): t for n, t in weights.tensors("text_encoder").items()},
         **_open_clip({_flat(n): t for n, t in weights.tensors("text_encoder_2").items()}),
         **_marks(weights),
     }
@@ -96,7 +96,7 @@ def sdxl(weights: ExportedWeights) -> dict[str, LazyTensor]:
 
 def sd3(weights: ExportedWeights) -> dict[str, LazyTensor]:
     """Return SD3's tensors as in sd3_medium.safetensors: without text encoders."""
-    return {**_denoiser(weights, sdxl_names.UNET), **_autoencoder(weights)}
+    return {**_denoiser(weights, original.UNET), **_autoencoder(weights)}
 
 
 def flux(weights: ExportedWeights) -> dict[str, LazyTensor]:
@@ -144,9 +144,9 @@ def _denoiser(weights: ExportedWeights, prefix: str) -> dict[str, LazyTensor]:
 
 
 def _autoencoder(weights: ExportedWeights) -> dict[str, LazyTensor]:
-    name_of = sdxl_names.vae_names(weights.config("vae"))
+    name_of = original.vae_names(weights.config("vae"))
     tensors = weights.tensors("vae").items()
-    return {sdxl_names.VAE + name_of(name): _convolution(name, t) for name, t in tensors}
+    return {original.VAE + name_of(name): _convolution(name, t) for name, t in tensors}
 
 
 def _check_widths(weights: ExportedWeights) -> None:
@@ -172,9 +172,9 @@ def _open_clip(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
             new = f"transformer.resblocks.{number}.attn.in_proj_{kind}"
             renamed[new] = rows_of(parts)
         else:
-            new = sdxl_names.open_clip_name(name)
+            new = original.open_clip_name(name)
             renamed[new] = _transpose(stored) if new == "text_projection" else stored
-    return {sdxl_names.OPEN_CLIP + name: stored for name, stored in renamed.items()}
+    return {original.OPEN_CLIP + name: stored for name, stored in renamed.items()}
 
 
 def _transpose(stored: LazyTensor) -> LazyTensor:

@@ -2,6 +2,9 @@
 
 Its results equal those of `zerotrain sample` and `zerotrain generate` for the same prompt with
 their defaults, also with an adapter of any method; a test runs it. No library is imported here.
+
+Pipelines with conditioning images scale these themselves, to about 1024 x 1024 pixels. The code
+crops and scales them as in training, and keeps the pipeline from scaling them again.
 """
 
 from __future__ import annotations
@@ -9,23 +12,22 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from zerotrain.config.data import ALPACA
 from zerotrain.config.families import FAMILIES
 from zerotrain.data.alpaca import alpaca_text
-from zerotrain.export.formats.conditioning_code import (
-    ConditioningCode,
-    conditioning_code,
-    default_files,
-)
+from zerotrain.models.families.conditioning import REDUX, read_pipeline
 from zerotrain.state.ran_on import RanOn, as_markdown
 
 STEPS, SEED, MAX_NEW_TOKENS = 30, 0, 256
 """Defaults of `zerotrain sample` and `zerotrain generate`."""
-TRUNCATE, CHUNK = "truncate", "chunk"
-"""Values of train.long_captions; see zerotrain.models.families.prompt_tokens."""
+TRUNCATE = "truncate"
+"""The default of train.long_captions; see zerotrain.models.families.prompt_tokens."""
 LORA = "pytorch_lora_weights.safetensors"
 METHOD = "adapter/adapter_config.json"
 """The configuration of an adapter other than a LoRA, in a weights folder."""
@@ -49,23 +51,25 @@ PENALTIES: Mapping[str, Any] = {
     ),
 }  # fmt: skip
 """Keys of a generation config that change a greedy answer, with their neutral values."""
+SIDE = 1024
+"""Side in pixels that pipelines scale conditioning images to, and default side of their images."""
+FILES: Mapping[str, tuple[str, ...]] = {
+    "FluxKontextPipeline": ("input.png",),
+    "FluxFillPipeline": ("input.png", "mask.png"),
+    REDUX: ("input.png",),
+    "QwenImageEditPipeline": ("input.png",),
+    "QwenImageEditPlusPipeline": ("input.png",),
+}
+"""Names of the files in the code, for the pipelines that are shown with conditioning images."""
+EDIT = {
+    "QwenImageEditPipeline": "pipeline_qwenimage_edit",
+    "QwenImageEditPlusPipeline": "pipeline_qwenimage_edit_plus",
+}
+"""Pipelines whose text encoder sees conditioning images, with the modules that they scale in."""
 DEVICE = """\
 found = torch.accelerator.current_accelerator(check_available=True)
 device = found.type if found and found.type in ("cuda", "npu", "mps") else "cpu"
-dtype = torch.float32 if device == "cpu" else torch.bfloat16
-"""
-OFFLOAD = "# use pipeline.enable_model_cpu_offload() if this runs out of memory"
-FIRST_CHUNK = """\
-# diffusers reads the first 75 tokens of a prompt; the training and `zerotrain sample` read all
-"""
-GREEDY = """\
-own = model.generation_config
-model.generation_config = GenerationConfig(  # without the penalties and beams of the base
-    eos_token_id=own.eos_token_id,
-    pad_token_id=own.pad_token_id,
-    decoder_start_token_id=getattr(model.config, "decoder_start_token_id", None),
-)
-"""
+dtype = torch.float32 if device == "cpu" else torch.bfloat16"""
 
 
 def loading_code(
@@ -99,23 +103,29 @@ def loading_code(
         images: Files of the prompt's conditioning images; default: names for as many as the
             pipeline of the folder takes at least.
     """
-    at = at or folder.as_posix()
-    if FAMILIES[family].modality == "text":
-        return _text_code(folder, family, prompt, at, repo, raw=raw, system=system)
+    text, method = FAMILIES[family].modality == "text", (folder / METHOD).is_file()
+    download = bool(repo) and (method or (text and (folder / "adapter_config.json").is_file()))
+    place = repo or at or folder.as_posix()
+    values: dict[str, Any] = {
+        "repo": repo,
+        "prompt": prompt,
+        "method": method,
+        "download": download,
+        "source": "folder" if download else _literal(place),
+        "adapter": 'f"{folder}/adapter"' if download else _literal(f"{place}/adapter"),
+    }
+    if text:
+        return _render(
+            "loading_code.text.py.j2", values | _text_values(folder, family, prompt, raw, system)
+        )
     files = default_files(folder) if images is None else images
-    source, _ = _places(at, repo, download=(folder / METHOD).is_file())
-    given = conditioning_code(folder, files, source, resolution, hub=bool(repo))
-    arguments: dict[str, Any] = dict(given.arguments)
-    arguments |= {"height": resolution, "width": resolution} if resolution else {}
-    arguments |= {"num_inference_steps": STEPS, "generator": "seed"}
     length = _prompt_tokens(folder, family, max_sequence_length)
-    reading = {"max_sequence_length": length} if length else {}
-    if not given.encoded:
-        arguments |= reading
-    if family == "qwen_image":
-        arguments["negative_prompt"] = '""'
-    chunk = long_captions != TRUNCATE
-    return _image_code(folder, family, prompt, at, repo, arguments, reading, given, chunk=chunk)
+    values |= _image_values(folder, family, values, files, resolution, length)
+    # Readers of the hub do not have zerotrain; diffusers reads only the first 75 tokens.
+    if (chunk := long_captions != TRUNCATE) and not repo:
+        values["imports"].append(f"from zerotrain.models.families.{family} import FAMILY")
+    values["imports"].sort(key=_import_order)
+    return _render("loading_code.image.py.j2", values | {"chunk": chunk})
 
 
 def text_of_readme(
@@ -169,138 +179,130 @@ def is_raw(content: Mapping[str, Any]) -> bool:
     return content.get("prompt_template") == ALPACA
 
 
-def _image_code(
+def default_files(folder: Path) -> tuple[str, ...]:
+    """Return names for a prompt's conditioning images; none for a folder shown without them."""
+    index = folder / "model_index.json"
+    return FILES.get(read_pipeline(folder) or "", ()) if index.is_file() else ()
+
+
+def _image_values(
     folder: Path,
     family: str,
-    prompt: str,
-    at: str,
-    repo: str | None,
-    arguments: Mapping[str, Any],
-    reading: Mapping[str, int],
-    given: ConditioningCode,
-    *,
-    chunk: bool,
-) -> str:
-    part = FAMILIES[family].trained_part
-    method, lora = (folder / METHOD).is_file(), (folder / LORA).is_file()
-    imports = ["import torch", *(given.imports or ["from diffusers import DiffusionPipeline"])]
-    imports += ["from huggingface_hub import snapshot_download"] if method and repo else []
-    imports += ["from peft import PeftModel"] if method else []
-    # Readers of the hub do not have zerotrain; diffusers reads only the first 75 tokens.
-    first_chunk = chunk and bool(repo)
-    chunk = chunk and not repo
-    imports += [f"from zerotrain.models.families.{family} import FAMILY"] if chunk else []
-    source, adapter = _places(at, repo, download=method)
-    loading = {"dtype": "dtype", **dict.fromkeys(_absent_encoders(folder), "None"), **given.loading}
+    given: Mapping[str, Any],
+    files: Sequence[str],
+    resolution: int | None,
+    length: int | None,
+) -> dict[str, Any]:
+    """Return the values of the code for an image, other than those `given`."""
+    shown = _shown_pipeline(folder, files) if files else None
+    side, source = resolution or SIDE, given["source"]
+    squares = [f"load_square({_literal(file)})" for file in files] if shown else []
+    loading = {"dtype": "dtype", **dict.fromkeys(_absent_encoders(folder), "None")}
     if family == "sdxl":
         loading["add_watermarker"] = "False"
-    lines = [f'folder = snapshot_download("{repo}")'] if method and repo else []
-    lines += given.before.splitlines()
-    lines += [f"pipeline = {_call(f'{given.pipeline}.from_pretrained', [source], loading)}"]
-    if lora:
-        lines += [f"pipeline.load_lora_weights({source})"]
-    if method:
-        loaded = _call(
-            "PeftModel.from_pretrained",
-            [f"pipeline.{part}", adapter],
-            {"autocast_adapter_dtype": "False"},
-        )
-        lines += [f"pipeline.{part} = {loaded}"]
-    lines += given.after.splitlines()
-    lines += [f"pipeline.to(device)  {OFFLOAD}"]
-    lines += [FIRST_CHUNK.rstrip()] if first_chunk else []
+    pipeline = "DiffusionPipeline"
+    imports = ["import torch"]
+    imports += ["from huggingface_hub import snapshot_download"] if given["download"] else []
+    imports += ["from peft import PeftModel"] if given["method"] else []
+    arguments: dict[str, Any] = {}
+    if shown:
+        pipeline = "FluxPipeline" if shown == REDUX else shown
+        imports += ["from PIL.Image import Resampling", "from diffusers.utils import load_image"]
+    if shown == REDUX:
+        imports += ["import numpy", "from diffusers import FluxPipeline, ReduxImageEncoder"]
+        imports += ["from transformers import SiglipVisionModel"]
+    else:
+        imports += [f"from diffusers import {pipeline}"]
+    if shown == "QwenImageEditPlusPipeline":
+        arguments["image"] = f"[{', '.join(squares)}]"
+    elif shown and shown != REDUX:
+        arguments["image"] = squares[0]
+    if shown == "FluxFillPipeline":
+        arguments["mask_image"] = squares[1]
+    if shown == "FluxKontextPipeline" and side != SIDE:
+        arguments |= {"max_area": f"{side}**2", "_auto_resize": "False"}
+    if shown in EDIT and side != SIDE:
+        imports += [f"from diffusers.pipelines.qwenimage import {EDIT[shown]} as edit"]
+    if shown in EDIT and not given["repo"]:
+        own = "zerotrain.models.families.qwen_image_encoding"
+        imports += ["from pathlib import Path"]
+        imports += [f"from {own} import add_token_types, load_processor"]
+        loading["**"] = f'load_processor("{shown}", Path({source}))'
     # The first argument of pipelines with conditioning images is the image.
-    asked = f"prompt={_literal(prompt)}" if given.arguments else _literal(prompt)
-    if chunk:  # of any length
-        lines += [f'embeds = FAMILY.prompt_arguments(pipeline, [{asked}], "{CHUNK}")']
-        asked = "**embeds"
-    if given.encoded:
-        embeds = _call("encode", [_literal(prompt), *given.encoded], reading)
-        lines += [f"embeds = {embeds}"]
-        asked = "**embeds"
-    lines += [
-        f"seed = torch.Generator().manual_seed({SEED})",
-        f"image = {_call('pipeline', [asked], arguments)}.images[0]",
-        'image.save("image.png")',
-    ]
-    if given.imports:
-        imports.sort(key=_import_order)
-    return "\n".join([*imports, "", DEVICE + lines[0], *lines[1:], ""])
+    prompt = _literal(given["prompt"])
+    asked = f"prompt={prompt}" if arguments else prompt
+    arguments |= {"height": resolution, "width": resolution} if resolution else {}
+    arguments |= {"num_inference_steps": STEPS, "generator": "seed"}
+    reading = {"max_sequence_length": length} if length else {}
+    arguments |= {} if shown == REDUX else reading
+    if family == "qwen_image":
+        arguments["negative_prompt"] = '""'
+    return {
+        "imports": imports,
+        "pipeline": pipeline,
+        "shown": shown,
+        "unknown": bool(files) and shown is None,
+        "redux": shown == REDUX,
+        "edits": shown in EDIT,
+        "squares": squares,
+        "side": side,
+        "rescaled": side != SIDE,
+        "part": FAMILIES[family].trained_part,
+        "lora": (folder / LORA).is_file(),
+        "loading": loading,
+        "asked": asked,
+        "reading": reading,
+        "arguments": arguments,
+    }
+
+
+def _shown_pipeline(folder: Path, files: Sequence[str]) -> str | None:
+    """Return the pipeline that takes these conditioning images; None if diffusers has none."""
+    named = read_pipeline(folder) or ""
+    if named == "FluxPipeline":  # the same model with one image, which in-context training reads
+        named = "FluxKontextPipeline"
+    if named == "FluxKontextPipeline" and len(files) > 1:
+        return None
+    return named if named in FILES else None
+
+
+def _text_values(
+    folder: Path, family: str, prompt: str, raw: bool, system: str | None
+) -> dict[str, Any]:
+    causal = family == "causal_lm"
+    turns = [system, prompt] if system else [prompt]
+    return {
+        "auto": "AutoModelForCausalLM" if causal else "AutoModelForSeq2SeqLM",
+        "causal": causal,
+        "penalties": _has_penalties(folder),
+        "chat": not raw and _has_chat_template(folder),
+        "system": system,
+        "asked": "\n".join(turns) + ("\n" if causal and not raw else ""),
+    }
+
+
+def _render(template: str, values: Mapping[str, Any]) -> str:
+    return str(_environment().get_template(template).render(values))
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["literal"] = _literal
+    made.globals |= {"device": DEVICE, "seed": SEED, "most": MAX_NEW_TOKENS, "call": _call}
+    made.globals["unchanged"] = {"autocast_adapter_dtype": "False"}
+    return made
 
 
 def _import_order(line: str) -> tuple[bool, bool, str]:
     """Return the sort key of an import: standard library, then `import`, then `from` lines."""
     module = line.split()[1].lower()
     return module != "pathlib", line.startswith("from"), module
-
-
-def _text_code(
-    folder: Path,
-    family: str,
-    prompt: str,
-    at: str,
-    repo: str | None,
-    *,
-    raw: bool,
-    system: str | None,
-) -> str:
-    method, lora = (folder / METHOD).is_file(), (folder / "adapter_config.json").is_file()
-    causal = family == "causal_lm"
-    auto = "AutoModelForCausalLM" if causal else "AutoModelForSeq2SeqLM"
-    penalties = _has_penalties(folder)
-    config = ", GenerationConfig" if penalties else ""
-    download = bool(repo) and (method or lora)
-    imports = ["import torch"]
-    imports += ["from huggingface_hub import snapshot_download"] if download else []
-    imports += ["from peft import PeftModel"] if method else []
-    imports += [f"from transformers import {auto}, AutoTokenizer{config}"]
-    source, adapter = _places(at, repo, download=download)
-    lines = [f'folder = snapshot_download("{repo}")'] if download else []
-    lines += [
-        f"tokenizer = AutoTokenizer.from_pretrained({source})",
-        f"model = {auto}.from_pretrained({source}, dtype=dtype)",
-    ]
-    lines += [GREEDY.rstrip()] if penalties else []
-    if method:
-        loaded = _call(
-            "PeftModel.from_pretrained", ["model", adapter], {"autocast_adapter_dtype": "False"}
-        )
-        lines += [f"model = {loaded}"]
-    lines += ["model.to(device)"]
-    if causal and not raw and _has_chat_template(folder):
-        turns = {**({"system": system} if system else {}), "user": prompt}
-        lines += [
-            "messages = [",
-            *(f'    {{"role": "{role}", "content": {_literal(turns[role])}}},' for role in turns),
-            "]",
-            "inputs = tokenizer.apply_chat_template(\n"
-            '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"\n'
-            ").to(device)",
-        ]
-    elif causal and system:  # each turn is tokenised separately, as in training
-        lines += [
-            f"ids = tokenizer({_literal(system + chr(10))}).input_ids",
-            f"ids += tokenizer({_literal(prompt + chr(10))}, add_special_tokens=False).input_ids",
-            'inputs = {"input_ids": torch.tensor([ids], device=device)}',
-        ]
-    else:
-        turns_read = [system, prompt] if system else [prompt]
-        asked = _literal("\n".join(turns_read) + ("\n" if causal and not raw else ""))
-        lines += [f'inputs = tokenizer({asked}, return_tensors="pt").to(device)']
-    new = '[0, inputs["input_ids"].shape[1] :]' if causal else "[0]"
-    lines += [
-        f"tokens = model.generate(**inputs, max_new_tokens={MAX_NEW_TOKENS}, do_sample=False)",
-        f"print(tokenizer.decode(tokens{new}, skip_special_tokens=True))",
-    ]
-    return "\n".join([*imports, "", DEVICE + lines[0], *lines[1:], ""])
-
-
-def _places(at: str, repo: str | None, *, download: bool) -> tuple[str, str]:
-    """Return the code's expressions for the folder and for the adapter in it."""
-    if repo and download:
-        return "folder", 'f"{folder}/adapter"'
-    place = repo or at
-    return _literal(place), _literal(f"{place}/adapter")
 
 
 def _literal(text: str) -> str:

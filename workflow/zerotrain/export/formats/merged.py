@@ -1,8 +1,9 @@
-"""merged: the adapter merged into the weights of its base, layer by layer, by peft itself."""
+"""merged: the adapter merged into the weights of its base by peft itself; a LoRA by layers."""
 
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats import Options
-from zerotrain.export.formats.diffusers_folder import verify_folder, write_folder
+from zerotrain.export.formats.library_folder import verify_folder, write_folder
 from zerotrain.export.formats.tensors import LazyTensor
 from zerotrain.export.formats.weights import NAME, Adapter, ExportedWeights, file_name
+from zerotrain.models.families.adapters import FOLDER
 
 
 def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, str]:
@@ -27,6 +29,8 @@ def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
 
 def merged_tensors(weights: ExportedWeights) -> dict[str, LazyTensor]:
     """Return the trained part's tensors by name; those that the adapter changes read as float32."""
+    if weights.method is not None:
+        return _merge_model(weights)
     adapter = weights.adapter
     assert adapter is not None
     layers = adapter.layers_of(weights.family.empty_model(weights.folder))
@@ -48,6 +52,22 @@ def merged_tensors(weights: ExportedWeights) -> dict[str, LazyTensor]:
         return LazyTensor(stored.dtype, stored.shape, read)
 
     return {name: merged(name, stored) for name, stored in weights.trained.items()}
+
+
+@torch.no_grad()
+def _merge_model(weights: ExportedWeights) -> dict[str, LazyTensor]:
+    """Merge an adapter of a method other than LoRA; all tensors are held in float32."""
+    from peft import PeftModel
+
+    model: Any = weights.family.load_model(weights.folder)
+    model = PeftModel.from_pretrained(model, str(weights.folder / FOLDER)).merge_and_unload()
+    held = model.state_dict()
+    return {
+        name: LazyTensor(
+            held[name].dtype, stored.shape, partial(held[name].to, torch.float32, copy=True)
+        )
+        for name, stored in weights.trained.items()
+    }
 
 
 @torch.no_grad()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from zerotrain.artifact.tensor_file import open_tensors, same_bits, write_tensor_file
 from zerotrain.errors import PipelineError
+
+DISK = "look at the disk and its room; nothing was published"
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,13 @@ def verify_tensors(
 
 def mismatch(what: str, where: Path) -> PipelineError:
     """Return the error for a file that the library loads with other contents."""
-    return PipelineError(
-        f"{where}: {what}", hint="look at the disk and its room; nothing was published"
-    )
+    return PipelineError(f"{where}: {what}", hint=DISK)
+
+
+@contextmanager
+def report_load_errors(folder: Path) -> Iterator[None]:
+    """Turn the errors of a library that loads a written folder into a PipelineError."""
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
+        raise PipelineError(f"{folder}: does not load again: {error}", hint=DISK) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from safetensors import safe_open
 
 from zerotrain import artifact
 from zerotrain.artifact import RECORDS, Artifact
+from zerotrain.config.adapters import PEFT_TYPE
 from zerotrain.config.families import ROOT
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.tensors import LazyTensor, tensors_in
@@ -82,8 +84,20 @@ class ExportedWeights:
         return str(self.artifact.content["dtype"])
 
     @cached_property
+    def method(self) -> str | None:
+        """peft's name of the trained adapter's method if it is no LoRA, which only peft reads."""
+        config = f"{FOLDER}/{PEFT_CONFIG}"
+        if config not in self.artifact.files:
+            return None
+        return str(json.loads(self.artifact.path(config).read_text())[PEFT_TYPE])
+
+    def method_tensors(self) -> dict[str, LazyTensor]:
+        """Return the tensors of an adapter of another method by their names in its file."""
+        return tensors_in([self.artifact.path(f"{FOLDER}/{PEFT_ADAPTER}")])
+
+    @cached_property
     def adapter(self) -> Adapter | None:
-        """The trained adapter; None if the model itself was trained.
+        """The trained LoRA; None if the model itself or an adapter of another method was trained.
 
         Raises:
             PipelineError: it is empty, or does nothing.
@@ -177,6 +191,11 @@ class ExportedWeights:
 def file_name(name: str) -> str:
     """Return an adapter tensor's name in peft's files, where DoRA's magnitudes are not a layer."""
     return name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
+
+
+def plain_name(name: str) -> str:
+    """Return a LoRA tensor's name in peft's files from its name in a model, with the adapter's."""
+    return file_name(re.sub(r"(\.lora_\w+)\.[^.]+\.", r"\1.", name))
 
 
 def model_without_memory(weights: ExportedWeights) -> torch.nn.Module:

@@ -29,6 +29,7 @@ from zerotrain.models.families.lora import (
     add_adapter,
     check_shapes,
     choose_targets,
+    save_adapter,
 )
 from zerotrain.models.families.model_tensors import without_memory
 
@@ -123,7 +124,7 @@ def save(
     out: Path,
     metadata: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Write a trained adapter into `out`/adapter, for peft.PeftModel.from_pretrained.
+    """Write a trained adapter: a LoRA as `save_adapter` does, another into `out`/adapter for peft.
 
     Args:
         family: The model's family.
@@ -142,6 +143,10 @@ def save(
         PipelineError: there is no tensor, nothing was trained, or a name or shape is not one of
             this adapter's.
     """
+    if method_of(adapter) is None:
+        return save_adapter(
+            family, base, shapes, read, adapter, dtype=dtype, out=out, metadata=metadata
+        )
     from peft import get_peft_model_state_dict
 
     title = METHODS[adapter[PEFT_TYPE]].title

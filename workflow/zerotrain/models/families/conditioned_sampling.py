@@ -6,7 +6,8 @@ latents: its own scaling of images, which differs between pipelines, is not used
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,6 +77,37 @@ class ConditionedSampling:
             f"family: {self.name} has no input for conditioning images",
             hint="choose a family with conditioning images, qwen_image or flux",
         )
+
+
+@contextmanager
+def extended_input(
+    transformer: torch.nn.Module, extend: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> Iterator[None]:
+    """Make a transformer read further patches, and return only those of the images.
+
+    Args:
+        transformer: A transformer of diffusers that takes patches as `hidden_states` [B, T, D].
+        extend: Returns the arguments to replace, by name, for those of a call.
+    """
+    tokens = 0
+
+    def add(_: Any, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        nonlocal tokens
+        tokens = named["hidden_states"].shape[1]
+        return values, {**named, **extend(named)}
+
+    def cut(_: Any, __: Any, answer: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (answer[0][:, :tokens],)
+
+    handles = [
+        transformer.register_forward_pre_hook(add, with_kwargs=True),
+        transformer.register_forward_hook(cut),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def conditioning_pixels(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -77,32 +76,3 @@ def image_places(latents: torch.Tensor, *, image: int = 0) -> torch.Tensor:
     rows, columns = latents.shape[-2] // 2, latents.shape[-1] // 2
     axes = [torch.tensor([image]), torch.arange(rows), torch.arange(columns)]
     return torch.cartesian_prod(*axes)
-
-
-@contextmanager
-def conditioned(
-    transformer: torch.nn.Module, tensors: Mapping[str, torch.Tensor]
-) -> Iterator[None]:
-    """Make a transformer read conditioning images, too, and return only the image's tokens."""
-    tokens, control = 0, takes_control(transformer.config)  # type: ignore[arg-type]
-
-    def add(_: Any, values: tuple[()], named: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
-        nonlocal tokens
-        tokens = named["hidden_states"].shape[1]
-        patches, places = add_conditioning(
-            named["hidden_states"], named["img_ids"], tensors, control=control
-        )
-        return values, {**named, "hidden_states": patches, "img_ids": places}
-
-    def cut(_: Any, __: tuple[()], answer: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        return (answer[0][:, :tokens],)
-
-    handles = [
-        transformer.register_forward_pre_hook(add, with_kwargs=True),
-        transformer.register_forward_hook(cut),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

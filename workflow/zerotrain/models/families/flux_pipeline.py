@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from zerotrain.models.families.flux_inputs import conditioned, latent_channels
+from zerotrain.models.families.conditioned_sampling import extended_input
+from zerotrain.models.families.flux_inputs import add_conditioning, latent_channels, takes_control
 from zerotrain.models.families.flux_redux import Redux
 from zerotrain.models.families.pipelines import pipeline_class
 
@@ -39,7 +40,15 @@ class ConditionedFluxPipeline(FluxPipeline):  # type: ignore[misc]
     def __call__(
         self, *values: Any, conditioning: Mapping[str, torch.Tensor] | None = None, **named: Any
     ) -> Any:
-        with conditioned(self.transformer, conditioning or {}):
+        control = takes_control(self.transformer.config)
+
+        def extend(given: Mapping[str, Any]) -> dict[str, Any]:
+            patches, places = add_conditioning(
+                given["hidden_states"], given["img_ids"], conditioning or {}, control=control
+            )
+            return {"hidden_states": patches, "img_ids": places}
+
+        with extended_input(self.transformer, extend):
             return super().__call__(*values, **named)
 
     def prepare_latents(

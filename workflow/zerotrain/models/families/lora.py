@@ -135,36 +135,19 @@ def save_adapter(
     base: Path,
     shapes: Mapping[str, list[int]],
     read: Callable[[str], torch.Tensor],
+    adapter: Mapping[str, Any],
     *,
-    rank: int,
-    alpha: float,
-    target_modules: Targets,
-    dropout: float,
     dtype: torch.dtype,
     out: Path,
     metadata: Mapping[str, str] | None = None,
-    **options: Any,
 ) -> dict[str, str]:
-    """Write a trained adapter into `out` in the format of its library.
+    """Write a trained LoRA into `out` in the format of its library; see adapters.save.
 
     For a denoiser, this is pytorch_lora_weights.safetensors for a pipeline's load_lora_weights; the
-    header has rank and alpha, which would otherwise default to the rank. For a language model, it
-    is peft's two files, which transformers and peft load. Equal arguments give equal bytes.
-
-    Args:
-        family: The model's family.
-        base: Folder of the base model, whose config.json describes the trained part.
-        shapes: Shape of each trained parameter, under the names that add_adapter gives.
-        read: Returns the values of a parameter.
-        rank: As given to add_adapter; so are alpha, target_modules and dropout.
-        alpha: See rank.
-        target_modules: See rank.
-        dropout: See rank. For a denoiser it is not written: diffusers adds the adapter in train
-            mode, and dropout would be active while images are sampled.
-        dtype: Type of the written tensors.
-        out: Folder to write into.
-        metadata: Further entries of the file's header.
-        options: use_rslora, use_dora and init_lora_weights; see rank.
+    header has rank and alpha, which would otherwise default to the rank. It has no dropout:
+    diffusers adds the adapter in train mode, and dropout would be active while images are sampled.
+    For a language model, it is peft's two files, which transformers and peft load. Equal arguments
+    give equal bytes.
 
     Returns:
         sha256 of each written file, by its name relative to `out`.
@@ -182,15 +165,7 @@ def save_adapter(
         )
     part = family.trained_part
     model = family.empty_model(base)
-    targets = add_adapter(
-        model,
-        rank=rank,
-        alpha=alpha,
-        dropout=dropout,
-        target_modules=target_modules,
-        seed=0,
-        **options,
-    )
+    targets = add_adapter(model, seed=0, **adapter)
     expected = {n: list(p.shape) for n, p in model.named_parameters() if p.requires_grad}
     check_shapes(expected, shapes)
     trained = {name: read(name).detach().cpu() for name in expected}
@@ -209,14 +184,17 @@ def save_adapter(
     # load_lora_weights silently skips layers of such a mixture.
     plain = get_peft_model_state_dict(model, state_dict=tensors)
     out.mkdir(parents=True, exist_ok=True)
-    settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(targets)}
+    settings = {"r": adapter["rank"], "lora_alpha": adapter["alpha"]}
+    settings["target_modules"] = sorted(targets)
     # Only if they differ from peft's defaults: older versions of diffusers know neither.
-    settings |= {key: True for key in ("use_rslora", "use_dora") if options.get(key)}
+    settings |= {key: True for key in ("use_rslora", "use_dora") if adapter.get(key)}
     file, prefix = adapter_file(part)
     known, header = {}, dict(metadata or {})
     if part == ROOT:
         task = TASKS[family.classes[ROOT]]
-        own = LoraConfig(**settings, lora_dropout=dropout, task_type=task, inference_mode=True)
+        own = LoraConfig(
+            **settings, lora_dropout=adapter["dropout"], task_type=task, inference_mode=True
+        )
         write_json(out / PEFT_CONFIG, {**own.to_dict(), **settings})
         known = {PEFT_CONFIG: file_sha256(out / PEFT_CONFIG)}
     else:

@@ -8,13 +8,13 @@ images, which they scale to an area of 1024 x 1024 pixels, and one prompt at a t
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from diffusers import QwenImagePipeline
 
+from zerotrain.models.families.conditioned_sampling import extended_input
 from zerotrain.models.families.patches import pack
 
 Grid = tuple[int, int, int]
@@ -42,38 +42,6 @@ def append_conditioning(
     return torch.cat([patches, *further], dim=1), [grids] * len(patches)
 
 
-@contextmanager
-def conditioned(transformer: Any, conditioning: torch.Tensor | None) -> Iterator[None]:
-    """Make a transformer read conditioning latents, too, and return only the images' patches.
-
-    The latents are [B, n, C, h, w]; each call has the patches of B images.
-    """
-    if conditioning is None:
-        yield
-        return
-    tokens = 0
-
-    def append(_: Any, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        nonlocal tokens
-        patches, [[grid], *_rest] = named["hidden_states"], named["img_shapes"]
-        tokens = patches.shape[1]
-        patches, grids = append_conditioning(patches, grid, conditioning)
-        return values, {**named, "hidden_states": patches, "img_shapes": grids}
-
-    def cut(_: Any, __: Any, answer: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        return (answer[0][:, :tokens],)
-
-    hooks = [
-        transformer.register_forward_pre_hook(append, with_kwargs=True),
-        transformer.register_forward_hook(cut),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 class ConditionedQwenImagePipeline(QwenImagePipeline):  # type: ignore[misc]
     """QwenImagePipeline that takes `conditioning_latents` [B, n, C, h, w] with embeddings.
 
@@ -96,7 +64,14 @@ class ConditionedQwenImagePipeline(QwenImagePipeline):  # type: ignore[misc]
     def __call__(
         self, *values: Any, conditioning_latents: torch.Tensor | None = None, **named: Any
     ) -> Any:
-        with conditioned(self.transformer, conditioning_latents):
+        def extend(given: Mapping[str, Any]) -> dict[str, Any]:
+            [[grid], *_] = given["img_shapes"]
+            patches, grids = append_conditioning(given["hidden_states"], grid, conditioning_latents)
+            return {"hidden_states": patches, "img_shapes": grids}
+
+        if conditioning_latents is None:
+            return super().__call__(*values, **named)
+        with extended_input(self.transformer, extend):
             return super().__call__(*values, **named)
 
     def encode_prompt(

@@ -5,6 +5,7 @@ Whether the hub has a model of that id is checked at download.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -29,7 +30,6 @@ from zerotrain.models.base import (
 )
 from zerotrain.models.composed_base import Selection, read_selections
 from zerotrain.models.families.layouts import MODEL_INDEX
-from zerotrain.models.families.preset_layers import PRESET_LAYERS
 from zerotrain.models.hub import HUB_ID, check_no_revision, open_location
 from zerotrain.models.single_file_base import check_single_file, find_single_file
 from zerotrain.models.sizes import read_header
@@ -37,6 +37,10 @@ from zerotrain.pipeline.checks.architecture import check_resolutions, check_toke
 
 TARGETS, EXCLUDED = "lora.target_modules", "base_model_exclude_modules"
 """Keys that name layers by the ends of their names."""
+PRESET_LAYERS: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("preset_layers.toml").read_text()
+)
+"""Components of layer names in the small models, by family."""
 
 
 def check_base(run: RunConfig) -> list[PipelineError]:

@@ -1,11 +1,17 @@
-"""diffusers: a whole pipeline's folder, with the trained part in another type or other shards."""
+"""diffusers and transformers: a whole model's folder, with its tensors in another type or shards.
+
+A language model's has tokenizer, chat template and generation config, and with an adapter the base,
+too, so that AutoModelForCausalLM.from_pretrained loads it without other files.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 from zerotrain.artifact import link_or_copy
-from zerotrain.export.formats import Options, diffusers_lora
+from zerotrain.config.families import ROOT
+from zerotrain.export.formats import Options, diffusers_lora, peft_adapter
 from zerotrain.export.formats.tensors import LazyTensor, check_finite, verify_tensors
 from zerotrain.export.formats.weights import ExportedWeights
 from zerotrain.models.families.model_tensors import stored_tensors
@@ -16,15 +22,20 @@ def write(weights: ExportedWeights, options: Options, out: Path) -> dict[str, st
     if weights.adapter is None:
         return write_folder(weights, weights.trained, options, out)
     linked = link(weights, [*weights.base_files(), *weights.trained_files()], out)
-    return linked | diffusers_lora.write(weights, options, out)
+    written: dict[str, str] = _adapter_format(weights).write(weights, options, out)
+    return linked | written
 
 
 def verify(weights: ExportedWeights, options: Options, out: Path) -> None:
     """Load the trained part, or the adapter, with the library and compare it bit by bit."""
     if weights.adapter is not None:
-        diffusers_lora.verify(weights, options, out)
+        _adapter_format(weights).verify(weights, options, out)
     else:
         verify_folder(weights, weights.trained, options, out)
+
+
+def _adapter_format(weights: ExportedWeights) -> ModuleType:
+    return peft_adapter if weights.part == ROOT else diffusers_lora
 
 
 def write_folder(
