@@ -33,9 +33,8 @@ def measure(folder: Path, case: str, steps: int, rounds: int) -> dict[str, Any]:
 
     from zerotrain.cache import read_cache
     from zerotrain.models.families.sdxl import FAMILY
-    from zerotrain.training.batches import Batches
+    from zerotrain.training.batches import Batches, ReadAhead
     from zerotrain.training.loop import _accumulate
-    from zerotrain.training.read_ahead import ReadAhead
     from zerotrain.training.reporting.log import Log
     from zerotrain.training.setup import build_engine
     from zerotrain.training.step_counter import StepCounter

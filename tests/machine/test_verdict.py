@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.machine.fakes import A100, T4, machine
 
-from zerotrain.machine.detect import Accelerator, Machine
-from zerotrain.machine.verdict import notices, usable_engines, usable_precisions
+from zerotrain.machine.detect import (
+    Accelerator,
+    Machine,
+    notices,
+    usable_engines,
+    usable_precisions,
+)
 
 CARD = A100.__class__(name="card")
 

@@ -22,7 +22,7 @@ from torch import distributed
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.training import rank
-from zerotrain.training.process import failure_report, failures
+from zerotrain.training.process import ending, failures
 from zerotrain.training.process.failures import (
     EXIT_FAULT,
     KNOWN,
@@ -243,7 +243,7 @@ def test_a_connection_that_is_lost_is_reported(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv(SUPERVISOR, "1")
     monkeypatch.setattr(rank, "end_with_parent", lambda: None)
-    monkeypatch.setattr(failure_report.os, "_exit", lambda code: sys.exit(code))
+    monkeypatch.setattr(ending.os, "_exit", lambda code: sys.exit(code))
     with pytest.raises(ConnectionResetError if processes == "1" else SystemExit):
         start(tmp_path, monkeypatch, lost)
     said = "" if processes == "1" else "rank 0: [Errno 104] Connection reset by peer\n"

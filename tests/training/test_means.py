@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from zerotrain.training.means import Means
+from zerotrain.training.reporting.log import Means
 
 EPOCH, BATCH = 10, 4
 

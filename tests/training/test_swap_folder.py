@@ -22,7 +22,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.machine import compiled_ops, disk
 from zerotrain.machine.liveness import hold
-from zerotrain.training.process import machine_folders, nvme_check
+from zerotrain.training.process import launcher, nvme_check
 from zerotrain.training.process.ending import read_exit_record
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 from zerotrain.training.process.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder
@@ -263,13 +263,13 @@ def test_the_stage_gives_the_ranks_their_folder(
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: asked.append("op"))
     monkeypatch.setattr(nvme_check, "check", lambda *_: asked.append("check") or "it is right")
     phase = make_swapped_phase(tmp_path)
-    with machine_folders.swap_arguments(phase, tmp_path, inputs / "base") as words:
+    with launcher.swap_arguments(phase, tmp_path, inputs / "base") as words:
         assert words == ["--swap", str(next(tmp_path.iterdir()))]
         assert asked == ["op", "check"]
     assert list(tmp_path.iterdir()) == []
     assert "it is right" in capfd.readouterr().err
     in_memory = phase.with_values(offload_optimizer="cpu", offload_param="cpu")
-    with machine_folders.swap_arguments(in_memory, tmp_path, inputs / "base") as words:
+    with launcher.swap_arguments(in_memory, tmp_path, inputs / "base") as words:
         assert words == []
 
 
@@ -283,7 +283,7 @@ def test_each_machine_has_a_folder_and_room_for_its_share(
     monkeypatch.setattr(nvme_check, "check", lambda *_: None)
     phase = make_swapped_phase(tmp_path).with_values(machines=2, num_processes=4)
     first, second, alone = (
-        machine_folders.swap_arguments(phase, tmp_path, inputs / "base", machines)
+        launcher.swap_arguments(phase, tmp_path, inputs / "base", machines)
         for machines in (2, 2, 1)
     )
     with first as one, second as other, alone:
@@ -345,7 +345,7 @@ def test_a_refused_check_leaves_nothing(
     monkeypatch.setattr(compiled_ops, "build_swap_op", refuse)
     with (
         pytest.raises(PipelineError, match="no libaio"),
-        machine_folders.swap_arguments(make_swapped_phase(tmp_path), tmp_path, inputs / "base"),
+        launcher.swap_arguments(make_swapped_phase(tmp_path), tmp_path, inputs / "base"),
     ):
         pass
     assert list(tmp_path.iterdir()) == []

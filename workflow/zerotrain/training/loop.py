@@ -14,13 +14,13 @@ from zerotrain.launch.schedule import learning_rate, momentum
 from zerotrain.machine.memory_watch import MemoryWatch
 from zerotrain.models.families import Objective
 from zerotrain.training import ranks
+from zerotrain.training.batches import ReadAhead
 from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.engines.buffers import Buffers
 from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.engines.loss_scale import is_at_minimum
 from zerotrain.training.not_finite import Losses, SkippedSteps, nan_gradients_if_not_finite
-from zerotrain.training.read_ahead import ReadAhead
 from zerotrain.training.reporting.log import Log
 from zerotrain.training.reporting.unused import UnusedParameters
 from zerotrain.training.reporting.validation_history import Verdict

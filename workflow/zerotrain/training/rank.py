@@ -19,7 +19,7 @@ from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.launch.schedule import follows_horizon
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent
 from zerotrain.models.families import load_family
-from zerotrain.training.batches import Batches
+from zerotrain.training.batches import Batches, ReadAhead
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.checkpointing.checkpoint_room import DiskWatch
 from zerotrain.training.checkpointing.conditions import format_changes
@@ -29,12 +29,11 @@ from zerotrain.training.engines.determinism import use_deterministic_kernels
 from zerotrain.training.engines.torch_compile import allow_tf32
 from zerotrain.training.loop import train
 from zerotrain.training.process import ending
-from zerotrain.training.process.failure_report import report_failure
+from zerotrain.training.process.ending import report_failure
 from zerotrain.training.process.lock import hold_writer
 from zerotrain.training.process.rendezvous import init_process_group
 from zerotrain.training.process.start_lines import start_details, start_lines
-from zerotrain.training.process.stop_request import StopRequest
-from zerotrain.training.read_ahead import ReadAhead
+from zerotrain.training.process.stop import StopRequest
 from zerotrain.training.reporting.heartbeat import Heartbeat
 from zerotrain.training.reporting.log import Log, TrainingLog
 from zerotrain.training.reporting.validation import open_validation

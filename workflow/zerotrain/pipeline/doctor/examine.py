@@ -11,8 +11,16 @@ from zerotrain.artifact.layout import CONFIGS, RESULTS
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.machine.compiled_ops import SWAP_OP
-from zerotrain.machine.detect import Machine, TorchBuild, detect, probe, torch_build
-from zerotrain.machine.verdict import notices, usable_engines, usable_precisions
+from zerotrain.machine.detect import (
+    Machine,
+    TorchBuild,
+    detect,
+    notices,
+    probe,
+    torch_build,
+    usable_engines,
+    usable_precisions,
+)
 from zerotrain.pipeline.doctor import installation
 from zerotrain.pipeline.doctor.report import Report
 from zerotrain.pipeline.doctor.run import look_at_folder, look_at_run

@@ -2,7 +2,7 @@
 
 A pid is only meaningful on the same boot of the machine and in the same PID namespace. Containers
 may share a host name and neither of these. Slurm reports whether the owner of a job on another
-machine is alive; outside of Slurm its lease decides (zerotrain.training.process.lease).
+machine is alive; outside of Slurm its lease decides (zerotrain.training.process.lock_file).
 """
 
 from __future__ import annotations
