@@ -30,7 +30,7 @@ from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.process import external_launch, lock
 from zerotrain.training.process.external_launch import train_externally_launched
 from zerotrain.training.process.failures import EXIT_FAULT
-from zerotrain.training.process.rendezvous import adopt_slurm, init_process_group
+from zerotrain.training.process.machines import adopt_slurm, init_process_group
 from zerotrain.training.process.stop import StopRequest
 
 STEPS = 40

@@ -16,24 +16,20 @@ from tests.builders.phases import make_tiny_phase
 
 from zerotrain.evaluation.curves import read_log
 from zerotrain.machine.memory_watch import MemoryUse
-from zerotrain.training.reporting.log import TrainingLog
+from zerotrain.training.reporting.log import Log
 
 MEMORY = [{"device": MemoryUse(0, 0, 0), "host": MemoryUse(10, 12, 20)}]
 
 
-def opened(
-    progress: Path, step: int = 0, records: Path | None = None, **changes: Any
-) -> TrainingLog:
+def opened(progress: Path, step: int = 0, records: Path | None = None, **changes: Any) -> Log:
     """The log of a phase of 4 samples a step, 24 an epoch, that ends at step 14."""
     values: dict[str, Any] = {"report_to": [], "max_length": 8, "resolution": None, "log_every": 4}
     phase = make_tiny_phase("a", "torch", 14).with_values(**{**values, **changes})
     progress.mkdir(exist_ok=True)
-    return TrainingLog(
-        progress, phase, records, step, 4 * step, torch.device("cpu"), same_phase=True
-    )
+    return Log(progress, phase, records, step, 4 * step, torch.device("cpu"), same_phase=True)
 
 
-def steps(log: TrainingLog, first: int, last: int) -> None:
+def steps(log: Log, first: int, last: int) -> None:
     """Steps with losses 1 / step, in all their parts."""
     for step in range(first, last + 1):
         for part in ("data", "forward", "backward", "optimizer"):

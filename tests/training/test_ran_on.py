@@ -16,7 +16,7 @@ from zerotrain.state.position import read_position
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import conditions
 from zerotrain.training.checkpointing.inputs import Inputs, read_inputs
-from zerotrain.training.checkpointing.making import continue_history
+from zerotrain.training.checkpointing.provenance import continue_history
 from zerotrain.training.process.start import prepare
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["to_q", "to_k", "to_v"]}

@@ -18,7 +18,7 @@ from zerotrain.errors import PipelineError
 from zerotrain.training.process import lock, lock_file
 from zerotrain.training.process.lock import read_owner
 from zerotrain.training.process.lock_owner import LockOwner, this_process
-from zerotrain.training.process.unlock import unlock
+from zerotrain.training.process.progress_commands import unlock
 
 
 class Terminal(io.StringIO):

@@ -15,9 +15,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import psutil
+
+from zerotrain.training.step_counter import StepCounter
 
 RANKS = "ranks"
 BEAT_SECONDS = 1.0
@@ -41,12 +43,6 @@ HELD = {
     psutil.STATUS_TRACING_STOP: "is held by a debugger",
     psutil.STATUS_DISK_SLEEP: "waits for a disk or a network file system",
 }
-
-
-class HasStep(Protocol):
-    """The part of a StepCounter that a report needs."""
-
-    step: int
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ class Heartbeat:
     """Counter of external progress: code that waits in one place increments it."""
 
     def __init__(self, progress: Path, rank: int) -> None:
-        self.counter: HasStep | None = None
+        self.counter: StepCounter | None = None
         self._path = progress / RANKS / f"{rank:05d}.json"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._rank = rank

@@ -33,47 +33,6 @@ LARGEST_EXPONENT = 700.0
 
 
 class Log:
-    """Null log: of several processes only the first one logs, the others discard their reports."""
-
-    def lap(self, part: str) -> None:
-        """Attribute the time since the last call to a part of a step: one of step_time.PARTS."""
-
-    def step(
-        self,
-        step: int,
-        samples: int,
-        loss: float,
-        grad_norm: float,
-        lr: float,
-        beta1: float | None = None,
-    ) -> None:
-        """Record a finished step; grad_norm is infinite if the update was skipped, and beta1 is
-        None unless the schedule changes it."""
-
-    def record_validation(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the results of a validation by flat names such as val_loss."""
-
-    def memory(self, uses: Sequence[Mapping[str, MemoryUse]], peaks: tuple[int, int]) -> None:
-        """Record the memory that each process has used so far in this start, before a save.
-
-        `peaks` are those of this process since its start: resident host memory, reserved device
-        memory.
-        """
-
-    def write_records(self, folder: Path) -> None:
-        """Copy the log and the resources used so far into a draft's records."""
-
-    def say(self, text: str) -> None:
-        """Show a line to the user."""
-
-    def detail(self, text: str) -> None:
-        """Write a line to the stage's log; to the terminal without one."""
-
-    def close(self) -> None:
-        """Log the resources used; close the progress bar, the files and the trackers."""
-
-
-class TrainingLog(Log):
     """Log of one phase, which continues the log of the run so far.
 
     A line of metrics.jsonl is {"phase", "step", "samples", "epoch", "loss", "grad_norm",
@@ -129,7 +88,7 @@ class TrainingLog(Log):
         self._spent, self._line_spent = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
 
     def lap(self, part: str) -> None:
-        """Attribute the time since the last call to a part of a step."""
+        """Attribute the time since the last call to a part of a step: one of step_time.PARTS."""
         self._time.lap(part)
 
     @property
@@ -146,7 +105,8 @@ class TrainingLog(Log):
         lr: float,
         beta1: float | None = None,
     ) -> None:
-        """Record a finished step."""
+        """Record a finished step; grad_norm is infinite if the update was skipped, and beta1 is
+        None unless the schedule changes it."""
         self._last_step = step
         self._means.add(loss, grad_norm)
         if step % self._phase.train.log_every == 0 or step == self._phase.derived.until_step:
@@ -194,7 +154,7 @@ class TrainingLog(Log):
             )
 
     def record_validation(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the results of a validation."""
+        """Record the results of a validation by flat names such as val_loss."""
         self._write(step, values)
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -210,7 +170,11 @@ class TrainingLog(Log):
             self._line_spent[part] += seconds
 
     def memory(self, uses: Sequence[Mapping[str, MemoryUse]], peaks: tuple[int, int]) -> None:
-        """Record the memory used so far."""
+        """Record the memory that each process has used so far in this start, before a save.
+
+        `peaks` are those of this process since its start: resident host memory, reserved device
+        memory.
+        """
         self._uses = over_processes(uses)
         for key, peak in zip(("peak_host_bytes", "peak_device_bytes"), peaks, strict=True):
             self._used[key] = max(self._used[key], peak)
@@ -266,6 +230,18 @@ class TrainingLog(Log):
         split = ", ".join(f"{part} {share:.0%}" for part, share in listed)
         took = f"{steps} steps in {format_duration(time.monotonic() - self._began)}: {split}"
         return [took, *(memory_lines(self._uses, "training") if self._uses else [])]
+
+
+class NoLog(Log):
+    """Null log: of several processes only the first one logs, the others discard their reports."""
+
+    def __init__(self) -> None:
+        pass
+
+    def _discard(self, *_: object, **__: object) -> None:
+        pass
+
+    lap = step = record_validation = memory = write_records = say = detail = close = _discard
 
 
 def _replace_nonfinite(values: Mapping[str, Any]) -> dict[str, Any]:
