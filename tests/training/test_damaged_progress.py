@@ -172,7 +172,7 @@ def start(inputs: Inputs, progress: Path) -> int | None:
     try:
         prepare(inputs, progress)
         resume = newest_intact(progress, UNTIL)
-        assert end_step(progress, UNTIL, inputs.phase.derived.validation) is None
+        assert end_step(progress, inputs.phase) is None
     finally:
         held.release()
     best_step(progress)

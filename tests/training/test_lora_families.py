@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 from tests.training.conftest import Training
 from tests.training.inputs import COUNT, LORA, SIDE
+from tests.training.matrix import deviation
 
 from zerotrain.config.training import TrainConfig
 from zerotrain.errors import PipelineError
@@ -91,3 +92,15 @@ def test_an_adapter_that_learned_nothing_is_not_written(adapters, preset):
     with pytest.raises(PipelineError, match=r"the adapter does nothing: .* are zero"):
         adapters.weights(preset, learning_rate=0.0)
     assert not list(adapters.training.folder.glob("*-weights"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["use_dora", "use_rslora"])
+def test_an_option_means_the_same_under_every_engine(training: Training, option: str) -> None:
+    """DoRA reads the base's weights in each pass, which ZeRO-3 has taken apart."""
+    plain = {**LORA, "target_modules": None}
+    lora = {**plain, option: True}
+    whole = training.run("whole", "torch", 4, lora=lora)
+    assert deviation(whole, training.run("other", "torch", 4, lora=plain)) > 1e-6
+    for preset in ("zero2_offload", "zero3", "zero3_offload"):
+        assert deviation(training.run(preset, preset, 4, lora=lora), whole) <= 1e-6

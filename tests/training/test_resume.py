@@ -7,10 +7,13 @@ import os
 import random
 import signal
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 from tests.training.conftest import Training
+from tests.training.resume_bytes import count
 
 from zerotrain import artifact
 from zerotrain.state.checkpoint import Checkpoint
@@ -199,3 +202,16 @@ def test_resume_rolling_checkpoints_are_pruned(training):
     assert progress_folder.saved_steps(progress) == [8, 10, 11]
     for step in (8, 10, 11):
         artifact.read(progress_folder.step_folder(progress, step), "checkpoint")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["torch", "zero2", "zero3"])
+def test_each_of_four_processes_reads_its_own_share(
+    server: Any, tmp_path: Path, preset: str
+) -> None:
+    """At most a fifth more than its masters, moments and average, which it takes over to the bit.
+
+    Under plain PyTorch every process steps all parameters, so that all of them are its share.
+    """
+    found = count(server.Process, preset, 4, 256, 12, tmp_path)
+    assert all(one["read"] <= 1.2 * one["share"] for one in found), found

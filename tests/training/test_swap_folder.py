@@ -20,7 +20,7 @@ from zerotrain import artifact
 from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
 from zerotrain.launch.run_yaml import write_run_yaml
-from zerotrain.machine import compiled_ops, disk
+from zerotrain.machine import compiled_ops
 from zerotrain.machine.liveness import hold
 from zerotrain.training.process import launcher, nvme_check
 from zerotrain.training.process.ending import read_exit_record
@@ -194,11 +194,14 @@ def test_a_folder_that_cannot_be_written_is_refused(
 def test_too_little_space_is_refused_with_the_figures(
     tmp_path: Path, dead: LockOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the dead left is cleared first: it may be what is missing."""
+    """What the dead left is cleared first: it may be what is missing. What fits exactly fits."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=46_214_000_000))
+    with swap_folder(make_swapped_phase(tmp_path), 46_214_000_000):
+        pass
     folder = left_by(tmp_path, "zerotrain-a-b-x1", dead)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10 * 10**9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=46_213_999_999))
     with (
-        pytest.raises(PipelineError, match=r"10\.0 GB free, the phase swaps 46\.2 GB") as caught,
+        pytest.raises(PipelineError, match=r"46\.2 GB free, the phase swaps 46\.2 GB") as caught,
         swap_folder(make_swapped_phase(tmp_path), 46_214_000_000),
     ):
         pass
@@ -278,7 +281,8 @@ def test_each_machine_has_a_folder_and_room_for_its_share(
 ) -> None:
     """Of a phase of two machines; on one alone it swaps all there."""
     asked: list[int] = []
-    monkeypatch.setattr(disk, "check_space", lambda *words: asked.append(words[2]))
+    module = "zerotrain.training.process.swap_folder"
+    monkeypatch.setattr(f"{module}.check_disk", lambda _, needed: asked.append(needed))
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: None)
     monkeypatch.setattr(nvme_check, "check", lambda *_: None)
     phase = make_swapped_phase(tmp_path).with_values(machines=2, num_processes=4)

@@ -13,7 +13,7 @@ from accelerate import tracking
 from tests.builders.phases import make_tiny_phase
 
 from zerotrain.config.trackers import MODULES, TENSORBOARD
-from zerotrain.training.reporting.tracker_runs import OPEN, RUN, hyperparameters
+from zerotrain.training.reporting.trackers import OPEN, RUN, hyperparameters
 
 CALLS = {
     "wandb.init": "entity project dir id name notes tags config config_exclude_keys "

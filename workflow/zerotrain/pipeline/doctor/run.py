@@ -76,10 +76,7 @@ def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) ->
         facts["not_default"] = _not_default(phase)
     if phase is None:
         return facts
-    if (
-        progress_folder.end_step(progress, phase.derived.until_step, phase.derived.validation)
-        is not None
-    ):
+    if progress_folder.end_step(progress, phase) is not None:
         return facts
     _noting(report, lambda: machine_check.check(phase, machine, phase.processes_per_machine))
     if not facts["trains_now"]:

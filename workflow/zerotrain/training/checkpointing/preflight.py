@@ -55,7 +55,7 @@ def check_progress(progress: Path, changed: Changes, phase: ResolvedPhase) -> No
         f"`{switch_command(phase, changed)}` ends the phase at step {step}, "
         "exports it and continues from there in a new phase, with nothing lost"
     )
-    if end_step(progress, phase.derived.until_step, phase.derived.validation) is not None:
+    if end_step(progress, phase) is not None:
         way = (
             "the phase is trained to its end: write its former launch back, and append a phase "
             "with a later end under the new one"

@@ -30,6 +30,7 @@ from zerotrain.artifact import MANIFEST, RECORDS, Artifact, replacing, write_jso
 from zerotrain.artifact.damage import find_damage
 from zerotrain.artifact.in_use import REMOVED, remove
 from zerotrain.errors import PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.state.position import read_position
 from zerotrain.training.checkpointing.conditions import check_content
 from zerotrain.training.reporting.files import LOG as LOG
@@ -64,19 +65,14 @@ def newest_step(progress: Path, until: int) -> int | None:
     return max((step for step in saved_steps(progress) if step <= until), default=None)
 
 
-def end_step(progress: Path, until: int, validation: Mapping[str, Any] | None = None) -> int | None:
-    """Return the saved step at which a phase ended: `until`, or where a validation ended it.
-
-    Args:
-        progress: Folder of the phase's progress.
-        until: The last step of the phase.
-        validation: The phase's `derived.validation`, which must have caused an early end.
+def end_step(progress: Path, phase: ResolvedPhase) -> int | None:
+    """Return the saved step at which a phase ended: `until`, or where its validation ended it.
 
     Returns:
         None if the phase is unfinished.
     """
-    saved = saved_steps(progress)
-    ends = (finished_step(progress, validation, until), until)
+    saved, until = saved_steps(progress), phase.derived.until_step
+    ends = (finished_step(progress, phase.derived.validation, until), until)
     return next((step for step in ends if step in saved), None)
 
 

@@ -140,7 +140,7 @@ def _prepare(arguments: argparse.Namespace, phase: ResolvedPhase, held: ExitStac
                 f"each machine: the cache is read from {arguments.cache}"
             )
         resume = arguments.resume or newest_intact(progress, phase.derived.until_step)
-        end = end_step(progress, phase.derived.until_step, phase.derived.validation)
+        end = end_step(progress, phase)
         if end is None:
             check_room(phase, inputs.parents["base"], progress)
             if phase.derived.engine == "deepspeed":
@@ -189,7 +189,7 @@ def _report_end(code: int, phase: ResolvedPhase, progress: Path) -> None:
             phase.phase, progress, phase.derived.until_step, record.reason
         )
     elif code == 0:
-        end = end_step(progress, phase.derived.until_step, phase.derived.validation)
+        end = end_step(progress, phase)
         message = (
             f"{phase.phase}: trained to step {end}; the rule train_phase publishes it without "
             "training anything"
