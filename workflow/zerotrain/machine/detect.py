@@ -1,7 +1,8 @@
-"""Detection of the machine's accelerator, and whether the installed torch can use it.
+"""Detection of the machine's accelerator, and which engines and precisions can use it.
 
 For NVIDIA, device files and nvidia-smi answer in milliseconds without using GPU memory; facts that
-only torch knows come from a separate process (zerotrain.machine.detect).
+only torch knows come from a separate process, python -m zerotrain.machine.detect: torch holds GPU
+memory once it has queried the GPU, and a broken installation may end the process that imports it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Literal
 from zerotrain.machine.host import Host, detect_host
 
 Accelerator = Literal["cuda", "rocm", "mps", "npu", "cpu"]
+Engine = Literal["torch", "deepspeed"]
 DEVICE_FILES = {
     "cuda": ("/dev/nvidiactl", "/dev/dxg"),
     "rocm": ("/dev/kfd",),
@@ -30,6 +32,7 @@ DEVICE_FILES = {
 }
 """Device files of drivers: NVIDIA's and WSL's, AMD's, Huawei's."""
 NAMES = {"cuda": "CUDA", "rocm": "ROCm", "mps": "MPS", "npu": "Ascend NPU", "cpu": "CPU"}
+UNTESTED = ("rocm", "npu", "mps")
 AMPERE = (8, 0)
 """First compute capability with bf16."""
 QUERY = ("uuid", "name", "memory.total", "memory.free", "compute_cap", "driver_version")
@@ -136,7 +139,7 @@ def probed(host: Host) -> Machine:
 
 @cache
 def probe(timeout_s: float = PROBE_SECONDS) -> dict[str, Any]:
-    """Run torch_probe: accelerator, devices, and how torch and DeepSpeed load.
+    """Run this module: accelerator, devices, and how torch and DeepSpeed load.
 
     Returns:
         At least "error", empty if torch was imported.
@@ -220,7 +223,10 @@ def _mebibytes(text: str) -> int | None:
 
 
 def main() -> None:
-    """Print {"error", "accelerator", "devices", "threads", "deepspeed"}."""
+    """Print what torch and DeepSpeed find here, as one JSON line.
+
+    Its keys are "error", "accelerator", "devices", "threads" and "deepspeed".
+    """
     try:
         found = {"error": "", **_torch()}
     except Exception as error:  # any error of a broken installation is the answer
@@ -269,10 +275,6 @@ def _deepspeed() -> str:
 def _sentence(error: Exception) -> str:
     lines = str(error).strip().splitlines() or ["no message"]
     return f"{type(error).__name__}: {lines[0]}"
-
-
-Engine = Literal["torch", "deepspeed"]
-UNTESTED = ("rocm", "npu", "mps")
 
 
 def usable_engines(machine: Machine) -> dict[Engine, str]:

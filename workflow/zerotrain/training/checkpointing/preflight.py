@@ -122,5 +122,10 @@ def lacks_moments(position: TrainerState, slots: Collection[str], phase: Resolve
     return bool(slots_there or _own_slots(phase))
 
 
+def state_slots(phase: ResolvedPhase) -> list[str]:
+    """Return the slots of a phase's checkpoints, and of the state at its end."""
+    return [MASTER, *_own_slots(phase), *([EMA_SLOT] if phase.train.use_ema else [])]
+
+
 def _own_slots(phase: ResolvedPhase) -> list[str]:
     return slots_of(phase.train.optimizer, phase.train.optimizer_args)

@@ -182,7 +182,7 @@ def open_validation(
         progress: The phase's progress folder.
         step: The current step.
         resumed: The checkpoint of this phase that is resumed, with the history so far.
-        average: The averaged weights, which are measured in addition to the live ones.
+        ema: The averaged weights, which are measured in addition to the live ones.
     """
     settings = phase.derived.validation
     if settings is None:
