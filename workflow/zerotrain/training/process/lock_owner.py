@@ -56,10 +56,6 @@ class LockOwner:
         known = {item.name for item in fields(cls)}
         return cls(**{key: value for key, value in values.items() if key in known})
 
-    def is_alive(self) -> bool:
-        """Return whether the owner runs; if its state is unknown, it counts as alive."""
-        return self.is_running() is not False
-
     def is_running(self) -> bool | None:
         """Return whether the owner runs; None if neither its pid nor Slurm shows it.
 

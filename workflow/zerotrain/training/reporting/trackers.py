@@ -221,7 +221,7 @@ class Remote:
     def _start(self) -> tuple[str, Any, LoggedPoints]:
         """Return the run's id, the tracker, and the points of the run that it has so far."""
         kept = _read(self._kept)
-        tracker, run = OPEN[self._name](self._phase, self._progress, kept.get("run"))
+        tracker, run = open_run(self._name, self._phase, self._progress, kept.get("run"))
         tracker.main_process_only = False  # only the first process opens it
         tracker.start()
         if not kept:
@@ -303,72 +303,43 @@ def hyperparameters(phase: ResolvedPhase) -> Iterator[tuple[str, Any]]:
         yield name, value if plain else json.dumps(value)
 
 
-def _project(phase: ResolvedPhase) -> str:
-    return phase.train.tracker_project_name or DEFAULT_PROJECT
+def open_run(name: str, phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
+    """Open a phase's run by accelerate's class of a tracker; without `run` it is a new one."""
+    project = phase.train.tracker_project_name or DEFAULT_PROJECT
+    title = phase.train.tracker_run_name or f"{phase.run}-{phase.phase}"
+    words: list[str] = [project]
+    own: dict[str, Any]
+    match name:
+        case "wandb":
+            run = run or secrets.token_hex(8)
+            own = {"name": title, "group": phase.run, "dir": str(progress)}
+            own |= {"id": run, "resume": "allow"}
+        case "mlflow":
+            own = {"run_id": run, "run_name": title}
+        case "swanlab":
+            run = run or secrets.token_hex(11)[:21]
+            own = {"experiment_name": title, "group": phase.run}
+            own |= {"id": run, "resume": "allow", "logdir": str(progress / "swanlab")}
+        case "comet_ml":
+            run = run or secrets.token_hex(16)
+            own = {"experiment_key": run}
+        case "aim":
+            words = [title]
+            own = {"experiment": project, "run_hash": run, "logging_dir": str(progress)}
+        case "clearml":
+            words = [title]
+            own = {"project_name": project, "task_name": title}
+            own |= {"continue_last_task": run or False, "reuse_last_task_id": False}
+        case "dvclive":
+            words, folder = [], str(progress / "dvclive")
+            own = {"dir": folder, "resume": run is not None, "save_dvc_exp": False}
+            run = folder
+        case "trackio":
+            run = run or f"{title}-{secrets.token_hex(3)}"
+            own = {"name": run, "group": phase.run, "resume": "allow"}
+    return tracking.LOGGER_TYPE_TO_CLASS[name](*words, **own), run
 
 
-def _title(phase: ResolvedPhase) -> str:
-    return phase.train.tracker_run_name or f"{phase.run}-{phase.phase}"
-
-
-def _wandb(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
-    run = run or secrets.token_hex(8)
-    own = {"name": _title(phase), "group": phase.run, "dir": str(progress)}
-    return tracking.WandBTracker(_project(phase), id=run, resume="allow", **own), run
-
-
-def _mlflow(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
-    return tracking.MLflowTracker(_project(phase), run_id=run, run_name=_title(phase)), run
-
-
-def _swanlab(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
-    run = run or secrets.token_hex(11)[:21]
-    own = {
-        "experiment_name": _title(phase),
-        "group": phase.run,
-        "logdir": str(progress / "swanlab"),
-    }
-    return tracking.SwanLabTracker(_project(phase), id=run, resume="allow", **own), run
-
-
-def _comet_ml(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
-    run = run or secrets.token_hex(16)
-    return tracking.CometMLTracker(_project(phase), experiment_key=run), run
-
-
-def _aim(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
-    own = {"experiment": _project(phase), "run_hash": run}
-    return tracking.AimTracker(_title(phase), logging_dir=str(progress), **own), run
-
-
-def _clearml(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
-    own = {"project_name": _project(phase), "task_name": _title(phase)}
-    resumes = {"continue_last_task": run or False, "reuse_last_task_id": False}
-    return tracking.ClearMLTracker(_title(phase), **own, **resumes), run
-
-
-def _dvclive(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
-    folder = str(progress / "dvclive")
-    resumes = run is not None
-    return tracking.DVCLiveTracker(dir=folder, resume=resumes, save_dvc_exp=False), folder
-
-
-def _trackio(phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
-    run = run or f"{_title(phase)}-{secrets.token_hex(3)}"
-    own = {"name": run, "group": phase.run, "resume": "allow"}
-    return tracking.TrackioTracker(_project(phase), **own), run
-
-
-OPEN: dict[str, Callable[[ResolvedPhase, Path, str | None], OpenedRun]] = {
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-    "swanlab": _swanlab,
-    "comet_ml": _comet_ml,
-    "aim": _aim,
-    "clearml": _clearml,
-    "dvclive": _dvclive,
-    "trackio": _trackio,
-}
 RUN: dict[str, Callable[[Any], str]] = {
     "mlflow": lambda run: str(run.info.run_id),
     "aim": lambda run: str(run.hash),
