@@ -23,6 +23,8 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.families import Batch
 
 HOST = torch.device("cpu")
+DEPTH = 2
+"""Batches held in host memory, so that one read that takes longer than a step delays no step."""
 
 
 class Batches:
@@ -132,10 +134,6 @@ def move_to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cuda":
         return {n: t.pin_memory().to(device, non_blocking=True) for n, t in batch.items()}
     return {name: one if name in ON_HOST else one.to(device) for name, one in batch.items()}
-
-
-DEPTH = 2
-"""Batches held in host memory, so that one read that takes longer than a step delays no step."""
 
 
 class _Run:

@@ -38,6 +38,10 @@ VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 """The only environment variables that are shown."""
+PACKAGES = (
+    "deepspeed", "accelerate", "diffusers", "transformers", "peft", "safetensors", "snakemake",
+    "dvc",
+)  # fmt: skip
 
 
 def examine(run: str | None = None, config: Path | None = None) -> Report:
@@ -198,12 +202,6 @@ def _refusal(preset: Preset, machine: Machine, ops: dict[str, Any], loads: dict[
 
 def _swaps(preset: Preset) -> bool:
     return "nvme" in (preset.offload_optimizer, preset.offload_param)
-
-
-PACKAGES = (
-    "deepspeed", "accelerate", "diffusers", "transformers", "peft", "safetensors", "snakemake",
-    "dvc",
-)  # fmt: skip
 
 
 def versions(build: TorchBuild | None) -> dict[str, Any]:

@@ -21,6 +21,10 @@ from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.models.sizes import TRAINED
 from zerotrain.training.checkpointing import conditions
 
+WEIGHTS = (".safetensors", ".bin")
+DECODER = "vae/"
+"""Folder of the decoder, which turns a validation's samples into images."""
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -48,11 +52,6 @@ def read_inputs(launch: Path, base: Path, cache: Path, start: Path | None) -> In
     if start is not None:
         parents["start"] = read_input(start, "state")
     return Inputs(phase, parents)
-
-
-WEIGHTS = (".safetensors", ".bin")
-DECODER = "vae/"
-"""Folder of the decoder, which turns a validation's samples into images."""
 
 
 def read_input(folder: Path, kind: str) -> Artifact:

@@ -13,6 +13,9 @@ ranks/             what each process is doing (zerotrain.training.reporting.hear
 lock, lock.*       the process that writes (zerotrain.training.process.lock)
 metrics.jsonl      the log of the run so far (zerotrain.training.reporting.log)
 tensorboard/       and tracker-<name>.json: this phase's run in another tracker
+
+Damaged records of a checkpoint (the log, the resources used) are no reason to train the same steps
+again: they are restored if the progress folder has them, else removed.
 """
 
 from __future__ import annotations
@@ -39,6 +42,16 @@ from zerotrain.training.reporting.validation_history import HISTORY, best_step, 
 STOP = "stop"
 EXIT = "exit.json"
 ENDED = "ended-*.json"
+KIND = "checkpoint"
+POSITION = "checkpoint.json"
+NEEDED_RECORDS = frozenset((RECORDS + HISTORY,))
+"""Records that training depends on: they decide when it ends, and which step is its best."""
+LOSSES = {
+    "metrics.jsonl": "the log of the run begins again at this step",
+    "resources.json": "time and memory used before this step are not counted",
+    "pending.json": "the next line of the log averages the steps after this one",
+}
+"""The consequence of losing each record."""
 
 
 def exit_codes_file(progress: Path, machine: int) -> Path:
@@ -197,18 +210,6 @@ def clear_leftovers(progress: Path) -> list[str]:
             )
         lines.append(f"{what}; another checkpoint is taken{_set_aside(folder)}")
     return lines
-
-
-KIND = "checkpoint"
-POSITION = "checkpoint.json"
-NEEDED_RECORDS = frozenset((RECORDS + HISTORY,))
-"""Records that training depends on: they decide when it ends, and which step is its best."""
-LOSSES = {
-    "metrics.jsonl": "the log of the run begins again at this step",
-    "resources.json": "time and memory used before this step are not counted",
-    "pending.json": "the next line of the log averages the steps after this one",
-}
-"""The consequence of losing each record."""
 
 
 def read_intact(folder: Path) -> Artifact:

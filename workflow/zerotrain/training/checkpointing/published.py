@@ -3,6 +3,10 @@
 Its manifest says what the phase trains, as content["trains"], and after an early end the phase's
 `until`, as content["until"]. Commit and code are among the records, which are not part of its
 identity, so that nothing is exported again for them.
+
+That of an earlier version has no `trains`, and its fingerprint.json is in the progress folder,
+which may be gone. Its parents and its position still record some values; the others are unknown and
+count as equal.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ from zerotrain.state.checkpoint import (
     write_rank_files,
 )
 
+ALIGNED_BYTES = 64
+
 
 @dataclass
 class PartReport:
@@ -241,9 +243,6 @@ def _open_side_stream(tensors: dict[str, torch.Tensor]) -> AbstractContextManage
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     return torch.cuda.stream(stream)
-
-
-ALIGNED_BYTES = 64
 
 
 class Staging:

@@ -22,6 +22,12 @@ from zerotrain.machine.liveness import time_there
 
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of a file system without hard links (link(2); ENOSYS: of FUSE)."""
+LEASE_SECONDS = 120
+"""Twelve signs: the thread is only later than that if its process or its machine was stopped."""
+SIGN_SECONDS = 10.0
+SIGNS_IN_LEASE = 6
+"""Minimum number of signs in a lease, however short it is."""
+CLOSE_SECONDS = 2.0
 
 
 def give_name(draft: Path, place: Path) -> None:
@@ -76,14 +82,6 @@ def _sentence(error: OSError, place: Path) -> DiskError:
         hint="look at `dmesg` and at the mount of this disk; then run the same command again",
         errno=error.errno or 0,
     )
-
-
-LEASE_SECONDS = 120
-"""Twelve signs: the thread is only later than that if its process or its machine was stopped."""
-SIGN_SECONDS = 10.0
-SIGNS_IN_LEASE = 6
-"""Minimum number of signs in a lease, however short it is."""
-CLOSE_SECONDS = 2.0
 
 
 def sign_seconds(lease: float) -> float:

@@ -253,7 +253,11 @@ def _replace_nonfinite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Means:
-    """Losses and gradient norms collected for the next log line."""
+    """Means that a training logs: over the steps since the last log line, and over an epoch.
+
+    Both are saved with each checkpoint, so that a resumed training logs the same bits as an
+    uninterrupted one.
+    """
 
     def __init__(self, samples: int, epoch_size: int) -> None:
         """Start at sample `samples` of the run; an epoch has `epoch_size` samples."""
