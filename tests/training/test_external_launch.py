@@ -318,7 +318,7 @@ def test_a_phase_that_a_validation_has_ended_is_finished(
     training: Any, srun: Srun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As for the stage: it is not trained on to its `until`."""
-    monkeypatch.setattr(external_launch, "end_step", lambda progress, until, rule: until - 7)
+    monkeypatch.setattr(external_launch, "end_step", lambda _, phase: phase.derived.until_step - 7)
     assert _started(training, srun).finished
     external_launch._report_end(
         0, training.phase("other", "torch", STEPS), training.progress("main")
