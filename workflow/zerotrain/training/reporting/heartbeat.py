@@ -13,9 +13,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate, chain, islice, repeat, takewhile
+from operator import attrgetter, is_not, itemgetter
 from pathlib import Path
-from types import FrameType
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import psutil
 
@@ -43,6 +45,21 @@ HELD = {
     psutil.STATUS_TRACING_STOP: "is held by a debugger",
     psutil.STATUS_DISK_SLEEP: "waits for a disk or a network file system",
 }
+
+
+class CodeLocation(NamedTuple):
+    """What a frame of a thread executes."""
+
+    file: str
+    line: int
+    function: str
+    instruction: int
+
+    def is_ours(self) -> bool:
+        return PACKAGE in self.file and self.file != __file__
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition(PACKAGE)[2]}:{self.line} ({self.function})"
 
 
 @dataclass(frozen=True)
@@ -142,27 +159,25 @@ class Heartbeat:
                 self._beat()
 
     def _beat(self) -> None:
-        current = sys._current_frames()
-        stack = list(_stack(current.get(self._main or 0)))
+        stack = _read_stack(self._main or 0)
         workers = [one.ident for one in threading.enumerate() if one.name in WORKERS]
-        moving = [*stack, *(frame for one in workers for frame in _stack(current.get(one or 0)))]
         step = self.counter.step + 1 if self.counter else None
-        place = (step, self.moves, *((id(frame.f_code), frame.f_lasti) for frame in moving))
+        moving = [location for one in workers for location in _read_stack(one or 0)]
+        place = (step, self.moves, *stack, *moving)
         now = time.monotonic()
         # The hours in which a job was suspended do not count.
         self._still += min(now - self._seen, 2 * BEAT_SECONDS)
         self._seen = now
         if place != self._place:
             self._place, self._still = place, 0.0
-        files = [frame.f_code.co_filename for frame in stack]
         status = RankStatus(
             self._rank,
             socket.gethostname(),
             os.getpid(),
             self._started,
             step,
-            next((_place(frame) for frame in stack if _is_ours(frame)), "its start"),
-            any(part in file for file in files for part in COLLECTIVES),
+            next((str(one) for one in stack if one.is_ours()), "its start"),
+            any(part in one.file for one in stack for part in COLLECTIVES),
             self._still,
             time.time(),
         )
@@ -232,18 +247,16 @@ def end_all(progress: Path, but: int = 0) -> None:
                 os.kill(one.pid, signal.SIGKILL)
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield a thread's frames, the innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+def _read_stack(thread: int) -> list[CodeLocation]:
+    """Return what a thread executes, the innermost frame first; nothing if it has ended.
 
-
-def _is_ours(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return PACKAGE in file and file != __file__
-
-
-def _place(frame: FrameType) -> str:
-    file = frame.f_code.co_filename.rpartition(PACKAGE)[2]
-    return f"{file}:{frame.f_lineno} ({frame.f_code.co_name})"
+    A frame keeps its function's local variables alive. DeepSpeed looks at the autograd nodes of
+    partitioned parameters; one that outlives that function breaks the next recomputed block. One
+    `list` over C functions leaves the thread no moment to run on while its frames are held.
+    """
+    first: Iterator[Any] = islice(map(itemgetter(thread), iter(sys._current_frames, None)), 1)
+    frames = takewhile(partial(is_not, None), accumulate(chain(first, repeat("f_back")), getattr))
+    read = attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name", "f_lasti")
+    with contextlib.suppress(KeyError):
+        return list(map(CodeLocation._make, list(map(read, frames))))
+    return []
