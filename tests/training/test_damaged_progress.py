@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tests.training.conftest import Training
+from tests.training.measures import SETTINGS
 
 from zerotrain.errors import PipelineError
 from zerotrain.state.checkpoint import Checkpoint
@@ -45,11 +46,6 @@ SYNTHETIC: dict[str, Any] = {
 }
 """Files that not every training leaves."""
 LARGE = ".safetensors"
-SETTINGS: dict[str, Any] = {
-    "eval_steps": 2, "eval_on_start": True, "max_samples": 64, "batch_size": 8,
-    "metric_for_best_model": "val_loss", "load_best_model_at_end": False,
-    "early_stopping_patience": None, "early_stopping_threshold": 0.0,
-}  # fmt: skip
 
 Corruption = Callable[[Path, random.Random], None]
 

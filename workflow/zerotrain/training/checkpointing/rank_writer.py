@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -78,25 +77,6 @@ def _size(path: Path) -> int | None:
         return None
 
 
-class Writer(Protocol):
-    """A process's part that is being written to the disk.
-
-    Until `release_tensors` has returned, its tensors must not be changed.
-    """
-
-    def is_writing(self) -> bool:
-        """Return whether work is left."""
-
-    def release_tensors(self, allowance: int) -> None:
-        """Return once the tensors may be changed; copies take `allowance` bytes at most."""
-
-    def result(self) -> PartReport:
-        """Wait for the end and return the report."""
-
-    def cancel(self) -> None:
-        """Give up the part, which no process will publish."""
-
-
 class WrittenPart:
     """A part that is on disk once it is constructed; only the hashes of its files are pending.
 
@@ -146,7 +126,7 @@ class WrittenPart:
 
 
 class RankWriter:
-    """A part written by a thread.
+    """A part written by a thread, with the methods of a WrittenPart.
 
     Until `release_tensors` has returned, its tensors must not be changed.
     """

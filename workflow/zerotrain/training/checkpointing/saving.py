@@ -42,7 +42,6 @@ from zerotrain.training.checkpointing.provenance import Provenance
 from zerotrain.training.checkpointing.rank_writer import (
     PartReport,
     RankWriter,
-    Writer,
     WrittenPart,
     check_written,
 )
@@ -96,7 +95,7 @@ class Saving:
         self._draft: UnpublishedFolder | None = None
         self._position: TrainerState | None = None
         self._slots: list[str] = []
-        self._writer: Writer | None = None
+        self._writer: RankWriter | WrittenPart | None = None
         self._pruning: threading.Thread | None = None
         self.seconds = 0.0
         """Seconds that saving has cost the loop so far."""

@@ -15,7 +15,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from accelerate import tracking
 
@@ -33,22 +33,9 @@ SECONDS_TO_FINISH = 30.0
 """Time that a tracker gets at the end to send queued points."""
 
 
-class Tracker(Protocol):
-    """Tracker of one training."""
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record values at a step."""
-
-    def flush(self) -> None:
-        """Flush before a checkpoint: recorded values must survive the process."""
-
-    def close(self) -> None:
-        """Finish; no values are recorded afterwards."""
-
-
 def open_trackers(
     phase: ResolvedPhase, progress: Path, step: int, say: Callable[[str], None]
-) -> list[Tracker]:
+) -> list[TensorBoard | Remote]:
     """Return the trackers of `report_to`, which continue from `step` if they know this phase.
 
     Args:
@@ -145,15 +132,18 @@ class TensorBoard:
         self.flush()
 
     def log(self, values: Mapping[str, float], step: int) -> None:
+        """Record values at a step."""
         self._board.add_scalars(values, step)
         self._last = step
 
     def flush(self) -> None:
+        """Flush before a checkpoint: recorded values must survive the process."""
         self._board.flush()
         with contextlib.suppress(OSError):  # then the next start writes more lines again
             _write(self._kept, {"step": self._last})
 
     def close(self) -> None:
+        """Finish; no values are recorded afterwards."""
         self.flush()
         self._board.close()
 
@@ -163,7 +153,7 @@ class Remote:
 
     progress/tracker-<name>.json stores its run, the last step that it received and the names of
     that step's points. A training that resumes from a checkpoint repeats some steps, to the same
-    bits: their points are not sent twice.
+    bits: their points are not sent twice. The methods are those of TensorBoard.
     """
 
     def __init__(
