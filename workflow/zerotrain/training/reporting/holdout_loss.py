@@ -69,7 +69,7 @@ class HeldOutText:
 
 
 HeldOut: TypeAlias = HeldOutImages | HeldOutText | Sequence[dict[str, torch.Tensor]]
-"""A sample for each forward pass, without a batch dimension; see zerotrain.models.families.Batch."""
+"""A sample for each pass, without a batch dimension; see zerotrain.models.families.Batch."""
 
 
 def whole_example(input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
