@@ -33,10 +33,9 @@ def measure(folder: Path, case: str, steps: int, rounds: int) -> dict[str, Any]:
 
     from zerotrain.cache import read_cache
     from zerotrain.models.families.sdxl import FAMILY
-    from zerotrain.training.batches import Batches
+    from zerotrain.training.batches import Batches, ReadAhead
     from zerotrain.training.loop import _accumulate
-    from zerotrain.training.read_ahead import ReadAhead
-    from zerotrain.training.reporting.log import Log
+    from zerotrain.training.reporting.log import NoLog
     from zerotrain.training.setup import build_engine
     from zerotrain.training.step_counter import StepCounter
 
@@ -51,7 +50,7 @@ def measure(folder: Path, case: str, steps: int, rounds: int) -> dict[str, Any]:
     engine = build_engine(model, phase, folder / "launch", exact=True)
     objective = FAMILY.objective(folder / "base")
     alone: Any = Batches(read_cache(folder / "cache", verify=False), phase)
-    log = Log()
+    log = NoLog()
     found: dict[str, list[float]] = {"alone": [], "ahead": []}
     with ReadAhead(alone, batch) as ahead:
         counters = {name: StepCounter(0, 0, 10**6) for name in found}

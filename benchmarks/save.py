@@ -73,7 +73,7 @@ def measure(case: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
     from zerotrain.training import ranks
     from zerotrain.training.checkpointing.progress_folder import saved_steps
     from zerotrain.training.checkpointing.saving import Saving
-    from zerotrain.training.reporting.log import Log
+    from zerotrain.training.reporting.log import NoLog
     from zerotrain.training.setup import build_engine
     from zerotrain.training.step_counter import StepCounter
 
@@ -83,7 +83,7 @@ def measure(case: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
     phase = write_launch(folder, case, model)
     engine = build_engine(model, phase, folder, exact=True)
     batch = torch.randn(arguments.batch, width, device=engine.device)
-    saving = Saving(engine, phase, Log(), folder / "progress")
+    saving = Saving(engine, phase, NoLog(), folder / "progress")
     (folder / "progress").mkdir()
     counter = StepCounter(0, 0, phase.derived.until_step)
     passes: list[float] = []

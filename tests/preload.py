@@ -1,13 +1,14 @@
 """What the fork server imports and looks up once, so that its forks need not."""
 
 import sys
+from types import ModuleType
 
 import cpuinfo
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401  (imports torch's compiler)
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder import CPUAdamBuilder
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
-from tests.training import running_family, tied_family, unused_family
+from tests.training.odd_families import RunningSdxl, TiedSdxl, UnusedSdxl
 
 import zerotrain.artifact.sources
 import zerotrain.models.families
@@ -18,9 +19,11 @@ import zerotrain.training.engines.zero_engine
 import zerotrain.training.rank
 import zerotrain.training.reporting.event_files
 
-OWN = {"tied": tied_family, "unused": unused_family, "running": running_family}
-for name, module in OWN.items():
-    sys.modules[f"zerotrain.models.families.{name}"] = module
+OWN = {family.name: family for family in (TiedSdxl(), UnusedSdxl(), RunningSdxl())}
+for name, family in OWN.items():
+    module = ModuleType(f"zerotrain.models.families.{name}")
+    module.FAMILY = family
+    sys.modules[module.__name__] = module
     zerotrain.models.families.FAMILIES[name] = zerotrain.models.families.FAMILIES["sdxl"]
 # The package has no file of theirs, whose code a training records.
 closure = zerotrain.artifact.sources._training_closure

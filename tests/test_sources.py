@@ -172,7 +172,7 @@ DECIDING = {
     "flux_conditioning flux_inputs flux_redux language lora loss_functions model_family "
     "model_tensors patches qwen_image sd3 sdxl seq2seq_lm token_routing tokens",
     "state": "__init__ checkpoint position state",
-    "training": "__init__ batches loop not_finite rank ranks read_ahead rng setup step_counter",
+    "training": "__init__ batches loop not_finite rank ranks setup step_counter",
     "training/engines": "__init__ ddp_buckets deepspeed_start determinism ema engine "
     "gradient_checkpointing loss_scale partitioned_model torch_compile torch_engine zero_clipping "
     "zero_engine zero_partitions zero_swap",

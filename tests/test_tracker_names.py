@@ -6,7 +6,7 @@ import pytest
 from accelerate.utils import LoggerType
 
 from zerotrain.config import trackers
-from zerotrain.config.trackers import MODULES, check_installed, chosen_trackers, read_names
+from zerotrain.config.trackers import NAMES, check_installed, chosen_trackers, read_names
 from zerotrain.errors import PipelineError
 
 
@@ -37,7 +37,7 @@ def test_other_names_are_refused(given) -> None:
 
 def test_every_tracker_of_accelerate_can_be_named() -> None:
     """The names are accelerate's own."""
-    assert MODULES.keys() == {str(kind.value) for kind in LoggerType} - {"all"}
+    assert set(NAMES) == {str(kind.value) for kind in LoggerType} - {"all"}
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_command(monkeypatch) -> None:

@@ -259,7 +259,7 @@ GRID_ENGINE = {
 LISTENS = """\
 {python} -c "
 import pathlib, time
-from zerotrain.training.process.stop_request import StopRequest
+from zerotrain.training.process.stop import StopRequest
 warned = StopRequest(pathlib.Path())
 pathlib.Path('listens').touch()
 while not warned():

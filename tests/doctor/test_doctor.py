@@ -21,7 +21,6 @@ from zerotrain import cli
 from zerotrain.errors import PipelineError
 from zerotrain.machine.detect import Machine, TorchBuild
 from zerotrain.pipeline.doctor import examine as examination
-from zerotrain.pipeline.doctor import installation
 from zerotrain.pipeline.doctor.examine import examine, verdicts
 from zerotrain.pipeline.doctor.report import Report, redact
 
@@ -55,7 +54,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(examination, "torch_build", lambda: TorchBuild("2.13.0", cuda))
         monkeypatch.setattr(examination, "detect", lambda: found)
         monkeypatch.setattr(examination, "probe", lambda: {**reply, **(answer or {})})
-        monkeypatch.setattr(installation, "ops", lambda: OPS)
+        monkeypatch.setattr(examination, "find_ops", lambda: OPS)
 
     put(machine())
     return put

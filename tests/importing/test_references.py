@@ -14,9 +14,8 @@ from tests.importing.conftest import leaves
 from zerotrain.config.read import parse_config
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.write import config_text, report
-from zerotrain.machine.detect import Device, Machine
+from zerotrain.machine.detect import Device, Machine, choose_precision
 from zerotrain.machine.host import detect_host
-from zerotrain.machine.verdict import choose_precision
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "importing"
@@ -69,7 +68,7 @@ def test_the_machine_decides_a_precision_that_nothing_says(
     """And the report says so; DiffSynth-Studio's own commands load their models in bf16."""
     device = Device(name="a GPU", capability=capability)
     machine = Machine(accelerator="cuda", host=detect_host(), devices=(device,))
-    monkeypatch.setattr("zerotrain.machine.verdict.detect", lambda: machine)
+    monkeypatch.setattr("zerotrain.machine.detect.detect", lambda: machine)
     found = imported(name, choose=choose_precision)
     own = name == "diffsynth/commands.sh"
     assert found.values["launch.mixed_precision"] == ("bf16" if own else expected)

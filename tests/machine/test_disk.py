@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,11 +53,3 @@ def test_the_file_system_is_that_of_the_innermost_mount(
     monkeypatch.setattr(disk.psutil, "disk_partitions", lambda **_: mounts)
     assert disk.mount(tmp_path / "swap") == ("/dev/b", "xfs")
     assert disk.mount(Path("/")) == ("/dev/a", "ext4")
-
-
-def test_space_is_compared_to_the_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fits exactly fits."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * 10**8))
-    disk.check_space(tmp_path, "large", 2 * 10**8, "why")
-    with pytest.raises(PipelineError, match=r"has 200\.0 MB free|has 0\.2 GB free"):
-        disk.check_space(tmp_path, "large", 2 * 10**8 + 1, "why")

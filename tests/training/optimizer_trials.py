@@ -28,7 +28,7 @@ from zerotrain.state.state import State
 from zerotrain.training.checkpointing import preflight
 from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.checkpointing.saving import Saving
-from zerotrain.training.reporting.log import Log
+from zerotrain.training.reporting.log import NoLog
 from zerotrain.training.setup import build_engine
 from zerotrain.training.step_counter import StepCounter
 
@@ -117,7 +117,7 @@ def train(job: Job, folder: Path, rank: int) -> list[float]:
         losses.append(loss.item())
         counter.step += 1
         if counter.step in (HALF, STEPS):
-            Saving(engine, phase, Log(), folder / job.name).begin(counter, wait=True)
+            Saving(engine, phase, NoLog(), folder / job.name).begin(counter, wait=True)
     if phase.derived.engine == "deepspeed":
         engine.model.destroy()  # type: ignore[operator]
     return losses

@@ -22,7 +22,7 @@ from zerotrain.training.checkpointing.progress_folder import step_folder
 from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
-from zerotrain.training.reporting.log import Log
+from zerotrain.training.reporting.log import NoLog
 from zerotrain.training.step_counter import StepCounter
 
 COUNTS = "bytes"
@@ -92,7 +92,7 @@ def _resume(ranks: int, preset: str, width: int, layers: int, folder: Path) -> N
     first.engine.step(1e-3)
     assert first.ema
     first.ema.update(1)
-    Saving(first.engine, phase, Log(), progress, first.ema).begin(StepCounter(1, 1, 2), wait=True)
+    Saving(first.engine, phase, NoLog(), progress, first.ema).begin(StepCounter(1, 1, 2), wait=True)
     expected = held(first.engine, first.ema)
     if phase.derived.engine == "deepspeed":
         first.engine.model.destroy()  # type: ignore[operator]

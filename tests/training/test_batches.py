@@ -12,7 +12,7 @@ from tests.builders.phases import SAMPLES, SEED
 
 from zerotrain.data.draws import draw_place
 from zerotrain.training import loop
-from zerotrain.training.reporting.log import Log
+from zerotrain.training.reporting.log import NoLog
 
 GLOBAL, STEPS = 8, 7
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def seen(world_size: int, accumulations: int) -> list[list[int]]:
             batches: Any = SimpleNamespace(batch=batch)
             objective: Any = SimpleNamespace(loss=lambda model, batch: torch.zeros(micro))
             counter = loop.StepCounter(step, step * GLOBAL, STEPS)
-            loop._accumulate(Engine(rank, world_size), objective, batches, phase, counter, Log())
+            loop._accumulate(Engine(rank, world_size), objective, batches, phase, counter, NoLog())
             steps[step] += taken
     return [sorted(step) for step in steps]
 

@@ -27,7 +27,7 @@ from zerotrain.training.process import lock
 from zerotrain.training.process.ending import read_exit_codes, read_exit_record
 from zerotrain.training.process.start import prepare
 from zerotrain.training.reporting import heartbeat, trackers
-from zerotrain.training.reporting.log import TrainingLog
+from zerotrain.training.reporting.log import Log
 from zerotrain.training.reporting.validation_history import HISTORY, best_step, read_history
 
 TRAINED, UNTIL = 6, 8
@@ -163,7 +163,7 @@ def start(inputs: Inputs, progress: Path) -> int | None:
     try:
         prepare(inputs, progress)
         resume = newest_intact(progress, UNTIL)
-        assert end_step(progress, UNTIL, inputs.phase.derived.validation) is None
+        assert end_step(progress, inputs.phase) is None
     finally:
         held.release()
     best_step(progress)
@@ -178,7 +178,7 @@ def start(inputs: Inputs, progress: Path) -> int | None:
         return None
     source = Checkpoint(resume)
     position = source.position
-    log = TrainingLog(
+    log = Log(
         progress, inputs.phase, resume / "records", position.step, position.samples,
         torch.device("cpu"), same_phase=True,
     )  # fmt: skip

@@ -18,8 +18,8 @@ from zerotrain.training.checkpointing import conditions, set_aside
 from zerotrain.training.checkpointing.edited import prepare_progress_folder
 from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
 from zerotrain.training.checkpointing.set_aside import complete_moves
-from zerotrain.training.process.accept import accept
 from zerotrain.training.process.lock import take
+from zerotrain.training.process.progress_commands import accept
 
 CACHE = "c" * 64
 PHASE = make_tiny_phase("plain", "torch", 300)

@@ -29,8 +29,8 @@ from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.process import external_launch, lock
 from zerotrain.training.process.external_launch import train_externally_launched
 from zerotrain.training.process.failures import EXIT_FAULT
-from zerotrain.training.process.rendezvous import adopt_slurm, init_process_group
-from zerotrain.training.process.stop_request import StopRequest
+from zerotrain.training.process.machines import adopt_slurm, init_process_group
+from zerotrain.training.process.stop import StopRequest
 
 STEPS = 40
 SRUN = {
@@ -305,7 +305,7 @@ def test_a_phase_that_a_validation_has_ended_is_finished(
     training: Any, srun: Srun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As for the stage: it is not trained on to its `until`."""
-    monkeypatch.setattr(external_launch, "end_step", lambda progress, until, rule: until - 7)
+    monkeypatch.setattr(external_launch, "end_step", lambda _, phase: phase.derived.until_step - 7)
     assert _started(training, srun).finished
     external_launch._report_end(
         0, training.phase("other", "torch", STEPS), training.progress("main")

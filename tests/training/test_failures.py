@@ -16,13 +16,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
+from tests.builders.phases import make_phase
 from tests.training.endings import start
 from torch import distributed
 
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.launch.run_yaml import write_run_yaml
 from zerotrain.machine.child_process import SUPERVISOR
 from zerotrain.training import rank
-from zerotrain.training.process import failure_report, failures
+from zerotrain.training.process import ending, failures
 from zerotrain.training.process.failures import (
     EXIT_FAULT,
     KNOWN,
@@ -249,9 +251,35 @@ def test_a_connection_that_is_lost_is_reported(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv(SUPERVISOR, "1")
     monkeypatch.setattr(rank, "end_with_parent", lambda: None)
-    monkeypatch.setattr(failure_report.os, "_exit", lambda code: sys.exit(code))
+    monkeypatch.setattr(ending.os, "_exit", lambda code: sys.exit(code))
     with pytest.raises(ConnectionResetError if processes == "1" else SystemExit):
         start(tmp_path, monkeypatch, lost)
     said = "" if processes == "1" else "rank 0: [Errno 104] Connection reset by peer\n"
     assert capsys.readouterr().err == said
     assert not (tmp_path / "exit.json").exists()
+
+
+def test_a_device_out_of_memory_names_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's figures, no traceback, exit code 2."""
+
+    def full(**_: Any) -> bool:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 "
+            "GiB. Of the allocated memory 7 GiB is allocated by PyTorch"
+        )
+
+    monkeypatch.setattr(rank, "run", full)
+    (tmp_path / "launch").mkdir()
+    write_run_yaml(make_phase(), tmp_path / "launch" / "run.yaml")
+    words = {"launch": tmp_path / "launch", "base": "b", "cache": "c", "progress": tmp_path}
+    rank.main([word for key, value in words.items() for word in (f"--{key}", str(value))])
+    said = (
+        "phase plain: the device ran out of memory: CUDA out of memory. Tried to allocate 2.00 "
+        "GiB. GPU 0 has a total capacity of 8.00 GiB."
+    )
+    assert json.loads((tmp_path / "exit.json").read_text()) == {"code": 2, "reason": said}
+    text = capsys.readouterr().err
+    assert f"ERROR: {said}\n" in text
+    assert "`zerotrain switch cats --to zero2_offload`" in text

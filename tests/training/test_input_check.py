@@ -11,7 +11,7 @@ from zerotrain import artifact
 from zerotrain.artifact import verdicts
 from zerotrain.errors import PipelineError
 from zerotrain.launch.run_yaml import write_run_yaml
-from zerotrain.training.checkpointing import input_check, inputs
+from zerotrain.training.checkpointing import inputs
 
 LARGE = 100
 FILES = {
@@ -35,7 +35,7 @@ def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("/".join(path.parts[-2:]))
         return artifact.file_sha256(path)
 
-    monkeypatch.setattr(input_check, "file_sha256", sha256)
+    monkeypatch.setattr(inputs, "file_sha256", sha256)
     return found
 
 

@@ -75,7 +75,7 @@ def test_lock_is_taken_and_given_back(tmp_path: Path) -> None:
     owner = read_owner(folder)
     assert owner is not None
     assert (owner.host, owner.pid, owner.job) == (socket.gethostname(), os.getpid(), "")
-    assert owner.is_alive()
+    assert owner.is_running() is not False
     held.release()
     assert read_owner(folder) is None
     take(folder).release()

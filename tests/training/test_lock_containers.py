@@ -16,7 +16,7 @@ import pytest
 
 from zerotrain.config.launch import LaunchConfig
 from zerotrain.errors import PipelineError
-from zerotrain.training.process import lease, lock, lock_owner
+from zerotrain.training.process import lock, lock_file, lock_owner
 from zerotrain.training.process.lock import read_owner, take
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 
@@ -93,7 +93,7 @@ def test_dead_container_is_taken_over_after_its_lease(tmp_path: Path, container:
     dead = read_owner(tmp_path)
     first.kill()
     first.wait()
-    last = lease.last_sign(tmp_path / lock.LOCK)
+    last = lock_file.last_sign(tmp_path / lock.LOCK)
     second = container(2)
     assert first_line(second) == "held\n"
     found = read_owner(tmp_path)
@@ -101,7 +101,7 @@ def test_dead_container_is_taken_over_after_its_lease(tmp_path: Path, container:
     assert found is not None
     assert found.pid_namespace != dead.pid_namespace
     assert found.started != dead.started
-    now = lease.last_sign(tmp_path / lock.LOCK)
+    now = lock_file.last_sign(tmp_path / lock.LOCK)
     assert last is not None
     assert now is not None
     assert now - last >= dead.lease
@@ -121,7 +121,7 @@ def in_container(folder: Path, silent: float, **changes: object) -> LockOwner:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Signs come often, so that they are soon missed."""
-    monkeypatch.setattr(lease, "SIGN_SECONDS", 0.1)
+    monkeypatch.setattr(lock_file, "SIGN_SECONDS", 0.1)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -145,7 +145,7 @@ def test_clock_of_this_machine_decides_nothing(
 def test_expired_holder_that_gives_a_sign_after_all_is_not_taken_over(tmp_path: Path) -> None:
     """A disk that did not answer for a while has kept its signs back."""
     found = in_container(tmp_path, 3600)
-    signs = lease.SignsOfLife(tmp_path / lock.LOCK, found.lease)
+    signs = lock_file.SignsOfLife(tmp_path / lock.LOCK, found.lease)
     os.utime(tmp_path / lock.LOCK, (0, 0))
     try:
         with pytest.raises(PipelineError, match="in another container"):
@@ -158,7 +158,7 @@ def test_expired_holder_that_gives_a_sign_after_all_is_not_taken_over(tmp_path: 
 def test_signs_of_a_former_holder_do_not_count_for_the_next(tmp_path: Path) -> None:
     """It continues giving them through a file that is the lock no more."""
     found = in_container(tmp_path, 0)
-    signs = lease.SignsOfLife(tmp_path / lock.LOCK, 0.1)
+    signs = lock_file.SignsOfLife(tmp_path / lock.LOCK, 0.1)
     (tmp_path / lock.LOCK).unlink()
     next_one = in_container(tmp_path, 3600, pid=found.pid + 1)
     time.sleep(0.2)
@@ -198,4 +198,4 @@ def test_locks_of_earlier_and_later_versions_are_read(tmp_path: Path) -> None:
 
 def test_lease_of_a_phase_is_the_default_of_the_lock() -> None:
     """A switch and a training hold their locks equally long."""
-    assert LaunchConfig().lock_lease == lease.LEASE_SECONDS
+    assert LaunchConfig().lock_lease == lock_file.LEASE_SECONDS

@@ -70,7 +70,7 @@ class Saving(contextlib.nullcontext):
         self.saved.append(counter.step)
 
 
-class Log(reporting.Log):
+class Log(reporting.NoLog):
     """Notes what is reported."""
 
     def __init__(self, said: list[str]) -> None:

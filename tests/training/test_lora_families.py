@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from tests.training.conftest import Training
 from tests.training.inputs import LORA, image_values
+from tests.training.matrix import deviation
 
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.conversion import convert
@@ -67,3 +69,15 @@ def test_an_adapter_that_learned_nothing_is_not_written(weights, tmp_path, prese
     with pytest.raises(PipelineError, match=r"the adapter does nothing: .* are zero"):
         weights(preset, learning_rate=0.0)
     assert not list(tmp_path.glob("*-weights"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["use_dora", "use_rslora"])
+def test_an_option_means_the_same_under_every_engine(training: Training, option: str) -> None:
+    """DoRA reads the base's weights in each pass, which ZeRO-3 has taken apart."""
+    plain = {**LORA, "target_modules": None}
+    lora = {**plain, option: True}
+    whole = training.run("whole", "torch", 4, lora=lora)
+    assert deviation(whole, training.run("other", "torch", 4, lora=plain)) > 1e-6
+    for preset in ("zero2_offload", "zero3", "zero3_offload"):
+        assert deviation(training.run(preset, preset, 4, lora=lora), whole) <= 1e-6

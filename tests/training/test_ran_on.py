@@ -15,7 +15,7 @@ from zerotrain import artifact
 from zerotrain.state.position import read_position
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import conditions
-from zerotrain.training.checkpointing.making import continue_history
+from zerotrain.training.checkpointing.provenance import continue_history
 
 LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["to_q", "to_k", "to_v"]}
 KEYS = {"code", "cache", "threads", "device", "versions.torch", "versions.diffusers"} | {

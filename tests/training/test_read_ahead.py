@@ -14,8 +14,7 @@ import torch
 from tests.builders.phases import make_tiny_phase
 
 from zerotrain.cache import read_cache
-from zerotrain.training.batches import Batches
-from zerotrain.training.read_ahead import DEPTH, ReadAhead
+from zerotrain.training.batches import DEPTH, Batches, ReadAhead
 
 CPU = torch.device("cpu")
 SIZE, STRIDE = 2, 4

@@ -6,10 +6,13 @@ import json
 import os
 import signal
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 from tests.training.conftest import Training
+from tests.training.resume_bytes import count
 
 from zerotrain.training.checkpointing import progress_folder
 
@@ -117,3 +120,16 @@ def test_resume_accumulation_equals_the_whole_batch(training, preset):
     whole = training.run("whole", preset, 6)
     parts = training.run("parts", preset, 6, micro_batch_size=2, gradient_accumulation_steps=2)
     assert parts == pytest.approx(whole, rel=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["torch", "zero2", "zero3"])
+def test_each_of_four_processes_reads_its_own_share(
+    server: Any, tmp_path: Path, preset: str
+) -> None:
+    """At most a fifth more than its masters, moments and average, which it takes over to the bit.
+
+    Under plain PyTorch every process steps all parameters, so that all of them are its share.
+    """
+    found = count(server.Process, preset, 4, 256, 12, tmp_path)
+    assert all(one["read"] <= 1.2 * one["share"] for one in found), found

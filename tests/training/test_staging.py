@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from zerotrain.training.checkpointing.staging import Staging
+from zerotrain.training.checkpointing.rank_writer import Staging
 
 
 def test_copies_are_equal_and_of_their_own() -> None:

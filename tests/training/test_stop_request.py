@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from zerotrain.machine.child_process import SAME_SECONDS, STOP_SIGNALS
-from zerotrain.training.process import lock, stop_request
-from zerotrain.training.process.stop_request import StopRequest
+from zerotrain.training.process import lock
+from zerotrain.training.process.stop import StopRequest
 
 
 class EndedError(Exception):
@@ -26,7 +26,7 @@ def _unheard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def end(code: int) -> None:
         raise EndedError(code)
 
-    monkeypatch.setattr(stop_request.os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", end)
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, former in before.items():
@@ -60,7 +60,7 @@ def test_what_a_launcher_hands_on_is_the_same_request(
     assert (tmp_path / "stop").exists()
     lock.take(tmp_path)
     later = time.monotonic() + SAME_SECONDS + 0.1
-    monkeypatch.setattr(stop_request.time, "monotonic", lambda: later)
+    monkeypatch.setattr(time, "monotonic", lambda: later)
     with pytest.raises(EndedError, match=str(128 + signal.SIGTERM)):
         os.kill(os.getpid(), signal.SIGTERM)
     assert lock.read_owner(tmp_path) is None

@@ -24,9 +24,9 @@ from zerotrain.artifact import Artifact
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import write_run_yaml
-from zerotrain.machine import compiled_ops, disk
+from zerotrain.machine import compiled_ops
 from zerotrain.machine.liveness import hold
-from zerotrain.training.process import machine_folders, nvme_check
+from zerotrain.training.process import launcher, nvme_check
 from zerotrain.training.process.ending import read_exit_record
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 from zerotrain.training.process.swap_folder import OWNER, clear_dead, needed_bytes, swap_folder
@@ -178,11 +178,14 @@ def test_a_folder_that_cannot_be_written_is_refused(
 def test_too_little_space_is_refused_with_the_figures(
     tmp_path: Path, dead: LockOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the dead left is cleared first: it may be what is missing."""
+    """What the dead left is cleared first: it may be what is missing. What fits exactly fits."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=46_214_000_000))
+    with swap_folder(make_swapped_phase(tmp_path), 46_214_000_000):
+        pass
     folder = left_by(tmp_path, "zerotrain-a-b-x1", dead)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10 * 10**9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=46_213_999_999))
     error = refused(make_swapped_phase(tmp_path), 46_214_000_000)
-    assert "10.0 GB free, the phase swaps 46.2 GB" in error.what
+    assert "46.2 GB free, the phase swaps 46.2 GB" in error.what
     assert "16 bytes a trained parameter, 2 a parameter" in error.what
     assert not folder.exists()
 
@@ -244,13 +247,13 @@ def test_the_stage_gives_the_ranks_their_folder(
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: asked.append("op"))
     monkeypatch.setattr(nvme_check, "check", lambda *_: asked.append("check") or "it is right")
     phase = make_swapped_phase(tmp_path)
-    with machine_folders.swap_arguments(phase, tmp_path, inputs / "base") as words:
+    with launcher.swap_arguments(phase, tmp_path, inputs / "base") as words:
         assert words == ["--swap", str(next(tmp_path.iterdir()))]
         assert asked == ["op", "check"]
     assert list(tmp_path.iterdir()) == []
     assert "it is right" in capfd.readouterr().err
     in_memory = phase.with_values(offload_optimizer="cpu", offload_param="cpu")
-    with machine_folders.swap_arguments(in_memory, tmp_path, inputs / "base") as words:
+    with launcher.swap_arguments(in_memory, tmp_path, inputs / "base") as words:
         assert words == []
 
 
@@ -259,12 +262,13 @@ def test_each_machine_has_a_folder_and_room_for_its_share(
 ) -> None:
     """Of a phase of two machines; on one alone it swaps all there."""
     asked: list[int] = []
-    monkeypatch.setattr(disk, "check_space", lambda *words: asked.append(words[2]))
+    module = "zerotrain.training.process.swap_folder"
+    monkeypatch.setattr(f"{module}.check_disk", lambda _, needed: asked.append(needed))
     monkeypatch.setattr(compiled_ops, "build_swap_op", lambda: None)
     monkeypatch.setattr(nvme_check, "check", lambda *_: None)
     phase = make_swapped_phase(tmp_path).with_values(machines=2, num_processes=4)
     first, second, alone = (
-        machine_folders.swap_arguments(phase, tmp_path, inputs / "base", machines)
+        launcher.swap_arguments(phase, tmp_path, inputs / "base", machines)
         for machines in (2, 2, 1)
     )
     with first as one, second as other, alone:
@@ -324,7 +328,7 @@ def test_a_refused_check_leaves_nothing(
     monkeypatch.setattr(compiled_ops, "build_swap_op", refuse)
     with (
         pytest.raises(PipelineError, match="no libaio"),
-        machine_folders.swap_arguments(make_swapped_phase(tmp_path), tmp_path, inputs / "base"),
+        launcher.swap_arguments(make_swapped_phase(tmp_path), tmp_path, inputs / "base"),
     ):
         pass
     assert list(tmp_path.iterdir()) == []

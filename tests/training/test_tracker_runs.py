@@ -12,8 +12,8 @@ import pytest
 from accelerate import tracking
 from tests.builders.phases import make_tiny_phase
 
-from zerotrain.config.trackers import MODULES, TENSORBOARD
-from zerotrain.training.reporting.tracker_runs import OPEN, RUN, hyperparameters
+from zerotrain.config.trackers import NAMES, TENSORBOARD
+from zerotrain.training.reporting.trackers import RUN, hyperparameters, open_run
 
 CALLS = {
     "wandb.init": "entity project dir id name notes tags config config_exclude_keys "
@@ -98,7 +98,7 @@ def phase(name: str, **changes: Any) -> Any:
 
 def start(name: str, library: Library, folder: Any, run: str | None) -> tuple[Any, str]:
     """A tracker that has started, and what its run is known by afterwards."""
-    opened, known = OPEN[name](phase(name), folder, run)
+    opened, known = open_run(name, phase(name), folder, run)
     assert isinstance(opened, tracking.LOGGER_TYPE_TO_CLASS[name])
     opened.main_process_only = False
     opened.start()
@@ -107,7 +107,7 @@ def start(name: str, library: Library, folder: Any, run: str | None) -> tuple[An
 
 def test_every_tracker_is_tried() -> None:
     """None of them is left out below."""
-    assert TITLES.keys() == OPEN.keys() == MODULES.keys() - {TENSORBOARD}
+    assert TITLES.keys() == {*NAMES} - {TENSORBOARD}
 
 
 @pytest.mark.parametrize("name", sorted(TITLES))

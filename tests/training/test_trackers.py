@@ -19,8 +19,7 @@ from tests.builders.phases import make_tiny_phase
 from zerotrain.config.trackers import TENSORBOARD, is_installed
 from zerotrain.training.reporting import trackers
 from zerotrain.training.reporting.files import LOG
-from zerotrain.training.reporting.tracker_runs import hyperparameters
-from zerotrain.training.reporting.trackers import open_trackers, points_of
+from zerotrain.training.reporting.trackers import hyperparameters, open_trackers, points_of
 
 
 class FakeWandb(ModuleType):

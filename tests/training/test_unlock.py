@@ -15,10 +15,10 @@ import pytest
 
 from zerotrain.cli.groups import unlock as command
 from zerotrain.errors import PipelineError
-from zerotrain.training.process import lease, lock
+from zerotrain.training.process import lock, lock_file
 from zerotrain.training.process.lock import read_owner
 from zerotrain.training.process.lock_owner import LockOwner, this_process
-from zerotrain.training.process.unlock import unlock
+from zerotrain.training.process.progress_commands import unlock
 
 
 class Terminal(io.StringIO):
@@ -78,7 +78,7 @@ def test_holder_that_lives_is_not_unlocked(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(PipelineError, match=f"its holder lives: pid {os.getpid()} on"):
         unlock(tmp_path, yes=True)
     assert read_owner(tmp_path) == owner
-    monkeypatch.setattr(lease, "SIGN_SECONDS", 0.3)
+    monkeypatch.setattr(lock_file, "SIGN_SECONDS", 0.3)
     away = held(tmp_path, silent=0)
     sign = threading.Timer(0.2, os.utime, [tmp_path / lock.LOCK])
     sign.start()

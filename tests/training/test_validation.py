@@ -6,6 +6,7 @@ import json
 import math
 import random
 import signal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,7 +175,8 @@ def test_validation_ends_a_phase_and_publishes_its_best(training, tmp_path):
         (40, PATIENT, None),  # the rule is another: it is looked at anew
         (40, None, None),
     ):
-        assert end_step(progress, until, rule) == end
+        derived = SimpleNamespace(until_step=until, validation=rule)
+        assert end_step(progress, SimpleNamespace(derived=derived)) == end
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def unlock(
     yes: Annotated[bool, typer.Option("--yes", help="Remove it without a question.")] = False,
 ) -> None:
     """Remove the lock of a training that is gone, and ran where it cannot be seen from here."""
-    from zerotrain.training.process.unlock import unlock
+    from zerotrain.training.process.progress_commands import unlock
 
     folder = _phase_folder(phase)
     print(unlock(folder / "progress" if (folder / "progress").is_dir() else folder, yes=yes))
@@ -41,7 +41,7 @@ def unlock(
 @progress_app.command()
 def accept(phase: PhaseName) -> None:
     """Take back the progress that was set aside last, and continue it with the new values."""
-    from zerotrain.training.process.accept import accept
+    from zerotrain.training.process.progress_commands import accept
 
     print(accept(_phase_folder(phase)))
 

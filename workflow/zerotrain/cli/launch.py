@@ -57,7 +57,7 @@ def import_(
     from zerotrain.importers.command_line import import_command
     from zerotrain.importers.reading import ImportOptions, import_file
     from zerotrain.importers.write import config_text, report, write_new
-    from zerotrain.machine.verdict import choose_precision
+    from zerotrain.machine.detect import choose_precision
 
     options = ImportOptions(
         precision=precision,

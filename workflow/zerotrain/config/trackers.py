@@ -9,18 +9,10 @@ from zerotrain.config.suggestions import known_names
 from zerotrain.errors import PipelineError
 
 TENSORBOARD = "tensorboard"
-MODULES = {
-    TENSORBOARD: "tensorboard",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "swanlab": "swanlab",
-    "comet_ml": "comet_ml",
-    "aim": "aim",
-    "clearml": "clearml",
-    "dvclive": "dvclive",
-    "trackio": "trackio",
-}
-"""The module of each tracker, which pip installs under the same name."""
+NAMES = (
+    TENSORBOARD, "wandb", "mlflow", "swanlab", "comet_ml", "aim", "clearml", "dvclive", "trackio",
+)  # fmt: skip
+"""Each is also the name of the module, and of the package that pip installs."""
 SMALLER = {"mlflow": "mlflow-skinny"}
 """A package of less weight that is enough."""
 ALL, NONE = "all", "none"
@@ -30,7 +22,7 @@ def read_names(value: str | Sequence[str]) -> list[str]:
     """Parse the trackers of `report_to`: one, several, `all` that are installed, or `none`.
 
     Returns:
-        Names of MODULES, or `all` alone.
+        Some of NAMES, or `all` alone.
 
     Raises:
         ValueError: a name that is not known, or `all` or `none` with others.
@@ -38,10 +30,10 @@ def read_names(value: str | Sequence[str]) -> list[str]:
     given = [value] if isinstance(value, str) else list(value)
     names = [name.strip().lower() for one in given for name in one.split(",") if name.strip()]
     names = list(dict.fromkeys("comet_ml" if name == "comet" else name for name in names))
-    if unknown := [name for name in names if name not in (*MODULES, ALL, NONE)]:
+    if unknown := [name for name in names if name not in (*NAMES, ALL, NONE)]:
         raise ValueError(
             f"{unknown[0]!r} is no tracker; "
-            + known_names(unknown[0], [*MODULES, ALL, NONE], "known are")
+            + known_names(unknown[0], [*NAMES, ALL, NONE], "known are")
         )
     if len(names) > 1 and (ALL in names or NONE in names):
         raise ValueError(f"{', '.join(names)}: all and none stand alone")
@@ -50,13 +42,13 @@ def read_names(value: str | Sequence[str]) -> list[str]:
 
 def is_installed(name: str) -> bool:
     """Return whether a tracker's module can be imported here."""
-    return importlib.util.find_spec(MODULES[name]) is not None
+    return importlib.util.find_spec(name) is not None
 
 
 def chosen_trackers(report_to: Sequence[str]) -> list[str]:
     """Return the trackers to open: of `all` those that are installed."""
     if list(report_to) == [ALL]:
-        return [name for name in MODULES if is_installed(name)]
+        return [name for name in NAMES if is_installed(name)]
     return list(report_to)
 
 

@@ -1,7 +1,8 @@
-"""Detection of the machine's accelerator, and whether the installed torch can use it.
+"""Detection of the machine's accelerator, and which engines and precisions can use it.
 
 For NVIDIA, device files and nvidia-smi answer in milliseconds without using GPU memory; facts that
-only torch knows come from a separate process (zerotrain.machine.torch_probe).
+only torch knows come from a separate process, python -m zerotrain.machine.detect: torch holds GPU
+memory once it has queried the GPU, and a broken installation may end the process that imports it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Literal
 from zerotrain.machine.host import Host, detect_host
 
 Accelerator = Literal["cuda", "rocm", "mps", "npu", "cpu"]
+Engine = Literal["torch", "deepspeed"]
 DEVICE_FILES = {
     "cuda": ("/dev/nvidiactl", "/dev/dxg"),
     "rocm": ("/dev/kfd",),
@@ -30,6 +32,7 @@ DEVICE_FILES = {
 }
 """Device files of drivers: NVIDIA's and WSL's, AMD's, Huawei's."""
 NAMES = {"cuda": "CUDA", "rocm": "ROCm", "mps": "MPS", "npu": "Ascend NPU", "cpu": "CPU"}
+UNTESTED = ("rocm", "npu", "mps")
 AMPERE = (8, 0)
 """First compute capability with bf16."""
 QUERY = ("uuid", "name", "memory.total", "memory.free", "compute_cap", "driver_version")
@@ -136,12 +139,12 @@ def probed(host: Host) -> Machine:
 
 @cache
 def probe(timeout_s: float = PROBE_SECONDS) -> dict[str, Any]:
-    """Run torch_probe: accelerator, devices, and how torch and DeepSpeed load.
+    """Run this module: accelerator, devices, and how torch and DeepSpeed load.
 
     Returns:
         At least "error", empty if torch was imported.
     """
-    command = [sys.executable, "-m", "zerotrain.machine.torch_probe"]
+    command = [sys.executable, "-m", "zerotrain.machine.detect"]
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
@@ -217,3 +220,111 @@ def _device(row: list[str]) -> Device:
 def _mebibytes(text: str) -> int | None:
     """Parse nvidia-smi's number; GPUs that share the host's memory have "[N/A]"."""
     return int(text) * 2**20 if text.isdecimal() else None
+
+
+def main() -> None:
+    """Print what torch and DeepSpeed find here, as one JSON line.
+
+    Its keys are "error", "accelerator", "devices", "threads" and "deepspeed".
+    """
+    try:
+        found = {"error": "", **_torch()}
+    except Exception as error:  # any error of a broken installation is the answer
+        found = {"error": _sentence(error)}
+    else:
+        found["deepspeed"] = _deepspeed()
+    print(json.dumps(found), flush=True)
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    from zerotrain.machine.device import device_type
+
+    kind = device_type()
+    devices: list[dict[str, Any]] = []
+    if kind in ("cuda", "npu"):
+        module = torch.get_device_module(kind)
+        for number in range(module.device_count()):
+            free, total = module.mem_get_info(number)
+            devices.append(
+                {
+                    "name": module.get_device_name(number),
+                    "total": total,
+                    "free": free,
+                    "capability": None
+                    if kind == "npu" or torch.version.hip
+                    else torch.cuda.get_device_capability(number),
+                }
+            )
+    elif kind == "mps":
+        devices = [{"name": "MPS", "total": None, "free": None, "capability": None}]
+    accelerator = "rocm" if kind == "cuda" and torch.version.hip else kind
+    return {"accelerator": accelerator, "devices": devices, "threads": torch.get_num_threads()}
+
+
+def _deepspeed() -> str:
+    """Return why DeepSpeed cannot be imported; empty if it can."""
+    try:
+        import deepspeed  # noqa: F401
+    except Exception as error:
+        return _sentence(error)
+    return ""
+
+
+def _sentence(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+def usable_engines(machine: Machine) -> dict[Engine, str]:
+    """Return the engines, each with the reason why the machine cannot use it; empty if it can."""
+    deepspeed = (
+        f"DeepSpeed does not run on {machine.name}: it has neither collectives nor compiled ops "
+        "for it"
+        if machine.accelerator == "mps"
+        else ""
+    )
+    return {"torch": "", "deepspeed": deepspeed}
+
+
+def usable_precisions(
+    machine: Machine, engine: Engine, *, swaps_weights: bool = False
+) -> dict[str, str]:
+    """Return the values of mixed_precision, each with the reason why the engine cannot use it here.
+
+    Args:
+        machine: The machine.
+        engine: The engine.
+        swaps_weights: Whether parameters are offloaded to a disk.
+    """
+    no = bf16 = fp16 = ""
+    if old := machine.below_ampere:
+        major, minor = old.capability or (0, 0)
+        bf16 = f"{old.name} (compute capability {major}.{minor}) does not compute bf16"
+    if engine == "deepspeed" and machine.accelerator == "cpu" and not machine.host.fp16:
+        fp16 = "DeepSpeed does not train fp16 on a CPU without instructions for it"
+        if swaps_weights:  # its buffers are 16-bit if the device does not compute fp16
+            no = "on this CPU DeepSpeed swaps weights of 16 bits alone"
+    return {"no": no, "bf16": bf16, "fp16": fp16}
+
+
+def choose_precision() -> tuple[str, str]:
+    """Return a 16-bit type that this machine computes, and the reason for the choice."""
+    if old := usable_precisions(detect(), "torch")["bf16"]:
+        return "fp16", f"chosen for this machine: {old}; --precision says another"
+    return "bf16", "chosen for this machine, which computes it; --precision says another"
+
+
+def notices(machine: Machine) -> list[str]:
+    """Return warnings for a user before anything runs here."""
+    lines = [machine.unused] if machine.unused else []
+    if machine.accelerator in UNTESTED:
+        lines.append(
+            f"{machine.name}: untested; please report how it went, with `zerotrain doctor`"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    main()

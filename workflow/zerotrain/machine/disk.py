@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import tempfile
 from pathlib import Path
@@ -103,28 +102,6 @@ def check_folder(folder: Path, phase: str) -> None:
             f"phase {phase}: launch.offload_path {folder} is memory, no disk ({kind})",
             hint="name a folder on a local NVMe disk; to keep it in memory, zero3_offload does so "
             "without the detour",
-        )
-
-
-def check_space(folder: Path, phase: str, needed: int, why: str) -> None:
-    """Check that `needed` bytes fit into launch.offload_path of a phase.
-
-    Args:
-        folder: The folder.
-        phase: Name of the phase.
-        needed: Bytes that will be written.
-        why: Their contents, for the message.
-
-    Raises:
-        PipelineError: less space is free.
-    """
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise PipelineError(
-            f"phase {phase}: launch.offload_path {folder} has {size(free)} free, the phase "
-            f"swaps {size(needed)} ({why})",
-            hint="free some, name a folder on a larger disk, or use zero3_offload, which keeps it "
-            "in memory",
         )
 
 

@@ -87,10 +87,7 @@ def train_phase(
             return 0
         prepare(inputs, progress)
         resume = progress_folder.newest_intact(progress, phase.derived.until_step)
-        if (
-            progress_folder.end_step(progress, phase.derived.until_step, phase.derived.validation)
-            is None
-        ):
+        if progress_folder.end_step(progress, phase) is None:
             check_room(phase, parents["base"], progress)
             # The published checkpoint has other values or an earlier end: the phase is unfinished.
             (output / artifact.MANIFEST).unlink(missing_ok=True)
@@ -264,7 +261,7 @@ def _chosen(progress: Path, end: int, phase: ResolvedPhase) -> Path:
 def _publish(progress: Path, inputs: Inputs, output: Path) -> None:
     """Publish the last or best rolling checkpoint, which stays for extending the phase."""
     phase = inputs.phase
-    end = progress_folder.end_step(progress, phase.derived.until_step, phase.derived.validation)
+    end = progress_folder.end_step(progress, phase)
     if end is None:
         raise PipelineError(
             f"{progress}: training ended without a checkpoint of step {phase.derived.until_step}",

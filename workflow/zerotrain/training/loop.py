@@ -14,17 +14,16 @@ from zerotrain.launch.schedules import learning_rate, momentum
 from zerotrain.machine.memory_watch import MemoryWatch
 from zerotrain.models.families import Objective
 from zerotrain.training import ranks
+from zerotrain.training.batches import ReadAhead
 from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.engines.buffers import Buffers
 from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.engines.loss_scale import is_at_minimum
 from zerotrain.training.not_finite import Losses, SkippedSteps, nan_gradients_if_not_finite
-from zerotrain.training.read_ahead import ReadAhead
 from zerotrain.training.reporting.log import Log
 from zerotrain.training.reporting.unused import UnusedParameters
 from zerotrain.training.reporting.validation_history import Verdict
-from zerotrain.training.rng import seed_generators
 from zerotrain.training.step_counter import StepCounter
 
 if TYPE_CHECKING:
@@ -149,3 +148,14 @@ def _accumulate(
     for value in torch.stack(means).tolist():
         total += value
     return total / phase.train.gradient_accumulation_steps, losses
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the host's generator and the device's as torch.manual_seed would.
+
+    torch.manual_seed also stores, with a stack trace per call, the seed of every device that the
+    process has not initialized.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)

@@ -11,7 +11,7 @@ import torch
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training import ranks
-from zerotrain.training.read_ahead import ReadAhead
+from zerotrain.training.batches import ReadAhead
 from zerotrain.training.reporting.log import Log
 
 MOST_IN_A_ROW = 10

@@ -19,24 +19,23 @@ from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.launch.schedules import follows_horizon
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent
 from zerotrain.models.families import load_family
-from zerotrain.training.batches import Batches
+from zerotrain.training.batches import Batches, ReadAhead
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.checkpointing.checkpoint_room import DiskWatch
 from zerotrain.training.checkpointing.conditions import format_changes
-from zerotrain.training.checkpointing.making import Making, describe_making
+from zerotrain.training.checkpointing.provenance import Provenance, describe_provenance
 from zerotrain.training.checkpointing.saving import Saving
 from zerotrain.training.engines.determinism import use_deterministic_kernels
 from zerotrain.training.engines.torch_compile import allow_tf32
 from zerotrain.training.loop import train
 from zerotrain.training.process import ending
-from zerotrain.training.process.failure_report import report_failure
+from zerotrain.training.process.ending import report_failure
 from zerotrain.training.process.lock import hold_writer
-from zerotrain.training.process.rendezvous import init_process_group
+from zerotrain.training.process.machines import init_process_group
 from zerotrain.training.process.start_lines import start_details, start_lines
-from zerotrain.training.process.stop_request import StopRequest
-from zerotrain.training.read_ahead import ReadAhead
+from zerotrain.training.process.stop import StopRequest
 from zerotrain.training.reporting.heartbeat import Heartbeat
-from zerotrain.training.reporting.log import Log, TrainingLog
+from zerotrain.training.reporting.log import Log, NoLog
 from zerotrain.training.reporting.validation import open_validation
 from zerotrain.training.setup import TrainingSetup, set_up_phase
 
@@ -106,14 +105,14 @@ def run(
     if heartbeat:
         heartbeat.counter = counter
     without_effect = allow_tf32(phase, engine.device)
-    making = Making()
+    provenance = Provenance()
     if engine.rank == 0:
-        making = describe_making(
+        provenance = describe_provenance(
             phase, setup.model, engine.device, base=base, cache=cache, start=start, resume=resume
         )
     log = _open_log(phase, setup, progress, same_phase=resume is not None)
-    if making.changed:
-        log.say(_format_changed(phase, making, counter.step))
+    if provenance.changed:
+        log.say(_format_changed(phase, provenance, counter.step))
     if without_effect:
         log.say(without_effect)
     samples = read_cache(cache, verify=False)
@@ -122,7 +121,7 @@ def run(
         engine, family, base, samples, phase, log, progress, counter.step, resume, setup.ema
     )
     more_records = validation.write_records if validation else None
-    saving = Saving(engine, phase, log, progress, setup.ema, more_records, making)
+    saving = Saving(engine, phase, log, progress, setup.ema, more_records, provenance)
     low = None
     if engine.rank == 0 and phase.train.disk_low_threshold:
         low = DiskWatch(progress, phase.train.disk_low_threshold, log.say)
@@ -158,8 +157,8 @@ def _open_log(
     """Return the first process's log, after reporting what will happen; the others are silent."""
     engine, counter = setup.engine, setup.counter
     if engine.rank != 0:
-        return Log()
-    log = TrainingLog(
+        return NoLog()
+    log = Log(
         progress,
         phase,
         setup.records,
@@ -181,8 +180,8 @@ def _open_log(
     return log
 
 
-def _format_changed(phase: ResolvedPhase, making: Making, step: int) -> str:
-    values = "; ".join(format_changes(making.changed))
+def _format_changed(phase: ResolvedPhase, provenance: Provenance, step: int) -> str:
+    values = "; ".join(format_changes(provenance.changed))
     return f"{phase.phase}: from step {step} on something else than before, recorded: {values}"
 
 

@@ -15,9 +15,8 @@ from zerotrain.launch.planner.prediction import MODES, Mode, Prediction, predict
 from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.planner.tracing import trace
 from zerotrain.launch.preset import Preset, read_preset
-from zerotrain.machine.detect import Machine, detect
+from zerotrain.machine.detect import Engine, Machine, detect, usable_engines
 from zerotrain.machine.host import gib
-from zerotrain.machine.verdict import Engine, usable_engines
 
 AUTO = Path("config/launch/auto.yaml")
 HOST_HINT = "; --host-memory '64 GiB' plans for a machine with other host memory than this one"

@@ -28,7 +28,7 @@ from zerotrain.launch.planner.traced import TracedModel
 from zerotrain.launch.preset import Preset, with_own_offload
 from zerotrain.launch.settings import Settings, nest_keys
 from zerotrain.launch.zero import zero_optimization
-from zerotrain.machine.verdict import Engine
+from zerotrain.machine.detect import Engine
 from zerotrain.models.sizes import ModelSizes
 
 Mode = Literal["plain", "checkpointed", "on_host"]

@@ -9,7 +9,7 @@ from math import prod
 
 from zerotrain.launch.planner.architecture import Architecture
 from zerotrain.launch.planner.inputs import ParameterSizes
-from zerotrain.machine.verdict import Engine
+from zerotrain.machine.detect import Engine
 from zerotrain.models.sizes import ModelSizes, sum_up
 
 ENGINES: tuple[Engine, ...] = ("torch", "deepspeed")

@@ -22,7 +22,7 @@ from zerotrain.launch.planner.architecture import Architecture, find_architectur
 from zerotrain.launch.planner.progress import Tell, ignore, progress_line
 from zerotrain.launch.planner.shape import Shape
 from zerotrain.launch.planner.traced import ENGINES, Activations, ModelShapes, TracedModel
-from zerotrain.machine.verdict import Engine
+from zerotrain.machine.detect import Engine
 
 
 def trace(

@@ -8,7 +8,6 @@ length of an epoch are left to render_launch.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,8 +24,8 @@ from zerotrain.launch.preset import Preset, read_preset
 from zerotrain.launch.resolve import resolve_phase
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.sizes import ModelSizes
-from zerotrain.state.position import EMA_SLOT, MASTER, TrainerState
-from zerotrain.training.checkpointing.preflight import find_losses
+from zerotrain.state.position import TrainerState
+from zerotrain.training.checkpointing.preflight import find_losses, state_slots
 
 PRESETS = Path("config/launch")
 STAND_IN = ModelSizes(10**9, 10**9, 10**7, "weight", 10**7, 10**3)
@@ -128,19 +127,13 @@ def _check_offload_path(phase: str, path: str | None) -> None:
 
 def _check_switch(before: ResolvedPhase, after: ResolvedPhase) -> None:
     """Check that a switch loses no state but what the phase's `allow` names."""
-    losses = find_losses(_position_after(before), _slots(before), after)
+    losses = find_losses(_position_after(before), state_slots(before), after)
     if refused := [text for name, text in losses.items() if name not in after.allow]:
         raise PipelineError(
             f"phase {after.phase}: {'; '.join(refused)} (after phase {before.phase})",
             hint=f"to continue without, write `allow: [{', '.join(losses)}]` into the phase "
             f"{after.phase}; to keep it, change the phase so that it fits the one before",
         )
-
-
-def _slots(phase: ResolvedPhase) -> Sequence[str]:
-    """List the slots of the state at the end of a phase."""
-    own = optimizers.slots(phase.train.optimizer, phase.train.optimizer_args)
-    return [MASTER, *own, *([EMA_SLOT] if phase.train.use_ema else [])]
 
 
 def _position_after(phase: ResolvedPhase) -> TrainerState:

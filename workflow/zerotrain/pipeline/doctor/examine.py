@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
+import shutil
+import subprocess
+import sysconfig
 import tempfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from zerotrain.artifact.layout import CONFIGS, RESULTS
+from zerotrain.artifact.sources import PACKAGE
 from zerotrain.errors import PipelineError
 from zerotrain.launch.preset import Preset, read_preset
+from zerotrain.machine import compiled_ops
 from zerotrain.machine.compiled_ops import SWAP_OP
-from zerotrain.machine.detect import Machine, TorchBuild, detect, probe, torch_build
-from zerotrain.machine.verdict import notices, usable_engines, usable_precisions
-from zerotrain.pipeline.doctor import installation
+from zerotrain.machine.detect import (
+    Machine,
+    TorchBuild,
+    detect,
+    notices,
+    probe,
+    torch_build,
+    usable_engines,
+    usable_precisions,
+)
 from zerotrain.pipeline.doctor.report import Report
 from zerotrain.pipeline.doctor.run import look_at_folder, look_at_run
 
@@ -23,6 +38,10 @@ VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 """The only environment variables that are shown."""
+PACKAGES = (
+    "deepspeed", "accelerate", "diffusers", "transformers", "peft", "safetensors", "snakemake",
+    "dvc",
+)  # fmt: skip
 
 
 def examine(run: str | None = None, config: Path | None = None) -> Report:
@@ -40,11 +59,11 @@ def examine(run: str | None = None, config: Path | None = None) -> Report:
     report = Report()
     report.problems += [reason for reason in loads.values() if reason]
     report.problems += _disagreement(machine, answer, loads)
-    ops = installation.ops()
+    ops = find_ops()
     report.facts = {
         "machine": _machine(machine),
         "host": _host(machine),
-        "versions": installation.versions(build),
+        "versions": versions(build),
         "compiled_ops": ops,
         "presets": verdicts(CONFIGS / "launch", machine, ops, loads)
         or f"none: {CONFIGS / 'launch'} is not here; call it in the folder of the project",
@@ -136,7 +155,7 @@ def verdicts(
     Args:
         folder: Folder of the presets.
         machine: The machine.
-        ops: The result of installation.ops.
+        ops: The result of `find_ops`.
         loads: Why torch and deepspeed cannot be imported, by name; empty if they can.
     """
     answers = {}
@@ -183,3 +202,85 @@ def _refusal(preset: Preset, machine: Machine, ops: dict[str, Any], loads: dict[
 
 def _swaps(preset: Preset) -> bool:
     return "nvme" in (preset.offload_optimizer, preset.offload_param)
+
+
+def versions(build: TorchBuild | None) -> dict[str, Any]:
+    """Return the versions of the program, of Python and of the main dependencies."""
+    return {
+        "zerotrain": " ".join(filter(None, [_version("zerotrain"), _commit()])),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "torch": f"{build.version}, built for {build.target}" if build else None,
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def find_ops() -> dict[str, Any]:
+    """Return DeepSpeed's compiled ops, and the tools that build them."""
+    folder, built = None, {}
+    with contextlib.suppress(PackageNotFoundError):  # torch or DeepSpeed is missing
+        folder, built = str(compiled_ops.ops_folder()), compiled_ops.built_ops()
+    compiler = compiled_ops.compiler()
+    return {
+        "folder": folder,
+        "built": built,
+        "compiler": _first_line([compiler, "--version"]) if compiler else None,
+        "ninja": _ninja(),
+        "libaio_headers": has_libaio(),
+        "nvcc": _nvcc(),
+    }
+
+
+def has_libaio() -> bool:
+    """Return whether the compiler finds libaio's header, which the NVMe offload op includes."""
+    compiler = compiled_ops.compiler()
+    if compiler is None:
+        return False
+    command = [*compiler.split(), "-E", "-x", "c++", "-"]
+    ended = subprocess.run(command, input=b"#include <libaio.h>\n", capture_output=True)
+    return ended.returncode == 0
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    """Return the commit of the package's checkout; empty for an installed package."""
+    git = ["git", "-C", str(PACKAGE)]
+    tracked = _output([*git, "ls-files", "--error-unmatch", "__init__.py"])
+    if not tracked:
+        return ""
+    changed = ", with changes" if _output([*git, "status", "--porcelain", "-uno", "."]) else ""
+    return f"(commit {_output([*git, 'rev-parse', '--short=12', 'HEAD'])}{changed})"
+
+
+def _ninja() -> str | None:
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    found = shutil.which("ninja", path=path)
+    return _first_line([found, "--version"]) if found else None
+
+
+def _nvcc() -> str | None:
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    found = shutil.which("nvcc") or shutil.which("nvcc", path=str(Path(home) / "bin"))
+    if found is None:
+        return None
+    return next(
+        (line for line in _output([found, "--version"]).splitlines() if "release" in line), ""
+    )
+
+
+def _first_line(command: list[str]) -> str:
+    return next(iter(_output(command).splitlines()), "does not answer")
+
+
+def _output(command: list[str]) -> str:
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if ended.returncode else ended.stdout.strip()

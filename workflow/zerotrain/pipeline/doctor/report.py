@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from zerotrain.machine.host import gib
+
 SECRETS = re.compile(r"\b(hf_|sk-|ghp_|github_pat_)\w{8,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
 """Hub tokens, and user and password in a URL."""
 
@@ -58,13 +60,9 @@ def _lines(facts: dict[str, Any], indent: str) -> Iterator[str]:
                 else:
                     yield f"{indent}  {item}"
         elif key.endswith("_bytes") and isinstance(value, int):
-            yield f"{indent}{name}: {_size(value)}"
+            yield f"{indent}{name}: {gib(value)}"
         else:
             yield f"{indent}{name}: {_word(value)}"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
 def _word(value: Any) -> str:

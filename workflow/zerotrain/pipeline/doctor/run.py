@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from zerotrain.pipeline.lineage.facts import facts_of
 from zerotrain.state.ran_on import RanOn
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.process import machine_check, swap_folder
+from zerotrain.training.process.ending import read_exit_record
 from zerotrain.training.process.stop import trainer_of
 
 LOG_LINES = 20
@@ -62,23 +62,21 @@ def _launches(folder: Path) -> list[Path]:
 
 def _last_phase(launch: Path, folder: Path, machine: Machine, report: Report) -> dict[str, Any]:
     progress = launch.parent / "progress"
+    ended = read_exit_record(progress)  # a killed process writes none
     facts: dict[str, Any] = {
         "name": launch.parent.name,
         "launch_files": [path.name for path in sorted(launch.iterdir())],
         "not_default": {},
         "trains_now": trainer_of(progress) is not None,
         "newest_checkpoint": _newest(progress),
-        "ended": _ending(progress),
+        "ended": f"code {ended.code}: {ended.reason}" if ended else None,
     }
     phase = _noting(report, lambda: _read_phase(launch))
     if phase is not None:
         facts["not_default"] = _not_default(phase)
     if phase is None:
         return facts
-    if (
-        progress_folder.end_step(progress, phase.derived.until_step, phase.derived.validation)
-        is not None
-    ):
+    if progress_folder.end_step(progress, phase) is not None:
         return facts
     _noting(report, lambda: machine_check.check(phase, machine, phase.processes_per_machine))
     if not facts["trains_now"]:
@@ -168,15 +166,6 @@ def _newest(progress: Path) -> dict[str, Any] | None:
     ran_on = RanOn.of_manifest(facts, steps[-1])
     more = {"ran_on": dict(ran_on.rows()), "changed": [one.text for one in ran_on.changes]}
     return found | {key: value for key, value in more.items() if value}
-
-
-def _ending(progress: Path) -> str | None:
-    """Describe exit.json, which a killed process does not write."""
-    try:
-        found = json.loads((progress / progress_folder.EXIT).read_text())
-        return f"code {found['code']}: {found['reason']}"
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def _last_log(folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.disk import size, try_writing
 from zerotrain.machine.disk_errors import FULL, HINTS, DiskError
 from zerotrain.models.sizes import ModelSizes
-from zerotrain.state.position import EMA_SLOT, MASTER
+from zerotrain.training.checkpointing.preflight import state_slots
 from zerotrain.training.checkpointing.progress_folder import (
     freed_bytes,
     list_removable,
@@ -48,11 +48,9 @@ def forecast(phase: ResolvedPhase, sizes: ModelSizes) -> int:
     Each counts as an element of a large matrix, as nearly all of them are.
     """
     matrix = [1024, 1024]
-    slots = [
-        *(MASTER, *optimizers.slots(phase.train.optimizer, phase.train.optimizer_args)),
-        *([EMA_SLOT] if phase.train.use_ema else []),
-    ]
-    share = checkpoint_bytes({"": matrix}, slots, phase.train.optimizer) / math.prod(matrix)
+    share = checkpoint_bytes({"": matrix}, state_slots(phase), phase.train.optimizer) / math.prod(
+        matrix
+    )
     return math.ceil(share * sizes.trained)
 
 

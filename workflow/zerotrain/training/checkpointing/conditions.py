@@ -148,13 +148,17 @@ def read_conditions(checkpoint: Path) -> RecordedConditions | None:
 
 def read_fingerprint(progress: Path) -> dict[str, Any] | None:
     """Read an earlier version's fingerprint.json; return None if it does not name the values."""
+    fingerprint = read_object(progress / FINGERPRINT)
+    return None if fingerprint is None or fingerprint.get("accepted") else fingerprint
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; return None if the file is missing or damaged."""
     try:
-        fingerprint = json.loads((progress / FINGERPRINT).read_text())
+        document = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    return (
-        fingerprint if isinstance(fingerprint, dict) and not fingerprint.get("accepted") else None
-    )
+    return document if isinstance(document, dict) else None
 
 
 def split_fingerprint(fingerprint: Mapping[str, Any]) -> RecordedConditions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,10 +9,12 @@ from typing import Any, NoReturn
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.checkpointing import conditions, preflight, set_aside
-from zerotrain.training.checkpointing.conditions import FINGERPRINT, Changes
+from zerotrain.training.checkpointing.conditions import FINGERPRINT, Changes, read_object
 from zerotrain.training.checkpointing.progress_folder import saved_steps
 
 MOST_LINES = 20
+ACCEPTED_ANY = {"accepted": True}
+"""A fingerprint.json with which an earlier version accepted any values."""
 
 
 def prepare_progress_folder(
@@ -94,7 +95,7 @@ def _restore_matching(
 
 def _handle_unreadable_fingerprint(progress: Path, step: int, phase: ResolvedPhase) -> list[str]:
     """Handle checkpoints of an earlier version without a readable fingerprint."""
-    if phase.train.on_change == "continue" or _has_accepted_any(progress):
+    if phase.train.on_change == "continue" or read_object(progress / FINGERPRINT) == ACCEPTED_ANY:
         return [
             f"{phase.phase}: nothing says with which values step {step} was trained; it resumes"
         ]
@@ -136,15 +137,6 @@ def _raise_other_cache(
         hint="write the former values back; or set train.on_change: continue, which resumes and "
         f"records it; to train the phase from its start instead, move {progress} away",
     )
-
-
-def _has_accepted_any(progress: Path) -> bool:
-    """Return whether an earlier version accepted any values."""
-    try:
-        fingerprint: object = json.loads((progress / FINGERPRINT).read_text())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return fingerprint == {"accepted": True}
 
 
 def _describe_change(progress: Path, phase: ResolvedPhase, step: int, changed: Changes) -> str:

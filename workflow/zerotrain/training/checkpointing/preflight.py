@@ -57,7 +57,7 @@ def check_progress(progress: Path, changed: Changes, phase: ResolvedPhase) -> No
         f"`{switch_command(phase, changed)}` ends the phase at step {step}, "
         "exports it and continues from there in a new phase, with nothing lost"
     )
-    if end_step(progress, phase.derived.until_step, phase.derived.validation) is not None:
+    if end_step(progress, phase) is not None:
         way = (
             "the phase is trained to its end: write its former launch back, and append a phase "
             "with a later end under the new one"
@@ -122,6 +122,11 @@ def lacks_moments(position: TrainerState, slots: Collection[str], phase: Resolve
     if continues(position.optimizer, phase.train.optimizer):
         return bool(position.optimizer_step) and slots_there != set(_own_slots(phase))
     return bool(slots_there or _own_slots(phase))
+
+
+def state_slots(phase: ResolvedPhase) -> list[str]:
+    """Return the slots of a phase's checkpoints, and of the state at its end."""
+    return [MASTER, *_own_slots(phase), *([EMA_SLOT] if phase.train.use_ema else [])]
 
 
 def _own_slots(phase: ResolvedPhase) -> list[str]:

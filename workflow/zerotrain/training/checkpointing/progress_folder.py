@@ -13,10 +13,15 @@ ranks/             what each process is doing (zerotrain.training.reporting.hear
 lock, lock.*       the process that writes (zerotrain.training.process.lock)
 metrics.jsonl      the log of the run so far (zerotrain.training.reporting.log)
 tensorboard/       and tracker-<name>.json: this phase's run in another tracker
+
+Damaged records of a checkpoint (the log, the resources used) are no reason to train the same steps
+again: they are restored if the progress folder has them, else removed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 import sys
 from collections.abc import Mapping
@@ -24,15 +29,29 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain import artifact
+from zerotrain.artifact import MANIFEST, RECORDS, Artifact, replacing, write_json
+from zerotrain.artifact.damage import find_damage
 from zerotrain.artifact.in_use import REMOVED, remove
 from zerotrain.errors import PipelineError
-from zerotrain.training.checkpointing.checkpoint_damage import read_intact, repair_records
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.state.position import read_position
+from zerotrain.training.checkpointing.conditions import check_content
 from zerotrain.training.reporting.files import LOG as LOG
-from zerotrain.training.reporting.validation_history import best_step, finished_step
+from zerotrain.training.reporting.validation_history import HISTORY, best_step, finished_step
 
 STOP = "stop"
 EXIT = "exit.json"
 ENDED = "ended-*.json"
+KIND = "checkpoint"
+POSITION = "checkpoint.json"
+NEEDED_RECORDS = frozenset((RECORDS + HISTORY,))
+"""Records that training depends on: they decide when it ends, and which step is its best."""
+LOSSES = {
+    "metrics.jsonl": "the log of the run begins again at this step",
+    "resources.json": "time and memory used before this step are not counted",
+    "pending.json": "the next line of the log averages the steps after this one",
+}
+"""The consequence of losing each record."""
 
 
 def exit_codes_file(progress: Path, machine: int) -> Path:
@@ -59,19 +78,14 @@ def newest_step(progress: Path, until: int) -> int | None:
     return max((step for step in saved_steps(progress) if step <= until), default=None)
 
 
-def end_step(progress: Path, until: int, validation: Mapping[str, Any] | None = None) -> int | None:
-    """Return the saved step at which a phase ended: `until`, or where a validation ended it.
-
-    Args:
-        progress: Folder of the phase's progress.
-        until: The last step of the phase.
-        validation: The phase's `derived.validation`, which must have caused an early end.
+def end_step(progress: Path, phase: ResolvedPhase) -> int | None:
+    """Return the saved step at which a phase ended: `until`, or where its validation ended it.
 
     Returns:
         None if the phase is unfinished.
     """
-    saved = saved_steps(progress)
-    ends = (finished_step(progress, validation, until), until)
+    saved, until = saved_steps(progress), phase.derived.until_step
+    ends = (finished_step(progress, phase.derived.validation, until), until)
     return next((step for step in ends if step in saved), None)
 
 
@@ -196,3 +210,79 @@ def clear_leftovers(progress: Path) -> list[str]:
             )
         lines.append(f"{what}; another checkpoint is taken{_set_aside(folder)}")
     return lines
+
+
+def read_intact(folder: Path) -> Artifact:
+    """Read a checkpoint, and verify all of it except the records that no training depends on.
+
+    Raises:
+        PipelineError: a file is missing, differs, or is not listed.
+    """
+    manifest = artifact.read_manifest(folder, KIND)
+    needed = [name for name in manifest.files if _is_needed(name)]
+    manifest.verify(names=needed)
+    for name in _names(folder):
+        if _is_needed(name) and name not in manifest.files:
+            raise PipelineError(
+                f"{folder}: {name} is not listed in {MANIFEST}",
+                hint="restore the folder from a copy, or remove it",
+            )
+    check_content(manifest)
+    read_position(manifest, POSITION)
+    return manifest
+
+
+def repair_records(checkpoint: Artifact, log: Path) -> list[str]:
+    """Restore or remove damaged records, so that the checkpoint is an intact folder again.
+
+    Args:
+        checkpoint: The checkpoint; its other files must be intact.
+        log: The phase's metrics.jsonl, which begins with the checkpoint's log.
+
+    Returns:
+        A message for each damaged record.
+    """
+    folder = checkpoint.folder
+    records = {name: entry for name, entry in checkpoint.files.items() if not _is_needed(name)}
+    damaged = {damage.path for damage in find_damage(folder, records, None)}
+    present = {name: entry for name, entry in records.items() if folder / name not in damaged}
+    damaged |= {damage.path for damage in find_damage(folder, present)}
+    damaged |= {folder / name for name in _names(folder) if name not in checkpoint.files}
+    lines = []
+    for path in sorted(damaged):
+        entry = records.pop(path.relative_to(folder).as_posix(), None)
+        if path.name == log.name and entry and _restore(path, log, entry):
+            records[path.relative_to(folder).as_posix()] = entry
+            lines.append(f"{path}: damaged, restored from {log}")
+        else:
+            path.unlink(missing_ok=True)
+            lines.append(f"{path}: damaged, removed; {LOSSES.get(path.name, 'it is a record')}")
+    if records.keys() != {name for name in checkpoint.files if not _is_needed(name)}:
+        needed = {name: entry for name, entry in checkpoint.files.items() if _is_needed(name)}
+        document = json.loads((folder / MANIFEST).read_text()) | {"files": needed | records}
+        with replacing(folder / MANIFEST) as new:
+            write_json(new, document)
+    return lines
+
+
+def _is_needed(name: str) -> bool:
+    return not name.startswith(RECORDS) or name in NEEDED_RECORDS
+
+
+def _names(folder: Path) -> list[str]:
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in files if name != MANIFEST)
+
+
+def _restore(path: Path, log: Path, entry: Mapping[str, Any]) -> bool:
+    """Restore a checkpoint's log from the phase's; return False if that does not begin with it."""
+    try:
+        with log.open("rb") as stream:
+            data = stream.read(entry["bytes"])
+    except OSError:
+        return False
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        return False
+    with replacing(path) as new:
+        new.write_bytes(data)
+    return True

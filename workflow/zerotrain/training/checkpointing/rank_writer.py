@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import socket
 import threading
@@ -10,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -24,7 +24,8 @@ from zerotrain.state.checkpoint import (
     write_rank,
     write_rank_files,
 )
-from zerotrain.training.checkpointing.staging import Staging, staged_bytes
+
+ALIGNED_BYTES = 64
 
 
 @dataclass
@@ -76,25 +77,6 @@ def _size(path: Path) -> int | None:
         return None
 
 
-class Writer(Protocol):
-    """A process's part that is being written to the disk.
-
-    Until `release_tensors` has returned, its tensors must not be changed.
-    """
-
-    def is_writing(self) -> bool:
-        """Return whether work is left."""
-
-    def release_tensors(self, allowance: int) -> None:
-        """Return once the tensors may be changed; copies take `allowance` bytes at most."""
-
-    def result(self) -> PartReport:
-        """Wait for the end and return the report."""
-
-    def cancel(self) -> None:
-        """Give up the part, which no process will publish."""
-
-
 class WrittenPart:
     """A part that is on disk once it is constructed; only the hashes of its files are pending.
 
@@ -144,7 +126,7 @@ class WrittenPart:
 
 
 class RankWriter:
-    """A part written by a thread.
+    """A part written by a thread, with the methods of a WrittenPart.
 
     Until `release_tensors` has returned, its tensors must not be changed.
     """
@@ -241,3 +223,36 @@ def _open_side_stream(tensors: dict[str, torch.Tensor]) -> AbstractContextManage
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
     return torch.cuda.stream(stream)
+
+
+class Staging:
+    """A memory block that is filled once, tensor after tensor.
+
+    It is freed with the last tensor in it. Pages of 2 MiB (madvise(2)) are not requested: in
+    fragmented memory, making them takes longer than the copy itself.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        """Reserve `nbytes`; the first write to a page allocates it."""
+        self._left = self._size = nbytes
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._memory = mmap.mmap(-1, max(nbytes, 1), flags=private)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Copy a tensor from any device, in its shape and dtype; return None if no room is left."""
+        needed = staged_bytes(tensor)
+        if needed > self._left:
+            return None
+        place = self._size - self._left
+        self._left -= needed
+        if not tensor.nbytes:
+            return tensor.to("cpu", copy=True)
+        flat = torch.frombuffer(
+            self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=place
+        )
+        return flat.view(tensor.shape).copy_(tensor)
+
+
+def staged_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes that a tensor takes in a staging, where each starts at an aligned place."""
+    return -(-tensor.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES

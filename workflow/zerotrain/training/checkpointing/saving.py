@@ -37,12 +37,11 @@ from zerotrain.training.checkpointing.checkpoint_room import (
     write_error,
 )
 from zerotrain.training.checkpointing.conditions import manifest_content
-from zerotrain.training.checkpointing.making import Making
 from zerotrain.training.checkpointing.progress_folder import prune, step_folder
+from zerotrain.training.checkpointing.provenance import Provenance
 from zerotrain.training.checkpointing.rank_writer import (
     PartReport,
     RankWriter,
-    Writer,
     WrittenPart,
     check_written,
 )
@@ -70,7 +69,7 @@ class Saving:
         progress: Path,
         ema: EMA | None = None,
         write_records: Callable[[Path], None] | None = None,
-        making: Making | None = None,
+        provenance: Provenance | None = None,
     ) -> None:
         """Store what a save needs.
 
@@ -81,10 +80,10 @@ class Saving:
             progress: Folder of the phase's progress.
             ema: The moving average of the weights, if one is kept.
             write_records: Writes further records of a checkpoint.
-            making: What the first process records of the making; the others have none.
+            provenance: What the first process records of the steps; the others have none.
         """
         self._write_records = write_records
-        self._making = making or Making()
+        self._provenance = provenance or Provenance()
         self._engine = engine
         self._phase = phase
         self._log = log
@@ -96,7 +95,7 @@ class Saving:
         self._draft: UnpublishedFolder | None = None
         self._position: TrainerState | None = None
         self._slots: list[str] = []
-        self._writer: Writer | None = None
+        self._writer: RankWriter | WrittenPart | None = None
         self._pruning: threading.Thread | None = None
         self.seconds = 0.0
         """Seconds that saving has cost the loop so far."""
@@ -249,10 +248,10 @@ class Saving:
         target = step_folder(self._progress, step)
         try:
             self._draft = self._publishing.enter_context(artifact.publish(target, KIND))
-            self._draft.content = manifest_content(self._making.trains)
+            self._draft.content = manifest_content(self._provenance.trains)
             records = self._draft.folder / "records"
             self._log.write_records(records)
-            self._making.write_records(records)
+            self._provenance.write_records(records)
             if self._write_records:
                 self._write_records(records)
         except (OSError, DiskError):
@@ -310,6 +309,6 @@ class Saving:
             rng={"scheme": "counter", "seed": phase.seed},
             engine=engine.describe(),
             loss_scale=engine.loss_scale(),
-            ran_on=self._making.ran_on,
-            history=self._making.history,
+            ran_on=self._provenance.ran_on,
+            history=self._provenance.history,
         )

@@ -12,7 +12,6 @@ The next start completes an interrupted move.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -219,9 +218,5 @@ def _write(path: Path, trains: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     """Read the values in a file; return None, which accepts nothing, if missing or damaged."""
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    trains = document.get(conditions.TRAINS) if isinstance(document, dict) else None
+    trains = (conditions.read_object(path) or {}).get(conditions.TRAINS)
     return trains if isinstance(trains, dict) else None

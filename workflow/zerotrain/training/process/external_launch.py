@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,12 +25,13 @@ from zerotrain.launch import pinned_memory
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.launch.run_yaml import read_run_yaml
 from zerotrain.machine import compiled_ops
+from zerotrain.machine.output import print_message
 from zerotrain.training import ranks
 from zerotrain.training.checkpointing import checkpoint_room
 from zerotrain.training.checkpointing.inputs import read_inputs
 from zerotrain.training.checkpointing.progress_folder import end_step, newest_intact
 from zerotrain.training.process import ending, failures, lock, machines
-from zerotrain.training.process.rendezvous import adopt_single, adopt_slurm, init_process_group
+from zerotrain.training.process.machines import adopt_single, adopt_slurm, init_process_group
 from zerotrain.training.process.start import check_room, prepare
 
 
@@ -68,28 +68,19 @@ def train_externally_launched(
             _set_up_environment(phase)
         except PipelineError as error:
             if first:
-                print(error, file=sys.stderr, flush=True)
+                print_message(error)
             return EXIT_USER_ERROR
         try:
             init_process_group(phase)
             preparation = ranks.broadcast(_prepare(arguments, phase, held) if first else None)
+            speaks = first
         except Exception as error:
             preparation = _describe_error(error, phase)
-            if first or not isinstance(error, PipelineError):  # all processes find a user error
-                print(
-                    PipelineError(preparation.what, hint=preparation.hint),
-                    file=sys.stderr,
-                    flush=True,
-                )
-            return preparation.code
+            speaks = first or not isinstance(error, PipelineError)  # all find a user error
         assert preparation is not None
         if preparation.what:
-            if first:
-                print(
-                    PipelineError(preparation.what, hint=preparation.hint),
-                    file=sys.stderr,
-                    flush=True,
-                )
+            if speaks:
+                print_message(PipelineError(preparation.what, hint=preparation.hint))
             return preparation.code
         if preparation.finished:
             code = 0
@@ -144,14 +135,12 @@ def _prepare(arguments: argparse.Namespace, phase: ResolvedPhase, held: ExitStac
         inputs = read_inputs(arguments.launch, arguments.base, arguments.cache, arguments.start)
         prepare(inputs, progress)
         if phase.launch.scratch:
-            print(
+            print_message(
                 f"{phase.phase}: launch.scratch is for train_phase, which starts a launcher on "
-                f"each machine: the cache is read from {arguments.cache}",
-                file=sys.stderr,
-                flush=True,
+                f"each machine: the cache is read from {arguments.cache}"
             )
         resume = arguments.resume or newest_intact(progress, phase.derived.until_step)
-        end = end_step(progress, phase.derived.until_step, phase.derived.validation)
+        end = end_step(progress, phase)
         if end is None:
             check_room(phase, inputs.parents["base"], progress)
             if phase.derived.engine == "deepspeed":
@@ -173,7 +162,7 @@ def _end_without_lock(progress: Path) -> None:
             hint="start it again: it resumes from the newest checkpoint",
         )
     except PipelineError as error:
-        print(error, file=sys.stderr, flush=True)
+        print_message(error)
     finally:
         os._exit(EXIT_USER_ERROR)
 
@@ -200,11 +189,11 @@ def _report_end(code: int, phase: ResolvedPhase, progress: Path) -> None:
             phase.phase, progress, phase.derived.until_step, record.reason
         )
     elif code == 0:
-        end = end_step(progress, phase.derived.until_step, phase.derived.validation)
+        end = end_step(progress, phase)
         message = (
             f"{phase.phase}: trained to step {end}; the rule train_phase publishes it without "
             "training anything"
         )
     else:
         return
-    print(message, file=sys.stderr, flush=True)
+    print_message(message)

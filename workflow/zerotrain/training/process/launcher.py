@@ -6,28 +6,37 @@ accelerate's own command turns a killed process into a traceback and dies of a s
 forward. Here a killed process becomes an entry in PROGRESS/ended-*.json, and a signal becomes a
 request to stop.
 
-With --main_process_ip it is one of several launchers, one per machine of a Slurm job.
+With --main_process_ip it is one of several launchers, one per machine of a Slurm job. Each prepares
+its machine for the processes: DeepSpeed's ops, a local copy of the cache, a folder for swapping.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import logging
 import os
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from accelerate.commands.launch import launch_command, launch_command_parser
 
+from zerotrain import artifact
 from zerotrain.errors import EXIT_USER_ERROR, PipelineError
+from zerotrain.launch.resolved import ResolvedPhase
+from zerotrain.launch.run_yaml import read_run_yaml
+from zerotrain.machine import compiled_ops
 from zerotrain.machine.child_process import SUPERVISOR, end_with_parent
+from zerotrain.machine.output import print_message
 from zerotrain.training.checkpointing.progress_folder import exit_codes_file
-from zerotrain.training.process import ending
+from zerotrain.training.process import ending, nvme_check, scratch, swap_folder
 from zerotrain.training.process.lock import end_with_owner
-from zerotrain.training.process.machine_folders import on_own_disks
-from zerotrain.training.process.stop_request import StopRequest
+from zerotrain.training.process.stop import StopRequest
 
 GRACE_SECONDS = 5
 """Time that the other processes get to end after one has died and they wait for it in vain."""
@@ -78,6 +87,66 @@ def _join_as_machine(arguments: Namespace) -> None:
     """Take the machine's number from srun, and act as supervisor: the real one may be remote."""
     arguments.machine_rank = int(os.environ["SLURM_NODEID"])
     os.environ[SUPERVISOR] = str(os.getpid())
+
+
+@contextlib.contextmanager
+def on_own_disks(
+    words: Sequence[str], stop: Callable[[], bool], *, one_of_several: bool = False
+) -> Iterator[list[str]]:
+    """Yield a training process's arguments with this machine's folders, which last for the block.
+
+    Args:
+        words: The arguments that the stage gives to all machines.
+        stop: Whether the training is to end.
+        one_of_several: Whether other machines run a share of the phase's processes.
+
+    Raises:
+        PipelineError: the ops do not build, or the disk is not usable for swapping.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    for name in ("--launch", "--base", "--cache"):
+        parser.add_argument(name, type=Path, required=True)
+    named, others = parser.parse_known_args(words)
+    phase = read_run_yaml(named.launch / "run.yaml")
+    with ExitStack() as held:
+        if phase.derived.engine == "deepspeed":
+            compiled_ops.build()  # done at installation, unless the processor is a different one
+            os.environ.update(compiled_ops.environment())
+        cache = named.cache
+        if phase.launch.scratch:
+            cache, message = held.enter_context(
+                scratch.copy_of_cache(phase.launch.scratch, cache, stop)
+            )
+            print_message(f"{phase.phase}: {message}")
+        arguments = [
+            "--launch",
+            str(named.launch),
+            "--base",
+            str(named.base),
+            "--cache",
+            str(cache),
+        ]
+        machines = phase.launch.machines if one_of_several else 1
+        swapping = held.enter_context(swap_arguments(phase, named.launch, named.base, machines))
+        yield [*arguments, *others, *swapping]
+
+
+@contextlib.contextmanager
+def swap_arguments(
+    phase: ResolvedPhase, launch: Path, base: Path, machines: int = 1
+) -> Iterator[list[str]]:
+    """Yield the rank's arguments for swapping: its own folder, on a disk that was checked."""
+    if not phase.swaps:
+        yield []
+        return
+    needed = swap_folder.needed_bytes(phase, artifact.read(base, "base", verify=False))
+    with swap_folder.swap_folder(phase, needed // machines) as (folder, messages):
+        for line in messages:
+            print_message(line)
+        compiled_ops.build_swap_op()
+        if passed := nvme_check.check(phase, launch, folder):
+            print_message(passed)
+        yield ["--swap", str(folder)]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 There are two locks. The first is a file that names its owner, the small process that starts a
 training; the lock of a dead owner is taken over. If the owner is in another container or on
-another machine, its lease decides whether it is alive (zerotrain.training.process.lease). The
+another machine, its lease decides whether it is alive (zerotrain.training.process.lock_file). The
 second is a kernel lock (flock) held by the process that writes checkpoints, and it ends with that
 process: it covers the moment in which the training of a killed owner is still ending.
 
@@ -28,8 +28,14 @@ from zerotrain.errors import PipelineError
 from zerotrain.machine.disk_errors import writing
 from zerotrain.machine.liveness import pid_space
 from zerotrain.machine.output import print_message
-from zerotrain.training.process import lease
-from zerotrain.training.process.lock_file import give_name
+from zerotrain.training.process.lock_file import (
+    LEASE_SECONDS,
+    SignsOfLife,
+    give_name,
+    last_sign,
+    sign_seconds,
+    silent_seconds,
+)
 from zerotrain.training.process.lock_owner import LockOwner, this_process
 
 LOCK = "lock"
@@ -49,7 +55,7 @@ class Lock:
     def __init__(self, folder: Path, owner: LockOwner) -> None:
         self._path = folder / LOCK
         self.owner = owner
-        self._signs = lease.SignsOfLife(self._path, owner.lease)
+        self._signs = SignsOfLife(self._path, owner.lease)
         _HELD.append(self)
 
     def release(self) -> None:
@@ -89,7 +95,7 @@ def check_not_taken_over(folder: Path) -> None:
 def take(
     folder: Path,
     check: Callable[[Path], LockOwner | None] | None = None,
-    seconds: float = lease.LEASE_SECONDS,
+    seconds: float = LEASE_SECONDS,
 ) -> Lock:
     """Take the lock of a folder.
 
@@ -160,11 +166,11 @@ def wait_for_sign(folder: Path, end: float | None = None) -> bool:
     owner, path = read_owner(folder), folder / LOCK
     if owner is None or not owner.lease or (end is None and owner.is_running() is not None):
         return False
-    first, start = lease.last_sign(path), time.monotonic()
-    every, announced = lease.sign_seconds(owner.lease), False
+    first, start = last_sign(path), time.monotonic()
+    every, announced = sign_seconds(owner.lease), False
     least = 2 * every if end is None else end
     while read_owner(folder) == owner and not owner.ended_before_boot(_silent(path)):
-        if lease.last_sign(path) not in (first, None):
+        if last_sign(path) not in (first, None):
             return True
         waited = time.monotonic() - start
         if waited > least and (end is not None or _is_expired(folder, owner)):
@@ -186,7 +192,7 @@ def describe(folder: Path, owner: LockOwner) -> str:
 
 def _silent(path: Path) -> float:
     with contextlib.suppress(OSError):  # not writable, so no process can take the lock over
-        return lease.silent_seconds(path)
+        return silent_seconds(path)
     return 0.0
 
 

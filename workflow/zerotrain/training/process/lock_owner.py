@@ -2,7 +2,7 @@
 
 A pid is only meaningful on the same boot of the machine and in the same PID namespace. Containers
 may share a host name and neither of these. Slurm reports whether the owner of a job on another
-machine is alive; outside of Slurm its lease decides (zerotrain.training.process.lease).
+machine is alive; outside of Slurm its lease decides (zerotrain.training.process.lock_file).
 """
 
 from __future__ import annotations
@@ -55,10 +55,6 @@ class LockOwner:
             raise TypeError(f"a mapping is expected, not {values!r}")
         known = {item.name for item in fields(cls)}
         return cls(**{key: value for key, value in values.items() if key in known})
-
-    def is_alive(self) -> bool:
-        """Return whether the owner runs; if its state is unknown, it counts as alive."""
-        return self.is_running() is not False
 
     def is_running(self) -> bool | None:
         """Return whether the owner runs; None if neither its pid nor Slurm shows it.

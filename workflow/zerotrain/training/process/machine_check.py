@@ -11,10 +11,9 @@ import yaml
 from zerotrain.config import optimizers
 from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
-from zerotrain.machine.detect import Machine
+from zerotrain.machine.detect import Machine, notices, usable_engines, usable_precisions
 from zerotrain.machine.host import gib
 from zerotrain.machine.ports import check_port, free_port
-from zerotrain.machine.verdict import notices, usable_engines, usable_precisions
 
 INSTEAD = {"no": "bf16, or zero3_offload", "bf16": "fp16, or no", "fp16": "bf16, or no"}
 ELEMENT_BYTES = {"no": 4, "bf16": 2, "fp16": 2}

@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 import torch
 
-from zerotrain.config import optimizers
 from zerotrain.config.trackers import TENSORBOARD, chosen_trackers
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine.host import gib
 from zerotrain.models.quantized_linear import quantized_layers
-from zerotrain.state.position import EMA_SLOT, MASTER
 from zerotrain.training.checkpointing import progress_folder
 from zerotrain.training.checkpointing.checkpoint_room import checkpoint_bytes, max_new_checkpoints
+from zerotrain.training.checkpointing.preflight import state_slots
 from zerotrain.training.engines.engine import Engine
 
 
@@ -88,9 +87,7 @@ def _samples(phase: ResolvedPhase, step: int) -> str:
 
 
 def _disk(engine: Engine, phase: ResolvedPhase, step: int, progress: Path) -> _Disk:
-    slots = [MASTER, *optimizers.slots(phase.train.optimizer, phase.train.optimizer_args)]
-    slots += [EMA_SLOT] if phase.train.use_ema else []
-    one = checkpoint_bytes(engine.shapes, slots, phase.train.optimizer)
+    one = checkpoint_bytes(engine.shapes, state_slots(phase), phase.train.optimizer)
     there = [saved for saved in progress_folder.saved_steps(progress) if saved <= step]
     most = max_new_checkpoints(phase, step, there) * one
     free = shutil.disk_usage(progress).free

@@ -1,19 +1,28 @@
-"""Stopping a running training from outside, and waiting for its end."""
+"""Stopping a training: the request in its processes, and asking for it from outside.
+
+The first signal requests a checkpoint and an end, the second ends the process. Under clusters and
+torchrun one signal often arrives twice, from the system and from the launcher that forwards it. So
+a second signal within a moment of the first counts as the same request.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
 from zerotrain.errors import PipelineError
+from zerotrain.machine.child_process import SAME_SECONDS, handled_signals
 from zerotrain.machine.output import print_message
 from zerotrain.training.checkpointing.progress_folder import STOP, saved_steps
-from zerotrain.training.process.lock import hold_writer, is_alive, read_owner, unlock_hint
+from zerotrain.training.process import lock
 from zerotrain.training.process.lock_owner import LockOwner
 
 TELL_SECONDS = 10.0
@@ -24,8 +33,8 @@ LOOK_SECONDS, AWAY_SECONDS = 0.1, 2.0
 
 def trainer_of(progress: Path) -> LockOwner | None:
     """Return the process that trains in a progress folder, if any."""
-    owner = read_owner(progress)
-    return owner if owner and is_alive(progress, owner) else None
+    owner = lock.read_owner(progress)
+    return owner if owner and lock.is_alive(progress, owner) else None
 
 
 def stop_training(progress: Path, wait: float) -> bool:
@@ -40,7 +49,9 @@ def stop_training(progress: Path, wait: float) -> bool:
     trainer = trainer_of(progress)
     if trainer is None:
         if progress.is_dir():
-            hold_writer(progress).close()  # the last process of a killed start may still be ending
+            lock.hold_writer(
+                progress
+            ).close()  # the last process of a killed start may still be ending
         return False
     print_message(
         f"{progress}: pid {trainer.pid} on {trainer.host} trains here; it is asked to stop after "
@@ -57,7 +68,7 @@ def stop_training(progress: Path, wait: float) -> bool:
                 f"{progress}: pid {trainer.pid} on {trainer.host} still runs after {wait:g} s; "
                 f"newest checkpoint: {newest}; the configuration is as it was",
                 hint="it stops after its present step: call this again then, or with a longer "
-                f"--wait{unlock_hint(progress, trainer)}",
+                f"--wait{lock.unlock_hint(progress, trainer)}",
             )
         if now - last_message >= TELL_SECONDS:
             last_message = now
@@ -104,3 +115,33 @@ def _is_running(process: psutil.Process) -> bool:
 
 def _newest(progress: Path) -> str:
     return f"step {steps[-1]}" if (steps := saved_steps(progress)) else "none"
+
+
+class StopRequest:
+    """Stop flag: true once progress/stop exists or a signal has arrived."""
+
+    def __init__(self, progress: Path, *, tell: bool = False) -> None:
+        """Install the signal handlers.
+
+        Args:
+            progress: The progress folder.
+            tell: Whether to forward a signal as the file progress/stop.
+        """
+        self._file = progress / STOP
+        self._first: float | None = None
+        self._tell = tell
+        for number in handled_signals():
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+            if self._tell:
+                self._file.touch()
+        elif now - self._first > SAME_SECONDS:
+            lock.release_all()
+            os._exit(128 + number)
+
+    def __call__(self) -> bool:
+        return self._first is not None or self._file.exists()

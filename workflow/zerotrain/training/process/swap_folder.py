@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from zerotrain.artifact import Artifact
+from zerotrain.errors import PipelineError
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.machine import disk
 from zerotrain.machine.liveness import hold, is_held
@@ -74,8 +75,15 @@ def check_disk(phase: ResolvedPhase, needed_bytes: int) -> None:
     path = Path(os.path.expandvars(phase.launch.offload_path or ""))
     disk.check_folder(path, phase.phase)
     weight = WEIGHT_BYTES[phase.launch.mixed_precision]
-    why = f"{OPTIMIZER_BYTES} bytes a trained parameter, {weight} a parameter"
-    disk.check_space(path, phase.phase, needed_bytes, why)
+    free = shutil.disk_usage(path).free
+    if free < needed_bytes:
+        raise PipelineError(
+            f"phase {phase.phase}: launch.offload_path {path} has {disk.size(free)} free, the "
+            f"phase swaps {disk.size(needed_bytes)} ({OPTIMIZER_BYTES} bytes a trained parameter, "
+            f"{weight} a parameter)",
+            hint="free some, name a folder on a larger disk, or use zero3_offload, which keeps it "
+            "in memory",
+        )
 
 
 def clear_dead(path: Path) -> list[str]:

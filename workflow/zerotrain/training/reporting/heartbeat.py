@@ -17,9 +17,11 @@ from functools import partial
 from itertools import accumulate, chain, islice, repeat, takewhile
 from operator import attrgetter, is_not, itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import psutil
+
+from zerotrain.training.step_counter import StepCounter
 
 RANKS = "ranks"
 BEAT_SECONDS = 1.0
@@ -58,12 +60,6 @@ class CodeLocation(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.file.rpartition(PACKAGE)[2]}:{self.line} ({self.function})"
-
-
-class HasStep(Protocol):
-    """The part of a StepCounter that a report needs."""
-
-    step: int
 
 
 @dataclass(frozen=True)
@@ -139,7 +135,7 @@ class Heartbeat:
     """Counter of external progress: code that waits in one place increments it."""
 
     def __init__(self, progress: Path, rank: int) -> None:
-        self.counter: HasStep | None = None
+        self.counter: StepCounter | None = None
         self._path = progress / RANKS / f"{rank:05d}.json"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._rank = rank

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 
@@ -22,16 +22,6 @@ from zerotrain.models.families.tokens import IGNORED
 TIMESTEPS = 8
 MOST_SAMPLES = 64
 """Largest number of held-out images."""
-
-
-class HeldOut(Protocol):
-    """Samples to measure, without a batch dimension; see zerotrain.models.families.Batch."""
-
-    def __len__(self) -> int:
-        """Return the number of forward passes of one sample."""
-
-    def __getitem__(self, place: int, /) -> dict[str, torch.Tensor]:
-        """Return the sample of one forward pass."""
 
 
 class HeldOutImages:
@@ -76,6 +66,10 @@ class HeldOutText:
     def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
         example = self._cache.sample(self._taken[place])
         return whole_example(example["input_ids"], example["labels"])
+
+
+HeldOut: TypeAlias = HeldOutImages | HeldOutText | Sequence[dict[str, torch.Tensor]]
+"""A sample for each pass, without a batch dimension; see zerotrain.models.families.Batch."""
 
 
 def whole_example(input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -21,7 +21,6 @@ from zerotrain.machine.memory_watch import (
     over_processes,
 )
 from zerotrain.machine.output import print_detail
-from zerotrain.training.means import Means
 from zerotrain.training.reporting.display import Display, format_duration
 from zerotrain.training.reporting.files import LOG, PENDING, RESOURCES
 from zerotrain.training.reporting.trackers import open_trackers, points_of
@@ -34,47 +33,6 @@ LARGEST_EXPONENT = 700.0
 
 
 class Log:
-    """Null log: of several processes only the first one logs, the others discard their reports."""
-
-    def lap(self, part: str) -> None:
-        """Attribute the time since the last call to a part of a step: one of step_time.PARTS."""
-
-    def step(
-        self,
-        step: int,
-        samples: int,
-        loss: float,
-        grad_norm: float,
-        lr: float,
-        beta1: float | None = None,
-    ) -> None:
-        """Record a finished step; grad_norm is infinite if the update was skipped, and beta1 is
-        None unless the schedule changes it."""
-
-    def record_validation(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the results of a validation by flat names such as val_loss."""
-
-    def memory(self, uses: Sequence[Mapping[str, MemoryUse]], peaks: tuple[int, int]) -> None:
-        """Record the memory that each process has used so far in this start, before a save.
-
-        `peaks` are those of this process since its start: resident host memory, reserved device
-        memory.
-        """
-
-    def write_records(self, folder: Path) -> None:
-        """Copy the log and the resources used so far into a draft's records."""
-
-    def say(self, text: str) -> None:
-        """Show a line to the user."""
-
-    def detail(self, text: str) -> None:
-        """Write a line to the stage's log; to the terminal without one."""
-
-    def close(self) -> None:
-        """Log the resources used; close the progress bar, the files and the trackers."""
-
-
-class TrainingLog(Log):
     """Log of one phase, which continues the log of the run so far.
 
     A line of metrics.jsonl is {"phase", "step", "samples", "epoch", "loss", "grad_norm",
@@ -130,7 +88,7 @@ class TrainingLog(Log):
         self._spent, self._line_spent = dict.fromkeys(PARTS, 0.0), dict.fromkeys(PARTS, 0.0)
 
     def lap(self, part: str) -> None:
-        """Attribute the time since the last call to a part of a step."""
+        """Attribute the time since the last call to a part of a step: one of step_time.PARTS."""
         self._time.lap(part)
 
     @property
@@ -147,7 +105,8 @@ class TrainingLog(Log):
         lr: float,
         beta1: float | None = None,
     ) -> None:
-        """Record a finished step."""
+        """Record a finished step; grad_norm is infinite if the update was skipped, and beta1 is
+        None unless the schedule changes it."""
         self._last_step = step
         self._means.add(loss, grad_norm)
         if step % self._phase.train.log_every == 0 or step == self._phase.derived.until_step:
@@ -195,7 +154,7 @@ class TrainingLog(Log):
             )
 
     def record_validation(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the results of a validation."""
+        """Record the results of a validation by flat names such as val_loss."""
         self._write(step, values)
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -211,7 +170,11 @@ class TrainingLog(Log):
             self._line_spent[part] += seconds
 
     def memory(self, uses: Sequence[Mapping[str, MemoryUse]], peaks: tuple[int, int]) -> None:
-        """Record the memory used so far."""
+        """Record the memory that each process has used so far in this start, before a save.
+
+        `peaks` are those of this process since its start: resident host memory, reserved device
+        memory.
+        """
         self._uses = over_processes(uses)
         for key, peak in zip(("peak_host_bytes", "peak_device_bytes"), peaks, strict=True):
             self._used[key] = max(self._used[key], peak)
@@ -269,9 +232,87 @@ class TrainingLog(Log):
         return [took, *(memory_lines(self._uses, "training") if self._uses else [])]
 
 
+class NoLog(Log):
+    """Null log: of several processes only the first one logs, the others discard their reports."""
+
+    def __init__(self) -> None:
+        pass
+
+    def _discard(self, *_: object, **__: object) -> None:
+        pass
+
+    lap = step = record_validation = memory = write_records = say = detail = close = _discard
+
+
 def _replace_nonfinite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values, with None for floats that JSON cannot represent."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
     }
+
+
+class Means:
+    """Means that a training logs: over the steps since the last log line, and over an epoch.
+
+    Both are saved with each checkpoint, so that a resumed training logs the same bits as an
+    uninterrupted one.
+    """
+
+    def __init__(self, samples: int, epoch_size: int) -> None:
+        """Start at sample `samples` of the run; an epoch has `epoch_size` samples."""
+        self._epoch_size = epoch_size
+        self._steps: list[tuple[float, float]] = []
+        self._epoch_from = samples
+        self._epoch_sum, self._epoch_steps = 0.0, 0
+
+    def add(self, loss: float, grad_norm: float) -> None:
+        """Add one step; grad_norm is infinite if the update was skipped, and loss may be."""
+        self._steps.append((loss, grad_norm))
+        if math.isfinite(loss):
+            self._epoch_sum += loss
+            self._epoch_steps += 1
+
+    def take(self) -> dict[str, Any]:
+        """Return the mean loss and grad_norm of the steps since the last call.
+
+        `skipped` counts the skipped updates, if any. A mean over no step is None.
+        """
+        losses = [loss for loss, _ in self._steps if math.isfinite(loss)]
+        norms = [norm for _, norm in self._steps if math.isfinite(norm)]
+        line: dict[str, Any] = {
+            "loss": sum(losses) / len(losses) if losses else None,
+            "grad_norm": sum(norms) / len(norms) if norms else None,
+        }
+        if len(norms) < len(self._steps):
+            line["skipped"] = len(self._steps) - len(norms)
+        self._steps = []
+        return line
+
+    def epoch_loss(self, samples: int, batch: int) -> tuple[int, float] | None:
+        """Return number and mean loss of the epoch that a step ended; None if it ended none.
+
+        Args:
+            samples: Samples of the run after the step.
+            batch: Samples of the step. A step across two epochs belongs to the first.
+        """
+        ended, first = samples // self._epoch_size, (samples - batch) // self._epoch_size
+        if ended == first:
+            return None
+        # An epoch has no mean if its first steps were not added here.
+        whole = self._epoch_from - first * self._epoch_size < batch
+        epoch = (ended, self._epoch_sum / max(self._epoch_steps, 1))
+        counted = self._epoch_steps
+        self._epoch_from, self._epoch_sum, self._epoch_steps = samples, 0.0, 0
+        return epoch if whole and counted else None
+
+    def state(self) -> dict[str, Any]:
+        """Return what `load` restores."""
+        epoch = [self._epoch_from, self._epoch_sum, self._epoch_steps]
+        return {"steps": self._steps, "epoch": epoch}
+
+    def load(self, state: dict[str, Any], *, same_phase: bool) -> None:
+        """Continue from a state; a new phase starts a new log line, but continues the epoch."""
+        self._epoch_from, self._epoch_sum, self._epoch_steps = state["epoch"]
+        if same_phase:
+            self._steps = [(loss, norm) for loss, norm in state["steps"]]

@@ -177,12 +177,7 @@ class LatentSampler:
         elif self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [
-                    *(
-                        sys.executable,
-                        "-m",
-                        PROGRAM,
-                        str(self._folder),
-                    ),
+                    *(sys.executable, "-m", PROGRAM, str(self._folder)),
                     *("--family", self._family.name, "--base", str(self._base)),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import queue
+import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
+
+from accelerate import tracking
 
 from zerotrain.config.trackers import TENSORBOARD, chosen_trackers
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.training.reporting.files import LOG
-from zerotrain.training.reporting.tracker_runs import OPEN, RUN, hyperparameters
 
 LAST_STEP = "last_step.json"
 """File in TensorBoard's folder: the last step of which its files have every point."""
@@ -30,22 +33,9 @@ SECONDS_TO_FINISH = 30.0
 """Time that a tracker gets at the end to send queued points."""
 
 
-class Tracker(Protocol):
-    """Tracker of one training."""
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record values at a step."""
-
-    def flush(self) -> None:
-        """Flush before a checkpoint: recorded values must survive the process."""
-
-    def close(self) -> None:
-        """Finish; no values are recorded afterwards."""
-
-
 def open_trackers(
     phase: ResolvedPhase, progress: Path, step: int, say: Callable[[str], None]
-) -> list[Tracker]:
+) -> list[TensorBoard | Remote]:
     """Return the trackers of `report_to`, which continue from `step` if they know this phase.
 
     Args:
@@ -142,15 +132,18 @@ class TensorBoard:
         self.flush()
 
     def log(self, values: Mapping[str, float], step: int) -> None:
+        """Record values at a step."""
         self._board.add_scalars(values, step)
         self._last = step
 
     def flush(self) -> None:
+        """Flush before a checkpoint: recorded values must survive the process."""
         self._board.flush()
         with contextlib.suppress(OSError):  # then the next start writes more lines again
             _write(self._kept, {"step": self._last})
 
     def close(self) -> None:
+        """Finish; no values are recorded afterwards."""
         self.flush()
         self._board.close()
 
@@ -160,7 +153,7 @@ class Remote:
 
     progress/tracker-<name>.json stores its run, the last step that it received and the names of
     that step's points. A training that resumes from a checkpoint repeats some steps, to the same
-    bits: their points are not sent twice.
+    bits: their points are not sent twice. The methods are those of TensorBoard.
     """
 
     def __init__(
@@ -218,7 +211,7 @@ class Remote:
     def _start(self) -> tuple[str, Any, LoggedPoints]:
         """Return the run's id, the tracker, and the points of the run that it has so far."""
         kept = _read(self._kept)
-        tracker, run = OPEN[self._name](self._phase, self._progress, kept.get("run"))
+        tracker, run = open_run(self._name, self._phase, self._progress, kept.get("run"))
         tracker.main_process_only = False  # only the first process opens it
         tracker.start()
         if not kept:
@@ -268,3 +261,78 @@ def _write(kept: Path, state: Mapping[str, Any]) -> None:
 def _brief(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__
+
+
+DEFAULT_PROJECT = "zerotrain"
+OpenedRun: TypeAlias = tuple[Any, str | None]
+"""One of accelerate's trackers and its run id; None if the tracker has not chosen the id yet."""
+
+
+class PlainLogger(logging.LoggerAdapter[logging.Logger]):
+    """Replacement for accelerate's logger, which needs accelerate's state; DeepSpeed's engine
+    creates none."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logger, {})
+        self._warned: set[str] = set()
+
+    def warning_once(self, message: str) -> None:
+        """Log a warning, only the first time."""
+        if message not in self._warned:
+            self._warned.add(message)
+            self.warning(message)
+
+
+tracking.logger = PlainLogger(logging.getLogger(tracking.__name__))
+
+
+def hyperparameters(phase: ResolvedPhase) -> Iterator[tuple[str, Any]]:
+    """Yield dotted names and values of the resolved phase in a form that every tracker accepts."""
+    for name, value, *_ in phase.explain():
+        plain = isinstance(value, bool | int | float | str) or value is None
+        yield name, value if plain else json.dumps(value)
+
+
+def open_run(name: str, phase: ResolvedPhase, progress: Path, run: str | None) -> OpenedRun:
+    """Open a phase's run by accelerate's class of a tracker; without `run` it is a new one."""
+    project = phase.train.tracker_project_name or DEFAULT_PROJECT
+    title = phase.train.tracker_run_name or f"{phase.run}-{phase.phase}"
+    words: list[str] = [project]
+    own: dict[str, Any]
+    match name:
+        case "wandb":
+            run = run or secrets.token_hex(8)
+            own = {"name": title, "group": phase.run, "dir": str(progress)}
+            own |= {"id": run, "resume": "allow"}
+        case "mlflow":
+            own = {"run_id": run, "run_name": title}
+        case "swanlab":
+            run = run or secrets.token_hex(11)[:21]
+            own = {"experiment_name": title, "group": phase.run}
+            own |= {"id": run, "resume": "allow", "logdir": str(progress / "swanlab")}
+        case "comet_ml":
+            run = run or secrets.token_hex(16)
+            own = {"experiment_key": run}
+        case "aim":
+            words = [title]
+            own = {"experiment": project, "run_hash": run, "logging_dir": str(progress)}
+        case "clearml":
+            words = [title]
+            own = {"project_name": project, "task_name": title}
+            own |= {"continue_last_task": run or False, "reuse_last_task_id": False}
+        case "dvclive":
+            words, folder = [], str(progress / "dvclive")
+            own = {"dir": folder, "resume": run is not None, "save_dvc_exp": False}
+            run = folder
+        case "trackio":
+            run = run or f"{title}-{secrets.token_hex(3)}"
+            own = {"name": run, "group": phase.run, "resume": "allow"}
+    return tracking.LOGGER_TYPE_TO_CLASS[name](*words, **own), run
+
+
+RUN: dict[str, Callable[[Any], str]] = {
+    "mlflow": lambda run: str(run.info.run_id),
+    "aim": lambda run: str(run.hash),
+    "clearml": lambda task: str(task.id),
+}
+"""Functions that return the run id of a tracker that chooses it."""

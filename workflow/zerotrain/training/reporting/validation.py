@@ -7,7 +7,7 @@ the training: the trained weights are the same with it and without it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -36,15 +36,8 @@ from zerotrain.training.reporting.validation_history import (
     write_finished,
 )
 
-
-class Sampler(Protocol):
-    """Sampler of images for prompts."""
-
-    def sample(self, step: int) -> None:
-        """Make the images of a step with the engine's current weights."""
-
-    def close(self, finished: bool) -> None:
-        """Wait until the images are ready, if the phase is finished."""
+if TYPE_CHECKING:
+    from zerotrain.training.reporting.samples import LatentSampler
 
 
 class Validation:
@@ -60,7 +53,7 @@ class Validation:
         log: Log,
         progress: Path,
         ema: EMA | None = None,
-        sampler: Sampler | None = None,
+        sampler: LatentSampler | None = None,
     ) -> None:
         assert phase.derived.validation is not None
         self._engine, self._objective, self._held_out = engine, objective, held_out
@@ -182,7 +175,7 @@ def open_validation(
         progress: The phase's progress folder.
         step: The current step.
         resumed: The checkpoint of this phase that is resumed, with the history so far.
-        average: The averaged weights, which are measured in addition to the live ones.
+        ema: The averaged weights, which are measured in addition to the live ones.
     """
     settings = phase.derived.validation
     if settings is None:
@@ -199,9 +192,7 @@ def open_validation(
         log.say(f"{phase.phase}: val_loss is the mean squared error (l2); {trained} is trained")
     sampler = None
     if settings.get("prompts"):
-        from zerotrain.training.reporting.samples import (
-            LatentSampler,  # pipelines are slow to import
-        )
+        from zerotrain.training.reporting.samples import LatentSampler  # pipelines load slowly
 
         assert isinstance(cache, Cache)
         assert family.modality == "image"

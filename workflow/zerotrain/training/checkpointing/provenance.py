@@ -26,7 +26,7 @@ RECORDED = "recorded"
 
 
 @dataclass(frozen=True)
-class Making:
+class Provenance:
     """What the steps of this process train, and what they run on."""
 
     trains: dict[str, Any] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def ran_on(
     }
 
 
-def describe_making(
+def describe_provenance(
     phase: ResolvedPhase,
     model: torch.nn.Module,
     device: torch.device,
@@ -83,7 +83,7 @@ def describe_making(
     cache: Path,
     start: Path | None,
     resume: Path | None,
-) -> Making:
+) -> Provenance:
     """Describe what this process trains and runs on, and what differs from the steps before.
 
     Args:
@@ -108,17 +108,17 @@ def describe_making(
     if start is not None:
         position = read_position(parents["start"], "state.json")
         changed = conditions.environment_changes(position.ran_on, now, same_phase=False)
-        return Making(trains, now, continue_history(position, changed), changed)
-    return Making(trains, now)
+        return Provenance(trains, now, continue_history(position, changed), changed)
+    return Provenance(trains, now)
 
 
-def _describe_resumed(trains: dict[str, Any], now: dict[str, Any], resume: Path) -> Making:
+def _describe_resumed(trains: dict[str, Any], now: dict[str, Any], resume: Path) -> Provenance:
     manifest = artifact.read_manifest(resume, "checkpoint")
     position = read_position(manifest, "checkpoint.json")
     recorded = conditions.read_conditions(resume) or RecordedConditions({}, {})
     edited = conditions.changes(recorded, trains, now["cache"]) if recorded.trains else {}
     changed = edited | conditions.environment_changes(recorded.ran_on, now)
-    return Making(trains, now, continue_history(position, changed), changed)
+    return Provenance(trains, now, continue_history(position, changed), changed)
 
 
 def continue_history(position: TrainerState, changed: Changes) -> list[dict[str, Any]]:

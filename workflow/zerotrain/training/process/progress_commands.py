@@ -1,4 +1,4 @@
-"""`zerotrain progress unlock`: remove the lock of an owner that is gone and not visible here."""
+"""`zerotrain progress`: remove the lock of an owner that is gone, resume what was set aside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ import sys
 from pathlib import Path
 
 from zerotrain.errors import PipelineError
-from zerotrain.training.process import lease, lock
+from zerotrain.training.checkpointing.progress_folder import saved_steps
+from zerotrain.training.checkpointing.set_aside import (
+    complete_moves,
+    is_moving,
+    read_asked,
+    read_recorded,
+    set_aside,
+    stale_folders,
+    take_back,
+    write_accepted,
+)
+from zerotrain.training.process import lock, lock_file
 from zerotrain.training.process.lock_owner import LockOwner
 
 RECENT_SIGNS = 3
@@ -47,8 +58,8 @@ def unlock(folder: Path, *, yes: bool) -> str:
 
 
 def _check_not_alive(folder: Path, owner: LockOwner) -> None:
-    every = lease.sign_seconds(owner.lease)
-    recent = owner.lease and lease.silent_seconds(folder / lock.LOCK) < RECENT_SIGNS * every
+    every = lock_file.sign_seconds(owner.lease)
+    recent = owner.lease and lock_file.silent_seconds(folder / lock.LOCK) < RECENT_SIGNS * every
     gave = recent and lock.wait_for_sign(folder, RECENT_SIGNS * every)
     if owner.is_running_here() or gave:
         raise PipelineError(
@@ -72,3 +83,48 @@ def _ask(folder: Path, who: str) -> None:
     print("Remove its lock? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise PipelineError(f"{folder}: the lock was left", hint="answer y to remove it")
+
+
+def accept(phase: Path) -> str:
+    """Restore the progress that was set aside last, to resume with the values that displaced it.
+
+    Args:
+        phase: Folder of the phase, results/<run>/<phase>.
+
+    Returns:
+        A sentence about what was done.
+
+    Raises:
+        PipelineError: nothing was set aside, or a training is running.
+    """
+    progress = phase / "progress"
+    if not stale_folders(progress) and not is_moving(progress):
+        raise PipelineError(
+            f"{phase}: no progress was set aside (no folder progress.stale-*)",
+            hint="name the folder of a phase, results/RUN/PHASE",
+        )
+    held = lock.take(progress)
+    try:
+        complete_moves(progress)
+        if not (found_stale := stale_folders(progress)):
+            return f"{progress}: taken back, resumes from step {saved_steps(progress)[-1]}"
+        stale = found_stale[-1]
+        present = read_asked(stale)
+        if present is None:  # an earlier version set it aside
+            recorded = read_recorded(progress, 0)
+            present = recorded[1].trains if recorded and recorded[1] else None
+        if present is None:
+            raise PipelineError(
+                f"{stale}: nothing says for which values it was set aside",
+                hint="set train.on_change: continue, move what it holds into "
+                f"{progress} and start again",
+            )
+        write_accepted(stale, present)  # first: this write is what fails on a full disk
+        kept = ""
+        if saved_steps(progress):
+            kept = f"; what was there is kept as {set_aside(progress, present)}"
+        take_back(progress, stale)
+    finally:
+        held.release()
+    step = saved_steps(progress)[-1]
+    return f"{progress}: taken back from {stale.name}, resumes from step {step}{kept}"
