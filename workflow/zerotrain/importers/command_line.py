@@ -19,8 +19,12 @@ from zerotrain.importers.command import (
     script_table,
 )
 from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed
-from zerotrain.importers.differential import PRESET, join_trainings, split_trainings
-from zerotrain.importers.diffsynth import read_diffsynth
+from zerotrain.importers.diffsynth import (
+    PRESET,
+    join_trainings,
+    read_diffsynth,
+    split_trainings,
+)
 from zerotrain.importers.diffusers_examples import is_example, read_example
 from zerotrain.importers.files import cached_config, find_file, load_json, load_yaml
 from zerotrain.importers.imported_config import ImportedConfig

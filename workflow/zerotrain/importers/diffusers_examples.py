@@ -12,15 +12,6 @@ from zerotrain.config.run import OF_SCHEME
 from zerotrain.data.metadata import caption_columns
 from zerotrain.errors import PipelineError
 from zerotrain.importers.accelerate import read_accelerate
-from zerotrain.importers.arguments import (
-    name_of,
-    put_arguments,
-    put_micro_batch,
-    put_resume,
-    put_save_every,
-    put_until,
-    with_autoencoder,
-)
 from zerotrain.importers.deepspeed import SurroundingSettings
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import read_keys
@@ -32,11 +23,21 @@ from zerotrain.importers.keys import (
     KONTEXT,
     TEXT_TO_IMAGE,
 )
-from zerotrain.importers.objective import POSTERIOR, drop_keys_of_others
 from zerotrain.importers.precision import OURS as PRECISION
 from zerotrain.importers.precision import say_bf16_weights
-from zerotrain.importers.program import Program
+from zerotrain.importers.program import (
+    Program,
+    drop_keys_of_others,
+    name_of,
+    put_arguments,
+    put_micro_batch,
+    put_resume,
+    put_save_every,
+    put_until,
+    with_autoencoder,
+)
 from zerotrain.importers.simpletuner_data import FRAMING, put_captions, put_hub_dataset
+from zerotrain.importers.simpletuner_objective import POSTERIOR
 from zerotrain.launch.keys import Key
 
 KONTEXT_NAME = "train_dreambooth_lora_flux_kontext.py"
