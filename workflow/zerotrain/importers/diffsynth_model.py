@@ -276,7 +276,7 @@ def _put_edit(arguments: Mapping[str, Any], model: str, result: ImportedConfig) 
         reasons = [
             "the text encoder's copy is scaled by diffusers' filter, Lanczos instead of cubic"
         ]
-    side = result.values["train.resolution"]
+    side = result.values.get("train.resolution", SIDE)
     if side != SIDE:
         reasons.append(f"scaled to {side} x {side}, as the image is, instead of {SIDE} x {SIDE}")
     if reasons:
