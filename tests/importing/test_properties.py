@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.importing.conftest import leaves
 
@@ -123,7 +123,7 @@ def test_what_comes_out_of_any_keys_can_be_written_and_multiplies_out(name: str)
     table, read = READERS[name]
     taken = 0
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=200, deadline=None, derandomize=True)
     @given(
         keys(table),
         st.sampled_from([None, "bf16", "fp16", "no"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +224,9 @@ def _fill(
 ) -> None:
     """Let a key of the YAML replace an "auto" in the DeepSpeed file; refuse other changes."""
     *sections, last = FILLS[name].split(".")
-    into: Any = reduce(lambda section, part: _section(section).get(part), sections, config)
+    into: Any = config
+    for part in sections:
+        into = _section(into).get(part)
     stands, key = _section(into).get(last), PLUGIN + name
     if stands == AUTO:
         into[last] = value

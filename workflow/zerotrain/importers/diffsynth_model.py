@@ -13,7 +13,7 @@ from typing import Any
 
 from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import ImportedConfig
-from zerotrain.importers.program import name_of
+from zerotrain.importers.program import put_run
 from zerotrain.models.families.conditioning import IMAGE_EMBEDDER
 
 FAMILIES = {
@@ -67,7 +67,9 @@ def put_model(
             hint=f"families: {', '.join(sorted(set(FAMILIES.values())))}",
         )
     if parts and not whole:
-        base = in_our_layout(base, model, bool(arguments.get("extra_inputs")))
+        base = ",".join(map(_part, base.split(",")))
+        if re.match(EDITS, model) and not arguments.get(NAME):
+            base += f",{PLAIN}"
         reason = "the same parts in diffusers' layout" if base != given else ""
         if len(parts) > 1:
             reason = "the parts of both commands are one model"
@@ -77,13 +79,7 @@ def put_model(
         result.keep("model_paths", given, "base")
     result.assume("family", family, f"by its name, {repo}")
     _put_objective(family, result, captions=reads_captions(arguments))
-    output = arguments.get("output_path")
-    if output is not None:
-        result.keep(
-            "output_path", output, "run", name_of(output), "results lie under results/<run>"
-        )
-    else:
-        result.assume("run", name_of(repo), "named by its model")
+    put_run(arguments.get("output_path"), repo, result, "output_path")
     result.attempt(put_inputs, arguments, model, result)
 
 
@@ -135,21 +131,8 @@ def _put_objective(family: str, result: ImportedConfig, *, captions: bool) -> No
         )  # fmt: skip
 
 
-def in_our_layout(parts: str, model: str, conditioned: bool) -> str:
-    """Return the parts in the form of `base`.
-
-    Args:
-        parts: PLACE:FILES,PLACE:FILES.
-        model: The name of the denoiser's repository, without the owner, in lower case.
-        conditioned: Whether the training has additional inputs.
-    """
-    found = [_part(part) for part in parts.split(",")]
-    if re.match(EDITS, model) and not conditioned:
-        found.append(PLAIN)
-    return ",".join(found)
-
-
 def _part(part: str) -> str:
+    """Return PLACE:FILES in the form of `base`."""
     place, colon, files = part.rpartition(":")
     for original, ours in ORIGINAL_FILES.items():
         if re.fullmatch(original, files):

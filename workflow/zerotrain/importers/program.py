@@ -192,6 +192,14 @@ def put_save_every(result: ImportedConfig, name: str, given: Any, until: int | N
         result.keep(name, given, "train.save_every")
 
 
+def put_run(output: str | None, base: str, result: ImportedConfig, name: str) -> None:
+    """Set the run's name: by the folder of results if one is given, else by its model."""
+    if output is not None:
+        result.keep(name, output, "run", name_of(output), "results lie under results/<run>")
+    else:
+        result.assume("run", name_of(base), "named by its model")
+
+
 def put_resume(given: str | None, result: ImportedConfig, newest: Sequence[str] = NEWEST) -> None:
     """Set the checkpoint that the training starts from, if `given` names one."""
     name = "resume_from_checkpoint"
