@@ -117,11 +117,11 @@ def test_simpletuners_adapter(place: Path) -> None:
         ({"tread_config": "{'routes': "}, "tread_config: must be keys with values"),
         (
             {"tread_config": {"routes": [{"selection_ratio": 0.5, "start_layer_idx": 2}]}},
-            "tread_config.routes.0.end_layer_idx is missing",
+            "tread_config.routes.0.end_layer_idx: missing",
         ),
         (
             {"tread_config": {"routes": [{**ROUTE, "selection_ratio": 1.0}]}},
-            "tread_config.routes.0.selection_ratio is 1.0",
+            "tread_config.routes.0.selection_ratio: must be below 1 (found 1.0)",
         ),
         (
             {"tread_config": {"routes": [{**ROUTE, "noise": 1}]}},

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.importing.conftest import leaves
 
 from zerotrain.errors import PipelineError
@@ -25,8 +27,9 @@ from zerotrain.importers.trainer import read_trainer
 from zerotrain.importers.write import config_text, report
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED, Key
 
-PRESETS = Path(__file__).parents[2] / "config" / "launch"
-SEEDS = range(400)
+CONTEXT = SurroundingSettings(
+    program=PROGRAM, presets=Path(__file__).parents[2] / "config" / "launch"
+)
 USUAL: dict[str, list[Any]] = {
     "integer": [0, 1, 2, 3, 4, 8, 1e9],
     "number": [0, 1, 1e-4, 0.5, "1e-4"],
@@ -67,102 +70,85 @@ LIKELY: dict[str, list[Any]] = {
 }
 
 
-def drawn(table: Mapping[str, Key], seed: int, oddness: float = 0.1) -> dict[str, Any]:
-    """Some keys with values of their kind, some with "auto", a few with nonsense."""
-    draw = random.Random(seed)
-    share = draw.choice([0.02, 0.1, 0.3])
-    names = [
-        key.name
-        for key in table.values()
-        if key.type != "section" and not key.name.endswith("*")
-        and (key.fate != "refused" or draw.random() < 0.02)
-        and (key.name in LIKELY or draw.random() < share)
-    ]  # fmt: skip
-    values: dict[str, Any] = {}
-    for name in names:
-        usual = LIKELY.get(name, USUAL[table[name].type])
-        value = "auto" if draw.random() < 0.2 and name not in LIKELY else draw.choice(usual)
-        values[name] = draw.choice(ODD) if draw.random() < oddness * draw.random() else value
-    if draw.random() < oddness / 2:
-        values["zero_optimizaton.stge"] = 1
+@st.composite
+def keys(draw: st.DrawFn, table: Mapping[str, Key]) -> dict[str, Any]:
+    """Some keys with values of their kind, some with "auto", seldom one with nonsense."""
+    known = [name for name, key in table.items() if key.type != "section" and name[-1] != "*"]
+    others = [name for name in known if name not in LIKELY and table[name].fate != "refused"]
+    chosen = draw(st.lists(st.sampled_from(others), max_size=8, unique=True))
+    values = {name: draw(st.sampled_from(LIKELY[name])) for name in known if name in LIKELY}
+    values |= {name: draw(st.sampled_from([*USUAL[table[name].type], "auto"])) for name in chosen}
+    if draw(st.integers(0, 9)) == 9:
+        values[draw(st.sampled_from([*known, "zero_optimizaton.stge"]))] = draw(
+            st.sampled_from(ODD)
+        )
     return values
 
 
-def held(result: ImportedConfig) -> None:
-    """What holds of everything that comes out."""
-    found = nest(result.values)
-    assert not [leaf for leaf in leaves(found) if leaf == "auto"], found
-    text = config_text(ImportedConfig("a test", result.values, result.notes))
-    assert yaml.safe_load(text) == found
-    assert report(result.notes)
-    train, launch = found.get("train", {}), found["launch"]
-    if "global_batch_size" in train:
-        parts = train.get("gradient_accumulation_steps", 1) * launch["num_processes"]
-        assert train["global_batch_size"] % parts == 0
-        assert train["global_batch_size"] >= parts
+def simpletuner(given: dict[str, Any], result: ImportedConfig, context: Any) -> None:
+    """Its settings; with those of DeepSpeed next to them, where they are among the keys."""
+    block = {name.partition(":")[2]: given.pop(name) for name in [*given] if name[:3] == "ds:"}
+    read_simpletuner({**nest(given), "deepspeed_config": nest(block)}, None, result, context)
 
 
-@pytest.mark.parametrize("program", [trainer(), trainer({}), PROGRAM, RUN], ids=lambda p: p.name)
-def test_deepspeeds_keys(program: Any) -> None:
-    """As each program would read them."""
+READERS: dict[str, tuple[Mapping[str, Key], Callable[..., None]]] = {
+    **{
+        f"DeepSpeed as {program.name}, {program.known}": (
+            DEEPSPEED,
+            lambda given, result, context, program=program: read_deepspeed(
+                nest(given), "drawn.json", result, replace(context, program=program)
+            ),
+        )
+        for program in (trainer(), trainer({}), PROGRAM, RUN)
+    },
+    "accelerate": (ACCELERATE, lambda given, *rest: read_accelerate(nest(given), None, *rest)),
+    "HF Trainer": (TRAINER, lambda given, *rest: read_trainer(given, "drawn.py", *rest)),
+    "SimpleTuner": (SIMPLETUNER, simpletuner),
+    "SimpleTuner under DeepSpeed": (
+        SIMPLETUNER | {f"ds:{name}": key for name, key in DEEPSPEED.items()},
+        simpletuner,
+    ),
+    "DiffSynth-Studio": (
+        DIFFSYNTH,
+        lambda given, *rest: read_diffsynth(
+            [given], ({"distributed_type": "NO"}, None), "drawn.py", *rest
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_comes_out_of_any_keys_can_be_written_and_multiplies_out(name: str) -> None:
+    """Of each table, as each program would read its keys."""
+    table, read = READERS[name]
     taken = 0
-    for seed in SEEDS:
+
+    @settings(max_examples=200, deadline=None, derandomize=True)
+    @given(
+        keys(table),
+        st.sampled_from([None, "bf16", "fp16", "no"]),
+        st.sampled_from([None, 1, 2]),
+    )
+    def check(given: dict[str, Any], precision: str | None, processes: int | None) -> None:
+        nonlocal taken
         result = ImportedConfig()
-        context = SurroundingSettings(
-            program=program, precision=random.Random(seed).choice([None, "bf16", "fp16", "no"]),
-            processes=Part(random.Random(-seed).choice([None, 1, 2])), presets=PRESETS,
-        )  # fmt: skip
+        context = replace(CONTEXT, precision=precision, processes=Part(processes))
         try:
-            read_deepspeed(nest(drawn(DEEPSPEED, seed)), "drawn.json", result, context)
+            read(given, result, context)
         except PipelineError:
-            continue
+            return
         if result.problems:
-            continue
+            return
         taken += 1
-        held(result)
-    assert taken > len(SEEDS) / 20, "too few are right to say anything"
+        found = nest(result.values)
+        assert "auto" not in leaves(found)
+        assert yaml.safe_load(config_text(result)) == found
+        assert report(result.notes)
+        train, launch = found.get("train", {}), found["launch"]
+        if "global_batch_size" in train:
+            parts = train.get("gradient_accumulation_steps", 1) * launch["num_processes"]
+            assert train["global_batch_size"] % parts == 0
+            assert train["global_batch_size"] >= parts
 
-
-def test_accelerates_keys() -> None:
-    """With its keys for DeepSpeed."""
-    taken = 0
-    for seed in SEEDS:
-        result = ImportedConfig()
-        try:
-            config = nest(drawn(ACCELERATE, seed))
-            read_accelerate(
-                config, None, result, SurroundingSettings(program=PROGRAM, presets=PRESETS)
-            )
-        except PipelineError:
-            continue
-        if result.problems:
-            continue
-        taken += 1
-        held(result)
-    assert taken > len(SEEDS) / 20
-
-
-@pytest.mark.parametrize("whose", ["trainer", "simpletuner", "diffsynth"])
-def test_trainers_arguments(whose: str) -> None:
-    """A whole run each."""
-    taken = 0
-    for seed in SEEDS:
-        result, context = ImportedConfig(), SurroundingSettings(program=PROGRAM, presets=PRESETS)
-        launch = ({"distributed_type": "NO"}, None)
-        try:
-            if whose == "trainer":
-                read_trainer(drawn(TRAINER, seed), "drawn.py", result, context)
-            elif whose == "simpletuner":
-                given = nest(drawn(SIMPLETUNER, seed))
-                if seed % 2:
-                    given["deepspeed_config"] = nest(drawn(DEEPSPEED, seed))
-                read_simpletuner(given, None, result, context)
-            else:
-                read_diffsynth([drawn(DIFFSYNTH, seed)], launch, "drawn.py", result, context)
-        except PipelineError:
-            continue
-        if result.problems:
-            continue
-        taken += 1
-        held(result)
-    assert taken > len(SEEDS) / 40
+    check()
+    assert taken >= 5, "too few are right to say anything"

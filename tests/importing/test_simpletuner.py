@@ -13,10 +13,10 @@ from tests.builders.refusals import refusal
 
 from zerotrain.config.adapters import is_excluded
 from zerotrain.errors import PipelineError
-from zerotrain.importers.arguments import OTHER_PARTS, with_autoencoder
 from zerotrain.importers.command_line import import_command
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.keys import SIMPLETUNER
+from zerotrain.importers.program import OTHER_PARTS, with_autoencoder
 from zerotrain.importers.reading import ImportOptions, import_file, launch_from_file
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.model import build_part

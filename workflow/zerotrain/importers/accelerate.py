@@ -15,17 +15,18 @@ from zerotrain.importers.imported_config import AUTO, ImportedConfig
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.program import RUN
 from zerotrain.launch.keys import ACCELERATE, DEEPSPEED_FLAGS
+from zerotrain.launch.settings import nest_keys
 
 PLUGIN = "deepspeed_config."
 DYNAMO = "dynamo_config"
 FILLS = {
-    "zero_stage": ("zero_optimization", "stage"),
-    "offload_optimizer_device": ("zero_optimization", "offload_optimizer", "device"),
-    "offload_param_device": ("zero_optimization", "offload_param", "device"),
-    "offload_optimizer_nvme_path": ("zero_optimization", "offload_optimizer", "nvme_path"),
-    "offload_param_nvme_path": ("zero_optimization", "offload_param", "nvme_path"),
-    "gradient_accumulation_steps": ("gradient_accumulation_steps",),
-    "gradient_clipping": ("gradient_clipping",),
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
 }
 """Where accelerate puts its keys in a DeepSpeed configuration."""
 
@@ -70,14 +71,17 @@ def read_accelerate(
             else:
                 result.keep(key, flat[key], row.ours)
     if kind != "DEEPSPEED":
-        _ignore_plugin(flat, result)
+        names = [key for key in flat if key.startswith(PLUGIN)]
+        result.ignore_all(flat, names, "DeepSpeed is not on")
         read_plain(result, context)
         return
     plugin = {k.removeprefix(PLUGIN): v for k, v in flat.items() if k.startswith(PLUGIN)}
     init = plugin.pop("zero3_init_flag", None)
     file = plugin.pop("deepspeed_config_file", "none")
     if file in ("none", AUTO, ""):
-        _read_plugin(plugin, where, result, context)
+        found = _as_deepspeed(plugin)
+        result.shown |= {p: PLUGIN + name for name, p in FILLS.items() if p in found}
+        read_deepspeed(nest_keys(found), where, result, context)
     else:
         _read_file(file, plugin, path, result, context)
     if init not in (None, AUTO):
@@ -134,24 +138,21 @@ def _prefixed(name: object) -> str:
 
 def _put_compilation(flat: dict[str, Any], result: ImportedConfig) -> None:
     """Set torch.compile from dynamo_config or from the old top-level key."""
-    names = (f"{DYNAMO}.dynamo_backend", "dynamo_backend")
-    given = {name: flat[name] for name in names if name in flat}
-    mode_name = f"{DYNAMO}.dynamo_mode"
-    mode, on = flat.get(mode_name), False
-    for name, backend in given.items():
+    mode_name, ours = f"{DYNAMO}.dynamo_mode", "launch.dynamo_mode"
+    mode, on, nothing = flat.get(mode_name), False, "asks for nothing more"
+    for name in (f"{DYNAMO}.dynamo_backend", "dynamo_backend"):
+        backend = flat.get(name, "")
         if backend.casefold() == "no":
-            result.note("kept", name, backend, "asks for nothing more", "launch.dynamo_backend")
-        else:
+            result.note("kept", name, backend, nothing, "launch.dynamo_backend")
+        elif name in flat:
             result.keep(name, backend, "launch.dynamo_backend", backend.casefold())
             on = True
-    if mode is None:
-        return
-    if not on:
+    if mode is not None and not on:
         result.ignore(mode_name, mode, "no dynamo_backend compiles")
     elif mode == "default":
-        result.note("kept", mode_name, mode, "asks for nothing more", "launch.dynamo_mode")
-    else:
-        result.keep(mode_name, mode, "launch.dynamo_mode")
+        result.note("kept", mode_name, mode, nothing, ours)
+    elif mode is not None:
+        result.keep(mode_name, mode, ours)
 
 
 def _read_processes(
@@ -161,13 +162,10 @@ def _read_processes(
     kind: str,
     where: str,
 ) -> SurroundingSettings:
-    given = flat.get("num_processes")
-    if given == AUTO:
-        given = None
+    given = None if flat.get("num_processes") == AUTO else flat.get("num_processes")
     if given is not None and given < 1:
         raise PipelineError(
-            f"{where}: num_processes is {given}",
-            hint="say how many: --num-processes N",
+            f"{where}: num_processes is {given}", hint="say how many: --num-processes N"
         )
     wanted = context.processes.value
     if given is not None and wanted not in (None, given):
@@ -187,39 +185,23 @@ def _read_processes(
                 f"{where}: num_processes {processes} is no multiple of num_machines {machines}",
                 hint="num_processes counts those of all machines",
             )
+        ours = "launch.machines"
         if machines > 1:
-            result.keep("num_machines", machines, "launch.machines")
+            result.keep("num_machines", machines, ours)
         else:
-            result.note(
-                "kept", "num_machines", machines, "asks for nothing more", "launch.machines"
-            )
-    if "main_process_port" in flat and flat["main_process_port"] not in (AUTO, 0):
-        result.keep("main_process_port", flat["main_process_port"], "launch.main_process_port")
-    elif "main_process_port" in flat:
-        result.ignore("main_process_port", flat["main_process_port"], "a free port is taken")
+            result.note("kept", "num_machines", machines, "asks for nothing more", ours)
+    port = flat.get("main_process_port")
+    if port not in (None, AUTO, 0):
+        result.keep("main_process_port", port, "launch.main_process_port")
+    elif port is not None:
+        result.ignore("main_process_port", port, "a free port is taken")
     return replace(context, processes=Part(processes, "num_processes"))
 
 
-def _ignore_plugin(flat: dict[str, Any], result: ImportedConfig) -> None:
-    for key, value in flat.items():
-        if key.startswith(PLUGIN):
-            result.ignore(key, value, "DeepSpeed is not on")
-
-
-def _read_plugin(
-    plugin: dict[str, Any], where: str, result: ImportedConfig, context: SurroundingSettings
-) -> None:
-    """Read the configuration that accelerate builds from its own keys if no file is named."""
-    config: dict[str, Any] = {"zero_optimization": {"stage": plugin.pop("zero_stage", AUTO)}}
-    result.shown["zero_optimization.stage"] = PLUGIN + "zero_stage"
-    for name, value in plugin.items():
-        place = FILLS[name]
-        into = config
-        for part in place[:-1]:
-            into = into.setdefault(part, {})
-        into[place[-1]] = value
-        result.shown[".".join(place)] = PLUGIN + name
-    read_deepspeed(config, where, result, context)
+def _as_deepspeed(plugin: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration that accelerate builds from its own keys if no file is named."""
+    given = {FILLS[name]: plugin[name] for name in plugin if name in FILLS}
+    return {FILLS["zero_stage"]: AUTO} | {k: v for k, v in given.items() if v is not None}
 
 
 def deepspeed_of(config: Mapping[str, Any], path: Path | None) -> tuple[str, dict[str, Any]] | None:
@@ -230,42 +212,36 @@ def deepspeed_of(config: Mapping[str, Any], path: Path | None) -> tuple[str, dic
     """
     if str(config.get("distributed_type", "")).upper() != "DEEPSPEED":
         return None
-    plugin = dict(config.get("deepspeed_config") or {})
-    file = plugin.pop("deepspeed_config_file", "none")
+    plugin = config.get("deepspeed_config") or {}
+    file = plugin.get("deepspeed_config_file", "none")
     if file not in (None, "none", AUTO, ""):
         return str(file), load_json(find_file(str(file), path))
-    found: dict[str, Any] = {"zero_optimization": {"stage": AUTO}}
-    for name, value in plugin.items():
-        if name not in FILLS or value is None:
-            continue
-        *sections, last = FILLS[name]
-        into = found
-        for section in sections:
-            into = into.setdefault(section, {})
-        into[last] = value
-    return f"{path or 'accelerate launch'}: deepspeed_config", found
+    return f"{path or 'accelerate launch'}: deepspeed_config", nest_keys(_as_deepspeed(plugin))
 
 
 def _fill(
     config: dict[str, Any], name: str, value: Any, file: Path, result: ImportedConfig
 ) -> None:
     """Let a key of the YAML replace an "auto" in the DeepSpeed file; refuse other changes."""
+    *sections, last = FILLS[name].split(".")
     into: Any = config
-    place = FILLS[name]
-    for part in place[:-1]:
-        into = into.get(part) if isinstance(into, dict) else None
-    stands = into.get(place[-1]) if isinstance(into, dict) else None
-    key = PLUGIN + name
+    for part in sections:
+        into = _section(into).get(part)
+    stands, key = _section(into).get(last), PLUGIN + name
     if stands == AUTO:
-        into[place[-1]] = value
-        result.note("kept", key, value, f"fills the auto of {'.'.join(place)}")
+        into[last] = value
+        result.note("kept", key, value, f"fills the auto of {FILLS[name]}")
     elif stands == value:
         result.ignore(key, value, f"{file.name} says the same")
     else:
         raise PipelineError(
-            f"{key} is {value!r}, but {'.'.join(place)} of {file} is {stands!r}",
+            f"{key} is {value!r}, but {FILLS[name]} of {file} is {stands!r}",
             hint="let the DeepSpeed file say it, and take it out of the YAML",
         )
+
+
+def _section(found: Any) -> dict[str, Any]:
+    return found if isinstance(found, dict) else {}
 
 
 def flags_as_config(flags: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,8 +19,12 @@ from zerotrain.importers.command import (
     script_table,
 )
 from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed
-from zerotrain.importers.differential import PRESET, join_trainings, split_trainings
-from zerotrain.importers.diffsynth import read_diffsynth
+from zerotrain.importers.diffsynth import (
+    PRESET,
+    join_trainings,
+    read_diffsynth,
+    split_trainings,
+)
 from zerotrain.importers.diffusers_examples import is_example, read_example
 from zerotrain.importers.files import cached_config, find_file, load_json, load_yaml
 from zerotrain.importers.imported_config import ImportedConfig
@@ -32,7 +36,7 @@ from zerotrain.importers.keys import (
     TRAINER,
 )
 from zerotrain.importers.program import ACCELERATE as ACCELERATE_PROGRAM
-from zerotrain.importers.program import RUN, Program, trainer
+from zerotrain.importers.program import RUN, Program
 from zerotrain.importers.reading import ImportOptions, check, import_file
 from zerotrain.importers.simpletuner import read_simpletuner, simpletuner_config
 from zerotrain.importers.trainer import read_trainer
@@ -102,22 +106,21 @@ def _read_commands(commands: list[Command], options: ImportOptions, result: Impo
         read_example(last.arguments, launch, last.script, result, context)
     elif whose == "diffsynth":
         launch = _launch_config(last, result)
-        _note_other_launches(commands[:-1], result)
+        for name, value in [flag for one in commands[:-1] for flag in one.flags.items()]:
+            result.ignore(name, value, "the cache stage launches no processes")
         context = options.surroundings(ACCELERATE_PROGRAM)
         given = [command.arguments for command in commands]
         read_diffsynth(given, launch, last.script, result, _own_launcher(last, result, context))
     elif whose in (None, "trainer") and _names_config(last):
         _read_config_alone(last, result, options)
-    elif whose == "trainer":
-        context = _own_launcher(last, result, options.surroundings(trainer({})))
-        if last.launcher == "accelerate":
-            context = _accelerate_processes(last, result, context)
-        read_trainer(last.arguments, last.script, result, context)
-    elif whose == "simpletuner":
+    elif whose in ("trainer", "simpletuner"):
         context = _own_launcher(last, result, options.surroundings(ACCELERATE_PROGRAM))
         if last.launcher == "accelerate":
             context = _accelerate_processes(last, result, context)
-        read_simpletuner(last.arguments, Path(last.script), result, context)
+        if whose == "trainer":
+            read_trainer(last.arguments, last.script, result, context)
+        else:
+            read_simpletuner(last.arguments, Path(last.script), result, context)
     elif last.arguments:
         known = {name for table in SCRIPTS.values() for name in table}
         for name in [name for name in last.arguments if not result.is_skipped(name, True)]:
@@ -177,14 +180,9 @@ def _launch_config(command: Command, result: ImportedConfig) -> tuple[dict[str, 
         result.note("kept", "config_file", str(path), reason, "launch")
     kinds = {name: flags.pop(name, False) for name in ("use_deepspeed", "multi_gpu")}
     threads = flags.pop("num_cpu_threads_per_process", None)
-    own = {
-        name: value
-        for name, value in flags.items()
-        if name in LAUNCH_FLAGS and not name.startswith("dynamo_")
-    }
-    read_keys(own, LAUNCH_FLAGS, "accelerate launch", result)
-    for name in own:
-        del flags[name]
+    own = [n for n in flags if n in LAUNCH_FLAGS and not n.startswith("dynamo_")]
+    where = "accelerate launch"
+    read_keys({name: flags.pop(name) for name in own}, LAUNCH_FLAGS, where, result)
     merged = flags_as_config(flags, config)
     plugin = any(name in DEEPSPEED_FLAGS for name in flags)
     if kinds["use_deepspeed"] or (plugin and not config):
@@ -199,17 +197,9 @@ def _launch_config(command: Command, result: ImportedConfig) -> tuple[dict[str, 
             result.note("kept", name, True, "", "launch.preset")
     if threads is not None:
         row = {"num_cpu_threads_per_process": threads}
-        value = read_keys(row, LAUNCH_FLAGS, "accelerate launch", result)
-        for name, count in value.items():
-            result.keep(name, count, "launch.num_cpu_threads_per_process")
+        for name, count in read_keys(row, LAUNCH_FLAGS, where, result).items():
+            result.keep(name, count, f"launch.{name}")
     return merged, path
-
-
-def _note_other_launches(commands: list[Command], result: ImportedConfig) -> None:
-    """Note the launch of a preparing command: the cache stage has none."""
-    for command in commands:
-        for name, value in command.flags.items():
-            result.ignore(name, value, "the cache stage launches no processes")
 
 
 def _own_launcher(

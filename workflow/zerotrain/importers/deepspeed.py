@@ -105,7 +105,7 @@ def read_plain(result: ImportedConfig, context: SurroundingSettings) -> None:
     if found is not None:
         result.assume("train.max_grad_norm", float(found[0]), found[1])
     read_optimizer({}, result, context.program)
-    if context.program.value("train.lr_scheduler") is not None:
+    if context.program.name == "SimpleTuner":  # under DeepSpeed its schedule is another
         flag_schedule(result, context.program)
     else:
         read_schedule({}, result, context.program)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from zerotrain.config.trackers import TENSORBOARD
 from zerotrain.errors import PipelineError
 from zerotrain.importers.accelerate import read_accelerate
-from zerotrain.importers.arguments import put_arguments, put_save_every, put_until
+from zerotrain.importers.command import Command
 from zerotrain.importers.deepspeed import SurroundingSettings
 from zerotrain.importers.diffsynth_adapter import (
     put_lora,
@@ -18,11 +19,11 @@ from zerotrain.importers.diffsynth_adapter import (
     put_trained,
 )
 from zerotrain.importers.diffsynth_model import SHIFTS, put_model
-from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.imported_config import ImportedConfig, Note
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import DIFFSYNTH
 from zerotrain.importers.precision import say_bf16_weights
-from zerotrain.importers.program import diffsynth
+from zerotrain.importers.program import diffsynth, put_arguments, put_save_every, put_until
 
 PREPARE = "sft:data_process"
 
@@ -119,12 +120,12 @@ def _merge(prepare: list[dict[str, Any]], train: dict[str, Any], result: Importe
                 train[name] = value
                 if cached is not None:
                     result.ignore(name, cached, "the cache of the run, made from the images")
-            elif name not in ("task", "model_id_with_origin_paths", "output_path"):
+            elif name == "output_path":
+                result.ignore(f"{name} ({PREPARE})", value, "the cache lies under results/data")
+            elif name not in ("task", "model_id_with_origin_paths"):
                 same = train.get(name) == value
                 reason = "the training command says the same" if same else "the cache needs it not"
                 result.ignore(f"{name} ({PREPARE})", value, reason)
-            elif name == "output_path":
-                result.ignore(f"{name} ({PREPARE})", value, "the cache lies under results/data")
 
 
 def _put_data(arguments: dict[str, Any], result: ImportedConfig) -> None:
@@ -170,3 +171,50 @@ def _put_trackers(arguments: dict[str, Any], result: ImportedConfig) -> None:
             result.keep(name, arguments[name], "train.tracker_project_name")
         elif name in arguments:
             result.ignore(name, arguments[name], "its log is not on")
+
+
+PRESET = ("preset_lora_path", "preset_lora_model")
+
+
+def split_trainings(commands: Sequence[Command]) -> tuple[list[Command], list[Command]] | None:
+    """Split a differential training, the second without the flags of its preset LoRA.
+
+    It trains a LoRA on a base that another LoRA is fused into. The script has two trainings; the
+    second loads the result of the first by --preset_lora_path. Here they are two runs, and the base
+    of the second is the merged weights of the first.
+
+    Returns:
+        The commands of each; None if it is not such a script, or if the second does not load the
+        last weights of the first into the model that both train.
+    """
+    ends = [i for i, one in enumerate(commands) if one.arguments.get("task") != PREPARE]
+    if len(ends) != 2:
+        return None
+    first, second = (commands[i].arguments for i in ends)
+    last_epoch = int(first.get("num_epochs", DIFFSYNTH["num_epochs"].default)) - 1
+    file = PurePosixPath(first.get("output_path", "")) / f"epoch-{last_epoch}.safetensors"
+    preset = second.get(PRESET[0])
+    if preset is None or PurePosixPath(preset) != file:
+        return None
+    if not second.get(PRESET[1]) == first.get("lora_base_model") == second.get("lora_base_model"):
+        return None
+    own = {name: value for name, value in second.items() if name not in PRESET}
+    after = [*commands[ends[0] + 1 : ends[1]], replace(commands[ends[1]], arguments=own)]
+    return list(commands[: ends[0] + 1]), [*after, *commands[ends[1] + 1 :]]
+
+
+def join_trainings(first: ImportedConfig, second: ImportedConfig, preset: str) -> ImportedConfig:
+    """Let the second training start from the merged weights of the first."""
+    run, base = first.values["run"], f"merged/{first.values['run']}"
+    weights = f"results/{run}/{first.nested()['phases'][0]['name']}/weights"
+    reason = (
+        f"the base with the LoRA of the run {run}; make it when that has been trained: `zerotrain "
+        f"export {weights} --to merged --dtype bf16 --output {base}`"
+    )
+    notes = [note for note in second.notes if note.ours != "base"]
+    return replace(
+        second,
+        values={**second.values, "base": base},
+        notes=[*notes, Note(PRESET[0], preset, "changed", "base", base, reason)],
+        before=first,
+    )

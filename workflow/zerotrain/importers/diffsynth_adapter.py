@@ -77,6 +77,7 @@ def put_trained(arguments: dict[str, Any], result: ImportedConfig) -> None:
 
 
 def put_lora(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Set the denoiser's adapter, and the weights that the training starts from."""
     base = arguments.get("lora_base_model")
     if rounded := arguments.pop("fp8_models", None):
         if not base:
@@ -90,9 +91,8 @@ def put_lora(arguments: dict[str, Any], result: ImportedConfig) -> None:
             "trained next to the weights themselves, not next to their rounded copy",
         )  # fmt: skip
     if base is None:
-        for name in ("lora_rank", "lora_target_modules"):
-            if name in arguments:
-                result.ignore(name, arguments.pop(name), "no lora_base_model: no LoRA is trained")
+        names = ("lora_rank", "lora_target_modules")
+        result.ignore_all(arguments, names, "no lora_base_model: no LoRA is trained")
     else:
         result.note(
             "kept", "lora_base_model", base, "the denoiser, which is what is trained", "lora"
@@ -100,10 +100,7 @@ def put_lora(arguments: dict[str, Any], result: ImportedConfig) -> None:
         rank = arguments.get("lora_rank", DIFFSYNTH["lora_rank"].default)
         if rank < 1:
             raise PipelineError(f"lora_rank is {rank}", hint="give a rank from 1 on")
-        if "lora_rank" in arguments:
-            result.keep("lora_rank", rank, "lora.rank")
-        else:
-            result.assume("lora.rank", rank, "DiffSynth-Studio's default")
+        result.adopt(arguments, "lora_rank", "lora.rank", rank, "DiffSynth-Studio's default")
         result.assume("lora.alpha", float(rank), "DiffSynth-Studio's alpha is the rank")
         _put_targets(str(arguments.get("lora_target_modules", "")), result)
     resume = [n for n in ("resume_from_checkpoint", "lora_checkpoint") if n in arguments]

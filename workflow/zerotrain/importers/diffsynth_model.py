@@ -1,4 +1,4 @@
-"""DiffSynth-Studio's base model and its training loss.
+"""DiffSynth-Studio's base model, its training loss, and its inputs besides captions.
 
 The parts of a model (--model_id_with_origin_paths) have the same form as in `base`
 (zerotrain.models.composed_base), with parts as folders in diffusers' layout.
@@ -7,12 +7,14 @@ The parts of a model (--model_id_with_origin_paths) have the same form as in `ba
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.importers.arguments import name_of
-from zerotrain.importers.diffsynth_inputs import EDITS, put_inputs, reads_captions
 from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.program import put_run
+from zerotrain.models.families.conditioning import IMAGE_EMBEDDER
 
 FAMILIES = {
     "qwen-image": "qwen_image",
@@ -65,7 +67,9 @@ def put_model(
             hint=f"families: {', '.join(sorted(set(FAMILIES.values())))}",
         )
     if parts and not whole:
-        base = in_our_layout(base, model, bool(arguments.get("extra_inputs")))
+        base = ",".join(map(_part, base.split(",")))
+        if re.match(EDITS, model) and not arguments.get(NAME):
+            base += f",{PLAIN}"
         reason = "the same parts in diffusers' layout" if base != given else ""
         if len(parts) > 1:
             reason = "the parts of both commands are one model"
@@ -75,13 +79,7 @@ def put_model(
         result.keep("model_paths", given, "base")
     result.assume("family", family, f"by its name, {repo}")
     _put_objective(family, result, captions=reads_captions(arguments))
-    output = arguments.get("output_path")
-    if output is not None:
-        result.keep(
-            "output_path", output, "run", name_of(output), "results lie under results/<run>"
-        )
-    else:
-        result.assume("run", name_of(repo), "named by its model")
+    put_run(arguments.get("output_path"), repo, result, "output_path")
     result.attempt(put_inputs, arguments, model, result)
 
 
@@ -133,23 +131,136 @@ def _put_objective(family: str, result: ImportedConfig, *, captions: bool) -> No
         )  # fmt: skip
 
 
-def in_our_layout(parts: str, model: str, conditioned: bool) -> str:
-    """Return the parts in the form of `base`.
-
-    Args:
-        parts: PLACE:FILES,PLACE:FILES.
-        model: The name of the denoiser's repository, without the owner, in lower case.
-        conditioned: Whether the training has additional inputs.
-    """
-    found = [_part(part) for part in parts.split(",")]
-    if re.match(EDITS, model) and not conditioned:
-        found.append(PLAIN)
-    return ",".join(found)
-
-
 def _part(part: str) -> str:
+    """Return PLACE:FILES in the form of `base`."""
     place, colon, files = part.rpartition(":")
     for original, ours in ORIGINAL_FILES.items():
         if re.fullmatch(original, files):
             return f"{place}{colon}{ours}"
     return part
+
+
+NAME, FLAG = "extra_inputs", "zero_cond_t"
+EDITS, FILLS = r"(qwen|firered)-image-edit", r"flux\.1-fill"
+ONE_IMAGE, NEW_TIMESTEP = "qwen-image-edit", "qwen-image-edit-2511"
+"""The editing models that read one image, and that see conditioning images without noise.
+
+Of all scripts in examples/qwen_image at fed7b18f only those of Edit-2511 pass --zero_cond_t; those
+of FireRed-Image-Edit-1.0 and -1.1, and docs/en/Model_Details/Qwen-Image.md, do not mention it."""
+REDUX = "flux_redux_image"
+SIDE = 1024
+"""It scales edited images to the area of this square, whatever the trained size."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Columns that one kind of base reads."""
+
+    columns: tuple[str, ...]
+    """In the order in which the model reads them here."""
+    family: str
+    bases: str
+    """A regular expression for the beginning of its name."""
+
+
+TABLE = (
+    Inputs(("edit_image",), "qwen_image", EDITS),
+    Inputs(("context_image",), "qwen_image", "qwen-image(?!-edit)"),
+    Inputs(("kontext_images",), "flux", r"flux\.1-(?!fill)"),
+    Inputs((REDUX,), "flux", r"flux\.1-(?!fill|kontext)"),
+    Inputs(("flux_fill_image", "flux_fill_mask"), "flux", FILLS),
+)
+
+
+def put_inputs(arguments: Mapping[str, Any], model: str, result: ImportedConfig) -> None:
+    """Set the columns of conditioning images.
+
+    Args:
+        arguments: The flags of the training.
+        model: The name of its denoiser, without the owner, in lower case.
+        result: Receives the columns; has the family and the resolution.
+
+    Raises:
+        PipelineError: inputs are not conditioning images, or the model does not read them or lacks
+            required ones.
+    """
+    columns = [word.strip() for word in str(arguments.get(NAME, "")).split(",") if word.strip()]
+    known = next((one for one in TABLE if {*one.columns} == {*columns}), None)
+    if columns and (known is None or known.family != result.values.get("family")):
+        raise PipelineError(
+            f"{NAME}: {','.join(columns)!r} cannot be honoured: no conditioning images that a base "
+            "reads here",
+            hint="taken are " + "; ".join(",".join(one.columns) for one in TABLE)
+            + f"; `--skip {NAME}` imports the rest, if the training is meant without them",
+        )  # fmt: skip
+    if known is not None and not re.match(known.bases, model):
+        raise PipelineError(
+            f"{NAME}: {','.join(columns)} belongs to another model than {model}",
+            hint="name the base that reads these images",
+        )
+    if known is None and re.match(FILLS, model):
+        raise PipelineError(
+            f"{NAME}: {model} without an image and a mask would be trained to fill all of it",
+            hint=f"--{NAME} flux_fill_image,flux_fill_mask names the columns of both",
+        )
+    if known is not None and REDUX in columns and IMAGE_EMBEDDER not in result.values["base"]:
+        raise PipelineError(
+            f"{NAME}: {REDUX} is read by image_encoder and image_embedder, and the base has none",
+            hint="add black-forest-labs/FLUX.1-Redux-dev:image_encoder/model.safetensors and "
+            "black-forest-labs/FLUX.1-Redux-dev:image_embedder/diffusion_pytorch_model.safetensors",
+        )
+    _check_timestep(bool(arguments.get(FLAG)), model, result)
+    if known is None:
+        return
+    ours = "data.conditioning_columns"
+    result.keep(NAME, arguments[NAME], ours, list(known.columns))
+    if known.columns == ("edit_image",):
+        _put_edit(arguments, model, result)
+    if known.columns == (REDUX,):
+        result.note(
+            "changed", REDUX, None,
+            "its centre square, at the trained size, is scaled to 384 x 384 and normalised in "
+            "float32; DiffSynth-Studio squeezes the whole image and normalises it in bf16",
+        )  # fmt: skip
+
+
+def reads_captions(arguments: Mapping[str, Any]) -> bool:
+    """Return whether the model reads captions; Redux's tokens follow zeros instead."""
+    return REDUX not in str(arguments.get(NAME, ""))
+
+
+def _check_timestep(given: bool, model: str, result: ImportedConfig) -> None:
+    """Check the flag against the model, whose config.json has it here."""
+    if given != model.startswith(NEW_TIMESTEP):
+        there = "it" if given else f"--{FLAG}"
+        raise PipelineError(
+            f"{FLAG}: {model} is trained {'with' if given else 'without'} {there}, and its "
+            f"config.json says {'nothing of it' if given else 'that it has it'}",
+            hint=f"{'remove' if given else 'give'} --{FLAG}: it belongs to Qwen-Image-Edit-2511",
+        )
+    if given:
+        result.ignore(FLAG, True, "the base's config.json says it")
+
+
+def _put_edit(arguments: Mapping[str, Any], model: str, result: ImportedConfig) -> None:
+    """Report differences in scale; refuse a table whose cells the model cannot read."""
+    table = str(arguments.get("dataset_metadata_path", ""))
+    if model == ONE_IMAGE:
+        # In a CSV a cell is one file name there, so the prompt is for one image.
+        listed = "where a cell is a list, DiffSynth-Studio takes the prompt of Qwen-Image-Edit-2509"
+        reasons = [] if table.endswith(".csv") else [listed]
+    else:
+        if table.endswith(".csv"):
+            raise PipelineError(
+                f"dataset_metadata_path: {table} holds no lists, and of a single edit_image "
+                f"DiffSynth-Studio makes the prompt of Qwen-Image-Edit, not that of {model}",
+                hint="give a .json or .jsonl whose edit_image is a list, also of one image",
+            )
+        reasons = [
+            "the text encoder's copy is scaled by diffusers' filter, Lanczos instead of cubic"
+        ]
+    side = result.values.get("train.resolution", SIDE)
+    if side != SIDE:
+        reasons.append(f"scaled to {side} x {side}, as the image is, instead of {SIDE} x {SIDE}")
+    if reasons:
+        result.note("changed", "edit_image", None, "; ".join(reasons))

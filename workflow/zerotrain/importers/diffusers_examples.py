@@ -12,15 +12,6 @@ from zerotrain.config.run import OF_SCHEME
 from zerotrain.data.metadata import caption_columns
 from zerotrain.errors import PipelineError
 from zerotrain.importers.accelerate import read_accelerate
-from zerotrain.importers.arguments import (
-    name_of,
-    put_arguments,
-    put_micro_batch,
-    put_resume,
-    put_save_every,
-    put_until,
-    with_autoencoder,
-)
 from zerotrain.importers.deepspeed import SurroundingSettings
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import read_keys
@@ -32,11 +23,21 @@ from zerotrain.importers.keys import (
     KONTEXT,
     TEXT_TO_IMAGE,
 )
-from zerotrain.importers.objective import POSTERIOR, drop_keys_of_others
 from zerotrain.importers.precision import OURS as PRECISION
 from zerotrain.importers.precision import say_bf16_weights
-from zerotrain.importers.program import Program
+from zerotrain.importers.program import (
+    Program,
+    drop_keys_of_others,
+    put_arguments,
+    put_micro_batch,
+    put_resume,
+    put_run,
+    put_save_every,
+    put_until,
+    with_autoencoder,
+)
 from zerotrain.importers.simpletuner_data import FRAMING, put_captions, put_hub_dataset
+from zerotrain.importers.simpletuner_objective import POSTERIOR
 from zerotrain.launch.keys import Key
 
 KONTEXT_NAME = "train_dreambooth_lora_flux_kontext.py"
@@ -114,8 +115,8 @@ def read_example(
     drop_keys_of_others(arguments, table, family, result)
     scheme = arguments.get("weighting_scheme", FAMILIES[family].weighting_scheme)
     for key, wanted in OF_SCHEME.items():
-        if key in arguments and scheme != wanted:
-            result.ignore(key, arguments.pop(key), f"weighting_scheme {wanted} alone reads it")
+        if scheme != wanted:
+            result.ignore_all(arguments, [key], f"weighting_scheme {wanted} alone reads it")
     if arguments.pop("use_8bit_adam", False):
         name = arguments.get("optimizer", "AdamW")
         if name.casefold() == "adamw":
@@ -125,12 +126,10 @@ def read_example(
             result.ignore("use_8bit_adam", True, f"{name} has no moments of 8 bits")
     schedule = arguments.get("lr_scheduler", table["lr_scheduler"].default)
     if schedule == "constant" and arguments.get("lr_warmup_steps"):
-        result.ignore(
-            "lr_warmup_steps", arguments.pop("lr_warmup_steps"), "constant has no warm-up"
-        )
+        result.ignore_all(arguments, ["lr_warmup_steps"], "constant has no warm-up")
     fixed = _optimizer_defaults(arguments)
-    for name in [name for name in arguments if name.startswith("prodigy_")]:
-        result.ignore(name, arguments.pop(name), "belongs to optimizer prodigy")
+    names = [name for name in arguments if name.startswith("prodigy_")]
+    result.ignore_all(arguments, names, "belongs to optimizer prodigy")
     program = Program("the script", table, arguments, fixed)
     result.attempt(_put_model, arguments, result, script, family)
     result.attempt(_put_buckets, arguments, program, result)
@@ -154,14 +153,11 @@ def read_example(
         say_bf16_weights(result, config, "the script", in_bf16=in_bf16)
         _put_schedule(arguments, result)
         put_micro_batch(result, program, file_wins=False)
-    if "train.optimizer_args" in fixed:
-        result.assume(
-            "train.optimizer_args", fixed["train.optimizer_args"], "the script's flags of Prodigy"
-        )
+    for ours, value in fixed.items():
+        result.assume(ours, value, "the script's flags of Prodigy")
     with result.collect():
-        if "checkpointing_steps" in arguments:
-            given_steps = arguments["checkpointing_steps"]
-            put_save_every(result, "checkpointing_steps", given_steps, steps)
+        if (interval := arguments.get("checkpointing_steps")) is not None:
+            put_save_every(result, "checkpointing_steps", interval, steps)
     result.attempt(put_arguments, result, program, file_wins=False)
 
 
@@ -196,11 +192,7 @@ def _put_model(arguments: dict[str, Any], result: ImportedConfig, script: str, f
     if vae is not None:
         result.keep("pretrained_vae_model_name_or_path", vae, "base", whole)
     result.keep("pretrained_model_name_or_path", base, "base", whole)
-    output = arguments.get("output_dir")
-    if output is not None:
-        result.keep("output_dir", output, "run", name_of(output), "results lie under results/<run>")
-    else:
-        result.assume("run", name_of(base), "named by its model")
+    put_run(arguments.get("output_dir"), base, result, "output_dir")
     put_resume(arguments.pop("resume_from_checkpoint", None), result)
 
 
@@ -234,17 +226,20 @@ def _put_data(arguments: dict[str, Any], result: ImportedConfig) -> None:
 
 def _put_buckets(arguments: dict[str, Any], program: Program, result: ImportedConfig) -> None:
     """Check the sizes of Kontext's images, which are squares here."""
-    given = {n: arguments.pop(n) for n in (BUCKETS, f"use_{BUCKETS}") if arguments.get(n)}
+    given = {n: arguments.pop(n) for n in (BUCKETS, f"use_{BUCKETS}") if n in arguments}
     side = arguments.get("resolution", program.table["resolution"].default)
     sizes = [size.replace(" ", "") for size in given.get(BUCKETS, "").split(";")]
-    if BUCKETS in given and f"{side},{side}" not in sizes:
+    if given.get(BUCKETS) and f"{side},{side}" not in sizes:
         raise PipelineError(
             f"{BUCKETS}: {given[BUCKETS]!r} has no {side},{side}, and all images are squares of "
             "that side here",
             hint="set --resolution to the side of a square among them",
         )
     for name, value in given.items():
-        result.note("changed", name, value, FRAMING)
+        if value:
+            result.note("changed", name, value, FRAMING)
+        else:
+            result.note("kept", name, value, "asks for nothing more")
 
 
 def _put_draws(
@@ -269,40 +264,42 @@ def _put_draws(
 
 def _put_validation(arguments: dict[str, Any], result: ImportedConfig) -> None:
     """Set the images of one prompt, at the interval of validation.eval_steps."""
-    prompt = arguments.pop("validation_prompt", None)
-    count = arguments.pop("num_validation_images", None)
-    if prompt is not None and "data.conditioning_columns" in result.values:
-        result.ignore(
-            "validation_prompt", prompt, "the script fails with both it and cond_image_column"
-        )
-        prompt = None
-    if prompt is not None:
-        result.keep("validation_prompt", prompt, "validation.prompts", [prompt])
-        result.assume("validation.eval_on_start", False, "the script makes none before it trains")
-        if count is None:
-            result.assume("validation.images_per_prompt", 4, "the script's num_validation_images")
-        else:
-            result.keep("num_validation_images", count, "validation.images_per_prompt")
-    elif count is not None:
-        result.ignore("num_validation_images", count, "no images without validation_prompt")
+    name, count, ours = "validation_prompt", "num_validation_images", "validation.images_per_prompt"
+    if "data.conditioning_columns" in result.values:
+        reason = "the script fails with both it and cond_image_column"
+        result.ignore_all(arguments, [name], reason)
+    prompt = arguments.pop(name, None)
+    if prompt is None:
+        result.ignore_all(arguments, [count], f"no images without {name}")
+        return
+    result.keep(name, prompt, "validation.prompts", [prompt])
+    result.assume("validation.eval_on_start", False, "the script makes none before it trains")
+    result.adopt(arguments, count, ours, 4, f"the script's {count}")
+    arguments.pop(count, None)
 
 
 def _put_lora(
     arguments: dict[str, Any], program: Program, result: ImportedConfig, family: str, script: str
 ) -> None:
     """Set the script's adapter, with gaussian initial values."""
-    is_lora = "_lora_" in _name(script)
-    own = [name for name in arguments if program.table[name].ours.startswith("lora.")]
-    if not is_lora:
-        for name in own:
-            result.ignore(name, arguments.pop(name), "the whole model is trained")
+    if "_lora_" not in _name(script):
+        own = [name for name in arguments if program.table[name].ours.startswith("lora.")]
+        result.ignore_all(arguments, own, "the whole model is trained")
         return
     rank = program.value("lora.rank")
     assert rank is not None
     if "rank" not in arguments:
         result.assume("lora.rank", *rank)
+    # Newer scripts have a number, older ones the rank.
+    alpha, reason = (
+        program.table["lora_alpha"].default,
+        "the script's own lora_alpha; before 2025 it was rank",
+    )
+    if alpha is None:
+        alpha = float(rank[0])
+        reason = "the script's alpha is the rank; if yours has a lora_alpha, give it"
     if "lora_alpha" not in arguments:
-        result.assume("lora.alpha", *_alpha(program, rank[0]))
+        result.assume("lora.alpha", alpha, reason)
     if "lora_layers" in arguments:
         layers = [layer.strip() for layer in arguments["lora_layers"].split(",")]
         result.keep("lora_layers", arguments["lora_layers"], "lora.target_modules", layers)
@@ -313,23 +310,10 @@ def _put_lora(
     result.assume("lora.init_lora_weights", "gaussian", "in the code of the script")
 
 
-def _alpha(program: Program, rank: int) -> tuple[float, str]:
-    """Return the alpha without lora_alpha: newer scripts have a number, older ones the rank."""
-    own = program.table["lora_alpha"].default
-    if own is None:
-        return float(rank), "the script's alpha is the rank; if yours has a lora_alpha, give it"
-    return own, "the script's own lora_alpha; before 2025 it was rank"
-
-
 def _put_objective(
     arguments: dict[str, Any], program: Program, result: ImportedConfig, family: str
 ) -> None:
-    side = program.value("train.resolution")
-    assert side is not None
-    if "resolution" in arguments:
-        result.keep("resolution", side[0], "train.resolution")
-    else:
-        result.assume("train.resolution", *side)
+    program.put("train.resolution", result)
     if family == "flux" and "guidance_scale" not in arguments:
         result.assume("train.flux_guidance_value", 3.5, "the script's own guidance_scale")
     if family in UNSHIFTED:

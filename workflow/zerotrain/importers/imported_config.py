@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, ParamSpec
@@ -158,6 +158,21 @@ class ImportedConfig:
     def ignore(self, key: str, given: Any, reason: str) -> None:
         """Note a key that has no effect."""
         self.note("no-op", key, given, reason)
+
+    def ignore_all(self, arguments: dict[str, Any], names: Iterable[str], reason: str) -> None:
+        """Remove the arguments of these names that are given, which have no effect."""
+        for name in names:
+            if name in arguments:
+                self.ignore(name, arguments.pop(name), reason)
+
+    def adopt(
+        self, arguments: Mapping[str, Any], name: str, ours: str, default: Any, reason: str
+    ) -> None:
+        """Adopt an argument, or assume the value that the program has without it."""
+        if name in arguments:
+            self.keep(name, arguments[name], ours)
+        else:
+            self.assume(ours, default, reason)
 
     def drop(self, key: str, given: Any, reason: str) -> None:
         """Note a key that is not supported."""

@@ -161,14 +161,8 @@ def _without_block(result: ImportedConfig, program: Program) -> None:
     else:
         result.keep(argument, given, "train.optimizer", name)
     for ours in (*OURS.values(), *BETAS):
-        value, argument = program.value(ours), program.argument(ours)
-        is_read = ours == "train.learning_rate" or find(name)[0].adam_keys or ours in program.fixed
-        if value is None or not is_read:
-            continue
-        if argument is None:
-            result.assume(ours, *value)
-        else:
-            result.keep(argument, value[0], ours)
+        if ours == "train.learning_rate" or find(name)[0].adam_keys or ours in program.fixed:
+            program.put(ours, result)
 
 
 def without_auto(value: Any) -> Any:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from zerotrain.config.scalar import scalar
 from zerotrain.errors import PipelineError
 from zerotrain.importers.files import cached_config
-from zerotrain.importers.imported_config import nest
 from zerotrain.importers.options import Answers
 from zerotrain.importers.reading import ImportOptions, import_file
 from zerotrain.importers.zero import BY_STAGE, DEVICES, PRESETS
@@ -23,7 +24,8 @@ NOT_ASKED = (
     "Megatron-LM, TPU, mixture of experts, 16-bit saving (export_weights does it); torch dynamo is "
     "launch.dynamo_backend"
 )
-PRECISIONS = ("no", "fp16", "bf16")
+Read = Callable[[str], Any]
+"""Reads an answer; typer.BadParameter: it is not one."""
 
 
 @dataclass(frozen=True)
@@ -50,52 +52,88 @@ def ask_launch(
     Raises:
         PipelineError: an answer is not one of the choices, or no precision is given.
     """
-    known = _known(defaults, interactive, presets)
+    # Standard output is for the phase: questions and typed answers go to standard error.
+    with contextlib.redirect_stdout(sys.stderr):
+        return _ask_all(given, _known(defaults, interactive, presets), interactive, presets)
+
+
+def _ask_all(given: Answers, known: dict[str, Any], interactive: bool, presets: Path) -> Phase:
     launch, train = known.get("launch", {}), known.get("train", {})
-    talk = _Talk(interactive)
-    talk.say(NOT_ASKED)
-    world = talk.number(
-        given.num_processes, "How many GPUs should train?", launch.get("num_processes", 1)
+    if interactive:
+        print(NOT_ASKED)
+
+    def ask(question: str, answer: Any, default: Any, read: Read = str) -> Any:
+        return _ask(question, answer, default, read, interactive)
+
+    def choose(question: str, answer: str | None, default: str | None, *choices: str) -> str:
+        def read(text: str) -> str:
+            if text.casefold() not in choices:
+                raise typer.BadParameter(f"one of {', '.join(choices)}")
+            return text.casefold()
+
+        return str(ask(f"{question} ({', '.join(choices)})", answer, default, read))
+
+    world = ask(
+        "How many GPUs should train?", given.num_processes, launch.get("num_processes", 1), _count
     )
-    stage = talk.choice(
-        given.zero_stage, "Which ZeRO stage (none: without DeepSpeed)?", ("none", "1", "2", "3"),
-        _stage(launch),
+    preset = launch.get("preset", "torch")
+    number = next(number for number, names in BY_STAGE.items() if preset in names)
+    stage = choose(
+        "Which ZeRO stage (none: without DeepSpeed)?", given.zero_stage, str(number or "none"),
+        "none", "1", "2", "3",
     )  # fmt: skip
     number = 0 if stage == "none" else int(stage)
-    devices = _devices(given, launch, talk, number)
-    path = None
+    offered = {
+        "offload_optimizer": {"zero2_offload": "cpu", "zero3_offload": "cpu", "zero3_nvme": "nvme"},
+        "offload_param": {"zero3_offload": "cpu", "zero3_nvme": "nvme"},
+    }
+    devices = {"offload_optimizer": "none", "offload_param": "none"}
+    for target, least, asked, question in (
+        ("offload_optimizer", 1, given.offload_optimizer, "Where should the optimizer live?"),
+        ("offload_param", 3, given.offload_param, "Where should parameters wait?"),
+    ):
+        choices = DEVICES if number == 3 else DEVICES[:2]
+        default = launch.get(target, offered[target].get(preset, "none"))
+        if number >= least:
+            default = default if default in choices else "none"
+            devices[target] = choose(question, asked, default, *choices)
+        elif asked not in (None, "none"):
+            raise PipelineError(
+                f"{target} {asked} at ZeRO stage {number or 'none'}",
+                hint=f"it needs stage {least} at least",
+            )
+    path = init = None
     if "nvme" in devices.values():
-        path = talk.text(given.offload_path, "Folder on the fast disk?", launch.get("offload_path"))
-    init = None
+        path = ask("Folder on the fast disk?", given.offload_path, launch.get("offload_path"))
     if number == 3:
-        yes = "yes" if launch.get("zero3_init", True) else "no"
-        asked = None if given.zero3_init is None else ("yes" if given.zero3_init else "no")
-        init = talk.choice(asked, "Build the model sharded (zero.Init)?", ("yes", "no"), yes)
-    steps = talk.number(
-        given.gradient_accumulation_steps, "How many gradient accumulation steps?",
-        train.get("gradient_accumulation_steps", 1),
+        answer = None if given.zero3_init is None else "yes" if given.zero3_init else "no"
+        default = "yes" if launch.get("zero3_init", True) else "no"
+        init = choose("Build the model sharded (zero.Init)?", answer, default, "yes", "no")
+    steps = ask(
+        "How many gradient accumulation steps?", given.gradient_accumulation_steps,
+        train.get("gradient_accumulation_steps", 1), _count,
     )  # fmt: skip
-    clipping = talk.rate(
-        given.gradient_clipping, "Clip gradients at which norm (0: not)?",
-        train.get("max_grad_norm", 1.0),
+    clipping = ask(
+        "Clip gradients at which norm (0: not)?", given.gradient_clipping,
+        train.get("max_grad_norm", 1.0), _norm,
     )  # fmt: skip
-    micro = talk.number(given.micro_batch_size, "How many samples a GPU and forward pass?", 1)
-    precision = talk.choice(
-        given.mixed_precision, "Mixed precision?", PRECISIONS, launch.get("mixed_precision")
-    )
-    until = talk.text(given.until, "Until when (1000, 3 epochs, 5000 samples)?", "1000")
-    preset = _preset(number, devices, presets)
-    values: dict[str, Any] = {"preset": preset.name, "num_processes": world}
+    micro = ask("How many samples a GPU and forward pass?", given.micro_batch_size, 1, _count)
+    precision = choose(
+        "Mixed precision?", given.mixed_precision, launch.get("mixed_precision"),
+        "no", "fp16", "bf16",
+    )  # fmt: skip
+    until = ask("Until when (1000, 3 epochs, 5000 samples)?", given.until, "1000")
+    candidates = [read_preset(presets / f"{name}.yaml") for name in BY_STAGE[number]]
+    nearest = min(candidates, key=lambda p: sum(getattr(p, t) != d for t, d in devices.items()))
+    values: dict[str, Any] = {"preset": nearest.name, "num_processes": world}
     values["mixed_precision"] = precision
-    for target, device in devices.items():
-        if device != getattr(preset, target):
-            values[target] = device
+    values |= {t: device for t, device in devices.items() if device != getattr(nearest, t)}
     if path is not None:
         values["offload_path"] = path
     if init is not None:
         values["zero3_init"] = init == "yes"
     phase = {
-        "name": given.name or preset.name.replace("_", "-"),
+        "name": given.name or nearest.name.replace("_", "-"),
         "until": int(until) if until.isdigit() else until,
         "launch": values,
         "global_batch_size": micro * steps * world,
@@ -105,74 +143,43 @@ def ask_launch(
     return Phase(phase, _text(phase, micro, steps, world))
 
 
-def choose(question: str, choices: Sequence[str], default: str | None) -> str:
-    """Ask until the answer is one of the choices."""
-    while True:
-        answer = _ask(f"{question} ({', '.join(choices)})", default)
-        if not answer:
-            raise PipelineError(f"{question} no answer", hint="give it as a flag")
-        answer = answer.strip().casefold() or default or ""
-        if answer in choices:
-            return answer
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise typer.BadParameter("give a whole number from 1 on")
+    return int(text)
 
 
-def _ask(question: str, default: str | None) -> str:
-    """Print a question with the offered answer, and read the typed line."""
-    offered = f" [{default}]" if default else ""
-    print(f"{question}{offered} ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline()
+def _norm(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (number := float(text)) >= 0:
+            return number
+    raise typer.BadParameter("give a number from 0 on")
 
 
-class _Talk:
-    """Questions on the terminal; without one the offered answers are used."""
-
-    def __init__(self, interactive: bool) -> None:
-        self.interactive = interactive
-
-    def say(self, text: str) -> None:
-        if self.interactive:
-            print(text, file=sys.stderr)
-
-    def choice(
-        self, given: str | None, question: str, choices: Sequence[str], default: str | None
-    ) -> str:
-        if given is not None:
-            if given.casefold() not in choices:
-                raise PipelineError(
-                    f"{question} {given!r} is no answer", hint=f"one of {', '.join(choices)}"
-                )
-            return given.casefold()
-        if self.interactive:
-            return choose(question, choices, default)
-        if default is None:
-            raise PipelineError(
-                f"{question} no value is given, and there is no terminal to ask on",
-                hint=f"give it as a flag: one of {', '.join(choices)}",
-            )
-        return default
-
-    def text(self, given: str | None, question: str, default: str | None) -> str:
-        if given is None and self.interactive:
-            given = _ask(question, default).strip() or None
-        if given is None and default is None:
-            raise PipelineError(f"{question} no value is given", hint="give it as a flag")
-        return str(default if given is None else given)
-
-    def number(self, given: int | None, question: str, default: int) -> int:
-        answer = self.text(None if given is None else str(given), question, str(default))
-        if not answer.isdigit() or int(answer) < 1:
-            raise PipelineError(f"{question} {answer!r}", hint="give a whole number from 1 on")
-        return int(answer)
-
-    def rate(self, given: float | None, question: str, default: float) -> float:
-        answer = self.text(None if given is None else str(given), question, str(default))
+def _ask(question: str, given: Any, default: Any, read: Read, interactive: bool) -> Any:
+    """Return the given answer, else ask; without a terminal return the offered answer."""
+    if given is None and interactive:
         try:
-            number = float(answer)
-        except ValueError:
-            number = math.nan
-        if not number >= 0:
-            raise PipelineError(f"{question} {answer!r}", hint="give a number from 0 on")
-        return number
+            return typer.prompt(
+                question,
+                None if default is None else str(default),
+                value_proc=read,
+                prompt_suffix=" ",
+            )
+        except typer.Abort as error:
+            if isinstance(error.__context__, EOFError):
+                raise PipelineError(f"{question} no answer", hint="give it as a flag") from error
+            raise
+    answer = default if given is None else given
+    if answer is None:
+        raise PipelineError(
+            f"{question} no value is given, and there is no terminal to ask on",
+            hint="give it as a flag",
+        )
+    try:
+        return read(str(answer))
+    except typer.BadParameter as error:
+        raise PipelineError(f"{question} {str(answer)!r}", hint=error.message) from error
 
 
 def _known(defaults: Path | None, interactive: bool, presets: Path) -> dict[str, Any]:
@@ -186,56 +193,17 @@ def _known(defaults: Path | None, interactive: bool, presets: Path) -> dict[str,
         if defaults is not None:
             raise
         # An existing but invalid file must not keep the user from answering.
-        print(f"{path} cannot be used; its answers are not offered", file=sys.stderr)
+        print(f"{path} cannot be used; its answers are not offered")
         return {}
-    print(f"found {path}; its answers are {'offered' if interactive else 'taken'}", file=sys.stderr)
-    return nest(found.values)
-
-
-def _stage(launch: dict[str, Any]) -> str:
-    preset = launch.get("preset", "torch")
-    stage = next(stage for stage, names in BY_STAGE.items() if preset in names)
-    return str(stage or "none")
-
-
-def _devices(given: Answers, launch: dict[str, Any], talk: _Talk, stage: int) -> dict[str, str]:
-    """Ask for the offload devices of optimizer and parameters that the stage allows."""
-    preset = launch.get("preset", "torch")
-    offered = {
-        "offload_optimizer": {"zero2_offload": "cpu", "zero3_offload": "cpu", "zero3_nvme": "nvme"},
-        "offload_param": {"zero3_offload": "cpu", "zero3_nvme": "nvme"},
-    }
-    found = {"offload_optimizer": "none", "offload_param": "none"}
-    questions = {
-        "offload_optimizer": (1, given.offload_optimizer, "Where should the optimizer live?"),
-        "offload_param": (3, given.offload_param, "Where should parameters wait?"),
-    }
-    for target, (least, asked, question) in questions.items():
-        choices = DEVICES if stage == 3 else DEVICES[:2]
-        default = launch.get(target, offered[target].get(preset, "none"))
-        if stage >= least:
-            found[target] = talk.choice(
-                asked, question, choices, default if default in choices else "none"
-            )
-        elif asked not in (None, "none"):
-            raise PipelineError(
-                f"{target} {asked} at ZeRO stage {stage or 'none'}",
-                hint=f"it needs stage {least} at least",
-            )
-    return found
-
-
-def _preset(stage: int, devices: dict[str, str], presets: Path) -> Any:
-    candidates = [read_preset(presets / f"{name}.yaml") for name in BY_STAGE[stage]]
-    return min(candidates, key=lambda p: sum(getattr(p, t) != d for t, d in devices.items()))
+    print(f"found {path}; its answers are {'offered' if interactive else 'taken'}")
+    return found.nested()
 
 
 def _text(phase: dict[str, Any], micro: int, steps: int, world: int) -> str:
-    launch = phase["launch"]
     shown = {key: scalar(value) for key, value in phase.items() if key != "launch"}
     lines = ["# Written by `zerotrain launch init`: an item of `phases:`."]
     lines += [f"- name: {shown['name']}", f"  until: {shown['until']}", "  launch:"]
-    lines += [f"    {key}: {scalar(value)}" for key, value in launch.items()]
+    lines += [f"    {key}: {scalar(value)}" for key, value in phase["launch"].items()]
     product = f"{micro} a process x {steps} accumulated x {world} processes"
     lines += [f"  global_batch_size: {shown['global_batch_size']} # {product}"]
     lines += [f"  {k}: {shown[k]}" for k in ("gradient_accumulation_steps", "max_grad_norm")]

@@ -7,6 +7,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
+from zerotrain.config.lr_scheduler_args import ARGUMENTS, OWN_KEYS
 from zerotrain.config.suggestions import nearest
 from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import AUTO, ImportedConfig, Outcome
@@ -27,42 +28,20 @@ TRAINER_NAMES = (
 """Schedules of HF Trainer."""
 
 PARAMS = "scheduler.params."
+_WARMUP = {"warmup_min_lr": 0, "warmup_num_steps": 1000, "warmup_type": "log"}
 DEEPSPEED_HAS: dict[str, dict[str, Any]] = {
-    "WarmupLR": {"warmup_min_lr": 0, "warmup_num_steps": 1000, "warmup_type": "log"},
-    "WarmupDecayLR": {"warmup_min_lr": 0, "warmup_num_steps": 1000, "warmup_type": "log"},
+    "WarmupLR": _WARMUP,
+    "WarmupDecayLR": _WARMUP,
     "WarmupCosineLR": {
         "warmup_min_ratio": 0.0,
         "warmup_num_steps": 1000,
         "cos_min_ratio": 0.0001,
         "warmup_type": "log",
     },
-    "OneCycle": {},
-    "LRRangeTest": {},
 }
-"""DeepSpeed's defaults for missing parameters."""
-
-_WARMUP = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type")
-TAKES: dict[str, tuple[str, ...]] = {
-    "WarmupLR": _WARMUP,
-    "WarmupDecayLR": (*_WARMUP, "total_num_steps"),
-    "WarmupCosineLR": (
-        "total_num_steps", "warmup_min_ratio", "warmup_num_steps", "cos_min_ratio", "warmup_type",
-    ),
-    "OneCycle": (
-        "cycle_min_lr", "cycle_max_lr", "decay_lr_rate", "cycle_first_step_size",
-        "cycle_second_step_size", "cycle_first_stair_count", "cycle_second_stair_count",
-        "decay_step_size", "cycle_momentum", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate",
-    ),
-    "LRRangeTest": (
-        "lr_range_test_min_lr", "lr_range_test_step_size", "lr_range_test_step_rate",
-        "lr_range_test_staircase",
-    ),
-}  # fmt: skip
-"""The parameters of each schedule."""
-
-OURS = {"warmup_num_steps": "train.lr_warmup_steps", "total_num_steps": "train.lr_scheduler_steps"}
-PEAKS = ("warmup_max_lr", "cycle_max_lr", "lr_range_test_min_lr")
-"""Rates that correspond to our learning rate."""
+"""DeepSpeed's defaults for missing parameters of a warm-up; those of the others are ours."""
+PEAK = "train.learning_rate"
+OURS = {short: f"train.{key}" for short, key in OWN_KEYS.items()}
 
 
 def read_schedule(flat: dict[str, Any], result: ImportedConfig, program: Program) -> None:
@@ -81,17 +60,17 @@ def read_schedule(flat: dict[str, Any], result: ImportedConfig, program: Program
         return
     name = _schedule_name(flat["scheduler.type"])
     result.keep("scheduler.type", flat["scheduler.type"], "train.lr_scheduler", name)
-    for short, value in DEEPSPEED_HAS[name].items():
+    for short, value in DEEPSPEED_HAS.get(name, {}).items():
         if short not in params:
             _put(result, short, None, value, "DeepSpeed's own, where params has none")
     _without_second_beta(result, name, params)
     for short, value in params.items():
-        if short not in TAKES[name]:
-            known = [PARAMS + own for own in TAKES[name]]
+        if short not in ARGUMENTS[name].model_fields:
+            known = [PARAMS + own for own in ARGUMENTS[name].model_fields]
             raise unknown_key(f"schedule {name}", PARAMS + short, known)
         if value == AUTO:
             _resolve(result, program, short)
-        elif short in PEAKS:
+        elif OURS.get(short) == PEAK:
             _peak(result, short, value)
         else:
             if short in OURS and value < (short == "total_num_steps"):
@@ -124,36 +103,29 @@ def _schedule_name(given: str) -> str:
 
 def _put(result: ImportedConfig, short: str, given: Any, value: Any, reason: str) -> None:
     """Set one parameter of the schedule: steps are keys of ours, others its arguments."""
-    key = PARAMS + short
-    if short in OURS:
-        if given is None:
-            result.assume(OURS[short], value, reason)
-        else:
-            result.put(
-                "resolved" if given == AUTO else "kept", key, given, OURS[short], value, reason
-            )
-        return
-    arguments = result.values.setdefault("train.lr_scheduler_args", {})
-    arguments[short] = value
     outcome: Outcome = "default" if given is None else "resolved" if given == AUTO else "kept"
+    if short in OURS:
+        key = OURS[short] if given is None else PARAMS + short
+        result.put(outcome, key, given, OURS[short], value, reason)
+        return
+    ours = "train.lr_scheduler_args"
+    result.values.setdefault(ours, {})[short] = value
     text = f"{short} {value}: {reason}" if reason else ""
-    result.note(outcome, key, given, text, "train.lr_scheduler_args", value)
+    result.note(outcome, PARAMS + short, given, text, ours, value)
 
 
 def _peak(result: ImportedConfig, short: str, value: Any) -> None:
     """Set our learning rate to the peak of the schedule, whatever the optimizer's is."""
-    key, ours = f"{PARAMS}{short}", "train.learning_rate"
+    key, before = PARAMS + short, result.values.get(PEAK, value)
     if not value > 0:
         raise PipelineError(f"{key} is {value!r}", hint="give a number above 0")
-    if result.values.get(ours, value) == value:
-        result.keep(key, value, ours)
+    if before == value:
+        result.keep(key, value, PEAK)
     else:
-        before = result.values[ours]
-        result.values[ours] = value
-        result.put(
-            "changed", key, value, ours, value,
-            f"the schedule sets every step's rate, so that the optimizer's {before:g} never holds",
-        )  # fmt: skip
+        result.values[PEAK] = value
+        never = f"the optimizer's {before:g} never holds"
+        reason = f"the schedule sets every step's rate, so that {never}"
+        result.put("changed", key, value, PEAK, value, reason)
 
 
 def _resolve(result: ImportedConfig, program: Program, short: str) -> None:
@@ -172,8 +144,8 @@ def _resolve(result: ImportedConfig, program: Program, short: str) -> None:
         _put(result, short, AUTO, total, steps[1] if steps else "")
     elif short == "total_num_steps":
         result.note("resolved", key, AUTO, "the last phase's end", OURS[short])
-    elif short in PEAKS:
-        result.note("resolved", key, AUTO, "the learning rate itself", "train.learning_rate")
+    elif OURS.get(short) == PEAK:
+        result.note("resolved", key, AUTO, "the learning rate itself", PEAK)
     else:
         result.note("resolved", key, AUTO, "nothing fills it: DeepSpeed's own")
 
@@ -196,7 +168,7 @@ def _without_block(result: ImportedConfig, program: Program) -> None:
     if program is RUN:
         return
     if ours in program.fixed:
-        result.assume(ours, program.fixed[ours], f"in the code of {program.name}")
+        program.put(ours, result)
     elif program.name == "SimpleTuner":
         result.assume(ours, "WarmupLR", "SimpleTuner under DeepSpeed, where none is configured")
         for key in ("lr_end", "lr_power", "lr_num_cycles"):
@@ -239,8 +211,8 @@ def flag_schedule(result: ImportedConfig, program: Program) -> None:
             f"lr_scheduler {given!r} is not one of zerotrain's",
             hint=f"choose one of {', '.join([*names, *DEEPSPEED_NAMES])}",
         )
-    flag = next(key.name for key in program.table.values() if key.ours == "train.lr_scheduler")
-    if program.given(flag) is not None:
+    flag = program.argument("train.lr_scheduler")
+    if flag is not None:
         reason = ""
         if program.name == "HF Trainer":
             reason = "also where a guide says WarmupDecayLR: a file without one leaves it to this"
@@ -259,15 +231,13 @@ def flag_schedule(result: ImportedConfig, program: Program) -> None:
             )
     elif ratio is not None:
         result.ignore("warmup_ratio", ratio, "no warm-up")
-    if not ratio and given != "constant":
-        warmup = program.value("train.lr_warmup_steps")
-        if warmup is not None and warmup[0]:
-            named = program.given("lr_warmup_steps") or program.given("warmup_steps")
-            if named:
-                name = "warmup_steps" if program.given("warmup_steps") else "lr_warmup_steps"
-                result.keep(name, named, "train.lr_warmup_steps", int(named))
-            else:
-                result.assume("train.lr_warmup_steps", *warmup)
+    warmup = program.value("train.lr_warmup_steps")
+    if not ratio and given != "constant" and warmup is not None and warmup[0]:
+        argument = program.argument("train.lr_warmup_steps")
+        if argument is not None:
+            result.keep(argument, warmup[0], "train.lr_warmup_steps", int(warmup[0]))
+        else:
+            result.assume("train.lr_warmup_steps", *warmup)
 
 
 def _flag_arguments(result: ImportedConfig, program: Program) -> None:

@@ -9,31 +9,35 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.importers.arguments import (
-    put_arguments,
-    put_micro_batch,
-    put_resume,
-    put_save_every,
-    put_until,
-)
 from zerotrain.importers.batch import Part
 from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
 from zerotrain.importers.files import find_file, load_json
 from zerotrain.importers.imported_config import ImportedConfig
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import SIMPLETUNER
-from zerotrain.importers.objective import put_objective
-from zerotrain.importers.program import simpletuner
+from zerotrain.importers.program import (
+    put_arguments,
+    put_micro_batch,
+    put_resume,
+    put_save_every,
+    put_until,
+    simpletuner,
+)
 from zerotrain.importers.simpletuner_data import (
     put_captions,
     put_dataset,
     put_resolution,
     read_backends,
 )
-from zerotrain.importers.simpletuner_model import put_adapter, put_base, put_family
+from zerotrain.importers.simpletuner_model import (
+    DEFAULT,
+    put_adapter,
+    put_base,
+    put_family,
+    put_precision,
+)
+from zerotrain.importers.simpletuner_objective import put_objective, put_token_routes
 from zerotrain.importers.simpletuner_optimizers import settings_of
-from zerotrain.importers.simpletuner_precision import put_precision
-from zerotrain.importers.simpletuner_tread import put_token_routes
 
 SUBORDINATE = {
     "crepa_": "crepa_enabled", "urepa_": "urepa_enabled", "irepa_": "irepa_enabled",
@@ -67,21 +71,20 @@ def read_simpletuner(
         PipelineError: a key or value is not supported.
     """
     where = str(path or "SimpleTuner")
-    plain = {str(name).lstrip("-"): value for name, value in config.items()}
-    if is_wrapped(plain):
-        plain = {str(name).lstrip("-"): value for name, value in plain["config"].items()}
-    block = plain.pop(BLOCK, None)
-    _drop_subordinate(plain, result)
+    plain, block = _settings(config)
+    for name in [name for name in plain if name not in SIMPLETUNER]:
+        master = next((m for prefix, m in SUBORDINATE.items() if name.startswith(prefix)), None)
+        if master is not None:
+            result.ignore(name, plain.pop(name), f"belongs to {master}")
     arguments = read_keys(plain, SIMPLETUNER, where, result)
-    own_deepspeed = block not in (None, "", {})
-    if own_deepspeed and context.accelerate_deepspeed is not None:
+    launched = context.accelerate_deepspeed
+    if block is not None and launched is not None:
         raise PipelineError(
             f"{where}: {BLOCK}, and accelerate's configuration turns DeepSpeed on as well",
             hint="let one of them say it",
         )
-    deepspeed = own_deepspeed or context.accelerate_deepspeed is not None
     result.attempt(put_family, arguments, result)
-    fixed = _optimizer(arguments, result, deepspeed=deepspeed)
+    fixed = _optimizer(arguments, result, deepspeed=block is not None or launched is not None)
     program = replace(simpletuner(arguments), fixed=fixed)
     context = replace(context, program=program, offload_path=arguments.get("offload_param_path"))
     default, reason = program.value("launch.mixed_precision") or ("bf16", "")
@@ -94,25 +97,24 @@ def read_simpletuner(
     elif context.processes.value is not None:
         result.assume("launch.num_processes", context.processes.value, context.processes.reason)
     with result.collect():
-        if own_deepspeed:
+        if block is not None:
             found = _deepspeed(block, path, result)
             read_deepspeed(found, f"{where}: {BLOCK}", result, context)
-        elif context.accelerate_deepspeed is not None:
-            file, found = context.accelerate_deepspeed
-            read_deepspeed(found, file, result, context)
+        elif launched is not None:
+            read_deepspeed(launched[1], launched[0], result, context)
         else:
             read_plain(result, context)
             if "grad_clip_method" not in arguments:
-                result.assume("train.grad_clip_method", "value", "SimpleTuner's default")
+                result.assume("train.grad_clip_method", "value", DEFAULT)
     _put_model(arguments, path, result, is_training=bool({"model_family", "model_type"} & {*plain}))
     result.attempt(put_micro_batch, result, program, file_wins=True)
     steps = None
     with result.collect():
         if {"max_train_steps", "num_train_epochs"} & set(arguments):
             if arguments.get("max_train_steps") == 0:
-                result.ignore("max_train_steps", arguments.pop("max_train_steps"), "epochs count")
+                result.ignore_all(arguments, ["max_train_steps"], "epochs count")
             elif arguments.get("num_train_epochs") == 0:
-                result.ignore("num_train_epochs", arguments.pop("num_train_epochs"), "steps count")
+                result.ignore_all(arguments, ["num_train_epochs"], "steps count")
             steps = put_until(result, program, "max_train_steps", "num_train_epochs")
     with result.collect():
         for name in ("checkpointing_steps", "checkpoint_step_interval"):
@@ -156,10 +158,8 @@ def read_launch_alone(
     Raises:
         PipelineError: there is no such configuration.
     """
-    inner = config["config"] if is_wrapped(config) else config
-    plain = {str(name).lstrip("-"): value for name, value in inner.items()}
-    block = plain.pop(BLOCK, None)
-    if block in (None, "", {}):
+    plain, block = _settings(config)
+    if block is None:
         raise PipelineError(
             f"{path}: settings of SimpleTuner without {BLOCK} say what is trained, but no launch",
             hint=f"`zerotrain launch import {path}` writes a run of them; launch: torch is theirs",
@@ -169,12 +169,12 @@ def read_launch_alone(
     read_deepspeed(_deepspeed(block, path, result), f"{path}: {BLOCK}", result, context)
 
 
-def _drop_subordinate(plain: dict[str, Any], result: ImportedConfig) -> None:
-    for name in [name for name in plain if name not in SIMPLETUNER]:
-        for prefix, master in SUBORDINATE.items():
-            if name.startswith(prefix):
-                result.ignore(name, plain.pop(name), f"belongs to {master}")
-                break
+def _settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return the settings by their names without dashes, and the DeepSpeed configuration."""
+    inner = config["config"] if is_wrapped(config) else config
+    plain = {str(name).lstrip("-"): value for name, value in inner.items()}
+    block = plain.pop(BLOCK, None)
+    return plain, None if block in ("", {}) else block
 
 
 def _optimizer(
@@ -185,14 +185,13 @@ def _optimizer(
     Under DeepSpeed it is AdamW with adam_beta1 and so on, whatever the name.
     """
     dtype = "base_model_default_dtype"
-    if deepspeed and dtype in arguments:
-        result.ignore(dtype, arguments.pop(dtype), "DeepSpeed's AdamW steps in fp32")
     if deepspeed:
+        result.ignore_all(arguments, [dtype], "DeepSpeed's AdamW steps in fp32")
         return {"train.optimizer": "adamw"} if "optimizer" not in arguments else {}
-    for name in ("adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay"):
-        if name in arguments:
-            reason = "SimpleTuner reads it under DeepSpeed alone; optimizer_config has its numbers"
-            result.ignore(name, arguments.pop(name), reason)
+    result.ignore_all(
+        arguments, ("adam_beta1", "adam_beta2", "adam_epsilon", "adam_weight_decay"),
+        "SimpleTuner reads it under DeepSpeed alone; optimizer_config has its numbers",
+    )  # fmt: skip
     if not {"learning_rate", "optimizer", "model_family", "model_type", dtype} & {*arguments}:
         return {}
     with result.collect():
@@ -232,7 +231,7 @@ def _put_model(
     result.attempt(put_adapter, arguments, path, result)
     result.attempt(_put_data, arguments, path, result)
     if is_training and "train.resolution" not in result.values:
-        result.assume("train.resolution", 1024, "SimpleTuner's default")
+        result.assume("train.resolution", 1024, DEFAULT)
     result.attempt(put_objective, arguments, result)
     result.attempt(put_token_routes, arguments, result)
     result.attempt(_put_average, arguments, result)
@@ -259,15 +258,11 @@ def _put_data(arguments: dict[str, Any], path: Path | None, result: ImportedConf
             put_dataset(found, result)
     elif "instance_data_dir" in arguments:
         result.keep("instance_data_dir", arguments.pop("instance_data_dir"), "data.images")
-    captions: dict[str, Any] = {
-        key: arguments.pop(key)
-        for key in ("caption_strategy", "instance_prompt")
-        if key in arguments
-    }
-    if not found:
-        put_captions(captions, result)
-    for key, value in captions.items() if found else ():
-        result.ignore(key, value, "the dataset says it")
+    captions = ("caption_strategy", "instance_prompt")
+    if found:
+        result.ignore_all(arguments, captions, "the dataset says it")
+    else:
+        put_captions({n: arguments.pop(n) for n in captions if n in arguments}, result)
     if given is not None and "resolution" in found:
         result.ignore("resolution", given, "the dataset says it")
     elif given is not None:
@@ -279,30 +274,29 @@ def _put_validation(arguments: dict[str, Any], result: ImportedConfig) -> None:
     names = [n for n in arguments if SIMPLETUNER[n].ours.partition(".")[0] == "validation"]
     prompt = arguments.get("validation_prompt")
     if not prompt or arguments.get("validation_disable"):
-        for name in names:
-            result.ignore(name, arguments.pop(name), "no images are made without validation_prompt")
+        result.ignore_all(arguments, names, "no images are made without validation_prompt")
         return
     for name in names:
-        value, row = arguments.pop(name), SIMPLETUNER[name]
+        value, ours = arguments.pop(name), SIMPLETUNER[name].ours
         if name == "eval_steps_interval":
             result.ignore(name, value, "held-out loss is measured with the images: data.holdout")
         elif name == "validation_disable":
             result.note("kept", name, value, "asks for nothing more")
         else:
-            result.keep(name, value, row.ours, [value] if name == "validation_prompt" else value)
+            result.keep(name, value, ours, [value] if name == "validation_prompt" else value)
     for name in ("validation_step_interval", "validation_num_inference_steps",
                  "validation_guidance", "validation_on_startup"):  # fmt: skip
         row = SIMPLETUNER[name]
         if row.ours not in result.values:
-            result.assume(row.ours, row.default, "SimpleTuner's default")
+            result.assume(row.ours, row.default, DEFAULT)
 
 
 def _put_average(arguments: dict[str, Any], result: ImportedConfig) -> None:
     """Set the EMA, whose defaults differ; without it, ignore its keys."""
-    for name in ("ema_decay", "ema_device", "ema_update_interval"):
-        row = SIMPLETUNER[name]
-        if not arguments.get("use_ema"):
-            if name in arguments:
-                result.ignore(name, arguments.pop(name), "without use_ema no average is kept")
-        elif name not in arguments and row.default is not None:
-            result.assume(row.ours, row.default, "SimpleTuner's default")
+    names = ("ema_decay", "ema_device", "ema_update_interval")
+    if not arguments.get("use_ema"):
+        result.ignore_all(arguments, names, "without use_ema no average is kept")
+        return
+    for row in map(SIMPLETUNER.get, names):
+        if row is not None and row.name not in arguments and row.default is not None:
+            result.assume(row.ours, row.default, DEFAULT)

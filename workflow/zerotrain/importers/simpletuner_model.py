@@ -1,61 +1,44 @@
-"""SimpleTuner's base model, and its adapter."""
+"""SimpleTuner's base model, how it is stored, and its adapter."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.importers.arguments import name_of, with_autoencoder
 from zerotrain.importers.files import find_file, load_json
 from zerotrain.importers.imported_config import ImportedConfig
-from zerotrain.importers.keys import SIMPLETUNER
-from zerotrain.importers.lycoris import read_lycoris
+from zerotrain.importers.key_values import read_keys
+from zerotrain.importers.keys import LYCORIS, SIMPLETUNER
+from zerotrain.importers.program import name_of, with_autoencoder
 
 FLAVOURS = {
     "sdxl": {
-        None: "stabilityai/stable-diffusion-xl-base-1.0",
         "base-1.0": "stabilityai/stable-diffusion-xl-base-1.0",
         "base-0.9": "stabilityai/stable-diffusion-xl-base-0.9",
     },
     "sd3": {
-        None: "stabilityai/stable-diffusion-3.5-medium",
         "medium": "stabilityai/stable-diffusion-3.5-medium",
         "large": "stabilityai/stable-diffusion-3.5-large",
     },
     "flux": {
-        None: "black-forest-labs/FLUX.1-Krea-dev",
         "krea": "black-forest-labs/FLUX.1-Krea-dev",
         "dev": "black-forest-labs/FLUX.1-dev",
         "schnell": "black-forest-labs/FLUX.1-schnell",
     },
-    "qwen_image": {
-        None: "Qwen/Qwen-Image-2512",
-        "v1.0": "Qwen/Qwen-Image",
-        "v2.0": "Qwen/Qwen-Image-2512",
-    },
+    "qwen_image": {"v2.0": "Qwen/Qwen-Image-2512", "v1.0": "Qwen/Qwen-Image"},
 }
-"""The model of each model_flavour that trains from text alone; None: the default flavour."""
-
-KONTEXT = "kontext"
-
+"""The model of each model_flavour that trains from text alone, a family's default first."""
 ASSISTANT = "ostris/FLUX.1-schnell-training-adapter"
-
 SDXL_VAE = "madebyollin/sdxl-vae-fp16-fix"
 """SDXL's autoencoder if none is named."""
-
-LORA_LAYERS = ["to_k", "to_q", "to_v", "to_out.0"]
-
-FAMILIES = {"sdxl": "sdxl", "sd3": "sd3", "qwen_image": "qwen_image", "flux": "flux"}
+DEFAULT = "SimpleTuner's default"
 
 _IMAGE = ["to_k", "to_q", "to_v", "to_out.0"]
-
 _TEXT = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]
-
 _TEXT_FFS = ["ff_context.net.0.proj", "ff_context.net.2"]
-
 _FFS = ["ff.net.0.proj", "ff.net.2", *_TEXT_FFS, "proj_mlp", "proj_out"]
-
 FLUX_TARGETS = {
     "all": [*_IMAGE, *_TEXT],
     "context": _TEXT,
@@ -69,14 +52,31 @@ FLUX_TARGETS = {
 }  # fmt: skip
 """simpletuner/helpers/models/flux/model.py, without the names of its fused layers."""
 
+QUANTO = ("int8-quanto", "int4-quanto", "int2-quanto")
+EXCLUDED: dict[str, list[str]] = {
+    "qwen_image": [],
+    "flux": ["^proj_out", "x_embedder", "context_embedder"],
+    "sd3": ["norm1.linear", "norm1_context.linear", "norm_out.linear", "proj_out",
+            "context_embedder", "linear_1", "linear_2"],
+}  # fmt: skip
+"""Linear layers that its patterns match: patterns match whole names, so `*.norm1` does not match
+norm1.linear of Flux. The missing family, SDXL, has convolutions, which quanto quantizes too.
+Source: simpletuner/helpers/training/quantisation/__init__.py at bc8e6ab7, _quanto_model. The base
+is cast to bf16 and quantized before the adapter is added."""
+
+FULL_RANK = 10000
+"""A rank beyond which LyCORIS and peft train both factors in full, without a scale."""
+LYCORIS_FILE = "lycoris_config"
+
 
 def put_family(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Set the family."""
     family = arguments.get("model_family")
     if family is None:
         return
-    if family.casefold() not in FAMILIES:
-        raise PipelineError(f"model_family is {family}", hint=f"families: {', '.join(FAMILIES)}")
-    result.keep("model_family", family, "family", FAMILIES[family.casefold()])
+    if family.casefold() not in FLAVOURS:
+        raise PipelineError(f"model_family is {family}", hint=f"families: {', '.join(FLAVOURS)}")
+    result.keep("model_family", family, "family", family.casefold())
 
 
 def put_base(arguments: dict[str, Any], result: ImportedConfig) -> None:
@@ -88,7 +88,7 @@ def put_base(arguments: dict[str, Any], result: ImportedConfig) -> None:
     family, given = result.values.get("family"), arguments.get("pretrained_model_name_or_path")
     flavour = arguments.get("model_flavour")
     flavours = FLAVOURS.get(str(family), {})
-    if family == "flux" and flavour == KONTEXT:
+    if family == "flux" and flavour == "kontext":
         raise PipelineError(
             "model_flavour is kontext, which SimpleTuner trains by a forward of its own: reference "
             "tokens have the timestep 0, and text tokens the mean over all image tokens; here, as "
@@ -100,10 +100,10 @@ def put_base(arguments: dict[str, Any], result: ImportedConfig) -> None:
     if flavour is not None and family is not None and flavour not in flavours:
         raise PipelineError(
             f"model_flavour is {flavour}, which does not train from text alone",
-            hint=f"flavours that do: {', '.join(name for name in flavours if name)}",
+            hint=f"flavours that do: {', '.join(flavours)}",
         )
     _check_assistant(arguments, result)
-    base = given or flavours.get(flavour)
+    base = given or flavours.get(next(iter(flavours), "") if flavour is None else flavour)
     vae = arguments.get("pretrained_vae_model_name_or_path")
     if base is None:
         return
@@ -145,39 +145,34 @@ def _check_assistant(arguments: dict[str, Any], result: ImportedConfig) -> None:
 
 
 def put_adapter(arguments: dict[str, Any], path: Path | None, result: ImportedConfig) -> None:
-    is_lora = arguments.get("model_type") == "lora"
-    if not is_lora:
-        for name in [n for n in arguments if SIMPLETUNER[n].ours.startswith(("lora.", "peft"))]:
-            result.ignore(name, arguments.pop(name), "the whole model is trained")
+    """Set `lora:`, or `peft:` by LyCORIS' configuration file."""
+    own = [n for n in arguments if SIMPLETUNER[n].ours.startswith("lora.")]
+    if arguments.get("model_type") != "lora":
+        own = [n for n in arguments if SIMPLETUNER[n].ours.startswith(("lora.", "peft"))]
+        result.ignore_all(arguments, own, "the whole model is trained")
         return
-    family = result.values.get("family")
-    if arguments.get("lora_type", "standard") == "lycoris":
-        for name in [n for n in arguments if SIMPLETUNER[n].ours.startswith("lora.")]:
-            result.ignore(name, arguments.pop(name), "lycoris_config says it")
-        file = arguments.pop("lycoris_config", "config/lycoris_config.json")
+    if arguments.get("lora_type") == "lycoris":
+        result.ignore_all(arguments, own, "lycoris_config says it")
+        file = arguments.pop(LYCORIS_FILE, "config/lycoris_config.json")
         result.note("kept", "lora_type", arguments.pop("lora_type"), "see lycoris_config", "peft")
-        result.note("kept", "lycoris_config", file, "read below", "peft")
-        read_lycoris(load_json(find_file(file, path)), str(path), str(family), result)
+        result.note("kept", LYCORIS_FILE, file, "read below", "peft")
+        result.attempt(_read_lycoris, load_json(find_file(file, path)), str(path), result)
         return
     if "lora_type" in arguments:
         result.note("kept", "lora_type", arguments.pop("lora_type"), "", "lora")
-    if "lycoris_config" in arguments:
-        file = arguments.pop("lycoris_config")
-        result.ignore("lycoris_config", file, "belongs to lora_type lycoris")
+    result.ignore_all(arguments, [LYCORIS_FILE], "belongs to lora_type lycoris")
     _put_lora_targets(arguments, result)
-    for name in ("lora_rank", "lora_alpha", "lora_dropout"):
-        row = SIMPLETUNER[name]
-        if name not in arguments and row.default is not None:
-            result.assume(row.ours, row.default, "SimpleTuner's default")
+    for name in ("lora_rank", "lora_dropout"):
+        if name not in arguments:
+            result.assume(SIMPLETUNER[name].ours, SIMPLETUNER[name].default, DEFAULT)
 
 
 def _put_lora_targets(arguments: dict[str, Any], result: ImportedConfig) -> None:
     """Set the layers; Flux has names for sets of layers."""
-    name = "flux_lora_target"
+    name, ours = "flux_lora_target", "lora.target_modules"
     if result.values.get("family") != "flux":
-        if name in arguments:
-            result.ignore(name, arguments.pop(name), "a key of flux")
-        result.assume("lora.target_modules", LORA_LAYERS, "SimpleTuner's default")
+        result.ignore_all(arguments, [name], "a key of flux")
+        result.assume(ours, _IMAGE, DEFAULT)
         return
     given = arguments.get(name)
     targets = FLUX_TARGETS.get(given or SIMPLETUNER[name].default)
@@ -187,6 +182,104 @@ def _put_lora_targets(arguments: dict[str, Any], result: ImportedConfig) -> None
             hint=f"known: {', '.join(FLUX_TARGETS)}; or name layers in lora.target_modules",
         )
     if given is None:
-        result.assume("lora.target_modules", targets, "SimpleTuner's default, all")
+        result.assume(ours, targets, f"{DEFAULT}, all")
     else:
-        result.keep(name, given, "lora.target_modules", targets)
+        result.keep(name, given, ours, targets)
+
+
+def put_precision(arguments: dict[str, Any], result: ImportedConfig) -> None:
+    """Set how the frozen base is stored.
+
+    Raises:
+        PipelineError: the weights are trained, or a low-bit method is not supported.
+    """
+    name = "base_model_precision"
+    given, via = arguments.pop(name, None), arguments.get("quantize_via")
+    in_memory = arguments.pop("ramtorch", False)
+    dtype = arguments.pop("base_model_default_dtype", None)
+    result.ignore_all(arguments, ["quantize_via"], "the device on which weights are quantized")
+    if in_memory:
+        result.drop("ramtorch", in_memory, "saves memory there; here a launch preset does")
+    if given == "no_change":
+        result.note("kept", name, given, "", "base")
+    if given in (None, "no_change"):
+        return
+    if arguments.get("model_type") != "lora":
+        raise PipelineError(
+            f"{name}: {given!r}: weights that are trained are not quantized",
+            hint="set it to no_change; a launch preset with offload needs less memory",
+        )
+    plain = arguments.get("lora_type", "standard") == "standard"
+    family = result.values.get("family")
+    if given in QUANTO and in_memory:
+        result.ignore(name, given, "SimpleTuner quantizes no model whose layers ramtorch holds")
+    elif given == "nf4-bnb" and plain:
+        result.keep(name, given, name, "nf4")
+    elif given in QUANTO and plain and family in EXCLUDED and via != "pipeline":
+        result.keep(name, given, name)
+        if EXCLUDED[family]:
+            result.assume("base_model_exclude_modules", EXCLUDED[family], "in SimpleTuner's code")
+        if dtype == "fp32":
+            result.note("changed", "base_model_default_dtype", dtype,
+                      "scales of quantized weights are bf16, not fp32", name)  # fmt: skip
+    elif "8" in given:
+        result.note(
+            "changed", name, given,
+            "the frozen base is not quantized: it takes more memory, and the adapter is trained "
+            "next to the weights themselves, not next to their rounded copy",
+        )  # fmt: skip
+    else:
+        raise PipelineError(
+            f"{name}: {given!r}: of few bits there are nf4-bnb and, except for SDXL, int4-quanto "
+            "and int2-quanto, under a standard LoRA; next to weights that are quantized otherwise "
+            "another adapter is learned",
+            hint=f"`--skip {name}` trains the adapter next to the weights themselves; "
+            "it takes more memory, for which there is offload",
+        )
+
+
+def _read_lycoris(config: Mapping[str, Any], where: str, result: ImportedConfig) -> None:
+    """Set `peft:` from LyCORIS' configuration: its LoKr, trained with peft's equivalent.
+
+    Sources: lycoris/modules/lokr.py and peft/tuners/lokr/layer.py, both with `factorization`, and
+    peft's init_weights "lycoris".
+    """
+    flat = read_keys({LYCORIS_FILE: config}, LYCORIS, where, result)
+    found = {key.removeprefix(f"{LYCORIS_FILE}."): value for key, value in flat.items()}
+    algorithm = found.get("algo")
+    if algorithm != "lokr":
+        raise PipelineError(
+            f"{where}: {LYCORIS_FILE}.algo is {algorithm}", hint="lokr is trained as peft's LoKr"
+        )
+    modules = found.get("apply_preset.target_module", [])
+    if modules != ["Attention"]:
+        raise PipelineError(
+            f"{where}: {LYCORIS_FILE}.apply_preset.target_module is {modules}",
+            hint="Attention alone is known; name other layers in peft.target_modules",
+        )
+    factor = found.get("factor", -1)
+    own = found.get("apply_preset.module_algo_map", {}).get("Attention", {})
+    if {**own, "factor": factor} != {"factor": own.get("factor", factor)}:
+        raise PipelineError(
+            f"{where}: {LYCORIS_FILE}.apply_preset.module_algo_map gives Attention {own}",
+            hint=f"factor {factor} holds for all layers here",
+        )
+    rank, alpha = found.get("linear_dim", FULL_RANK), found.get("linear_alpha", 1)
+    full = found.get("full_matrix", False) or rank >= FULL_RANK
+    family = result.values.get("family", "sdxl")
+    layers = _IMAGE if family == "sdxl" else [*_IMAGE, *_TEXT]  # diffusers' class Attention
+    whole_rank, whole_alpha = (
+        ("both factors whole", "LyCORIS scales whole factors by 1") if full else ("", "")
+    )
+    for name, given, ours, value, reason in (
+        ("algo", algorithm, "peft_type", "LOKR", ""),
+        ("linear_dim", rank, "r", FULL_RANK if full else rank, whole_rank),
+        ("linear_alpha", alpha, "alpha", FULL_RANK if full else alpha, whole_alpha),
+        ("factor", factor, "decompose_factor", factor, ""),
+        ("decompose_both", found.get("decompose_both") or None, "decompose_both", True, ""),
+        ("apply_preset.target_module", modules, "target_modules", layers,
+         "the linear layers of Attention"),
+    ):  # fmt: skip
+        if given is not None:
+            result.keep(f"{LYCORIS_FILE}.{name}", given, f"peft.{ours}", value, reason)
+    result.assume("peft.init_weights", "lycoris", "LyCORIS' own first values")

@@ -8,20 +8,20 @@ from typing import Any
 
 from zerotrain.config.data import ALPACA
 from zerotrain.errors import PipelineError
-from zerotrain.importers.arguments import (
+from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
+from zerotrain.importers.files import find_file, load_json
+from zerotrain.importers.imported_config import AUTO, ImportedConfig
+from zerotrain.importers.key_values import read_keys
+from zerotrain.importers.keys import TRAINER
+from zerotrain.importers.program import (
     name_of,
     put_arguments,
     put_micro_batch,
     put_resume,
     put_save_every,
     put_until,
+    trainer,
 )
-from zerotrain.importers.deepspeed import SurroundingSettings, read_deepspeed, read_plain
-from zerotrain.importers.files import find_file, load_json
-from zerotrain.importers.imported_config import AUTO, ImportedConfig
-from zerotrain.importers.key_values import read_keys
-from zerotrain.importers.keys import TRAINER
-from zerotrain.importers.program import trainer
 
 
 def read_trainer(

@@ -102,17 +102,13 @@ def _comment(text: str, indent: str) -> list[str]:
 def _without_value(notes: list[Note]) -> list[str]:
     """List keys of the source that are not in the configuration."""
     lines: list[str] = []
-    open_ = [n for n in notes if n.outcome in ("default", "resolved") and n.value is None]
-    left = [n for n in notes if n.outcome == "left out"]
-    ignored = [n for n in notes if n.outcome == "no-op"]
-    skipped = [n for n in notes if n.outcome == "skipped by you"]
-    headed = (
-        ("Skipped by you (--skip): the training may be another without it", skipped),
-        ("Left to this run", open_),
-        ("Left out", left),
-        ("Without effect here", ignored),
-    )
-    for heading, found in headed:
+    for heading, outcomes in (
+        ("Skipped by you (--skip): the training may be another without it", ("skipped by you",)),
+        ("Left to this run", ("default", "resolved")),
+        ("Left out", ("left out",)),
+        ("Without effect here", ("no-op",)),
+    ):
+        found = [n for n in notes if n.outcome in outcomes and n.value is None]
         if found:
             lines += ["", f"# {heading}:"]
         for note in found:
