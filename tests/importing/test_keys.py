@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from zerotrain.config.lr_scheduler_args import ARGUMENTS
+from zerotrain.config.lr_scheduler import ARGUMENTS
 from zerotrain.importers.command import parse_commands
 from zerotrain.importers.keys import DIFFSYNTH, SIMPLETUNER, TRAINER
 from zerotrain.importers.schedule import DEEPSPEED_HAS, DEEPSPEED_NAMES

@@ -7,7 +7,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from zerotrain.config.lr_scheduler_args import ARGUMENTS, OWN_KEYS
+from zerotrain.config.lr_scheduler import ARGUMENTS, OWN_KEYS
 from zerotrain.config.suggestions import nearest
 from zerotrain.errors import PipelineError
 from zerotrain.importers.imported_config import AUTO, ImportedConfig, Outcome
