@@ -15,7 +15,7 @@ import pytest
 from zerotrain.artifact import sources
 from zerotrain.artifact.declared_code import NOT_FOLLOWED, WITHOUT_EFFECT
 from zerotrain.config.families import FAMILIES
-from zerotrain.models.encoding_code import BATCHES, CROP, ENCODING, PIXELS, encoding_code
+from zerotrain.models.encoding_code import BATCHES, BUCKETS, CROP, ENCODING, PIXELS, encoding_code
 
 STAGES = sorted(path.stem for path in (sources.PACKAGE / "stages").glob("[a-z]*.py"))
 
@@ -130,7 +130,7 @@ def test_paths_are_relative_to_the_working_directory(package: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("data/draws.py", "ROUTE = 1, 2, 3, 4, 5, 6", "ROUTE = 2, 1, 3, 4, 5, 6"),
+        ("data/draws.py", "BATCHES = 1, 2, 3, 4, 5, 6, 7, 8", "BATCHES = 2, 1, 3, 4, 5, 6, 7, 8"),
         ("models/families/ddpm.py", "/ (snr + 1)", "/ (snr + 2)"),
         ("state/checkpoint.py", "if covered != size:", "if covered > size:"),
     ],
@@ -164,7 +164,7 @@ DECIDING = {
     "artifact": "tensor_file",
     "cache": "__init__ layout reader token_layout",
     "config": "__init__ adapters optimizers parameter_patterns token_routes",
-    "data": "__init__ draws",
+    "data": "__init__ draws order",
     "launch": "__init__ resolved schedules",
     "machine": "__init__ device",
     "models": "__init__ nf4 quantized_linear quanto trainable",
@@ -237,7 +237,7 @@ def test_declared_encoding_is_that_of_the_families() -> None:
         assert set(ENCODING[name]) == said
         images = set(encoding_code(name)) - said
         assert images == ({*PIXELS, *BATCHES} if family.modality == "image" else set())
-    pixels = {*digits.DigitsSource.pixel_modules, *folder.FolderSource.pixel_modules, CROP}
+    pixels = {*digits.DigitsSource.pixel_modules, *folder.FolderSource.pixel_modules, CROP, BUCKETS}
     assert pixels == {*PIXELS}
 
 

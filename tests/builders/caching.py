@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from PIL import Image
 from tests.builders.images import make_image_config
 
 from zerotrain import artifact
-from zerotrain.cache import encoding
+from zerotrain.cache import Cache, encoding, read_cache
+from zerotrain.config.read import parse_config
 from zerotrain.config.run import RunConfig
 from zerotrain.models.families.conditioning import Conditioning
 from zerotrain.models.families.prompt_tokens import TokenLimit, token_limits
+from zerotrain.stages.build_base import BuildSettings, build_base
 from zerotrain.stages.cache_latents import CacheSettings, cache_latents
 from zerotrain.stages.prepare_dataset import prepare_dataset
 
@@ -133,3 +136,26 @@ def stop_encoding(family: FakeFamily, after: int, patch: pytest.MonkeyPatch) -> 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a folder."""
     return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*.*")}
+
+
+def pixel_run(images: Path, side: int, **data: Any) -> RunConfig:
+    """A run of a model to which pixels are latents."""
+    raw = {
+        "run": "r", "family": "qwen_image", "base": "nano", "vae": "identity",
+        "data": {"images": str(images), **data}, "train": {"resolution": side},
+        "phases": [{"name": "only", "until": 1, "launch": "torch"}],
+    }  # fmt: skip
+    return parse_config(raw, "test")
+
+
+def encode_pixels(config: RunConfig, side: int, folder: Path) -> Cache:
+    """The cache of a run, next to its dataset and its base, which is built once."""
+    prepare_dataset(config.data, folder / "dataset")
+    if not (folder / "base").exists():
+        build_base(BuildSettings.of(config), folder / "dataset", folder / "base")
+    cache_latents(
+        CacheSettings.of(config), side, folder / "dataset", folder / "base", folder / "cache"
+    )
+    found = read_cache(folder / "cache")
+    assert isinstance(found, Cache)
+    return found

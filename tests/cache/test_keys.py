@@ -15,11 +15,12 @@ from zerotrain.cache.code import IMAGES, TEXTS
 from zerotrain.cache.encoding import CacheSettings, Encoding
 from zerotrain.cache.keys import Encoder, conditioning_key, latents_key, text_key, tokens_key
 from zerotrain.config.read import parse_config
+from zerotrain.data.buckets import View, square_view
 from zerotrain.data.dataset import Sample
 from zerotrain.models.families.sdxl import FAMILY
 
 ENCODER = Encoder("sdxl", {"vae": "1"}, "fp32", "cpu", "fp32")
-IMAGE = ("a", (0, 0, 8), 32, ENCODER)
+IMAGE = ("a", square_view((0, 0, 8), 32), ENCODER)
 
 
 def caption_key(encoder: Encoder = ENCODER, **changed: Any) -> str:
@@ -40,12 +41,15 @@ def test_all_that_the_user_decides_changes_the_key():
         replace(ENCODER, pipeline="QwenImageEditPipeline"),
     ]
     keys = [
-        *(latents_key(*IMAGE[:3], encoder) for encoder in encoders),
+        *(latents_key(*IMAGE[:2], encoder) for encoder in encoders),
         *(conditioning_key("a", encoder) for encoder in encoders),
         *(caption_key(encoder) for encoder in encoders),
         latents_key("b", *IMAGE[1:]),
-        latents_key("a", (1, 0, 8), 32, ENCODER),
-        latents_key("a", (0, 0, 8), 64, ENCODER),
+        latents_key("a", square_view((1, 0, 8), 32), ENCODER),
+        latents_key("a", square_view((0, 0, 8), 64), ENCODER),
+        latents_key("a", View((0, 0, 8, 4), (32, 16)), ENCODER),
+        latents_key("a", View((0, 0, 8, 4), (64, 32)), ENCODER),
+        latents_key("a", View((0, 0, 8, 4), (32, 32)), ENCODER),
         latents_key(*IMAGE, flipped=True),
         conditioning_key("b", ENCODER),
         text_key("b", ENCODER, max_sequence_length=None),
@@ -84,7 +88,10 @@ def encode(tmp_path: Path, monkeypatch) -> Callable[..., tuple[Encoding, list[st
         phases = [{"name": "p", "until": 1}]
         raw = {"run": "r", "base": "nano", "data": data, "phases": phases}
         encoding = Encoding(CacheSettings.of(parse_config(raw, "test")), 32, FAMILY, base)
-        return encoding, [encoding.entry(sample).latents, encoding.text_key("a")]
+        return encoding, [
+            encoding.entry(sample, square_view(sample.crop, 32)).latents,
+            encoding.text_key("a"),
+        ]
 
     return make
 

@@ -8,38 +8,12 @@ from typing import Any
 
 import torch
 from PIL import Image
+from tests.builders.caching import encode_pixels, pixel_run
 
-from zerotrain.cache import Cache, read_cache
-from zerotrain.config.read import parse_config
-from zerotrain.config.run import RunConfig
 from zerotrain.config.training import TrainConfig
-from zerotrain.stages.build_base import BuildSettings, build_base
-from zerotrain.stages.cache_latents import CacheSettings, cache_latents
-from zerotrain.stages.prepare_dataset import prepare_dataset
 from zerotrain.training.batches import Batches
 
 SIDE, COUNT = 16, 12
-
-
-def run_of(images: Path, **data: Any) -> RunConfig:
-    """A model to which pixels are latents."""
-    raw = {
-        "run": "r", "family": "qwen_image", "base": "nano", "vae": "identity",
-        "data": {"images": str(images), "holdout": 0.5, **data}, "train": {"resolution": SIDE},
-        "phases": [{"name": "only", "until": 1, "launch": "torch"}],
-    }  # fmt: skip
-    return parse_config(raw, "test")
-
-
-def encode(config: RunConfig, base: Path, place: Path) -> Cache:
-    """The cache of a run."""
-    prepare_dataset(config.data, place / "dataset")
-    if not base.exists():
-        build_base(BuildSettings.of(config), place / "dataset", base)
-    cache_latents(CacheSettings.of(config), SIDE, place / "dataset", base, place / "cache")
-    found = read_cache(place / "cache")
-    assert isinstance(found, Cache)
-    return found
 
 
 def test_mirror_images_are_encoded_and_drawn(tmp_path: Path) -> None:
@@ -50,8 +24,10 @@ def test_mirror_images_are_encoded_and_drawn(tmp_path: Path) -> None:
         image = Image.linear_gradient("L").rotate(25 * number + 30).resize((SIDE, SIDE))
         image.convert("RGB").save(images / f"{number}.png")
         (images / f"{number}.txt").write_text("a picture")
-    flipped = encode(run_of(images, random_flip=True), tmp_path / "base", tmp_path / "flipped")
-    plain = encode(run_of(images), tmp_path / "base", tmp_path / "plain")
+    flipped = encode_pixels(
+        pixel_run(images, SIDE, holdout=0.5, random_flip=True), SIDE, tmp_path / "flipped"
+    )
+    plain = encode_pixels(pixel_run(images, SIDE, holdout=0.5), SIDE, tmp_path / "plain")
     trained = [i for i, entry in enumerate(flipped.entries) if entry.split == "train"]
     assert 0 < len(trained) < COUNT
     for i, (one, other) in enumerate(zip(flipped.entries, plain.entries, strict=True)):
@@ -65,7 +41,7 @@ def test_mirror_images_are_encoded_and_drawn(tmp_path: Path) -> None:
     phase: Any = SimpleNamespace(
         seed=3,
         derived=SimpleNamespace(epoch_size=len(trained), objective={}),
-        train=TrainConfig(caption_dropout_probability=0.0),
+        train=TrainConfig(caption_dropout_probability=0.0, global_batch_size=1),
     )
     seen = {
         bool(torch.equal(batch, flipped.sample(i)["latents"]))

@@ -274,6 +274,18 @@ def test_phase_inherits_and_changes_training_values() -> None:
             "use_dora is for layers one by one",
         ),
         ({"data": {"images": "x", "max_pixels": 4096}}, "resolution 1024 needs 1048576 pixels"),
+        (
+            {"data": {"images": "x", "aspect_buckets": {"alignment": 2048}}},
+            "alignment: 2048 is more than the resolution of phase plain, 1024",
+        ),
+        (
+            {"data": {"images": "x", "aspect_buckets": {"sizes": [[2048, 1024]]}}},
+            "the smallest, 2048x1024, has more pixels than 1024x1024",
+        ),
+        (
+            {"data": {"images": "x", "conditioning_images": "y", "aspect_buckets": True}},
+            "aspect_buckets would cut images and leave their conditioning images square",
+        ),
     ],
 )
 def test_impossible_values_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from zerotrain.training.reporting.holdout_loss import holdout_loss, perplexity, whole_example
+from zerotrain.training.reporting.holdout_loss import (
+    holdout_loss,
+    perplexity,
+    split_places,
+    whole_example,
+)
 
 
 class Length:
@@ -25,8 +30,8 @@ class Value:
 
 
 def measured(objective: Any, samples: list[dict[str, torch.Tensor]], batch_size: int) -> float:
-    model = torch.nn.Identity()
-    return holdout_loss(model, objective, samples, torch.device("cpu"), batch_size)
+    model, batches = torch.nn.Identity(), split_places(range(len(samples)), batch_size)
+    return holdout_loss(model, objective, samples, torch.device("cpu"), batches)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5])

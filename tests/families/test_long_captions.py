@@ -175,7 +175,7 @@ def test_sampling_reads_prompts_as_training_does(nano, capsys):
 def test_the_command_reads_long_prompts_as_the_weights_were_trained(nano, tmp_path):
     """Exported weights carry it, and no word of it where captions were cut."""
     raw = {"run": "r", "base": "nano", "data": {"images": "i"}, "train": {"long_captions": "chunk"}}
-    values = {"number": 1, "seed": 7, "steps": 2, "guidance": 3.0, "resolution": 16, "base": None}
+    values = {"number": 1, "seed": 7, "steps": 2, "guidance": 3.0, "resolution": "16", "base": None}
     contents = {}
     for name in ("chunk", "truncate"):
         config = parse_config(

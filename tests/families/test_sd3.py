@@ -92,13 +92,13 @@ def test_the_command_samples_at_the_length_that_was_trained(nano_sd3, tmp_path, 
         shutil.copytree(nano_sd3, draft.folder, dirs_exist_ok=True)
         draft.content = target.content(step=1, averaged=False)
     assert ("max_sequence_length" in draft.content) == (length is not None)
-    values = {"number": 1, "seed": 7, "steps": 2, "guidance": 3.0, "resolution": 16, "base": None}
+    values = {"number": 1, "seed": 7, "steps": 2, "guidance": 3.0, "resolution": "16", "base": None}
     (file,) = sample_command(
         SampleOptions(tmp_path / "weights", "a red house", out=tmp_path / "png", **values)
     )
     expected = draw_house(pipeline_of(nano_sd3), max_sequence_length=length or TOKENS)
     assert Image.open(file).tobytes() == expected
-    for side in (24, 64):  # no multiple of a patch; more patches than there are positions
+    for side in ("24", "64"):  # no multiple of a patch; more patches than there are positions
         with pytest.raises(PipelineError, match=rf"--resolution {side}: .*\d"):
             sample_command(
                 SampleOptions(

@@ -115,7 +115,7 @@ def test_the_code_gives_what_our_own_command_gives(
     def made(*images: Path) -> bytes:
         (file,) = sample(
             SampleOptions(
-                folder, PROMPT, resolution=side, image=list(images), out=tmp_path / "samples"
+                folder, PROMPT, resolution=str(side), image=list(images), out=tmp_path / "samples"
             )
         )
         return Image.open(file).tobytes()
@@ -163,7 +163,7 @@ def test_of_redux_an_empty_prompt_is_zeros(weights, inputs, tmp_path, monkeypatc
     code = loading_code(folder, "flux", "", at=".", resolution=SIDE)
     assert join_lines(readme) == join_lines(code)
     (made,) = sample(
-        SampleOptions(folder, "", resolution=SIDE, image=inputs[:1], out=tmp_path / "samples")
+        SampleOptions(folder, "", resolution=str(SIDE), image=inputs[:1], out=tmp_path / "samples")
     )
     assert run_code(code, inside, monkeypatch) == Image.open(made).tobytes()
     text = code.replace("if not prompt:", "if False:")

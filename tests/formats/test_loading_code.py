@@ -132,7 +132,7 @@ def made_here(
     """The same by our own command, with its defaults."""
     if FAMILIES[family].modality == "text":
         return generate(GenerateOptions(weights, prompt, system=system, raw=raw))[0]
-    (file,) = sample(SampleOptions(weights, prompt, resolution=SIDE, out=out))
+    (file,) = sample(SampleOptions(weights, prompt, resolution=str(SIDE), out=out))
     return Image.open(file).tobytes()
 
 

@@ -63,6 +63,7 @@ def test_an_image_is_a_function_of_its_seed(whole, tmp_path):
     assert names == [f"a-red-house-{seed}.png" for seed in (7, 8, 9)]
     assert Image.open(tmp_path / "three" / names[0]).size == (16, 16)
     assert len(sample_images(whole, tmp_path / "large", "--resolution", 32)[0]) == 3 * 32 * 32
+    assert len(sample_images(whole, tmp_path / "wide", "--resolution", "32x16")[0]) == 3 * 32 * 16
 
 
 def test_what_is_missing_is_named(lora, whole, base, tmp_path):
@@ -161,5 +162,8 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path):
 def test_a_side_that_no_model_makes_is_refused(whole):
     assert "--resolution: 33 is not a multiple of 8" in run_sample(
         whole, PROMPT, "--resolution", 33
+    )
+    assert "--resolution: '32x' is no size in pixels" in run_sample(
+        whole, PROMPT, "--resolution", "32x"
     )
     assert "--guidance: -1.0 is too small" in run_sample(whole, PROMPT, "--guidance", -1)

@@ -181,7 +181,7 @@ def test_the_held_out_loss_sees_held_out_samples_at_fixed_noise(run):
     def loss(seed: int, batch_size: int = 8) -> float:
         device = torch.device("cpu")
         samples = HeldOutImages(cache, seed)
-        return holdout_loss(denoiser, objective, samples, device, batch_size)
+        return holdout_loss(denoiser, objective, samples, device, samples.batches(batch_size))
 
     assert loss(0) == loss(0)
     assert loss(0) == pytest.approx(loss(0, 3), rel=1e-6)

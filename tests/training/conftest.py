@@ -267,18 +267,25 @@ def write_base(folder: Path, channels: tuple[int, int]) -> None:
         draft.content = {"parts": {"unet": "made by hand"}}
 
 
-def write_cache(folder: Path, spoilt: Sequence[int] = ()) -> None:
-    """Publish a cache of random latents; those of the spoilt samples are NaN."""
+def write_cache(
+    folder: Path, spoilt: Sequence[int] = (), sizes: Sequence[tuple[int, int]] = ((64, 64),)
+) -> None:
+    """Publish a cache of random latents; those of the spoilt samples are NaN.
+
+    The heights and widths of the images are `sizes`, in turn.
+    """
 
     def key(number: int) -> str:
         return artifact.digest(number)
 
     nan = {key(number) for number in spoilt}
+    size_of = {key(i): sizes[i % len(sizes)] for i in range(SAMPLES + 4)}
 
     def latents(keys: Any) -> Iterator[dict[str, torch.Tensor]]:
         for name in keys:
             source = torch.Generator().manual_seed(int(name[:8], 16))
-            latents = torch.randn(4, 8, 8, generator=source)
+            height, width = size_of[name]
+            latents = torch.randn(4, height // 8, width // 8, generator=source)
             yield {LATENTS: torch.full_like(latents, torch.nan) if name in nan else latents}
 
     def text(keys: Any) -> Iterator[dict[str, torch.Tensor]]:
@@ -290,8 +297,8 @@ def write_cache(folder: Path, spoilt: Sequence[int] = ()) -> None:
             }
 
     entries = tuple(
-        Entry(f"{i}.png", key(i), key(i % 3), key(i), key(100 + i % 3), (64, 64), (0, 0), (64, 64),
-              "train" if i < SAMPLES else "holdout")
+        Entry(f"{i}.png", key(i), key(i % 3), key(i), key(100 + i % 3), (64, 64), (0, 0),
+              size_of[key(i)], "train" if i < SAMPLES else "holdout")
         for i in range(SAMPLES + 4)
     )  # fmt: skip
     stored = StoredShards(folder)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from PIL import Image
 from tests.builders.images import make_image_config, prepare_inputs, write_pictures
 from tests.builders.talks import publish_dataset, publish_language, run_config
 from tests.families.texts import SUMS
@@ -26,10 +28,15 @@ LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["to_q", "to_
 TALKS = [tuple(m.content for m in one.messages) for one in SUMS]
 
 
-def write_image_inputs(family: str, folder: Path) -> None:
-    """A nano model of images and their cache."""
+def write_image_inputs(
+    family: str, folder: Path, sizes: Sequence[tuple[int, int]] = ((SIDE, SIDE),), **data: Any
+) -> None:
+    """A nano model of images and their cache; the images have these sizes in turn."""
     images = write_pictures(folder / "images", CAPTIONS, SIDE, COUNT)
-    config = make_image_config(images, family=family, validation={"prompts": list(PROMPTS)})
+    for number, file in enumerate(sorted(images.glob("*.png"))):
+        Image.open(file).resize(sizes[number % len(sizes)]).save(file)
+    validation = {"prompts": list(PROMPTS)}
+    config = make_image_config(images, family=family, data=data, validation=validation)
     prepare_inputs(config, folder, steps=3)
     assert len(read_dataset(folder / "dataset").split("train")) == COUNT
 
@@ -61,5 +68,9 @@ def text_inputs(family: str, folder: Path, *, packing: bool = True, holdout: int
 def cache_of(**tensors: torch.Tensor) -> Any:
     """A cache of samples that are all the same."""
     sample = {"latents": torch.zeros(4, 8, 8), **tensors}
-    entries = [SimpleNamespace(split="train", flipped=None)] * COUNT
-    return SimpleNamespace(entries=entries, sample=lambda number, **how: sample)
+    entries = [SimpleNamespace(split="train", flipped=None, target_size=(64, 64))] * COUNT
+    return SimpleNamespace(
+        entries=entries,
+        sample=lambda number, **how: sample,
+        latents_shape=lambda number: tuple(sample["latents"].shape),
+    )

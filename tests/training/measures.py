@@ -34,7 +34,7 @@ def measured(model: Any, family: str, training: Training) -> float:
         HeldOutImages(cache, SEED) if isinstance(cache, Cache) else HeldOutText(cache, 256)
     )
     objective = load_family(family).objective(training.base)
-    return holdout_loss(model, objective, held_out, torch.device("cpu"), 8)
+    return holdout_loss(model, objective, held_out, torch.device("cpu"), held_out.batches(8))
 
 
 def weights(training: Training, family: str, name: str, step: int, slot: str = MASTER) -> Any:

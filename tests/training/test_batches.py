@@ -6,11 +6,12 @@ import contextlib
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.builders.phases import SAMPLES, SEED
 
-from zerotrain.data.draws import draw_place
+from zerotrain.data.order import SampleOrder
 from zerotrain.training import loop
 from zerotrain.training.reporting.log import NoLog
 
@@ -42,13 +43,14 @@ def seen(world_size: int, accumulations: int) -> list[list[int]]:
         derived=SimpleNamespace(micro_batch_size=micro),
         train=SimpleNamespace(gradient_accumulation_steps=accumulations),
     )
+    order = SampleOrder(SEED, [np.arange(SAMPLES)], GLOBAL)
     steps: list[list[int]] = [[] for _ in range(STEPS)]
     for rank in range(world_size):
         for step in range(STEPS):
             taken: list[int] = []
 
             def batch(first: int, size: int, device: torch.device, into: Any = taken) -> None:
-                into += [draw_place(SEED, p, SAMPLES)[1] for p in range(first, first + size)]
+                into += [order.place(p)[1] for p in range(first, first + size)]
 
             batches: Any = SimpleNamespace(batch=batch)
             objective: Any = SimpleNamespace(loss=lambda model, batch: torch.zeros(micro))

@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from zerotrain.data.draws import Draw, draw_routes, draw_sample, epoch_order, generator, step_seed
+from zerotrain.data.draws import draw_routes, draw_sample, generator, step_seed
+from zerotrain.data.order import SampleOrder
 
 COUNT, REPEATS = 5, 2
 EPOCH = COUNT * REPEATS
 SHAPE = (4, 2, 3)
 
 
-def draw(position: int, *, seed: int = 7, dropout: float = 0.3) -> Draw:
+@dataclass(frozen=True)
+class Drawn:
+    """What a position of the run has."""
+
+    index: int
+    noise: NDArray[np.float32]
+    uniform: float
+    drop_caption: bool
+    flip: bool
+
+
+def order(seed: int = 7) -> SampleOrder:
+    return SampleOrder(seed, [np.arange(EPOCH)], 4)
+
+
+def draw(position: int, *, seed: int = 7, dropout: float = 0.3, random_flip: bool = False) -> Drawn:
     """The run's sample number `position`."""
-    return draw_sample(
-        seed, position, count=COUNT, epoch_size=EPOCH, shape=SHAPE, caption_dropout=dropout
+    epoch, place = order(seed).place(position)
+    one = draw_sample(
+        seed, epoch, place, shape=SHAPE, caption_dropout=dropout, random_flip=random_flip
     )
+    return Drawn(place % COUNT, one.noise, one.uniform, one.drop_caption, one.flip)
 
 
-def key(one: Draw) -> tuple[object, ...]:
+def key(one: Drawn) -> tuple[object, ...]:
     """All of a draw, to be compared bit for bit."""
     return one.index, one.noise.tobytes(), one.uniform, one.drop_caption
 
 
-def noise_of(draws: list[Draw]) -> set[bytes]:
+def places_of(epoch: int) -> list[int]:
+    """The places of an epoch, in the order of its positions."""
+    found = [order().place(position) for position in range(epoch * EPOCH, (epoch + 1) * EPOCH)]
+    assert {one for one, _ in found} == {epoch}
+    return [place for _, place in found]
+
+
+def noise_of(draws: list[Drawn]) -> set[bytes]:
     return {one.noise.tobytes() for one in draws}
 
 
@@ -42,12 +70,12 @@ def test_batches_do_not_matter(batch: int) -> None:
 def test_an_epoch_sees_every_sample() -> None:
     """Each image comes exactly `repeats` times, in an order that is no order."""
     for epoch in range(3):
-        order = epoch_order(7, epoch, EPOCH)
-        assert sorted(order) == list(range(EPOCH))
+        places = places_of(epoch)
+        assert sorted(places) == list(range(EPOCH))
         seen = [draw(epoch * EPOCH + place).index for place in range(EPOCH)]
         assert sorted(seen) == sorted(list(range(COUNT)) * REPEATS)
-        assert seen == [place % COUNT for place in order]
-        assert list(order) != list(range(EPOCH))
+        assert seen == [place % COUNT for place in places]
+        assert places != list(range(EPOCH))
 
 
 def test_epochs_differ() -> None:
@@ -97,8 +125,8 @@ def test_draws_have_their_distributions() -> None:
 
 def test_streams_are_apart() -> None:
     """One seed's order, samples and steps come from different streams, steps and ranks too."""
-    firsts = {generator(7, stream, 3, 5).random() for stream in range(1, 7)}
-    assert len(firsts) == 6
+    firsts = {generator(7, stream, 3, 5).random() for stream in range(1, 9)}
+    assert len(firsts) == 8
     seeds = [step_seed(7, step, rank) for step in range(20) for rank in range(4)]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)
@@ -106,8 +134,8 @@ def test_streams_are_apart() -> None:
 
 def test_the_random_stream_stays_what_it_is() -> None:
     """A change of these numbers changes every training: it may not come by accident."""
-    assert epoch_order(7, 0, 10).tolist() == [1, 9, 2, 8, 5, 0, 4, 3, 7, 6]
-    assert epoch_order(7, 1, 10).tolist() == [5, 1, 7, 3, 8, 4, 0, 2, 6, 9]
+    assert places_of(0) == [1, 9, 2, 8, 5, 0, 4, 3, 7, 6]
+    assert places_of(1) == [5, 1, 7, 3, 8, 4, 0, 2, 6, 9]
     one = draw(13)
     assert (one.index, one.drop_caption, one.uniform) == (3, True, 0.8428279753333358)
     noise = [0.7228628396987915, 0.043613046407699585, -1.3912558555603027]
@@ -118,13 +146,7 @@ def test_the_random_stream_stays_what_it_is() -> None:
 def test_a_flip_changes_no_other_draw() -> None:
     """Half of the samples are mirror images; noise and caption are what they are without."""
     plain = [draw(position) for position in range(200)]
-    flipped = [
-        draw_sample(
-            7, position, count=COUNT, epoch_size=EPOCH, shape=SHAPE, caption_dropout=0.3,
-            random_flip=True,
-        )
-        for position in range(200)
-    ]  # fmt: skip
+    flipped = [draw(position, random_flip=True) for position in range(200)]
     assert [key(one) for one in flipped] == [key(one) for one in plain]
     assert not any(one.flip for one in plain)
     assert 80 <= sum(one.flip for one in flipped) <= 120
@@ -133,16 +155,15 @@ def test_a_flip_changes_no_other_draw() -> None:
 def test_routes_are_orders_of_the_tokens_and_differ_by_sample_route_and_epoch() -> None:
     """The kept tokens come first, sorted; every token is as likely to be kept as another."""
     orders = [
-        draw_routes(7, position, epoch_size=EPOCH, kept=(10, 4), tokens=16)
-        for position in range(400)
+        draw_routes(7, *order().place(position), kept=(10, 4), tokens=16) for position in range(400)
     ]
-    for order in orders:
-        assert (np.sort(order) == np.arange(16)).all()
-        assert (np.diff(order[0, :10]) > 0).all()
-        assert (np.diff(order[1, :4]) > 0).all()
-    kept = {tuple(route[:4].tolist()) for order in orders[: 2 * EPOCH] for route in order}
+    for one in orders:
+        assert (np.sort(one) == np.arange(16)).all()
+        assert (np.diff(one[0, :10]) > 0).all()
+        assert (np.diff(one[1, :4]) > 0).all()
+    kept = {tuple(route[:4].tolist()) for one in orders[: 2 * EPOCH] for route in one}
     assert len(kept) > 3 * EPOCH
-    shares = np.bincount(np.concatenate([order[0, :10] for order in orders]), minlength=16) / 400
+    shares = np.bincount(np.concatenate([one[0, :10] for one in orders]), minlength=16) / 400
     # Four standard deviations.
     assert np.abs(shares - 10 / 16).max() < 0.1
-    assert (draw_routes(7, 3, epoch_size=EPOCH, kept=(10, 4), tokens=16) == orders[3]).all()
+    assert (draw_routes(7, *order().place(3), kept=(10, 4), tokens=16) == orders[3]).all()

@@ -9,15 +9,17 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.builders.phases import SAMPLES, SEED
 from tests.training.conftest import Training, write_cache
 
-from zerotrain.data.draws import draw_place
+from zerotrain.data.order import SampleOrder
 from zerotrain.training.checkpointing import progress_folder
 
 SPOILT, BATCH = 3, 4
-STEP = next(p for p in range(SAMPLES) if draw_place(SEED, p, SAMPLES)[1] == SPOILT) // BATCH + 1
+ORDER = SampleOrder(SEED, [np.arange(SAMPLES)], BATCH)
+STEP = next(p for p in range(SAMPLES) if ORDER.place(p)[1] == SPOILT) // BATCH + 1
 """The step of the first epoch that has the spoilt sample."""
 UNTIL = STEP + 2
 SKIP = {"nan_action": "skip", "save_every": 1, "keep": UNTIL}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zerotrain.artifact.sources import code_digest
-from zerotrain.models.encoding_code import BATCHES, CROP
+from zerotrain.models.encoding_code import BATCHES, BUCKETS, CROP
 
 if TYPE_CHECKING:
     from zerotrain.data.source import Source
@@ -24,7 +24,7 @@ IMAGES, TEXTS, TOKENS = "images", "texts", "tokens"
 
 def image_modules(source: Source, family: DiffusionFamily) -> tuple[str, ...]:
     """List the modules that latents depend on; `module:Class` is only a class."""
-    return (*source.pixel_modules, CROP, *BATCHES, *family.encoding_code)
+    return (*source.pixel_modules, CROP, BUCKETS, *BATCHES, *family.encoding_code)
 
 
 def text_modules(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -22,6 +22,7 @@ from zerotrain.cache.reuse import Group
 from zerotrain.cache.writer import Tensors
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.config.stage_settings import CacheSettings
+from zerotrain.data.buckets import Size, View
 from zerotrain.data.conditioning_file import read_conditioning_images
 from zerotrain.data.crop import centre_crop, crop_and_resize, to_pixels
 from zerotrain.data.dataset import ConditioningImage, Sample, caption_sha256
@@ -45,6 +46,9 @@ IMAGES_DTYPE = "fp32"
 """Dtype of the autoencoders' computation, on every device."""
 PIXELS_AT_A_TIME = 1024 * 1024
 MOST_IMAGES_AT_A_TIME = 32
+BATCHES_IN_WINDOW = 256
+"""Batches of images that are encoded before their latents are written, in the order of the keys. A
+window holds every size; at its end, a batch of each size is filled with copies."""
 PROMPTS_AT_A_TIME = 16
 PROMPTS_WITH_IMAGES_AT_A_TIME = 1
 """A vision tower has many tokens per image: copies that fill a batch would be expensive."""
@@ -68,7 +72,7 @@ class Encoding:
 
     Args:
         settings: The settings of cache_latents.
-        pixels: Side of the square images.
+        pixels: Side of square images.
         family: The base's family.
         base: The base model.
         reads: How the base uses conditioning images; None if it uses none.
@@ -104,28 +108,27 @@ class Encoding:
         if self._in_prompt:
             self._text_encoder = replace(self._text_encoder, pipeline=pipeline)
         self._in_latents = reads is not None and reads.in_latents
-        self._samples: dict[str, tuple[Sample, bool]] = {}
+        self._samples: dict[str, tuple[Sample, View, bool]] = {}
         self._captions: dict[str, tuple[str, Sequence[Located]]] = {}
         self._conditioning: dict[str, tuple[str, Sequence[Located]]] = {}
         self._encoders: Encoders | None = None
 
-    def entry(self, sample: Sample) -> Entry:
-        """Return a sample's entry for the index."""
+    def entry(self, sample: Sample, view: View) -> Entry:
+        """Return the entry for the index of a sample, of which the view is encoded."""
         flips = self.settings.data.random_flip and sample.split == "train"
-        left, top, side = sample.crop
         images = self._located(sample)
         seen = images if self._in_prompt else ()
         return Entry(
             file=sample.file,
             image_sha256=sample.image_sha256,
             caption_sha256=sample.caption_sha256,
-            latents=self._latents_key(sample, flipped=False),
+            latents=self._latents_key(sample, view, flipped=False),
             text=self.text_key(sample.caption, seen),
             original_size=sample.size[::-1],
-            crop_top_left=(round(top * self.pixels / side), round(left * self.pixels / side)),
-            target_size=(self.pixels, self.pixels),
+            crop_top_left=view.crop_top_left,
+            target_size=view.size[::-1],
             split=sample.split,
-            flipped=self._latents_key(sample, flipped=True) if flips else None,
+            flipped=self._latents_key(sample, view, flipped=True) if flips else None,
             conditioning=self._conditioning_key(sample.file, images)
             if images and self._in_latents
             else None,
@@ -148,15 +151,9 @@ class Encoding:
         named = [(one.image.image_sha256, one.image.crop) for one in images]
         return pixels_digest(named, self.pixels)
 
-    def _latents_key(self, sample: Sample, *, flipped: bool) -> str:
-        key = latents_key(
-            sample.image_sha256,
-            sample.crop,
-            self.pixels,
-            self._image_encoder,
-            flipped=flipped,
-        )
-        self._samples.setdefault(key, (sample, flipped))
+    def _latents_key(self, sample: Sample, view: View, *, flipped: bool) -> str:
+        key = latents_key(sample.image_sha256, view, self._image_encoder, flipped=flipped)
+        self._samples.setdefault(key, (sample, view, flipped))
         return key
 
     def text_key(self, caption: str, images: Sequence[Located] = ()) -> str:
@@ -225,18 +222,34 @@ class Encoding:
         return progress(self._text(keys), len(keys), "encoding captions", "caption")
 
     def _latents(self, keys: Sequence[str]) -> Iterator[Tensors]:
-        size = self._batch_size()
-        pixels = in_order(self._pixels, keys, self.settings.data.num_workers)
-        for batch, held in zip(_batches(pixels, size), _batches(keys, size), strict=True):
-            with full_precision():
-                encoded = self.encoders.encode_images(torch.stack(_filled(batch, size)))
-            for row, key in enumerate(held):
-                yield {LATENTS: self._finished(encoded[row], self._samples[key][0].file)}
+        window = BATCHES_IN_WINDOW * self._batch_size((self.pixels, self.pixels))
+        for held in _batches(keys, window):
+            encoded = self._encoded_images(sorted(held, key=self._view_size))
+            found: dict[str, torch.Tensor] = {}
+            for key in held:
+                while key not in found:
+                    found.update([next(encoded)])
+                yield {LATENTS: found.pop(key)}
+
+    def _encoded_images(self, keys: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Encode images in batches of one size; `keys` are grouped by size."""
+        for view_size, group in groupby(keys, key=self._view_size):
+            chosen, size = [*group], self._batch_size(view_size)
+            pixels = in_order(self._pixels, chosen, self.settings.data.num_workers)
+            for batch, held in zip(_batches(pixels, size), _batches(chosen, size), strict=True):
+                with full_precision():
+                    encoded = self.encoders.encode_images(torch.stack(_filled(batch, size)))
+                for row, key in enumerate(held):
+                    yield key, self._finished(encoded[row], self._samples[key][0].file)
+
+    def _view_size(self, key: str) -> Size:
+        return self._samples[key][1].size
 
     def _encoded_conditioning(self, keys: Sequence[str]) -> Iterator[Tensors]:
         if not keys:
             return
-        size = max(1, self._batch_size() // len(self._conditioning[keys[0]][1]))
+        images = len(self._conditioning[keys[0]][1])
+        size = max(1, self._batch_size((self.pixels, self.pixels)) // images)
         workers = self.settings.data.num_workers
         pixels = in_order(lambda key: self._stack(self._conditioning[key][1]), keys, workers)
         for batch, held in zip(_batches(pixels, size), _batches(keys, size), strict=True):
@@ -247,8 +260,8 @@ class Encoding:
                 whose = f"conditioning images of {self._conditioning[key][0]}"
                 yield {name: self._finished(tensor[row], whose) for name, tensor in encoded.items()}
 
-    def _batch_size(self) -> int:
-        most = max(1, min(MOST_IMAGES_AT_A_TIME, PIXELS_AT_A_TIME // self.pixels**2))
+    def _batch_size(self, size: Size) -> int:
+        most = max(1, min(MOST_IMAGES_AT_A_TIME, PIXELS_AT_A_TIME // (size[0] * size[1])))
         return self.settings.cache.batch_size or most
 
     def _text(self, keys: Sequence[str]) -> Iterator[Tensors]:
@@ -323,7 +336,7 @@ class Encoding:
         ]
 
     def _shown_image(self, key: str) -> str:
-        sample, flipped = self._samples[key]
+        sample, _, flipped = self._samples[key]
         return f"the mirror image of {sample.file}" if flipped else sample.file
 
     def _encoder(self, names: Sequence[str], computed: str) -> Encoder:
@@ -332,15 +345,16 @@ class Encoding:
         return Encoder(self.family.name, parts, computed, self.device, self.dtype)
 
     def _pixels(self, key: str) -> torch.Tensor:
-        sample, flipped = self._samples[key]
-        pixels = self._square(self.source, sample)
+        sample, view, flipped = self._samples[key]
+        image = self.source.image_of(sample.file, sample.image_sha256)
+        pixels = torch.from_numpy(to_pixels(view.cut(image)))
         return pixels.flip(-1) if flipped else pixels
 
     def _stack(self, images: Sequence[Located]) -> torch.Tensor:
         """Read the pixels [n, 3, H, W] of conditioning images."""
         return torch.stack([self._square(source, image) for source, image in images])
 
-    def _square(self, source: Source, listed: Sample | ConditioningImage) -> torch.Tensor:
+    def _square(self, source: Source, listed: ConditioningImage) -> torch.Tensor:
         image = source.image_of(listed.file, listed.image_sha256)
         return torch.from_numpy(to_pixels(crop_and_resize(image, listed.crop, self.pixels)))
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from zerotrain.artifact import digest
+from zerotrain.data.buckets import View
 
 FORMAT = 2
 """Part of every key: increase it when equal keys would have different numbers. Keys of format 1 had
@@ -39,8 +40,7 @@ class Encoder:
 
 def latents_key(
     image_sha256: str,
-    crop: tuple[int, int, int],
-    resolution: int,
+    view: View,
     encoder: Encoder,
     *,
     flipped: bool = False,
@@ -49,12 +49,14 @@ def latents_key(
 
     Args:
         image_sha256: Digest of the image.
-        crop: Left, top and side of the encoded square.
-        resolution: Side in pixels that the square is scaled to.
+        view: The encoded part of the image, and its size in pixels.
         encoder: The image encoder.
         flipped: Whether the mirror image is encoded.
     """
-    return digest(["latents", FORMAT, image_sha256, crop, resolution, asdict(encoder), flipped])
+    cut: tuple[object, object] = (view.box, view.size)
+    if view.is_square:
+        cut = (view.box[:3], view.size[0])  # left, top and side, as before there were others
+    return digest(["latents", FORMAT, image_sha256, *cut, asdict(encoder), flipped])
 
 
 def conditioning_key(pixels: str, encoder: Encoder) -> str:

@@ -107,6 +107,11 @@ class Cache:
             **{name: torch.tensor(getattr(entry, name)) for name in SIZES},
         }
 
+    def latents_shape(self, i: int) -> tuple[int, ...]:
+        """Return the shape of the latents of sample `i`: C, h and w."""
+        found = self._shards.tensors(LATENTS, self._index.latents, self.entries[i].latents)
+        return tuple(found[LATENTS].shape)
+
     def _conditioning(self, entry: Entry) -> dict[str, torch.Tensor]:
         if self._index.conditioning is None or entry.conditioning is None:
             return {}

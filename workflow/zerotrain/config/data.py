@@ -12,7 +12,7 @@ from zerotrain.config.section import Name, Section, Whole
 TEXT_SOURCES = ("text", "sums", "complaints")
 IMAGE_KEYS = (
     *("images", "follow_symlinks", "metadata", "caption_extension", "max_pixels"),
-    *("caption_strategy", "instance_prompt", "random_flip"),
+    *("caption_strategy", "instance_prompt", "aspect_buckets", "random_flip"),
     *("conditioning_images", "conditioning_columns"),
 )
 TEXT_KEYS = (
@@ -40,6 +40,56 @@ Folders = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
 """A list of folders; the name of one is taken as a list of it."""
+
+
+def _switched_on(value: Any) -> Any:
+    """Take `true` as a section of defaults, and `false` as none."""
+    return {True: {}, False: None}.get(value, value) if isinstance(value, bool) else value
+
+
+Side = Annotated[Whole, Field(ge=8)]
+"""Width or height of an image in pixels."""
+
+
+class BucketConfig(Section):
+    """Sizes of images of other shapes than a square, with about as many pixels as one."""
+
+    alignment: Side = Field(64, description="Widths and heights are multiples of it, in pixels.")
+    min_aspect: float = Field(
+        0.5, gt=0, le=1, description="Width through height of the narrowest bucket."
+    )
+    max_aspect: float = Field(2.0, ge=1, description="Width through height of the widest bucket.")
+    sizes: tuple[tuple[Side, Side], ...] | None = Field(
+        None,
+        min_length=1,
+        description="Buckets of your own, as [width, height], instead of the computed ones.",
+    )
+    crop: Literal["center", "random", "none"] = Field(
+        "center",
+        description="What is cut from an image of another shape than its bucket: both ends, a part "
+        "drawn once by its content, or nothing: then the image is stretched.",
+    )
+    max_upscale: float | None = Field(
+        None,
+        gt=0,
+        description="An image that would be enlarged by more gets a smaller bucket; 1 enlarges "
+        "none.",
+    )
+    merge_below: Whole = Field(
+        0,
+        ge=0,
+        description="A bucket of fewer training images is dissolved: they join the bucket of the "
+        "nearest shape.",
+    )
+
+    @model_validator(mode="after")
+    def _sizes_are_aligned(self) -> BucketConfig:
+        for width, height in self.sizes or ():
+            if width % self.alignment or height % self.alignment:
+                raise ValueError(
+                    f"sizes: {width}x{height} is no multiple of alignment: {self.alignment}"
+                )
+        return self
 
 
 class DataConfig(Section):
@@ -118,6 +168,12 @@ class DataConfig(Section):
     max_pixels: Whole | None = Field(
         None, ge=64, description="Larger images count as scaled down to this area, aspect kept."
     )
+    aspect_buckets: Annotated[BucketConfig | None, BeforeValidator(_switched_on)] = Field(
+        None,
+        exclude_if=_is_none,
+        description="Keep the shape of images instead of the centre square: `true`, or the keys "
+        "below. A batch has images of one size. See [aspect-buckets.md](aspect-buckets.md).",
+    )
     random_flip: bool = Field(
         False,
         description="Images: train on each image or its mirror image, drawn again for each epoch; "
@@ -193,6 +249,11 @@ class DataConfig(Section):
                 f"conditioning_columns are read from a metadata table, and caption_strategy: "
                 f"{self.caption_strategy} reads none; use conditioning_images, or remove "
                 "caption_strategy"
+            )
+        if self.is_conditioned and self.aspect_buckets is not None:
+            raise ValueError(
+                "aspect_buckets would cut images and leave their conditioning images square; "
+                "remove one of them"
             )
         if self.is_conditioned and self.random_flip:
             raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import model_validator
 
 from zerotrain.config.adapters import FUSED_FAMILIES, Method, method_of
+from zerotrain.config.data import BucketConfig
 from zerotrain.config.families import FAMILIES
 from zerotrain.config.models import EvaluateConfig, Phase, RunSections
 from zerotrain.config.section import Role, keys_with
@@ -170,6 +171,24 @@ def _check_data(config: RunSections) -> None:
                 f"phase {phase.name}: resolution {phase.train.resolution} needs {pixels} pixels, "
                 f"data.max_pixels is {most}; lower one or raise the other"
             )
+        _check_buckets(config.data.aspect_buckets, phase)
+
+
+def _check_buckets(buckets: BucketConfig | None, phase: Phase) -> None:
+    side = phase.train.resolution
+    if buckets is None:
+        return
+    if buckets.sizes is None and buckets.alignment > side:
+        raise ValueError(
+            f"data.aspect_buckets.alignment: {buckets.alignment} is more than the resolution of "
+            f"phase {phase.name}, {side}; lower it, to 16 for one"
+        )
+    if buckets.sizes is not None and all(w * h > side * side for w, h in buckets.sizes):
+        width, height = min(buckets.sizes, key=lambda size: size[0] * size[1])
+        raise ValueError(
+            f"data.aspect_buckets.sizes: the smallest, {width}x{height}, has more pixels than "
+            f"{side}x{side}, the resolution of phase {phase.name}; raise that, or add a size"
+        )
 
 
 def _check_adapter(config: RunSections) -> None:

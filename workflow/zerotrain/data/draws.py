@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-ORDER, SAMPLE, STEP, HOLDOUT_NOISE, IMAGE_SEEDS, ROUTE = 1, 2, 3, 4, 5, 6
+ORDER, SAMPLE, STEP, HOLDOUT_NOISE, IMAGE_SEEDS, ROUTE, CROP, BATCHES = 1, 2, 3, 4, 5, 6, 7, 8
 """Streams by purpose: HOLDOUT_NOISE and IMAGE_SEEDS for evaluation, the others for training."""
 
 
@@ -29,8 +28,6 @@ def generator(seed: int, stream: int, high: int, low: int) -> np.random.Generato
 class Draw:
     """All random values of one sample of one epoch."""
 
-    index: int
-    """Position among the training samples."""
     noise: NDArray[np.float32]
     uniform: float
     """In [0, 1): the position on the noise schedule."""
@@ -38,42 +35,28 @@ class Draw:
     flip: bool = False
 
 
-@lru_cache(maxsize=2)
-def epoch_order(seed: int, epoch: int, epoch_size: int) -> NDArray[np.int64]:
-    """Return the order in which an epoch visits positions 0 .. epoch_size - 1."""
-    return generator(seed, ORDER, epoch, 0).permutation(epoch_size)
-
-
-def draw_place(seed: int, position: int, epoch_size: int) -> tuple[int, int]:
-    """Return the epoch of the run's sample `position`, and its place 0 .. epoch_size - 1 in it."""
-    epoch, within = divmod(position, epoch_size)
-    return epoch, int(epoch_order(seed, epoch, epoch_size)[within])
-
-
 def draw_sample(
     seed: int,
-    position: int,
+    epoch: int,
+    place: int,
     *,
-    count: int,
-    epoch_size: int,
     shape: tuple[int, ...],
     caption_dropout: float,
     noise_offset: float = 0.0,
     random_flip: bool = False,
 ) -> Draw:
-    """Draw the run's sample number `position`.
+    """Draw the random values of a sample.
 
     Args:
         seed: The run's seed.
-        position: Number of samples drawn before this one since the start of the run.
-        count: Training samples in the cache.
-        epoch_size: `count` times repeats; each repeat of an image gets different noise.
+        epoch: The epoch, and `place` the sample's place in it, as SampleOrder.place returns them.
+            Each repeat of an image has a place of its own, and so different noise.
+        place: See `epoch`.
         shape: Shape of its latents.
         caption_dropout: Probability of the empty caption.
         noise_offset: Scale of noise that is constant within a channel.
         random_flip: Whether to draw the mirror image in half of the cases.
     """
-    epoch, place = draw_place(seed, position, epoch_size)
     random = generator(seed, SAMPLE, epoch, place)
     uniform, dropout = random.random(2)
     noise = random.standard_normal(shape, dtype=np.float32)
@@ -81,22 +64,22 @@ def draw_sample(
         whole = (shape[0], *(1 for _ in shape[1:]))
         noise += np.float32(noise_offset) * random.standard_normal(whole, dtype=np.float32)
     flip = bool(random_flip and random.random() < 0.5)
-    return Draw(place % count, noise, float(uniform), bool(dropout < caption_dropout), flip)
+    return Draw(noise, float(uniform), bool(dropout < caption_dropout), flip)
 
 
 def draw_routes(
-    seed: int, position: int, *, epoch_size: int, kept: Sequence[int], tokens: int
+    seed: int, epoch: int, place: int, *, kept: Sequence[int], tokens: int
 ) -> NDArray[np.int64]:
-    """Draw the token orders of the run's sample `position`, int64 [routes, tokens].
+    """Draw the token orders of a sample, int64 [routes, tokens].
 
     Args:
         seed: The run's seed.
-        position: Number of samples drawn before this one since the start of the run.
-        epoch_size: Samples in an epoch.
+        epoch: As for draw_sample.
+        place: As for draw_sample.
         kept: Number of tokens that each route keeps: the first of its order, which are sorted.
         tokens: Number of tokens.
     """
-    random = generator(seed, ROUTE, *draw_place(seed, position, epoch_size))
+    random = generator(seed, ROUTE, epoch, place)
     orders = np.stack([random.permutation(tokens) for _ in kept])
     for order, count in zip(orders, kept, strict=True):
         order[:count].sort()

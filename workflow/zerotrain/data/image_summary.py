@@ -1,4 +1,4 @@
-"""The effect of the square crop on images: enlargement, lost area, duplicates, mismatched parts.
+"""The effect of cropping on images: buckets, enlargement, lost area, duplicates, mismatched parts.
 
 It is computed from the sizes, crops and hashes in the dataset's manifest, so the manifest needs no
 additional keys, and manifests of earlier versions can be summarised too.
@@ -6,11 +6,17 @@ additional keys, and manifests of earlier versions can be summarised too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose
+from typing import TYPE_CHECKING
 
+from zerotrain.data.buckets import Size, View, choose_views
 from zerotrain.data.dataset import ConditioningImage, Sample
+
+if TYPE_CHECKING:
+    from zerotrain.config.data import BucketConfig
 
 LEAST_SHARE = 0.005
 """Least share of dropped area that is shown; less would be printed as 0 %."""
@@ -18,20 +24,26 @@ SAME_SHAPE = 0.02
 """Relative difference of aspect ratios that scaling to whole pixels can cause."""
 
 
+SHOWN = 5
+"""Buckets that are listed."""
+
+
 @dataclass(frozen=True)
 class ImageSummary:
-    """The crop and scale of a dataset's images to squares of one resolution."""
+    """The crop and scale of a dataset's images at one resolution."""
 
     images: int
     resolution: int | None
-    """Side of the squares in pixels; None if unknown."""
+    """Side of squares in pixels; None if unknown."""
+    buckets: Counter[Size] | None
+    """Number of images by width and height; None for squares."""
     enlarged: int
-    """Number of images with a shorter side below the resolution."""
-    smallest: Sample
+    """Number of images that are scaled up."""
+    smallest: tuple[Sample, View]
     """The image that is enlarged most, or reduced least."""
     dropped: float
     """Share of the area of all images outside the crops, 0 to 1."""
-    most_cropped: Sample
+    most_cropped: tuple[Sample, View]
     copies: int
     """Number of images with the same bytes as an earlier one."""
     first_copy: tuple[Sample, Sample] | None
@@ -42,22 +54,27 @@ class ImageSummary:
     """Conditioning images with another aspect ratio than their image, with its sample."""
 
 
-def summarise_images(samples: Sequence[Sample], resolution: int | None) -> ImageSummary:
-    """Summarise at least one sample, for squares of `resolution` pixels."""
+def summarise_images(
+    samples: Sequence[Sample], resolution: int | None, buckets: BucketConfig | None = None
+) -> ImageSummary:
+    """Summarise at least one sample, for squares of `resolution` pixels or for buckets."""
     first: dict[str, Sample] = {}
     pairs = [
         (sample, original)
         for sample in samples
         if (original := first.setdefault(sample.image_sha256, sample)) is not sample
     ]
+    views = choose_views(samples, resolution or 1, buckets if resolution else None)
+    seen = [*zip(samples, views, strict=True)]
     total = sum(width * height for width, height in (s.original_size for s in samples))
     return ImageSummary(
         images=len(samples),
         resolution=resolution,
-        enlarged=sum(sample.crop[2] < resolution for sample in samples) if resolution else 0,
-        smallest=min(samples, key=lambda sample: sample.crop[2]),
-        dropped=1 - sum(sample.crop[2] ** 2 for sample in samples) / total,
-        most_cropped=max(samples, key=dropped_share),
+        buckets=Counter(view.size for view in views) if buckets and resolution else None,
+        enlarged=sum(view.scale > 1 for view in views) if resolution else 0,
+        smallest=max(seen, key=lambda one: one[1].scale),
+        dropped=1 - sum(view.box[2] * view.box[3] for view in views) / total,
+        most_cropped=max(seen, key=_dropped_share),
         copies=len(pairs),
         first_copy=pairs[0] if pairs else None,
         conditioning=sum(len(sample.conditioning) for sample in samples),
@@ -70,10 +87,8 @@ def summarise_images(samples: Sequence[Sample], resolution: int | None) -> Image
     )
 
 
-def dropped_share(sample: Sample) -> float:
-    """Compute the share of an image's area outside its crop, 0 to 1."""
-    width, height = sample.original_size
-    return 1 - sample.crop[2] ** 2 / (width * height)
+def _dropped_share(one: tuple[Sample, View]) -> float:
+    return one[1].dropped(one[0].original_size)
 
 
 def format_summary(summary: ImageSummary) -> list[str]:
@@ -85,24 +100,26 @@ def format_summary(summary: ImageSummary) -> list[str]:
 def summary_rows(summary: ImageSummary) -> list[tuple[str, str]]:
     """Return the same lines as name and value, for a table."""
     rows = []
+    if summary.buckets:
+        rows.append(("aspect buckets", _format_buckets(summary.buckets)))
     if summary.resolution and summary.enlarged:
-        width, height = summary.smallest.original_size
-        factor = summary.resolution / summary.smallest.crop[2]
+        sample, view = summary.smallest
+        width, height = sample.original_size
+        least = "their bucket" if summary.buckets else f"{summary.resolution} px"
         rows.append(
             (
                 "enlarged images",
-                f"{summary.enlarged} of {summary.images} are smaller than "
-                f"{summary.resolution} px and are enlarged, up to {factor:.1f} times "
-                f"({summary.smallest.file}, {width}x{height})",
+                f"{summary.enlarged} of {summary.images} are smaller than {least} and are "
+                f"enlarged, up to {view.scale:.1f} times ({sample.file}, {width}x{height})",
             )
         )
-    worst = dropped_share(summary.most_cropped)
+    worst = _dropped_share(summary.most_cropped)
     if max(summary.dropped, worst) >= LEAST_SHARE:
         rows.append(
             (
-                "square crop",
+                "crop" if summary.buckets else "square crop",
                 f"drops {summary.dropped:.0%} of all image area, most of "
-                f"{summary.most_cropped.file} ({worst:.0%})",
+                f"{summary.most_cropped[0].file} ({worst:.0%})",
             )
         )
     if summary.first_copy:
@@ -131,3 +148,11 @@ def summary_rows(summary: ImageSummary) -> list[tuple[str, str]]:
 def _aspect(image: Sample | ConditioningImage) -> float:
     width, height = image.original_size
     return width / height
+
+
+def _format_buckets(buckets: Counter[Size]) -> str:
+    shown = [f"{w}x{h} ({count})" for (w, h), count in buckets.most_common(SHOWN)]
+    if (more := len(buckets) - SHOWN) > 0:
+        (width, height), least = buckets.most_common()[-1]
+        shown.append(f"and {more} more, the smallest {width}x{height} ({least})")
+    return f"{len(buckets)} sizes, images of each: {', '.join(shown)}"

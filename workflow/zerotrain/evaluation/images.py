@@ -201,5 +201,5 @@ def _holdout_loss(
         family.objective(weights, conditions(given)),
         held_out,
         torch.device(device),
-        settings.evaluate.batch_size,
+        held_out.batches(settings.evaluate.batch_size),
     )

@@ -14,7 +14,12 @@ from zerotrain.data.conversation import Message, read_conversations
 from zerotrain.data.text_format import question_of
 from zerotrain.evaluation.results import ANSWERS, Answer, Measured, spread, write_answers
 from zerotrain.models.families import Tokens, load_family
-from zerotrain.training.reporting.holdout_loss import holdout_loss, perplexity, whole_example
+from zerotrain.training.reporting.holdout_loss import (
+    holdout_loss,
+    perplexity,
+    split_places,
+    whole_example,
+)
 
 if TYPE_CHECKING:
     from zerotrain.models.families.language import LanguageFamily
@@ -88,5 +93,5 @@ def _mean_loss(
         family.objective(weights),
         samples,
         torch.device(device),
-        batch_size,
+        split_places(range(len(samples)), batch_size),
     )

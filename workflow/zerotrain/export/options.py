@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -88,7 +89,10 @@ class SampleOptions:
         typer.Option(help="How strongly images follow the prompt; default: the pipeline's own."),
     ] = None
     resolution: Annotated[
-        int | None, typer.Option(metavar="PIXELS", help="Side; default: the model's own.")
+        str | None,
+        typer.Option(
+            metavar="PIXELS", help="Side, or WIDTHxHEIGHT such as 1216x832; default: the model's."
+        ),
     ] = None
     base: Annotated[Path | None, folder_option("The base model, of a LoRA or a part alone.")] = None
     image: Annotated[
@@ -109,12 +113,29 @@ class SampleOptions:
     def __post_init__(self) -> None:
         _check_least(("-n", self.number, 1), ("--steps", self.steps, 1), ("--seed", self.seed, 0))
         _check_least(("--guidance", self.guidance, 0))
-        side = self.resolution
-        if side is not None and (side <= 0 or side % 8):
+        for side in self.size or ():
+            if side <= 0 or side % 8:
+                raise PipelineError(
+                    f"--resolution: {side} is not a multiple of 8",
+                    hint=f"give {max(8, side // 8 * 8)}",
+                )
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Return width and height in pixels, if they were given.
+
+        Raises:
+            PipelineError: the text is neither a side nor two.
+        """
+        if self.resolution is None:
+            return None
+        found = re.fullmatch(r"(\d+)(?:x(\d+))?", self.resolution)
+        if found is None:
             raise PipelineError(
-                f"--resolution: {side} is not a multiple of 8",
-                hint=f"give --resolution {max(8, side // 8 * 8)}",
+                f"--resolution: {self.resolution!r} is no size in pixels",
+                hint="give a side, such as 1024, or WIDTHxHEIGHT, such as 1216x832",
             )
+        return int(found[1]), int(found[2] or found[1])
 
 
 @dataclass(frozen=True)

@@ -47,25 +47,26 @@ def sample(options: SampleOptions) -> list[Path]:
     values = EvaluateConfig(
         num_inference_steps=options.steps, guidance_scale=options.guidance, batch_size=1
     )
-    side = options.resolution
+    size = options.size
     try:
         images = family.draw(
             pipeline,
             [options.prompt] * options.number,
             seeds,
             values,
-            resolution=side,
+            resolution=size,
             conditioning=[images_read] * options.number if images_read else None,
             **trained_prompts(options.weights),
         )
     except ValueError as error:  # the pipelines check the side themselves
-        if side is None:
+        if size is None:
             raise
         raise PipelineError(
-            f"--resolution {side}: {error}", hint="choose another, or omit it"
+            f"--resolution {options.resolution}: {error}", hint="choose another, or omit it"
         ) from error
-    if side is not None and images[0].width != side:
-        print(f"--resolution: made {images[0].width} pixels, the next that it can", file=sys.stderr)
+    if size is not None and images[0].size != size:
+        width, height = images[0].size
+        print(f"--resolution: made {width}x{height} pixels, the next that it can", file=sys.stderr)
     name = file_name(options.prompt)
     return [
         save_image(image, options.out / f"{name}-{seed}.png", overwrite=options.overwrite)

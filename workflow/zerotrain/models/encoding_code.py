@@ -11,6 +11,7 @@ FAMILIES = "zerotrain.models.families."
 PIPELINES = f"{FAMILIES}pipelines"
 PROMPTS = f"{FAMILIES}prompt_tokens"
 CROP = "zerotrain.data.crop"
+BUCKETS = "zerotrain.data.buckets"
 
 ENCODING: dict[str, tuple[str, ...]] = {
     "sdxl": (f"{FAMILIES}sdxl:SdxlEncoders", PIPELINES, PROMPTS, f"{FAMILIES}chunks"),
@@ -32,7 +33,7 @@ ENCODING: dict[str, tuple[str, ...]] = {
     "seq2seq_lm": (f"{FAMILIES}tokens",),
 }
 
-PIXELS = ("zerotrain.data.digits", "zerotrain.data.decode", CROP)
+PIXELS = ("zerotrain.data.digits", "zerotrain.data.decode", CROP, BUCKETS)
 """Modules that read the pixels of the built-in digits, and of a folder of images."""
 
 BATCHES = ("zerotrain.cache.encoding", "zerotrain.cache.precision")

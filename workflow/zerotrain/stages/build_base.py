@@ -14,6 +14,7 @@ from zerotrain.artifact.sources import code_digest
 from zerotrain.artifact.verdicts import remembering
 from zerotrain.config.stage_settings import BuildSettings
 from zerotrain.config.suggestions import join_first
+from zerotrain.data.buckets import bucket_sizes
 from zerotrain.data.conversation import Conversations, read_conversations
 from zerotrain.data.crop import crop_and_resize
 from zerotrain.data.dataset import Dataset, Sample, read_dataset
@@ -147,8 +148,17 @@ def _build_preset(settings: BuildSettings, dataset: Dataset | Conversations, fol
         folder,
         identity=settings.vae == "identity",
         conditioned=dataset.conditioning_images > 0,
+        longest=_longest_side(settings),
         store=_store(dataset, crops),
     )
+
+
+def _longest_side(settings: BuildSettings) -> int | None:
+    """Return the longest side of a bucket in pixels; None for squares."""
+    buckets, side = settings.data.aspect_buckets, settings.resolution
+    if buckets is None or side is None:
+        return None
+    return max(max(size) for size in bucket_sizes(side, buckets))
 
 
 def _store(dataset: Dataset, crops: Crops) -> FittedAutoencoders | None:

@@ -33,6 +33,7 @@ from zerotrain.cache.tokenising import cache_text
 from zerotrain.cache.writer import StoredShards, Tensors, Written, place, write_series
 from zerotrain.config.section import ConditionedPrompt
 from zerotrain.config.stage_settings import CacheSettings
+from zerotrain.data.buckets import choose_views
 from zerotrain.data.dataset import read_dataset
 from zerotrain.models.families import load_family
 from zerotrain.models.families.conditioning import check_conditioning, check_sampling
@@ -66,7 +67,8 @@ def cache_latents(
     check_conditioning(reads, samples.conditioning_images, settings.base)
     in_prompt = reads is not None and reads.in_prompt
     encoding = Encoding(settings, size, family, model, reads=reads)
-    entries = tuple(encoding.entry(sample) for sample in samples.samples)
+    views = choose_views(samples.samples, size, settings.data.aspect_buckets)
+    entries = tuple(map(encoding.entry, samples.samples, views))
     empty_text = None if in_prompt else encoding.text_key("")
     for asked in settings.validation_prompts:
         if not isinstance(asked, str):

@@ -39,7 +39,7 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
     Args:
         data: The `data` section of a run's configuration.
         output: Folder of the dataset; caches in it stay.
-        resolution: Largest side in pixels that images are scaled to, only for the printed summary.
+        resolution: Largest side of squares in pixels, only for the printed summary.
 
     Raises:
         PipelineError: the source cannot be used, has more bad samples than data.max_bad_samples,
@@ -88,8 +88,9 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
         summary += f", each with {conditioning} conditioning image{'s' * (conditioning > 1)}"
     captions = len({sample.caption for sample in images})
     print(summary + (f", with {captions} different captions" if images else ""))
-    for line in format_summary(summarise_images(images, resolution)) if images else ():
-        print(line)
+    if images:
+        for line in format_summary(summarise_images(images, resolution, data.aspect_buckets)):
+            print(line)
 
 
 def _checked_images(source: Source, data: DataConfig) -> Iterator[Sample | Found]:

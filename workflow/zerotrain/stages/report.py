@@ -220,4 +220,5 @@ def _data_rows(settings: ReportSettings, evaluation: Artifact) -> list[tuple[str
     if settings.is_text or not dataset.content["samples"]:
         return rows
     resolution = max(phase.train.resolution for phase in settings.phases)
-    return rows + summary_rows(summarise_images(read_dataset(folder).samples, resolution))
+    samples, buckets = read_dataset(folder).samples, settings.data.aspect_buckets
+    return rows + summary_rows(summarise_images(samples, resolution, buckets))

@@ -9,16 +9,18 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from types import TracebackType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from zerotrain.cache import Cache, Entry, Row, TokenCache, stacked
 from zerotrain.cache.reader import ON_HOST
 from zerotrain.config.token_routes import kept_tokens
 from zerotrain.config.training import TokenRoute
-from zerotrain.data.draws import draw_place, draw_routes, draw_sample
+from zerotrain.data.draws import draw_routes, draw_sample
+from zerotrain.data.order import SampleOrder
 from zerotrain.launch.resolved import ResolvedPhase
 from zerotrain.models.families import Batch
 
@@ -30,13 +32,15 @@ DEPTH = 2
 class Batches:
     """The training samples of a cache, drawn by position.
 
-    Sample number p of a run is the same for every world size and batch size, and after a resume.
+    Sample number p of a run is the same for every world size and micro batch size, and after a
+    resume. The samples of a step are of one size.
 
     Args:
         cache: The cache to draw from.
         phase: The resolved phase.
         image_tokens: Counts the tokens that the model makes of latents [B, C, h, w], for
             tread_config.
+        first: The position at which training starts or continues.
     """
 
     def __init__(
@@ -44,12 +48,15 @@ class Batches:
         cache: Cache | TokenCache,
         phase: ResolvedPhase,
         image_tokens: Callable[[torch.Tensor], int] | None = None,
+        first: int = 0,
     ) -> None:
         self._cache = cache
         self._phase = phase
         self._image_tokens = image_tokens
         entries: Sequence[Entry | Row] = cache.entries
         self._train = [i for i, entry in enumerate(entries) if entry.split == "train"]
+        buckets = self._list_buckets(phase.derived.epoch_size)
+        self._order = SampleOrder(phase.seed, buckets, phase.train.global_batch_size, first)
 
     def batch(self, first: int, size: int, device: torch.device) -> Batch:
         """Return samples `first` to `first + size` of the run, on the device; see `placed`."""
@@ -70,40 +77,53 @@ class Batches:
 
     def name(self, position: int) -> str:
         """Return the name that a user knows a sample by: its file, or its row in the cache."""
-        _, place = draw_place(self._phase.seed, position, self._phase.derived.epoch_size)
+        _, place = self._order.place(position)
         number = self._train[place % len(self._train)]
         entry = self._cache.entries[number]
         return entry.file if isinstance(entry, Entry) else f"row {number} of the cache"
 
+    def _list_buckets(self, epoch_size: int) -> list[NDArray[np.int64]]:
+        """List the places in an epoch of the samples of each size, in the order of the sizes."""
+        places = np.arange(epoch_size)
+        if isinstance(self._cache, TokenCache):
+            return [places]
+        sizes = [self._cache.entries[number].target_size for number in self._train]
+        names = {size: name for name, size in enumerate(sorted({*sizes}))}
+        buckets = np.array([names[size] for size in sizes])[places % len(sizes)]
+        return [places[buckets == name] for name in names.values()]
+
     def _row(self, cache: TokenCache, position: int) -> dict[str, torch.Tensor]:
-        _, place = draw_place(self._phase.seed, position, self._phase.derived.epoch_size)
+        _, place = self._order.place(position)
         return cache.sample(self._train[place % len(self._train)])
 
     def _image(self, cache: Cache, position: int) -> dict[str, torch.Tensor]:
+        epoch, place = self._order.place(position)
+        number = self._train[place % len(self._train)]
         draw = draw_sample(
             self._phase.seed,
-            position,
-            count=len(self._train),
-            epoch_size=self._phase.derived.epoch_size,
-            shape=self._shape,
+            epoch,
+            place,
+            shape=cache.latents_shape(number),
             caption_dropout=self._phase.train.caption_dropout_probability or 0.0,
             noise_offset=self._phase.derived.objective.get("noise_offset", 0.0),
             random_flip=cache.entries[self._train[0]].flipped is not None,
         )
-        number = self._train[draw.index]
         sample = {
             **cache.sample(number, captioned=not draw.drop_caption, flipped=draw.flip),
             "noise": torch.from_numpy(draw.noise),
             "uniform": torch.tensor(draw.uniform, dtype=torch.float64),
         }
         if self._phase.train.tread_config is not None:
-            sample["route"] = self._routes(self._phase.train.tread_config.routes, position, sample)
+            sample["route"] = self._routes(
+                self._phase.train.tread_config.routes, epoch, place, sample
+            )
         return sample
 
     def _routes(
         self,
         routes: Sequence[TokenRoute],
-        position: int,
+        epoch: int,
+        place: int,
         sample: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
         """Return the order of a sample's tokens for each route (models.families.token_routing)."""
@@ -113,16 +133,12 @@ class Batches:
             tokens += len(others) * self._image_tokens(others)
         orders = draw_routes(
             self._phase.seed,
-            position,
-            epoch_size=self._phase.derived.epoch_size,
+            epoch,
+            place,
             kept=[kept_tokens(tokens, route.selection_ratio) for route in routes],
             tokens=tokens,
         )
         return torch.from_numpy(orders)
-
-    @cached_property
-    def _shape(self) -> tuple[int, ...]:
-        return tuple(self._cache.sample(self._train[0])["latents"].shape)
 
 
 def move_to_device(batch: Batch, device: torch.device) -> Batch:

@@ -125,7 +125,8 @@ def run(
     low = None
     if engine.rank == 0 and phase.train.disk_low_threshold:
         low = DiskWatch(progress, phase.train.disk_low_threshold, log.say)
-    batches = Batches(samples, phase, getattr(objective, "image_tokens", None))
+    image_tokens = getattr(objective, "image_tokens", None)
+    batches = Batches(samples, phase, image_tokens, first=counter.samples)
     together = phase.train.global_batch_size // phase.train.gradient_accumulation_steps
     try:
         with use_deterministic_kernels(phase), ReadAhead(batches, together) as ahead:

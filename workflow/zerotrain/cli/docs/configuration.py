@@ -35,6 +35,7 @@ def schema() -> dict[str, Any]:
     about = {"description": own["launch"]["description"]}
     own["launch"] = {"anyOf": [preset, FILE, {"$ref": "#/$defs/LaunchConfig"}], **about}
     found["properties"]["resume_from_checkpoint"]["anyOf"].insert(0, {"type": "string"})
+    models["DataConfig"]["properties"]["aspect_buckets"]["anyOf"].insert(0, {"type": "boolean"})
     # A phase's training values default to those of the run, so none is shown here.
     changes = {key: _without_default(value) for key, value in train["properties"].items()}
     phase["properties"] = own | changes
@@ -63,17 +64,21 @@ def _without_default(value: dict[str, Any]) -> dict[str, Any]:
 def keys() -> str:
     """Return the tables of keys, a section each, as Markdown."""
     found = schema()
-    sections = [_section("The run", "", found, found)]
+    sections = [_section("### The run", "", found, found)]
     for key, value in found["properties"].items():
         model = _referenced(found, value)
         if model:
-            sections.append(_section(f"`{key}`", model["description"], found, model))
+            sections.append(_section(f"### `{key}`", model["description"], found, model))
+        if model and key == "data":
+            nested = found["$defs"]["BucketConfig"]
+            heading = "#### `data.aspect_buckets`"
+            sections.append(_section(heading, nested["description"], found, nested))
     return "\n".join(sections)
 
 
 def _section(heading: str, about: str, found: dict[str, Any], model: dict[str, Any]) -> str:
     rows, required = model["properties"], model.get("required", ())
-    if heading == "`phases`":
+    if heading == "### `phases`":
         rows = {key: rows[key] for key in PHASE_KEYS}
         about = "A list. A phase also takes every key of `train`, which it changes."
     rows_of_keys = []
@@ -83,7 +88,7 @@ def _section(heading: str, about: str, found: dict[str, Any], model: dict[str, A
         default = "required" if key in required else _default(value)
         meaning = value.get("description") or (section or {}).get("description", "")
         rows_of_keys.append((f"`{key}`", values, default, meaning))
-    text = f"### {heading}\n\n" + (f"{about}\n\n" if about else "")
+    text = f"{heading}\n\n" + (f"{about}\n\n" if about else "")
     return text + table(("key", "values", "default", "meaning"), rows_of_keys)
 
 
@@ -118,7 +123,7 @@ def _kind(found: dict[str, Any], value: dict[str, Any]) -> str:
         "boolean": "true, false",
     }
     if value["type"] == "array":
-        items = value["items"]
+        items = value.get("items", {})
         return f"list of {_kind(found, items)}" if "enum" in items else _list(items)
     word = words[value["type"]]
     bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
@@ -127,6 +132,8 @@ def _kind(found: dict[str, Any], value: dict[str, Any]) -> str:
 
 
 def _list(items: dict[str, Any]) -> str:
+    if items.get("type") == "array":
+        return "list of pairs of whole numbers"
     return "list of mappings" if "$ref" in items else "list of text"
 
 

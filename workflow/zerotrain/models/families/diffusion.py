@@ -77,6 +77,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
         *,
         identity: bool = False,
         conditioned: bool = False,
+        longest: int | None = None,
         store: FittedAutoencoders | None = None,
     ) -> None:
         """Build a small base model of the real classes from a seed, into the folder `out`.
@@ -89,6 +90,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
             out: Folder to write into.
             identity: Whether its latents are pixels.
             conditioned: Whether it reads conditioning images.
+            longest: Longest side of the images that it is trained on; None for squares.
             store: Store that its fitted autoencoder is read from or added to.
         """
         captions = [sample.caption for sample in dataset.split("train")]
@@ -101,6 +103,7 @@ class DiffusionFamily(PipelineSampling, ModelFamily):
             preset=preset,
             pipeline=CONDITIONED_PRESETS[self.name] if conditioned else None,
             identity=identity,
+            longest=longest,
             store=store,
         )
 

@@ -88,14 +88,15 @@ def check_patches(latents: torch.Tensor, pixels: torch.Tensor, patch: int = 2) -
     Raises:
         PipelineError: they do not; it names the resolution of the pixels [B, 3, H, W].
     """
-    side, resolution = latents.shape[-1], pixels.shape[-1]
-    if side % patch:
-        multiple = patch * (resolution // side)
-        raise PipelineError(
-            f"train.resolution: {resolution} pixels are {side} latents wide, which patches of "
-            f"{patch} x {patch} do not cover",
-            hint=f"set it to a multiple of {multiple}",
-        )
+    for side, length in zip(latents.shape[-2:], pixels.shape[-2:], strict=True):
+        if side % patch:
+            multiple = patch * (length // side)
+            raise PipelineError(
+                f"train.resolution: {length} pixels are {side} latents wide, which patches of "
+                f"{patch} x {patch} do not cover",
+                hint=f"set it, or with buckets data.aspect_buckets.alignment, to a multiple of "
+                f"{multiple}",
+            )
 
 
 def check_positions(latents: torch.Tensor, transformer: Mapping[str, Any]) -> None:
@@ -110,5 +111,6 @@ def check_positions(latents: torch.Tensor, transformer: Mapping[str, Any]) -> No
         raise PipelineError(
             f"train.resolution: images of {side} patches a side, and the base has positions "
             f"for {most}",
-            hint=f"lower it to at most {most / side:.0%} of what it is",
+            hint=f"lower it to at most {most / side:.0%} of what it is, or of longer images "
+            "data.aspect_buckets.max_aspect",
         )

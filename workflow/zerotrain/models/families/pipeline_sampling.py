@@ -108,12 +108,12 @@ class PipelineSampling(ConditionedSampling):
         seeds: Sequence[int],
         config: EvaluateConfig,
         *,
-        resolution: int | None = None,
+        resolution: int | tuple[int, int] | None = None,
         max_sequence_length: int | None = None,
         long_captions: str = TRUNCATE,
         conditioning: Sequence[Sequence[Image]] | None = None,
     ) -> list[Image]:
-        """Sample one square image per prompt; its initial noise comes from its own seed, on CPU.
+        """Sample one image per prompt; its initial noise comes from its own seed, on CPU.
 
         Without a resolution, images have the model's native size. A warning counts the prompts that
         the text encoders cut.
@@ -123,7 +123,7 @@ class PipelineSampling(ConditionedSampling):
             prompts: The prompts.
             seeds: The seed of each image.
             config: Settings of the sampling.
-            resolution: Side in pixels.
+            resolution: Side in pixels, or width and height.
             max_sequence_length: Tokens of a prompt; None for the family's default.
             long_captions: How prompts that are too long are read.
             conditioning: The conditioning images of each prompt, RGB and of any size: their centre
@@ -131,13 +131,20 @@ class PipelineSampling(ConditionedSampling):
 
         Raises:
             PipelineError: the pipeline needs conditioning images, has no input for them, or takes
-                another number.
+                another number; or they are given for an image that is no square.
         """
+        width, height = resolution if isinstance(resolution, tuple) else (resolution, resolution)
+        if conditioning is not None and width != height:
+            raise PipelineError(
+                f"{width}x{height}: with conditioning images, images are squares",
+                hint="give one side",
+            )
         pixels: list[torch.Tensor] | None = None
         if conditioning is not None:
             pipeline = self.conditioned_pipeline(pipeline)
-            resolution = resolution or pipeline.default_sample_size * pipeline.vae_scale_factor
-            pixels = conditioning_pixels(conditioning, resolution)
+            own = pipeline.default_sample_size * pipeline.vae_scale_factor
+            width = height = width or own
+            pixels = conditioning_pixels(conditioning, width)
         set_prompt_tokenizers(pipeline)
         distinct = list(dict.fromkeys(prompts))
         for limit in self.token_limits(pipeline, distinct, max_sequence_length):
@@ -168,8 +175,8 @@ class PipelineSampling(ConditionedSampling):
                         asked["negative_prompt"] = [negative] * len(noise)
                 yield from pipeline(
                     **asked,
-                    height=resolution,
-                    width=resolution,
+                    height=height,
+                    width=width,
                     num_inference_steps=config.num_inference_steps,
                     generator=noise,
                     **arguments,

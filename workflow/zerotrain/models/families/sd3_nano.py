@@ -37,12 +37,14 @@ def build_models(spec: SmallSpec) -> dict[str, Any]:
         "text_encoder": CLIPTextModelWithProjection(clip),
         "text_encoder_2": CLIPTextModelWithProjection(clip),
         "text_encoder_3": T5EncoderModel(t5_config(spec.tokenizers["tokenizer_3"], spec.width)),
-        "transformer": build_transformer(spec.side, spec.channels, spec.preset),
+        "transformer": build_transformer(spec.side, spec.channels, spec.preset, spec.longest),
     }
 
 
-def build_transformer(side: int, channels: int = 4, preset: str = "nano") -> Any:
-    """Build a small transformer of SD3."""
+def build_transformer(
+    side: int, channels: int = 4, preset: str = "nano", longest: int | None = None
+) -> Any:
+    """Build a small transformer of SD3 for squares, or for images with a longest side."""
     return SD3Transformer2DModel(
         sample_size=side // PIXELS_PER_LATENT,
         patch_size=1,
@@ -56,7 +58,7 @@ def build_transformer(side: int, channels: int = 4, preset: str = "nano") -> Any
         pooled_projection_dim=2 * TEXT_WIDTH[preset],
         # SD3 has positions for images three times as large, a third of a step apart, with which so
         # small a model learns slowly.
-        pos_embed_max_size=side // PIXELS_PER_LATENT,
+        pos_embed_max_size=(longest or side) // PIXELS_PER_LATENT,
     )
 
 

@@ -29,9 +29,11 @@ class SmallSpec:
     tokenizers: Mapping[str, Any]
     """Its tokenizers, by part."""
     side: int
-    """Side of its images in pixels."""
+    """Side of its square images in pixels."""
     channels: int
     """Channels of their latents."""
+    longest: int | None = None
+    """Longest side of its images, if some are no squares."""
 
     @property
     def width(self) -> int:
@@ -79,6 +81,7 @@ class SmallPipeline:
         preset: str = "nano",
         pipeline: str | None = None,
         identity: bool = False,
+        longest: int | None = None,
         store: FittedAutoencoders | None = None,
     ) -> None:
         """Write a model into `out` in diffusers' layout; equal arguments give equal files.
@@ -91,6 +94,7 @@ class SmallPipeline:
             preset: `nano` or `micro`.
             pipeline: Class of the pipeline, if it is not the family's own.
             identity: Whether the autoencoder is the identity, so that pixels are the latents.
+            longest: Longest side of the images that it is trained on; None for squares.
             store: Store that the fitted autoencoder is read from or added to.
         """
         chosen = pipeline or self.pipeline
@@ -104,7 +108,7 @@ class SmallPipeline:
                 vae = self.build_autoencoder(side)
                 fit = fit_autoencoder(vae, images, seed, frames=self.frames, store=store)
                 vae.register_to_config(**self.scaling(*fit))
-            spec = SmallSpec(preset, chosen, tokenizers, side, latent_channels(vae))
+            spec = SmallSpec(preset, chosen, tokenizers, side, latent_channels(vae), longest)
             extends = chosen in self.extended
             built = pipeline_class(self.pipeline if extends else chosen)(
                 vae=vae,

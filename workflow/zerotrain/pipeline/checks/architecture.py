@@ -14,6 +14,7 @@ from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.config.token_routes import route_layers
 from zerotrain.config.training import TreadConfig
+from zerotrain.data.buckets import bucket_sizes
 from zerotrain.errors import PipelineError
 from zerotrain.launch.planner.architecture import find_architecture
 from zerotrain.launch.planner.shape import pixels_per_latent
@@ -39,32 +40,48 @@ def check_resolutions(run: RunConfig, base: str) -> list[PipelineError]:
         pixels = 1
     config = architecture.trained.config
     patch = PACKED.get(run.family) or config.get("patch_size")
-    if not isinstance(patch, int):  # a U-Net
-        return []
+    unit = pixels * patch if isinstance(patch, int) else pixels  # a U-Net has no patches
+    buckets = run.data.aspect_buckets
     found = {}
-    for phase in run.phases:
+    if buckets is not None and buckets.alignment % unit:
+        found[0] = PipelineError(
+            f"data.aspect_buckets.alignment: {buckets.alignment} is no multiple of {unit}, which "
+            "the base divides images into",
+            hint=f"set it to {max(1, buckets.alignment // unit) * unit}",
+        )
+    for phase in run.phases if isinstance(patch, int) else ():
         side = phase.train.resolution
-        if side not in found and (problem := _find_problem(side, pixels, patch, config)):
+        sizes = bucket_sizes(side, buckets) if buckets is not None else ()
+        longest = max([side, *(max(size) for size in sizes)])
+        if side not in found and (problem := _find_problem(side, longest, unit, config)):
             what, hint = problem
             found[side] = PipelineError(f"phase {phase.name}: resolution {side} {what}", hint=hint)
     return [*found.values()]
 
 
 def _find_problem(
-    side: int, pixels: int, patch: int, config: Mapping[str, Any]
+    side: int, longest: int, unit: int, config: Mapping[str, Any]
 ) -> tuple[str, str] | None:
-    """Describe what is wrong with images of this side, and give a hint."""
-    latents, unit = side // pixels, pixels * patch
-    if latents % patch:
+    """Describe what is wrong with images of this side, and give a hint.
+
+    Args:
+        side: The resolution in pixels.
+        longest: The longest side of an image, that of a bucket.
+        unit: Side of a patch in pixels.
+        config: The transformer's config.json.
+    """
+    if side % unit:
         return (
             f"is no multiple of {unit}, which the base divides images into",
             f"set train.resolution to {side // unit * unit or unit} or another multiple of {unit}",
         )
     most = config.get("pos_embed_max_size")
-    if isinstance(most, int) and latents // patch > most:
+    if isinstance(most, int) and longest // unit > most:
+        longer = f"has buckets of up to {longest} pixels, which " if longest > side else ""
         return (
-            f"is more than the {most * unit} pixels a side for which the base has positions",
-            f"set train.resolution to {most * unit} or less",
+            f"{longer}is more than the {most * unit} pixels a side for which the base has "
+            "positions",
+            f"set train.resolution to {most * unit * side // longest} or less",
         )
     return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import torch
@@ -36,10 +37,23 @@ class HeldOutImages:
         held_out = [i for i, entry in enumerate(entries) if entry.split == "holdout"]
         taken = sorted(held_out, key=lambda i: (entries[i].image_sha256, i))[:most]
         self._cache, self._seed = cache, seed
-        self._pairs = [(i, level) for level in range(TIMESTEPS) for i in taken]
+        pairs = [(i, level) for level in range(TIMESTEPS) for i in taken]
+        self._pairs = sorted(pairs, key=self._size)
 
     def __len__(self) -> int:
         return len(self._pairs)
+
+    def batches(self, size: int) -> list[range]:
+        """Split the forward passes into batches of images of one size, at most `size` in each."""
+        found, start = [], 0
+        for _, pairs in groupby(self._pairs, key=self._size):
+            end = start + len([*pairs])
+            found += split_places(range(start, end), size)
+            start = end
+        return found
+
+    def _size(self, pair: tuple[int, int]) -> tuple[int, int]:
+        return self._cache.entries[pair[0]].target_size
 
     def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
         i, level = self._pairs[place]
@@ -62,6 +76,10 @@ class HeldOutText:
 
     def __len__(self) -> int:
         return len(self._taken)
+
+    def batches(self, size: int) -> list[range]:
+        """Split the examples into batches of at most `size`."""
+        return split_places(range(len(self)), size)
 
     def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
         example = self._cache.sample(self._taken[place])
@@ -91,20 +109,16 @@ def holdout_loss(
     objective: Objective,
     held_out: HeldOut,
     device: torch.device,
-    batch_size: int,
+    batches: Sequence[range],
 ) -> float:
-    """Return the mean loss over at least one sample; text is averaged over its learned tokens."""
-    batches = count_batches(held_out, batch_size)
-    measured = [
-        batch_losses(model, objective, held_out, device, batch_size, number)
-        for number in range(batches)
-    ]
+    """Return the mean loss over all batches, at least one; text is averaged over learned tokens."""
+    measured = [batch_losses(model, objective, held_out, device, places) for places in batches]
     return mean_loss(measured)
 
 
-def count_batches(held_out: HeldOut, batch_size: int) -> int:
-    """Return the number of batches of the samples."""
-    return -(-len(held_out) // batch_size)
+def split_places(places: range, size: int) -> list[range]:
+    """Split places into batches of at most `size`."""
+    return [places[start : start + size] for start in range(0, len(places), size)]
 
 
 @torch.no_grad()
@@ -113,12 +127,9 @@ def batch_losses(
     objective: Objective,
     held_out: HeldOut,
     device: torch.device,
-    batch_size: int,
-    number: int,
+    places: range,
 ) -> torch.Tensor:
     """Return the loss and the weight of each sample of one batch: float64 [2, B] on the CPU."""
-    first = number * batch_size
-    places = range(first, min(first + batch_size, len(held_out)))
     batch = stacked([held_out[place] for place in places], device)
     losses = objective.loss(model, batch).double()
     learned = (batch["labels"] != IGNORED).sum(dim=1) if "labels" in batch else len(losses) * [1]

@@ -73,7 +73,7 @@ class LatentSampler:
             for number in range(len(self._prompts))
             for column in range(self._columns)
         ]
-        self._shape = tuple(cache.sample(0)["latents"].shape)
+        self._shape = _square_shape(cache, self._resolution)
         # Under ZeRO-3 the weights are partitioned, so all processes run each forward pass together.
         self._together = phase.derived.zero_stage == 3
         self._pipeline: Any = None
@@ -185,3 +185,10 @@ class LatentSampler:
                 | {SUPERVISOR: str(os.getpid())},
                 start_new_session=True,  # it kills its process group, which must not be ours
             )
+
+
+def _square_shape(cache: Cache, resolution: int) -> tuple[int, int, int]:
+    """Return the shape of the latents of a square of this side, C, h and w."""
+    channels, height, _ = cache.latents_shape(0)
+    side = resolution * height // cache.entries[0].target_size[0]
+    return channels, side, side

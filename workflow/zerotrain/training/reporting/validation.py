@@ -18,12 +18,10 @@ from zerotrain.training import ranks
 from zerotrain.training.engines.ema import EMA
 from zerotrain.training.engines.engine import Engine
 from zerotrain.training.reporting.holdout_loss import (
-    HeldOut,
     HeldOutImages,
     HeldOutText,
     batch_losses,
     conditions,
-    count_batches,
     mean_loss,
     perplexity,
 )
@@ -47,7 +45,7 @@ class Validation:
         self,
         engine: Engine,
         objective: Objective,
-        held_out: HeldOut,
+        held_out: HeldOutImages | HeldOutText,
         phase: ResolvedPhase,
         history: ValidationHistory,
         log: Log,
@@ -134,16 +132,16 @@ class Validation:
         Every process runs the same number of forward passes: under ZeRO-3 each pass needs the
         weight partitions of all processes.
         """
-        engine, size = self._engine, self._settings["batch_size"]
-        count = count_batches(self._held_out, size)
+        engine = self._engine
+        batches = self._held_out.batches(self._settings["batch_size"])
+        count = len(batches)
         own = [
             batch_losses(
                 engine.model,
                 self._objective,
                 self._held_out,
                 engine.device,
-                size,
-                min(number + engine.rank, count - 1),
+                batches[min(number + engine.rank, count - 1)],
             )
             for number in range(0, count, engine.world_size)
         ]
@@ -181,7 +179,7 @@ def open_validation(
     if settings is None:
         return None
     most = settings["max_samples"]
-    held_out: HeldOut
+    held_out: HeldOutImages | HeldOutText
     if isinstance(cache, TokenCache):
         held_out = HeldOutText(cache, most)
     else:

@@ -1,0 +1,139 @@
+"""Training on images of several sizes: as exact as on squares."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.builders.phases import SAMPLES, make_tiny_phase
+from tests.training.conftest import Training, write_base, write_cache
+from tests.training.inputs import COUNT, SIDE, write_image_inputs
+from tests.training.kill_point import KillPoint
+from tests.training.matrix import export_state
+
+from zerotrain.cache import read_cache
+from zerotrain.config.training import TrainConfig
+from zerotrain.state.checkpoint import Checkpoint
+from zerotrain.training.batches import Batches
+from zerotrain.training.checkpointing import progress_folder
+
+SIZES = ((64, 64), (48, 80), (80, 48), (64, 64), (32, 96))
+CPU = torch.device("cpu")
+VALIDATION = {
+    "eval_steps": 4, "eval_on_start": False, "max_samples": 64, "batch_size": 3,
+    "metric_for_best_model": "val_loss", "load_best_model_at_end": False,
+    "early_stopping_patience": None, "early_stopping_threshold": 0.0,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def bucketed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base and a cache of images of four sizes."""
+    folder = tmp_path_factory.mktemp("bucketed")
+    write_base(folder / "base", (9, 15))
+    write_cache(folder / "cache", sizes=SIZES)
+    return folder
+
+
+@pytest.fixture
+def training(tmp_path: Path, bucketed: Path, server: Any) -> Training:
+    return Training(tmp_path, bucketed, server)
+
+
+def test_a_batch_has_one_size_and_every_sample_comes_equally_often(bucketed):
+    """Over 24 steps of 4, each of 24 samples is used four times, or a batch more or less."""
+    cache = read_cache(bucketed / "cache")
+    batches = Batches(cache, make_tiny_phase("a", "torch", 4))
+    shapes, names = set(), []
+    for step in range(SAMPLES):
+        batch = batches.batch(4 * step, 4, CPU)
+        shape = tuple(batch["latents"].shape)
+        assert batch["noise"].shape == shape
+        assert batch["target_size"].tolist() == [[8 * shape[2], 8 * shape[3]]] * 4
+        shapes.add(shape[2:])
+        names += [batches.name(4 * step + row) for row in range(4)]
+    assert shapes == {(height // 8, width // 8) for height, width in SIZES}
+    counts = [names.count(f"{number}.png") for number in range(SAMPLES)]
+    assert sum(counts) == 4 * SAMPLES
+    assert 3 <= min(counts) <= max(counts) <= 5
+
+
+def weights(training: Training, name: str, step: int) -> dict[str, torch.Tensor]:
+    source = Checkpoint(progress_folder.step_folder(training.progress(name), step))
+    return {key: source.tensor(key, "master") for key in source.names}
+
+
+@pytest.mark.slow
+def test_a_batch_trains_as_its_images_one_by_one(training):
+    """Four accumulations of one image give the losses and weights of one batch, but for rounding;
+    held-out images of other sizes are measured alike."""
+    together = training.run("together", "torch", 8, validation=VALIDATION)
+    apart = training.run("apart", "torch", 8, validation=VALIDATION, gradient_accumulation_steps=4)
+    assert apart == pytest.approx(together, rel=2e-6)
+    one, other = weights(training, "together", 8), weights(training, "apart", 8)
+    for key, tensor in one.items():
+        torch.testing.assert_close(other[key], tensor, rtol=1e-4, atol=1e-6)
+    measured = [
+        [line["val_loss"] for line in training.log(name) if "val_loss" in line]
+        for name in ("together", "apart")
+    ]
+    assert len(measured[0]) == 2
+    assert measured[1] == pytest.approx(measured[0], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_switch_changes_nothing(training):
+    """torch -> zero3_offload on two processes -> torch, against torch alone."""
+    expected = training.run("whole", "torch", 12)
+    training.run("first", "torch", 4)
+
+    def state(name: str, step: int) -> Path:
+        rolling = progress_folder.step_folder(training.progress(name), step)
+        return export_state(rolling, training.folder / f"{name}-state")
+
+    training.run("second", "zero3_offload", 8, state=state("first", 4), num_processes=2)
+    found = training.run("third", "torch", 12, state=state("second", 8))
+    assert found[:4] == expected[:4]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_kill_changes_no_bit(training, server):
+    """A training that is killed and resumed ends with the weights of one that was left alone."""
+    shape = {"save_every": 2, "keep": 2}
+    training.phase("whole", "torch", 8, **shape)
+    counter = KillPoint(server, training.folder)
+    process = training.start("whole", kill=counter)
+    process.join(120)
+    assert process.exitcode == 0
+    training.phase("cut", "torch", 8, **shape)
+    process = training.start(
+        "cut", kill=KillPoint(server, training.folder, counter.started * 2 // 3)
+    )
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert len(progress_folder.saved_steps(training.progress("cut"))) > 0
+    assert training.train("cut") == training.losses("whole")
+    assert training.hashes("cut", 8) == training.hashes("whole", 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["sdxl", "sd3", "qwen_image", "flux"])
+def test_every_family_trains_on_buckets(family, tmp_path, server):
+    """Images of three shapes through prepare_dataset, cache_latents and four steps: a batch gives
+    the losses of its images one by one."""
+    buckets = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
+    write_image_inputs(family, tmp_path, [(40, 40), (80, 24), (20, 60)], aspect_buckets=buckets)
+    entries = read_cache(tmp_path / "cache").entries
+    assert {entry.target_size for entry in entries} == {(16, 16), (8, 24), (24, 8)}
+    training = Training(tmp_path, tmp_path, server)
+    shape = {
+        "family": family, "resolution": SIDE, "epoch_size": COUNT, "lr_warmup_steps": 0,
+        "objective": TrainConfig().objective(family),
+    }  # fmt: skip
+    together = training.run("together", "torch", 4, **shape)
+    apart = training.run("apart", "zero3_offload", 4, gradient_accumulation_steps=4, **shape)
+    assert apart == pytest.approx(together, rel=1e-4)

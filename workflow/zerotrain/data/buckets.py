@@ -1,0 +1,178 @@
+"""Aspect buckets: the sizes that images of other shapes than a square are trained at.
+
+As in NovelAI's "Improvements on Stable Diffusion" (2022) and kohya's scripts: sizes of different
+shapes with at most as many pixels as the square, each image in the one of the nearest shape. The
+part of an image that is trained depends on its size and content alone, so adding or removing other
+images changes it only where `merge_below` dissolves a bucket.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isqrt, log
+from typing import TYPE_CHECKING
+
+from zerotrain.data.crop import centre_crop, crop_and_resize
+from zerotrain.data.draws import CROP, generator
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from zerotrain.config.data import BucketConfig
+    from zerotrain.data.dataset import Sample
+
+Size = tuple[int, int]
+"""Width and height in pixels."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The part of an image that is trained, and the size that it is scaled to."""
+
+    box: tuple[int, int, int, int]
+    """Left, top, width and height in pixels of the original."""
+    size: Size
+
+    @property
+    def is_square(self) -> bool:
+        """Return whether it is a square of the original, scaled to a square."""
+        return self.box[2] == self.box[3] and self.size[0] == self.size[1]
+
+    @property
+    def crop_top_left(self) -> tuple[int, int]:
+        """Return top and left in pixels of the scaled original, as SDXL's conditions have them."""
+        left, top, width, height = self.box
+        return round(top * self.size[1] / height), round(left * self.size[0] / width)
+
+    @property
+    def scale(self) -> float:
+        """Return how often the box is enlarged: the larger factor of width and height."""
+        return max(self.size[0] / self.box[2], self.size[1] / self.box[3])
+
+    def dropped(self, original: Size) -> float:
+        """Return the share of the original's area outside the box, 0 to 1."""
+        return 1 - self.box[2] * self.box[3] / (original[0] * original[1])
+
+    def cut(self, image: Image) -> Image:
+        """Cut the box out of an image and scale it, as crop_and_resize does with squares."""
+        from PIL.Image import Resampling
+
+        left, top, width, height = self.box
+        if self.is_square:
+            return crop_and_resize(image, (left, top, width), self.size[0])
+        box = (left, top, left + width, top + height)
+        if (width, height) == self.size:
+            return image.crop(box)
+        return image.resize(self.size, Resampling.LANCZOS, box=box)
+
+
+def square_view(crop: tuple[int, int, int], side: int) -> View:
+    """Return the view of a square (left, top, side of the original), scaled to `side`."""
+    left, top, own = crop
+    return View((left, top, own, own), (side, side))
+
+
+def choose_views(samples: Sequence[Sample], side: int, buckets: BucketConfig | None) -> list[View]:
+    """Choose the view of each sample: its centre square, or that of its bucket.
+
+    Args:
+        samples: The samples of a dataset.
+        side: Side of the square in pixels; a bucket has at most as many pixels.
+        buckets: The section `data.aspect_buckets`; None for squares.
+    """
+    if buckets is None:
+        return [square_view(sample.crop, side) for sample in samples]
+    sizes = [choose_bucket(sample.original_size, side, buckets) for sample in samples]
+    if buckets.merge_below:
+        counts = Counter(
+            size for size, one in zip(sizes, samples, strict=True) if one.split == "train"
+        )
+        moved = merge_small(counts, buckets.merge_below)
+        # A size without training images has no bucket to be learned in.
+        sizes = [moved.get(size) or _nearest(size, set(moved.values())) for size in sizes]
+    return [
+        View(_box(sample.original_size, size, sample.image_sha256, buckets.crop), size)
+        for sample, size in zip(samples, sizes, strict=True)
+    ]
+
+
+def choose_bucket(original: Size, side: int, buckets: BucketConfig) -> Size:
+    """Choose the bucket with the nearest aspect ratio for an image of (width, height).
+
+    With `max_upscale`, the largest square is smaller for an image of few pixels.
+    """
+    if buckets.max_upscale is not None:
+        reached = int(isqrt(original[0] * original[1]) * buckets.max_upscale)
+        if reached < side:
+            side = max(buckets.alignment, reached // buckets.alignment * buckets.alignment)
+    return _nearest(original, bucket_sizes(side, buckets))
+
+
+@lru_cache(maxsize=1024)
+def bucket_sizes(side: int, buckets: BucketConfig) -> tuple[Size, ...]:
+    """List the sizes (width, height) of at most `side` squared pixels, sorted by width.
+
+    Each multiple of the alignment is a width with the largest possible height, and a height with
+    the largest possible width. The configuration is checked to leave at least one.
+    """
+    step, area = buckets.alignment, side * side
+    if buckets.sizes is not None:
+        return tuple(sorted({size for size in buckets.sizes if size[0] * size[1] <= area}))
+    found = set()
+    for one in range(step, area // step + 1, step):
+        other = area // one // step * step
+        found |= {(one, other), (other, one)}
+    return tuple(
+        sorted(
+            (width, height)
+            for width, height in found
+            if buckets.min_aspect <= width / height <= buckets.max_aspect
+        )
+    )
+
+
+def merge_small(counts: Counter[Size], least: int) -> dict[Size, Size]:
+    """Map each size to the one that its images are trained at.
+
+    The smallest bucket with fewer than `least` images joins the one of the nearest shape, until
+    none is left or only one remains.
+    """
+    counts, target = Counter(counts), {size: size for size in counts}
+    while len(counts) > 1:
+        smallest = min(counts, key=lambda size: (counts[size], size))
+        if counts[smallest] >= least:
+            break
+        others = [size for size in counts if size != smallest]
+        nearest = _nearest(smallest, others)
+        counts[nearest] += counts.pop(smallest)
+        target = {size: nearest if to == smallest else to for size, to in target.items()}
+    return target
+
+
+def _nearest(original: Size, sizes: Iterable[Size]) -> Size:
+    """Return the size of the nearest aspect ratio; of several, the largest."""
+    aspect = log(original[0] / original[1])
+    return min(
+        sizes,
+        key=lambda size: (abs(log(size[0] / size[1]) - aspect), -size[0] * size[1], size),
+    )
+
+
+def _box(original: Size, size: Size, image_sha256: str, crop: str) -> tuple[int, int, int, int]:
+    """Return the box of the shape of `size` in an image of (width, height)."""
+    if crop == "none":
+        return 0, 0, *original
+    if size[0] == size[1] and crop == "center":
+        left, top, side = centre_crop(original)
+        return left, top, side, side
+    (width, height), (wide, high) = original, size
+    own = min(width, max(1, round(height * wide / high)))
+    tall = min(height, max(1, round(width * high / wide)))
+    left, top = (width - own) // 2, (height - tall) // 2
+    if crop == "random":
+        draw = generator(int(image_sha256[:16], 16), CROP, 0, 0)
+        left, top = (int(draw.integers(free + 1)) for free in (width - own, height - tall))
+    return left, top, own, tall

@@ -1,0 +1,102 @@
+"""The order of a run's training samples: a batch holds samples of one bucket.
+
+Every bucket has an endless stream of its samples, in an order drawn again for each of its epochs.
+Batch j of a bucket takes the next samples of that stream. It is due at time (j + u) * batch / size,
+in epochs, with u in [0, 1) drawn for it: batches of all buckets follow each other by their times.
+So every sample is used equally often, nothing is left over at the end of an epoch, and batch k of a
+run is a function of the seed and k: it depends neither on the number of processes nor on where a
+training was resumed. With one bucket this is an order drawn for each epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotrain.data.draws import BATCHES, ORDER, generator
+
+JITTERS = 4096
+"""Numbers u that are drawn at a time."""
+
+
+class SampleOrder:
+    """Which sample each position of a run has.
+
+    Args:
+        seed: The run's seed.
+        buckets: The places of each bucket's samples in an epoch: together 0 .. epoch_size - 1.
+        batch_size: Samples of one step, of all processes together.
+        first: A position at which a step begins. It differs from a multiple of batch_size only
+            after a phase with another batch size.
+    """
+
+    def __init__(
+        self, seed: int, buckets: Sequence[NDArray[np.int64]], batch_size: int, first: int = 0
+    ) -> None:
+        self._seed, self._batch = seed, batch_size
+        self._buckets = buckets
+        self._epoch_size = sum(map(len, buckets))
+        self._offset = first % batch_size
+        held = 2 * len(buckets)
+        self._permutation = lru_cache(maxsize=held)(self._draw_permutation)
+        self._jitters = lru_cache(maxsize=held)(self._draw_jitters)
+        self._epoch_batches = lru_cache(maxsize=2)(self._list_epoch_batches)
+        self._bucket_batch = lru_cache(maxsize=16)(self._find_bucket_batch)
+
+    def place(self, position: int) -> tuple[int, int]:
+        """Return the epoch of a position's sample, and its place in an epoch.
+
+        The epoch is that of its bucket: no two positions have the same epoch and place.
+        """
+        if len(self._buckets) == 1:
+            bucket, within = 0, position
+        else:
+            number, row = divmod(position - self._offset, self._batch)
+            # The phase before has used a part of the batch that starts before the offset.
+            bucket, batch = self._bucket_batch(number + bool(self._offset))
+            within = batch * self._batch + row
+        places = self._buckets[bucket]
+        epoch, index = divmod(within, len(places))
+        return epoch, int(places[self._permutation(bucket, epoch)[index]])
+
+    def _draw_permutation(self, bucket: int, epoch: int) -> NDArray[np.int64]:
+        size = len(self._buckets[bucket])
+        return generator(self._seed, ORDER, epoch, bucket).permutation(size)
+
+    def _find_bucket_batch(self, number: int) -> tuple[int, int]:
+        """Return the bucket of the run's batch `number`, and the number of the batch in it."""
+        epoch = number * self._batch // self._epoch_size
+        while self._batches_before(epoch) > number:
+            epoch -= 1
+        while self._batches_before(epoch + 1) <= number:
+            epoch += 1
+        return self._epoch_batches(epoch)[number - self._batches_before(epoch)]
+
+    def _batches_before(self, epoch: int) -> int:
+        """Count the batches that are due before an epoch."""
+        return sum(self._due_before(bucket, epoch) for bucket in range(len(self._buckets)))
+
+    def _due_before(self, bucket: int, epoch: int) -> int:
+        # Batch j is due before it if (j + u) * batch_size < epoch * samples: all j below the
+        # quotient are, and the next one is, if its u is small enough.
+        whole, rest = divmod(epoch * len(self._buckets[bucket]), self._batch)
+        return whole + (self._jitter(bucket, whole) * self._batch < rest)
+
+    def _list_epoch_batches(self, epoch: int) -> list[tuple[int, int]]:
+        """List bucket and number of the batches that are due within an epoch, in their order."""
+        due = [
+            ((batch + self._jitter(bucket, batch)) / len(places), bucket, batch)
+            for bucket, places in enumerate(self._buckets)
+            for batch in range(self._due_before(bucket, epoch), self._due_before(bucket, epoch + 1))
+        ]
+        return [(bucket, batch) for _, bucket, batch in sorted(due)]
+
+    def _jitter(self, bucket: int, batch: int) -> float:
+        block, row = divmod(batch, JITTERS)
+        return float(self._jitters(bucket, block)[row])
+
+    def _draw_jitters(self, bucket: int, block: int) -> NDArray[np.float64]:
+        return generator(self._seed, BATCHES, block, bucket).random(JITTERS)
