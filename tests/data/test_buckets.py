@@ -61,6 +61,11 @@ def test_an_image_gets_the_nearest_shape(original, expected):
     assert choose_bucket(original, 1024, BucketConfig()) == expected
 
 
+def test_there_is_always_a_square():
+    """Also where no other shape is asked for, and the side is no multiple of the alignment."""
+    assert bucket_sizes(100, BucketConfig(min_aspect=1, max_aspect=1)) == ((64, 64),)
+
+
 def test_a_small_image_is_enlarged_no_more_than_allowed():
     """It gets a bucket with at most as many pixels as it has, times the factor."""
     small = (600, 400)
@@ -74,6 +79,8 @@ def test_own_sizes_replace_the_computed_ones():
     """Those of more pixels than the resolution's square are for phases of a larger one."""
     own = BucketConfig(sizes=((512, 512), (640, 384), (1024, 1024)))
     assert bucket_sizes(512, own) == ((512, 512), (640, 384))
+    few = BucketConfig(sizes=((512, 512), (640, 384)), max_upscale=1)
+    assert choose_bucket((100, 100), 512, few) == (640, 384)
     with pytest.raises(ValueError, match="500x512 is no multiple of alignment: 64"):
         BucketConfig(sizes=((500, 512),))
 

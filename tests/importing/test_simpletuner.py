@@ -12,6 +12,7 @@ import torch
 from tests.builders.refusals import refusal
 
 from zerotrain.config.adapters import is_excluded
+from zerotrain.config.read import parse_config
 from zerotrain.errors import PipelineError
 from zerotrain.importers.command_line import import_command
 from zerotrain.importers.imported_config import ImportedConfig
@@ -70,6 +71,28 @@ def test_a_dataset(place: Path, dataset: dict[str, Any], expected: dict[str, Any
     assert found.nested()["data"] == expected
     assert found.values["train.resolution"] == 512
     assert not {key for key in keys_of(found, "changed") if "crop" in key}
+
+
+@pytest.mark.parametrize(
+    ("own", "crop"),
+    [
+        ({"crop": False}, "none"),
+        ({"crop_aspect": "preserve"}, "center"),
+        ({"crop_aspect": "closest", "crop_style": "random"}, "random"),
+    ],
+)
+def test_images_keep_their_shape_where_they_do_there(
+    place: Path, own: dict[str, Any], crop: str
+) -> None:
+    """Uncropped images are stretched to their bucket; the sizes of buckets are noted."""
+    found = read(place, [DATASET | own])
+    assert found.nested()["data"]["aspect_buckets"] == {"crop": crop}
+    buckets = parse_config(found.nested(), "imported").data.aspect_buckets
+    assert buckets is not None
+    assert buckets.alignment == 64
+    assert keys_of(found, "changed") & {
+        "data_backend_config.crop", "data_backend_config.crop_aspect"
+    }  # fmt: skip
 
 
 def test_what_differs_by_the_images_is_reported(place: Path) -> None:

@@ -61,6 +61,20 @@ def test_a_batch_has_one_size_and_every_sample_comes_equally_often(bucketed):
     assert 3 <= min(counts) <= max(counts) <= 5
 
 
+def test_a_size_of_fewer_images_than_a_batch_is_named(bucketed, inputs):
+    """Of 24 training images 10 are squares, 5 of each two other sizes, 4 of the last."""
+    cache = read_cache(bucketed / "cache")
+    phase = make_tiny_phase("a", "torch", 4)
+    assert Batches(cache, phase).describe_small_buckets() is None
+    said = Batches(cache, phase.with_values(global_batch_size=8)).describe_small_buckets()
+    assert said
+    assert said.startswith(
+        "3 of 4 sizes of images have fewer than a batch of 8, 96x32 has 4: such a batch holds"
+    )
+    squares = Batches(read_cache(inputs / "cache"), phase.with_values(global_batch_size=64))
+    assert squares.describe_small_buckets() is None
+
+
 def weights(training: Training, name: str, step: int) -> dict[str, torch.Tensor]:
     source = Checkpoint(progress_folder.step_folder(training.progress(name), step))
     return {key: source.tensor(key, "master") for key in source.names}

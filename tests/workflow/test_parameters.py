@@ -82,6 +82,7 @@ OTHER_VALUES: dict[str, Any] = {
     "data.prompt_template": "{question}?",
     "data.label_names": ["no", "yes"],
     "data.max_pixels": 1024 * 1024,
+    "data.aspect_buckets": {"alignment": 8},
     "cache.batch_size": 2,
     "cache.dtype": "bf16",
     "cache.max_sequence_length": 64,

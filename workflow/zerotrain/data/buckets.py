@@ -116,12 +116,14 @@ def bucket_sizes(side: int, buckets: BucketConfig) -> tuple[Size, ...]:
     """List the sizes (width, height) of at most `side` squared pixels, sorted by width.
 
     Each multiple of the alignment is a width with the largest possible height, and a height with
-    the largest possible width. The configuration is checked to leave at least one.
+    the largest possible width; the largest square is among them. Of configured sizes at least the
+    smallest is taken.
     """
     step, area = buckets.alignment, side * side
     if buckets.sizes is not None:
-        return tuple(sorted({size for size in buckets.sizes if size[0] * size[1] <= area}))
-    found = set()
+        smallest = min(buckets.sizes, key=_pixels)
+        return tuple(sorted({smallest, *(one for one in buckets.sizes if _pixels(one) <= area)}))
+    found = {(side // step * step, side // step * step)}
     for one in range(step, area // step + 1, step):
         other = area // one // step * step
         found |= {(one, other), (other, one)}
@@ -132,6 +134,10 @@ def bucket_sizes(side: int, buckets: BucketConfig) -> tuple[Size, ...]:
             if buckets.min_aspect <= width / height <= buckets.max_aspect
         )
     )
+
+
+def _pixels(size: Size) -> int:
+    return size[0] * size[1]
 
 
 def merge_small(counts: Counter[Size], least: int) -> dict[Size, Size]:
@@ -157,7 +163,7 @@ def _nearest(original: Size, sizes: Iterable[Size]) -> Size:
     aspect = log(original[0] / original[1])
     return min(
         sizes,
-        key=lambda size: (abs(log(size[0] / size[1]) - aspect), -size[0] * size[1], size),
+        key=lambda size: (abs(log(size[0] / size[1]) - aspect), -_pixels(size), size),
     )
 
 

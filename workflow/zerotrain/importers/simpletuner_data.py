@@ -18,9 +18,10 @@ EMBEDS = ("text_embeds", "image_embeds", "conditioning_image_embeds")
 STRATEGIES = ("textfile", "filename", "instanceprompt")
 HUB = "data/{}"
 FRAMING = (
-    "the square at the centre of each image is trained on; buckets and random crops are not "
-    "offered, so images that are no squares are framed otherwise"
+    "the square at the centre of each image is trained on, so images that are no squares are "
+    "framed otherwise"
 )
+BUCKETED = "images keep about their shape; the sizes of the buckets are computed in another way"
 DROPPED = "smaller images are left out there; here they are enlarged, so take them out yourself"
 
 
@@ -73,21 +74,36 @@ def put_dataset(found: Mapping[str, Any], result: ImportedConfig) -> None:
             f"{NAME}.repeats", found["repeats"], "data.repeats", found["repeats"] + 1,
             "an epoch sees each image once more than that",
         )  # fmt: skip
-    crops = [name for name in ("crop", "crop_style", "crop_aspect") if name in found]
-    for name in crops:
-        same = (found["crop"] if name == "crop" else found[name]) in (True, "center", "square")
-        given = found[name]
-        if same:
-            result.note("kept", f"{NAME}.{name}", given, "", "train.resolution")
-        else:
-            result.note("changed", f"{NAME}.{name}", given, FRAMING)
-    if not crops:
-        result.note("changed", f"{NAME}.crop", None, FRAMING)
+    put_framing(found, result)
     for name in ("maximum_image_size", "target_downsample_size"):
         if name in found:
             result.note("changed", f"{NAME}.{name}", found[name], FRAMING)
     if found.get("minimum_image_size"):
         result.note("changed", f"{NAME}.minimum_image_size", found["minimum_image_size"], DROPPED)
+
+
+def put_framing(found: Mapping[str, Any], result: ImportedConfig) -> None:
+    """Set squares, or aspect buckets where SimpleTuner keeps the shape of images."""
+    crops = [name for name in ("crop", "crop_style", "crop_aspect") if name in found]
+    named = {name: f"{NAME}.{name}" for name in ("crop", *crops)}
+    cut, centred = found.get("crop", True), found.get("crop_style") == "center"
+    if not cut or found.get("crop_aspect", "square") != "square":
+        how = "none" if not cut else "center" if centred else "random"
+        decides = "crop_aspect" if cut else "crop"
+        result.put(
+            "changed", named[decides], found[decides], "data.aspect_buckets.crop", how, BUCKETED
+        )
+        for name in crops:
+            if name != decides:
+                result.note("kept", named[name], found[name], "", "data.aspect_buckets.crop")
+        return
+    for name in crops:
+        if found[name] in (True, "center", "square"):
+            result.note("kept", named[name], found[name], "", "train.resolution")
+        else:
+            result.note("changed", named[name], found[name], FRAMING)
+    if not crops:
+        result.note("changed", named["crop"], None, FRAMING)
 
 
 def _put_images(found: Mapping[str, Any], result: ImportedConfig) -> None:

@@ -139,6 +139,8 @@ def _chosen(
     if options.text is None:
         own = 32 if small else _native_resolution(options.base)
         train = {"resolution": options.resolution or own, **train}
+        # A small model's batch is larger than a bucket of few images.
+        source = source if small else {**source, "aspect_buckets": True}
     else:
         train = {"max_length": 64 if small else 512, **train}
     chosen: dict[str, dict[str, Any]] = {

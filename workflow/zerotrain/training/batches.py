@@ -7,7 +7,7 @@ changes no result. The thread uses none of the model's random generators.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
@@ -55,6 +55,9 @@ class Batches:
         self._image_tokens = image_tokens
         entries: Sequence[Entry | Row] = cache.entries
         self._train = [i for i, entry in enumerate(entries) if entry.split == "train"]
+        self._sizes: list[tuple[int, int]] = []
+        if not isinstance(cache, TokenCache):
+            self._sizes = [cache.entries[number].target_size for number in self._train]
         buckets = self._list_buckets(phase.derived.epoch_size)
         self._order = SampleOrder(phase.seed, buckets, phase.train.global_batch_size, first)
 
@@ -82,14 +85,30 @@ class Batches:
         entry = self._cache.entries[number]
         return entry.file if isinstance(entry, Entry) else f"row {number} of the cache"
 
+    def describe_small_buckets(self) -> str | None:
+        """Describe the sizes of which a batch holds images more than once; None if there is none.
+
+        A dataset of one size is as small as the user made it.
+        """
+        counts = Counter(self._sizes)
+        batch = self._phase.train.global_batch_size
+        small = [size for size in counts if counts[size] < batch]
+        if len(counts) < 2 or not small:
+            return None
+        height, width = min(small, key=lambda size: (counts[size], size))
+        return (
+            f"{len(small)} of {len(counts)} sizes of images have fewer than a batch of {batch}, "
+            f"{width}x{height} has {counts[height, width]}: such a batch holds images more than "
+            "once, each with other noise; data.aspect_buckets.merge_below avoids it"
+        )
+
     def _list_buckets(self, epoch_size: int) -> list[NDArray[np.int64]]:
         """List the places in an epoch of the samples of each size, in the order of the sizes."""
         places = np.arange(epoch_size)
-        if isinstance(self._cache, TokenCache):
+        if not self._sizes:
             return [places]
-        sizes = [self._cache.entries[number].target_size for number in self._train]
-        names = {size: name for name, size in enumerate(sorted({*sizes}))}
-        buckets = np.array([names[size] for size in sizes])[places % len(sizes)]
+        names = {size: name for name, size in enumerate(sorted({*self._sizes}))}
+        buckets = np.array([names[size] for size in self._sizes])[places % len(self._sizes)]
         return [places[buckets == name] for name in names.values()]
 
     def _row(self, cache: TokenCache, position: int) -> dict[str, torch.Tensor]:

@@ -127,6 +127,8 @@ def run(
         low = DiskWatch(progress, phase.train.disk_low_threshold, log.say)
     image_tokens = getattr(objective, "image_tokens", None)
     batches = Batches(samples, phase, image_tokens, first=counter.samples)
+    if small := batches.describe_small_buckets():
+        log.say(f"{phase.phase}: {small}")
     together = phase.train.global_batch_size // phase.train.gradient_accumulation_steps
     try:
         with use_deterministic_kernels(phase), ReadAhead(batches, together) as ahead:

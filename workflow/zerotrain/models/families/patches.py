@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from zerotrain.config.models import EvaluateConfig
 
 
+Grid = tuple[int, int, int]
+"""Frames, rows and columns of an image's patches; the transformer derives positions from them."""
+
+
 class JointTransformerFamily(DiffusionFamily):
     """A family whose transformer attends to the tokens of image and text together."""
 
@@ -80,6 +84,27 @@ def unpack(patches: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     batch, channels, height, width = shape
     latents = patches.view(batch, height // 2, width // 2, channels, 2, 2)
     return latents.permute(0, 3, 1, 4, 2, 5).reshape(shape)
+
+
+def append_conditioning(
+    patches: torch.Tensor, grid: Grid, conditioning: torch.Tensor | None
+) -> tuple[torch.Tensor, list[list[Grid]]]:
+    """Append the patches of conditioning latents to those of noisy ones.
+
+    Args:
+        patches: [B, T, 4C].
+        grid: Grid of these patches.
+        conditioning: Latents [B, n, C, h, w]; None for none.
+
+    Returns:
+        The patches [B, T + n * h/2 * w/2, 4C], and the grids of each sample's images.
+    """
+    if conditioning is None:
+        return patches, [[grid]] * len(patches)
+    count, height, width = conditioning.shape[1], *conditioning.shape[-2:]
+    further = [pack(one).to(patches) for one in conditioning.unbind(1)]
+    grids = [grid, *[(1, height // 2, width // 2)] * count]
+    return torch.cat([patches, *further], dim=1), [grids] * len(patches)
 
 
 def check_patches(latents: torch.Tensor, pixels: torch.Tensor, patch: int = 2) -> None:

@@ -20,6 +20,7 @@ from zerotrain.models.families.flow_matching import read_flow_scheduler
 from zerotrain.models.families.patches import (
     PackedFamily,
     PackedObjective,
+    append_conditioning,
     check_patches,
     pack,
     unpack,
@@ -39,7 +40,6 @@ from zerotrain.models.families.qwen_image_encoding import (
 )
 from zerotrain.models.families.qwen_image_pipeline import (
     ConditionedQwenImagePipeline,
-    append_conditioning,
     encoding_pipeline,
 )
 

@@ -15,31 +15,7 @@ import torch
 from diffusers import QwenImagePipeline
 
 from zerotrain.models.families.conditioned_sampling import extended_input
-from zerotrain.models.families.patches import pack
-
-Grid = tuple[int, int, int]
-"""Frames, rows and columns of an image's patches; the transformer derives positions from them."""
-
-
-def append_conditioning(
-    patches: torch.Tensor, grid: Grid, conditioning: torch.Tensor | None
-) -> tuple[torch.Tensor, list[list[Grid]]]:
-    """Append the patches of conditioning latents to those of noisy ones.
-
-    Args:
-        patches: [B, T, 4C].
-        grid: Grid of these patches.
-        conditioning: Latents [B, n, C, h, w]; None for none.
-
-    Returns:
-        The patches [B, T + n * h/2 * w/2, 4C], and the grids of each sample's images.
-    """
-    if conditioning is None:
-        return patches, [[grid]] * len(patches)
-    count, height, width = conditioning.shape[1], *conditioning.shape[-2:]
-    further = [pack(one).to(patches) for one in conditioning.unbind(1)]
-    grids = [grid, *[(1, height // 2, width // 2)] * count]
-    return torch.cat([patches, *further], dim=1), [grids] * len(patches)
+from zerotrain.models.families.patches import append_conditioning
 
 
 class ConditionedQwenImagePipeline(QwenImagePipeline):  # type: ignore[misc]
