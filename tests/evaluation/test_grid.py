@@ -9,7 +9,7 @@ from zerotrain.training.reporting.grid import (
     CONDITIONING_GAP,
     GAP,
     LABEL_WIDTH,
-    cell_side,
+    cell_size,
     cut_rows,
     draw_grid,
 )
@@ -54,4 +54,17 @@ def test_every_prompt_is_written_next_to_its_row():
 
 
 def test_cells_are_neither_tiny_nor_huge():
-    assert [cell_side(width) for width in (8, 32, 48, 64, 200, 1024)] == [64, 64, 96, 64, 200, 256]
+    sides = (8, 32, 48, 64, 200, 1024)
+    expected = [64, 64, 96, 64, 200, 256]
+    assert [cell_size((side, side)) for side in sides] == [(side, side) for side in expected]
+
+
+def test_a_cell_has_the_shape_of_its_image():
+    """The longer side counts; a grid of wide images has low rows."""
+    sizes = [(24, 8), (96, 48), (1216, 832)]
+    assert [cell_size(size) for size in sizes] == [(72, 24), (96, 48), (256, 175)]
+    wide = [[Image.new("RGB", (96, 48), "red")] * 3] * 2
+    grid = draw_grid(["a", "b"], wide)
+    rows = cut_rows(grid, 2)
+    assert [row.size for row in rows] == [(3 * 96 + 2 * GAP, 48)] * 2
+    assert all(row.getpixel((95, 47)) == (255, 0, 0) for row in rows)

@@ -132,6 +132,21 @@ def test_without_a_judge_nothing_is_judged(run):
     assert "judge_accuracy" not in metrics
 
 
+def test_further_sizes_have_grids_of_their_own(run):
+    """Next to that of squares, which stays as it is."""
+    run_stage(run, "squares", judge="none", prompts=["a boat"])
+    run_stage(run, "sizes", judge="none", prompts=["a boat"], sizes=[[24, 16], [16, 32]])
+    plain, found = (artifact.read(run / name, "evaluation") for name in ("squares", "sizes"))
+    for size in ((24, 16), (16, 32)):
+        name = f"{size[0]}x{size[1]}"
+        assert Image.open(found.path(f"samples-{name}/00-01.png")).size == size
+        assert Image.open(found.path(f"grid-{name}.png")).height > 16
+    images = {
+        name for name in plain.files if name.endswith(".png") and name[:4] in ("grid", "samp")
+    }
+    assert {name: plain.files[name] for name in images} == {n: found.files[n] for n in images}
+
+
 @pytest.fixture
 def no_sampling(monkeypatch) -> None:
     """What is refused is refused before any image is made."""

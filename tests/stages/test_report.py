@@ -71,13 +71,16 @@ def show(settings: ReportSettings, phases: list[Path], folder: Path) -> Page:
     return Page((folder / "report" / "index.html").read_text())
 
 
-def phase(folder: Path, **metrics: object) -> Path:
-    """An evaluated phase."""
+def phase(folder: Path, *, wide: bool = False, **metrics: object) -> Path:
+    """An evaluated phase, also of wide images."""
     with artifact.publish(folder / "evaluation", "evaluation") as draft:
         for name in ("loss", "learning_rate"):
             Image.new("RGB", (8, 8), "red").save(draft.folder / f"{name}.png")
         rows = [[Image.new("RGB", (8, 8), colour)] * 2 for colour in COLOURS]
         draw_grid(PROMPTS, rows).save(draft.folder / "grid.png")
+        if wide:
+            wider = [[image.resize((24, 8)) for image in row] for row in rows]
+            draw_grid(PROMPTS, wider).save(draft.folder / "grid-24x8.png")
         draft.content = {"prompts": PROMPTS}
     (folder / "metrics.json").write_text(json.dumps(metrics))
     return folder
@@ -102,6 +105,18 @@ def test_the_page_shows_every_phase_and_needs_no_other_file(settings, tmp_path):
     assert "peak host memory 1.00 GiB" in page.text
     assert f'from_pretrained( "{offload / "weights"}", dtype=dtype' in page.text
     assert page.text.index("95.5%") < page.text.index("99.0%")
+
+
+def test_further_sizes_follow_the_squares(settings, tmp_path):
+    """Under their names, with their prompts."""
+    folder = phase(tmp_path / "plain", step=3)
+    squares = show(settings, [folder], tmp_path / "squares")
+    both = show(
+        settings, [phase(tmp_path / "both" / "plain", wide=True, step=3)], tmp_path / "both"
+    )
+    assert len(both.references) == len(squares.references) + len(PROMPTS)
+    [squares_first, wide] = both.text.split("24x8")
+    assert all(prompt in part for prompt in PROMPTS for part in (squares_first, wide))
 
 
 def test_the_last_lines_say_where_things_lie(settings, tmp_path, capsys):

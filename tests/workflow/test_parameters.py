@@ -135,6 +135,7 @@ OTHER_VALUES: dict[str, Any] = {
     "launch.accelerate": {"debug": True},
     "validation": {"prompts": ["a cat"]},
     "export.dtype": "bf16",
+    "evaluate.sizes": [[64, 32]],
     "evaluate.prompts": ["a cat"],
     "evaluate.conditioning_images": [["edges/cat.png"]],
     "evaluate.guidance_scale": 1.0,

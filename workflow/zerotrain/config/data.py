@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from zerotrain.config.section import Name, Section, Whole
+from zerotrain.config.section import Name, Section, Side, Whole
 
 TEXT_SOURCES = ("text", "sums", "complaints")
 IMAGE_KEYS = (
@@ -45,10 +45,6 @@ Folders = Annotated[
 def _switched_on(value: Any) -> Any:
     """Take `true` as a section of defaults, and `false` as none."""
     return {True: {}, False: None}.get(value, value) if isinstance(value, bool) else value
-
-
-Side = Annotated[Whole, Field(ge=8)]
-"""Width or height of an image in pixels."""
 
 
 class BucketConfig(Section):

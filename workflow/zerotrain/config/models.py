@@ -23,6 +23,7 @@ from zerotrain.config.section import (
     Name,
     PromptImages,
     Section,
+    Side,
     Whole,
     is_none,
 )
@@ -169,6 +170,12 @@ class EvaluateConfig(Section):
         "in `prompts`, a list for each. Without `prompts` the grid has captions with their own.",
     )
     images_per_prompt: Whole = Field(4, ge=1, description="Images made of each prompt.")
+    sizes: list[tuple[Side, Side]] | None = Field(
+        None,
+        exclude_if=is_none,
+        min_length=1,
+        description="Images: [width, height] of further grids, in addition to that of squares.",
+    )
     num_inference_steps: Whole = Field(30, ge=1, description="Denoising steps of an image.")
     guidance_scale: float | None = Field(
         None,

@@ -18,7 +18,7 @@ OF_MODALITY: dict[str, dict[str, tuple[str, ...]]] = {
         "cache": ("dtype", "batch_size"),
         "evaluate": (
             *("images_per_prompt", "num_inference_steps", "guidance_scale"),
-            "conditioning_images",
+            *("conditioning_images", "sizes"),
         ),
     },
     "text": {"evaluate": ("split", "max_samples", "max_new_tokens")},
@@ -160,6 +160,10 @@ def _check_data(config: RunSections) -> None:
         raise ValueError("evaluate.judge judges images; remove it")
     if config.evaluate.judge != "none" and not config.data.holdout:
         raise ValueError("evaluate.judge needs held-out images: set data.holdout, say 0.5")
+    if config.evaluate.sizes and config.data.is_conditioned:
+        raise ValueError(
+            "evaluate.sizes: with conditioning images all images are squares; remove it"
+        )
     if len({phase.train.packing for phase in config.phases}) > 1:
         raise ValueError("packing is the same in all phases: they share a cache")
     if len({phase.train.long_captions for phase in config.phases}) > 1:

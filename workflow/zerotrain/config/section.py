@@ -67,6 +67,10 @@ def is_none(value: Any) -> bool:
     return value is None
 
 
+Side = Annotated[Whole, Field(ge=8)]
+"""Width or height of an image in pixels."""
+
+
 class Section(BaseModel):
     """A part of the configuration: frozen, no unknown keys."""
 

@@ -49,8 +49,12 @@ def measure_images(
     samples = read_dataset(dataset)
     prompts, conditioning = _prompts(settings, samples, weights)
     _check_judge(settings, samples, prompts)
-    rows = _sample(settings, prompts, conditioning, weights, device)
     resolution = settings.train.resolution
+    rows = _sample(settings, prompts, conditioning, weights, device, resolution)
+    others = {
+        f"{size[0]}x{size[1]}": _sample(settings, prompts, None, weights, device, size)
+        for size in settings.evaluate.sizes or ()
+    }
     given = [[_square(image, resolution) for image in images] for images in conditioning or ()]
 
     def write(folder: Path) -> None:
@@ -59,16 +63,23 @@ def measure_images(
             for file, image in zip(files, images, strict=True):
                 (folder / file).parent.mkdir(exist_ok=True)
                 image.save(folder / file)
-        (folder / "samples").mkdir()
-        for number, row in enumerate(rows):
-            for column, image in enumerate(row):
-                image.save(folder / "samples" / f"{number:02d}-{column:02d}.png")
+        _save(rows, folder / "samples")
+        for size, more in others.items():
+            draw_grid(prompts, more).save(folder / f"grid-{size}.png")
+            _save(more, folder / f"samples-{size}")
 
     metrics = {
         **_judge(settings, samples, prompts, rows),
         "val_loss": _holdout_loss(settings, cache, weights, device),
     }
     return Measured(metrics, prompts, "grid.png", write, conditioning_images=_names(given))
+
+
+def _save(rows: list[list[Image]], folder: Path) -> None:
+    folder.mkdir()
+    for number, row in enumerate(rows):
+        for column, image in enumerate(row):
+            image.save(folder / f"{number:02d}-{column:02d}.png")
 
 
 def _prompts(
@@ -136,8 +147,12 @@ def _sample(
     conditioning: list[list[Image]] | None,
     weights: Path,
     device: str,
+    resolution: int | tuple[int, int],
 ) -> list[list[Image]]:
-    """Sample a row of images for each prompt, with the same seeds in every phase."""
+    """Sample a row of images for each prompt, with the same seeds in every phase.
+
+    The resolution is the side of squares, or width and height.
+    """
     count = settings.evaluate.images_per_prompt
     places = [(number, column) for number in range(len(prompts)) for column in range(count)]
     family = load_family(settings.family)
@@ -147,7 +162,7 @@ def _sample(
         [prompts[number] for number, _ in places],
         [int(generator(settings.seed, IMAGE_SEEDS, *place).integers(2**63)) for place in places],
         settings.evaluate,
-        resolution=settings.train.resolution,
+        resolution=resolution,
         device=device,
         max_sequence_length=settings.max_sequence_length,
         long_captions=settings.long_captions,

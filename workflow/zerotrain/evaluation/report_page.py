@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,14 @@ PAGE = """\
 {% macro image(png, text) -%}
 <img alt="{{ text }}" src="data:image/png;base64,{{ png | base64 }}">
 {%- endmacro %}
+{% macro figures(rows, text) -%}
+<div class="samples">
+{% for prompt, row in rows %}
+<figure><figcaption>{{ prompt or "(empty prompt)" }}</figcaption>
+{{- image(row, text) }}</figure>
+{% endfor %}
+</div>
+{% endmacro %}
 <!doctype html>
 <html lang="en">
 <head>
@@ -78,12 +86,11 @@ summary { cursor: pointer; font-weight: 600; }
 {% if phase.conditioned %}
 <p class="soft">Conditioning images are on the left.</p>
 {% endif %}
-<div class="samples">
-{% for prompt, row in phase.samples %}
-<figure><figcaption>{{ prompt or "(empty prompt)" }}</figcaption>
-{{- image(row, "Samples of phase " + phase.name) }}</figure>
+{{ figures(phase.samples, "Samples of phase " + phase.name) -}}
+{% for size, rows in phase.other_sizes.items() %}
+<h3>{{ size }}</h3>
+{{ figures(rows, "Samples of phase " + phase.name + ", " + size) -}}
 {% endfor %}
-</div>
 {% else %}
 {{ table(phase.first_answers(), ["prompt", "expected", "generated"]) -}}
 {% endif %}
@@ -172,6 +179,8 @@ class PhaseFacts:
     weights: Path
     loading: str
     """Python code that loads the weights."""
+    other_sizes: Mapping[str, Sequence[tuple[str, bytes]]] = field(default_factory=dict)
+    """The same for each of evaluate.sizes, such as 1216x832."""
     conditioned: bool = False
     """Whether the rows of samples start with conditioning images."""
     ran_on: RanOn | None = None

@@ -54,7 +54,8 @@ def evaluate(
         weights: Folder of the phase's weights.
         state: Folder of the phase's state, for its log and resources.
         output: Folder to publish: loss.csv, loss.png, learning_rate.png, records/memory.csv, and
-            for images grid.png, samples/ and conditioning/, for text answers.jsonl.
+            for images grid.png, samples/ and conditioning/, and a grid and samples of each of
+            evaluate.sizes; for text answers.jsonl.
         metrics: JSON file to write.
 
     Raises:

@@ -133,6 +133,11 @@ def _phase(folder: Path, settings: ReportSettings) -> PhaseFacts:
         name=folder.name,
         metrics=json.loads(metrics.read_text()),
         samples=_samples(evaluation),
+        other_sizes={
+            file.removeprefix("grid-").removesuffix(".png"): _samples(evaluation, file)
+            for file in sorted(evaluation.files)
+            if file.startswith("grid-")
+        },
         answers=_answers(evaluation),
         conditioned="conditioning_images" in evaluation.content,
         loss=evaluation.path("loss.png").read_bytes(),
@@ -166,12 +171,12 @@ def _ran_on(checkpoint: Path) -> RanOn | None:
     return RanOn.of(read_position(found, POSITION)) if POSITION in found.files else None
 
 
-def _samples(evaluation: Artifact) -> list[tuple[str, bytes]]:
-    """Return each prompt with a PNG of its images; nothing for text."""
-    if GRID not in evaluation.files:
+def _samples(evaluation: Artifact, file: str = GRID) -> list[tuple[str, bytes]]:
+    """Return each prompt with a PNG of its images in a grid; nothing for text."""
+    if file not in evaluation.files:
         return []
     prompts = evaluation.content["prompts"]
-    with Image.open(evaluation.path(GRID), formats=["PNG"]) as grid:
+    with Image.open(evaluation.path(file), formats=["PNG"]) as grid:
         rows = cut_rows(grid, len(prompts))
     return [(prompt, _png(row)) for prompt, row in zip(prompts, rows, strict=True)]
 

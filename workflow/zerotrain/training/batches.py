@@ -86,7 +86,7 @@ class Batches:
         return entry.file if isinstance(entry, Entry) else f"row {number} of the cache"
 
     def describe_small_buckets(self) -> str | None:
-        """Describe the sizes of which a batch holds images more than once; None if there is none.
+        """Describe the sizes of which a batch
 
         A dataset of one size is as small as the user made it.
         """

@@ -67,13 +67,13 @@ class PipelineSampling(ConditionedSampling):
         seeds: Sequence[int],
         config: EvaluateConfig,
         *,
-        resolution: int,
+        resolution: int | tuple[int, int],
         device: str,
         max_sequence_length: int | None = None,
         long_captions: str = TRUNCATE,
         conditioning: Sequence[Sequence[Image]] | None = None,
     ) -> list[Image]:
-        """Sample one square image per prompt with the pipeline of a weights folder; see `draw`."""
+        """Sample one image per prompt with the pipeline of a weights folder; see `draw`."""
         pipeline = place_pipeline(self.load_pipeline(weights, device), device)
         return self.draw(
             pipeline,

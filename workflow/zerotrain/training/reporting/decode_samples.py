@@ -32,7 +32,7 @@ from zerotrain.training.reporting.grid import (
     GAP,
     INK,
     LABEL_WIDTH,
-    cell_side,
+    cell_size,
     draw_grid,
 )
 
@@ -127,7 +127,7 @@ def _over_steps(folder: Path, prompts: list[str]) -> Image.Image:
     whole.paste(grid, (0, head))
     draw, font = ImageDraw.Draw(whole), ImageFont.load_default(FONT_SIZE)
     for column, path in enumerate(steps):
-        left = LABEL_WIDTH + GAP + column * (cell_side(rows[0][0].width) + GAP)
+        left = LABEL_WIDTH + GAP + column * (cell_size(rows[0][0].size)[0] + GAP)
         draw.text((left, GAP), f"step {int(path.stem[5:])}", fill=INK, font=font)
     return whole
 

@@ -21,10 +21,10 @@ def draw_grid(
     rows: Sequence[Sequence[Image.Image]],
     conditioning: Sequence[Sequence[Image.Image]] | None = None,
 ) -> Image.Image:
-    """Draw rows of square images next to their prompts.
+    """Draw rows of images next to their prompts.
 
-    Images below 64 px are enlarged by a whole factor to at least 64 px, those above 256 px are
-    reduced to it.
+    Images whose longer side is below 64 px are enlarged by a whole factor to at least 64 px, those
+    above 256 px are reduced to it.
 
     Args:
         prompts: The text of each row.
@@ -33,22 +33,22 @@ def draw_grid(
             gap after them.
     """
     font = ImageFont.load_default(FONT_SIZE)
-    cell = cell_side(rows[0][0].width)
+    width, height = cell_size(rows[0][0].size)
     columns = max(len(row) for row in rows)
-    step = cell + GAP
+    step, down = width + GAP, height + GAP
     given = conditioning or [()] * len(rows)
     first = max(len(images) for images in given)
     start = LABEL_WIDTH + GAP + (first * step + CONDITIONING_GAP if first else 0)
-    grid = Image.new("RGB", (start + columns * step, len(rows) * step + GAP), BACKGROUND)
+    grid = Image.new("RGB", (start + columns * step, len(rows) * down + GAP), BACKGROUND)
     draw = ImageDraw.Draw(grid)
     for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
-        top = GAP + number * step
-        lines = _lines(prompt, most=max(1, cell // (FONT_SIZE + 4)))
-        draw.text((2 * GAP, top + cell // 2), lines, fill=INK, font=font, anchor="lm")
+        top = GAP + number * down
+        lines = _lines(prompt, most=max(1, height // (FONT_SIZE + 4)))
+        draw.text((2 * GAP, top + height // 2), lines, fill=INK, font=font, anchor="lm")
         for left, images in ((LABEL_WIDTH + GAP, given[number]), (start, row)):
             for column, image in enumerate(images):
-                resample = Resampling.NEAREST if cell > image.width else Resampling.LANCZOS
-                scaled = image.convert("RGB").resize((cell, cell), resample)
+                resample = Resampling.NEAREST if width > image.width else Resampling.LANCZOS
+                scaled = image.convert("RGB").resize((width, height), resample)
                 grid.paste(scaled, (left + column * step, top))
     return grid
 
@@ -65,11 +65,14 @@ def cut_rows(grid: Image.Image, count: int) -> list[Image.Image]:
     ]
 
 
-def cell_side(width: int) -> int:
-    """Return the side of a cell for images of this width; the enlargement factor is whole."""
-    if width < SMALLEST_CELL:
-        return width * -(-SMALLEST_CELL // width)
-    return min(width, LARGEST_CELL)
+def cell_size(size: tuple[int, int]) -> tuple[int, int]:
+    """Return the size of a cell for images of this size; the enlargement factor is whole."""
+    width, height = size
+    if max(size) < SMALLEST_CELL:
+        factor = -(-SMALLEST_CELL // max(size))
+        return width * factor, height * factor
+    scale = min(1.0, LARGEST_CELL / max(size))
+    return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def _lines(prompt: str, most: int) -> str:
