@@ -36,7 +36,7 @@ BUCKETS = "data.aspect_buckets"
 KEEPS_SHAPE = {
     "alignment": 16, "min_aspect": 0.25, "max_aspect": 4.0, "crop": "center", "max_upscale": 1.0,
 }  # fmt: skip
-"""Its sizes: about the image's shape, multiples of 16, and smaller images are not enlarged."""
+"""As in DiffSynth-Studio: multiples of 16, and images of fewer pixels are not enlarged."""
 SIZES_DIFFER = (
     "DiffSynth-Studio computes a size for each image; here an image gets the nearest shape of a "
     "list, from 1:4 to 4:1, and all images of a step have one size"
