@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 
 from zerotrain import cli
 from zerotrain.config.adapters import is_target
+from zerotrain.config.data import BucketConfig
+from zerotrain.config.read import parse_config
+from zerotrain.data.buckets import Size, bucket_sizes, choose_bucket
 from zerotrain.errors import PipelineError
 from zerotrain.importers.command_line import import_command
 from zerotrain.importers.diffsynth_adapter import LAYERS
@@ -113,6 +116,15 @@ def test_what_no_flag_says(place: Any) -> None:
             f"{EDIT}-2509:x",
             "a.csv holds no lists",
         ),
+        ("--height 832", QWEN, "reads one of them only with the other"),
+        ("--height 1000 --width 600.5", QWEN, "width: must be a whole number"),
+        ("--height 1000 --width 601", QWEN, "height 1000, width 601: not both are multiples of 8"),
+        ("--height 12 --width 12", QWEN, "not both are multiples of 8"),
+        (
+            "--height 832 --width 1216 --extra_inputs context_image",
+            QWEN,
+            "with conditioning images all images are cut to squares",
+        ),
         ("--task direct_distill", QWEN, "other tasks distill"),
         ("--task sft:data_process", f"{FLUX}:a,{QWEN}:b", "nothing names the denoiser"),
         ("--fp8_models x --quant_options y:z", QWEN, "2 problems"),
@@ -151,6 +163,82 @@ def test_images_to_edit_are_scaled_as_the_image(place: Any) -> None:
     (note,) = [note for note in found.notes if note.key == "edit_image"]
     assert note.outcome == "changed"
     assert "scaled to 512 x 512" in note.reason
+
+
+def trained_sizes(flags: str, base: str = QWEN) -> tuple[int, BucketConfig | None]:
+    """The side and the buckets of the configuration, which is valid."""
+    config = parse_config(imported(flags, f"{base}:x").nested(), "imported")
+    return config.phases[0].train.resolution, config.data.aspect_buckets
+
+
+@pytest.mark.parametrize(
+    ("flags", "side", "shapes"),
+    [
+        ("", 1024, {(3000, 2000): (1248, 832), (2000, 3000): (832, 1248), (640, 480): (624, 464)}),
+        ("--max_pixels 262144", 512, {(3000, 2000): (624, 416), (512, 512): (512, 512)}),
+        ("--max_pixels 1000000", 992, {(4000, 4000): (992, 992), (512, 512): (512, 512)}),
+    ],
+)
+def test_images_keep_their_shape_and_are_not_enlarged(
+    place: Any, flags: str, side: int, shapes: dict[Size, Size]
+) -> None:
+    """About the size that DiffSynth-Studio computes, in multiples of 16; the report says so."""
+    resolution, buckets = trained_sizes(flags)
+    assert resolution == side
+    assert buckets is not None
+    sizes = bucket_sizes(side, buckets)
+    assert (side, side) in sizes
+    assert all(width % 16 == height % 16 == 0 for width, height in sizes)
+    assert all(width * height <= side * side for width, height in sizes)
+    assert {size: choose_bucket(size, side, buckets) for size in shapes} == shapes
+    assert "the nearest shape of a list" in changed(flags, QWEN)["max_pixels"]
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "base", "side"),
+    [(832, 1216, QWEN, 1008), (1216, 832, QWEN, 1008), (600, 1000, SDXL, 776)],
+)
+def test_every_image_has_the_given_size(
+    place: Any, height: int, width: int, base: str, side: int
+) -> None:
+    """The one bucket, also of images that are enlarged to it."""
+    flags = f"--height {height} --width {width} --max_pixels 65536"
+    resolution, buckets = trained_sizes(flags, base)
+    assert (resolution, resolution % 8) == (side, 0)
+    assert buckets is not None
+    assert bucket_sizes(resolution, buckets) == ((width, height),)
+    for original in ((3000, 2000), (100, 400)):
+        assert choose_bucket(original, resolution, buckets) == (width, height)
+    assert not {"height", "width", "max_pixels"} & {*changed(flags, base)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "side"),
+    [
+        ("--height 512 --width 512", 512),
+        ("--height 512 --width 512 --extra_inputs context_image", 512),
+        ("--max_pixels 262144 --extra_inputs context_image", 512),
+    ],
+)
+def test_squares(place: Any, flags: str, side: int) -> None:
+    """By both sides, or with conditioning images, whose shape is not kept: the report says so."""
+    assert trained_sizes(flags) == (side, None)
+    assert ("max_pixels" in changed(flags, QWEN)) == ("max_pixels" in flags)
+
+
+def test_the_preparing_command_decides_the_size(place: Any) -> None:
+    """The other one reads images that are encoded already."""
+    start = f"accelerate launch train.py --dataset_base_path d --model_id_with_origin_paths {QWEN}:"
+    own = "--height 832 --width 1216"
+    for prepare, train, side in ((own, "--max_pixels 65536", 1008), ("", own, 1024)):
+        found = import_command(
+            f"{start}x --task sft:data_process {prepare}\n{start}y --task sft:train {train}"
+        )
+        assert found.values["train.resolution"] == side
+        notes = [note for note in found.notes if note.key == train.split()[0].strip("-")]
+        assert ("no-op", "the preparing command decides the size") in {
+            (note.outcome, note.reason) for note in notes
+        }
 
 
 def test_a_list_of_one_image_to_edit_has_another_prompt_there(place: Any) -> None:

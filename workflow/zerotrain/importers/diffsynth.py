@@ -18,8 +18,8 @@ from zerotrain.importers.diffsynth_adapter import (
     put_quantization,
     put_trained,
 )
-from zerotrain.importers.diffsynth_model import SHIFTS, put_model
-from zerotrain.importers.imported_config import ImportedConfig, Note
+from zerotrain.importers.diffsynth_model import SHIFTS, input_columns, put_model
+from zerotrain.importers.imported_config import ImportedConfig, Note, Outcome
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import DIFFSYNTH
 from zerotrain.importers.precision import say_bf16_weights
@@ -32,10 +32,22 @@ LOGS = {
     "enable_wandb_log": "wandb",
 }  # fmt: skip
 
+BUCKETS = "data.aspect_buckets"
+KEEPS_SHAPE = {
+    "alignment": 16, "min_aspect": 0.25, "max_aspect": 4.0, "crop": "center", "max_upscale": 1.0,
+}  # fmt: skip
+"""As in DiffSynth-Studio: multiples of 16, and images of fewer pixels are not enlarged."""
+SIZES_DIFFER = (
+    "DiffSynth-Studio computes a size for each image; here an image gets the nearest shape of a "
+    "list, from 1:4 to 4:1, and all images of a step have one size"
+)
+
 FROM_PREPARING = (
     *("dataset_base_path", "dataset_metadata_path", "data_file_keys"),
     *("extra_inputs", "zero_cond_t"),
 )
+SIZES = ("height", "width", "max_pixels")
+"""What the preparing command alone decides: the training command reads encoded images."""
 
 
 def read_diffsynth(
@@ -114,8 +126,13 @@ def _check_tasks(tasks: Sequence[str], prepare: int, train: int, where: str) -> 
 def _merge(prepare: list[dict[str, Any]], train: dict[str, Any], result: ImportedConfig) -> None:
     """Give the training command the data of the preparing command."""
     for arguments in prepare:
+        for name in SIZES:
+            if name in train and train[name] != arguments.get(name):
+                result.ignore(name, train.pop(name), "the preparing command decides the size")
         for name, value in arguments.items():
-            if name in FROM_PREPARING:
+            if name in SIZES and name not in train:
+                train[name] = value
+            elif name in FROM_PREPARING:
                 cached = train.get(name)
                 train[name] = value
                 if cached is not None:
@@ -137,26 +154,68 @@ def _put_data(arguments: dict[str, Any], result: ImportedConfig) -> None:
         result.keep("dataset_metadata_path", arguments["dataset_metadata_path"], "data.metadata")
     height, width = arguments.get("height"), arguments.get("width")
     given = arguments.get("max_pixels")
-    if height is not None or width is not None:
-        if height is None or height != width or height < 8 or height % 8:
-            raise PipelineError(
-                f"height {height}, width {width}: images are cut to squares",
-                hint="give both alike, a multiple of 8",
-            )
-        result.keep("height", height, "train.resolution")
-        result.keep("width", width, "train.resolution")
-        if given is not None:
-            result.ignore("max_pixels", given, "height and width say the size")
+    conditioned = bool(input_columns(arguments))
+    if height is None and width is None:
+        _put_area(given, result, conditioned=conditioned)
         return
+    _put_size(height, width, result, conditioned=conditioned)
+    if given is not None:
+        result.ignore("max_pixels", given, "height and width say the size")
+
+
+def _put_area(given: int | None, result: ImportedConfig, *, conditioned: bool) -> None:
+    """Set sizes of about the shape of each image, of at most so many pixels."""
     pixels = given if given is not None else DIFFSYNTH["max_pixels"].default
     if pixels < 256:
         raise PipelineError(f"max_pixels is {pixels}", hint="give at least 256")
     side = math.isqrt(pixels) // 16 * 16
-    reason = (
-        "the centre square of each image, scaled to that area; DiffSynth-Studio keeps the aspect "
-        "of each image, and the size of smaller ones"
-    )
-    result.put("changed", "max_pixels", given, "train.resolution", side, reason)
+    if conditioned:
+        reason = (
+            "the centre square of each image, scaled to that area; DiffSynth-Studio keeps the "
+            "aspect of each image, and the size of smaller ones"
+        )
+        result.put("changed", "max_pixels", given, "train.resolution", side, reason)
+        return
+    if given is None:
+        reason = f"the square of {pixels} pixels, DiffSynth-Studio's max_pixels"
+        result.assume("train.resolution", side, reason)
+    else:
+        outcome: Outcome = "kept" if side * side == given else "changed"
+        reason = "the side of that area's square, a multiple of 16"
+        result.put(outcome, "max_pixels", given, "train.resolution", side, reason)
+    result.put("changed", "max_pixels", given, BUCKETS, {**KEEPS_SHAPE}, SIZES_DIFFER)
+
+
+def _put_size(
+    height: int | None, width: int | None, result: ImportedConfig, *, conditioned: bool
+) -> None:
+    """Set the one size that every image is cut to."""
+    said = f"height {height}, width {width}"
+    if height is None or width is None:
+        raise PipelineError(
+            f"{said}: DiffSynth-Studio reads one of them only with the other",
+            hint="give both, or none for sizes of the shape of each image",
+        )
+    if min(height, width) < 8 or height % 8 or width % 8:
+        raise PipelineError(
+            f"{said}: not both are multiples of 8",
+            hint="give multiples of 8, of Flux, SD3 and Qwen-Image multiples of 16",
+        )
+    if height == width:
+        result.keep("height", height, "train.resolution")
+        result.keep("width", width, "train.resolution")
+        return
+    if conditioned:
+        raise PipelineError(
+            f"{said}: with conditioning images all images are cut to squares",
+            hint="give both alike, a multiple of 8",
+        )
+    step = 8 if height % 16 or width % 16 else 16
+    side = math.ceil((math.isqrt(height * width - 1) + 1) / step) * step
+    sizes = {"alignment": step, "sizes": [[width, height]]}
+    result.keep("height", height, BUCKETS, sizes)
+    result.keep("width", width, BUCKETS, sizes)
+    result.keep("height", height, "train.resolution", side, "the side of a square that holds it")
 
 
 def _put_trackers(arguments: dict[str, Any], result: ImportedConfig) -> None:

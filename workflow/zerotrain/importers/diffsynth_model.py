@@ -172,6 +172,11 @@ TABLE = (
 )
 
 
+def input_columns(arguments: Mapping[str, Any]) -> list[str]:
+    """Return the columns of the inputs next to captions."""
+    return [word.strip() for word in str(arguments.get(NAME, "")).split(",") if word.strip()]
+
+
 def put_inputs(arguments: Mapping[str, Any], model: str, result: ImportedConfig) -> None:
     """Set the columns of conditioning images.
 
@@ -184,7 +189,7 @@ def put_inputs(arguments: Mapping[str, Any], model: str, result: ImportedConfig)
         PipelineError: inputs are not conditioning images, or the model does not read them or lacks
             required ones.
     """
-    columns = [word.strip() for word in str(arguments.get(NAME, "")).split(",") if word.strip()]
+    columns = input_columns(arguments)
     known = next((one for one in TABLE if {*one.columns} == {*columns}), None)
     if columns and (known is None or known.family != result.values.get("family")):
         raise PipelineError(
