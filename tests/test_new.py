@@ -70,6 +70,17 @@ def refusal(name: str, images: Path, base: str, config: Path) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("base", "resolution", "kept"), [(HUB_ID, 512, True), (HUB_ID, 56, False), ("nano", 64, False)]
+)
+def test_images_of_a_real_model_keep_their_shape(
+    photos: Path, config: Path, base: str, resolution: int, kept: bool
+) -> None:
+    """Where buckets of the usual alignment have the resolution's square."""
+    found = read_config(new("flowers", photos, base, config, resolution=resolution))
+    assert (found.data.aspect_buckets is not None) == kept
+
+
 @pytest.mark.parametrize("base", [HUB_ID, "nano"])
 def test_written_file_is_valid(photos: Path, config: Path, base: str) -> None:
     """It runs as it is, and editors find nothing in it."""

@@ -73,6 +73,10 @@ def test_a_small_image_is_enlarged_no_more_than_allowed():
     assert choose_bucket(small, 1024, BucketConfig(max_upscale=1)) == (512, 384)
     assert choose_bucket(small, 1024, BucketConfig(max_upscale=2)) == (1152, 768)
     assert choose_bucket((20, 20), 1024, BucketConfig(max_upscale=1)) == (64, 64)
+    for original in ((2000, 500), (4000, 250), (1157, 827)):
+        size = choose_bucket(original, 1024, BucketConfig(max_upscale=1))
+        assert size[0] <= original[0]
+        assert size[1] <= original[1]
 
 
 def test_own_sizes_replace_the_computed_ones():
@@ -81,8 +85,8 @@ def test_own_sizes_replace_the_computed_ones():
     assert bucket_sizes(512, own) == ((512, 512), (640, 384))
     few = BucketConfig(sizes=((512, 512), (640, 384)), max_upscale=1)
     assert choose_bucket((100, 100), 512, few) == (640, 384)
-    with pytest.raises(ValueError, match="500x512 is no multiple of alignment: 64"):
-        BucketConfig(sizes=((500, 512),))
+    with pytest.raises(ValueError, match="520x512 is no multiple of alignment: 64"):
+        BucketConfig(sizes=((520, 512),))
 
 
 def view_of(size: tuple[int, int], crop: str, sha256: str = "0" * 64) -> View:
@@ -118,6 +122,8 @@ def test_without_a_crop_the_whole_image_is_stretched():
     view = view_of((300, 200), "none")
     assert view.box == (0, 0, 300, 200)
     assert view.dropped((300, 200)) == 0
+    across, down = view.size[0] / 300, view.size[1] / 200
+    assert view.stretch == max(across, down) / min(across, down)
     assert view.cut(Image.new("RGB", (300, 200))).size == view.size
 
 
@@ -144,6 +150,12 @@ def test_small_buckets_join_the_nearest_shape():
     }  # fmt: skip
     assert {*merge_small(counts, 100).values()} == {(64, 64)}
     assert merge_small(counts, 0) == {size: size for size in counts}
+
+
+def test_a_bucket_joins_the_nearest_area_among_equal_shapes():
+    """So that small images are not enlarged more than needed."""
+    counts = Counter({(1024, 1024): 50, (512, 512): 9, (448, 448): 3})
+    assert merge_small(counts, 8)[448, 448] == (512, 512)
 
 
 def test_held_out_images_join_a_bucket_of_training_images():

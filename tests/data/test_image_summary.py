@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zerotrain.config.data import BucketConfig
 from zerotrain.data.crop import centre_crop
 from zerotrain.data.dataset import Sample
 from zerotrain.data.image_summary import format_summary, summarise_images, summary_rows
@@ -41,3 +42,17 @@ def test_enlarged_cropped_and_duplicate_images_are_counted():
 def test_square_images_that_are_large_enough_need_no_words():
     assert format_summary(summarise_images([sample("a.png", 64, 64)], 64)) == []
     assert format_summary(summarise_images([sample("a.png", 32, 32)], None)) == []
+
+
+def test_buckets_are_counted_with_what_they_lose_or_stretch():
+    """A crop drops the ends of a panorama; without one it is squeezed."""
+    samples = [*[sample(f"{n}.jpg", 1000, 1000) for n in range(3)], sample("pano.jpg", 4000, 500)]
+    rows = dict(summary_rows(summarise_images(samples, 512, BucketConfig(max_aspect=4))))
+    assert rows == {
+        "aspect buckets": "2 sizes, images of each: 512x512 (3), 1024x256 (1)",
+        "crop": "drops 20% of all image area, most of pano.jpg (50%)",
+    }
+    whole = BucketConfig(max_aspect=4, crop="none")
+    rows = dict(summary_rows(summarise_images(samples, 512, whole)))
+    assert rows["stretched images"] == ("1 of 4, up to 2.00 times (pano.jpg), by crop: none")
+    assert "crop" not in rows

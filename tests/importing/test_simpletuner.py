@@ -76,7 +76,7 @@ def test_a_dataset(place: Path, dataset: dict[str, Any], expected: dict[str, Any
 @pytest.mark.parametrize(
     ("own", "crop"),
     [
-        ({"crop": False}, "none"),
+        ({"crop": False}, "center"),
         ({"crop_aspect": "preserve"}, "center"),
         ({"crop_aspect": "closest", "crop_style": "random"}, "random"),
     ],
@@ -84,7 +84,7 @@ def test_a_dataset(place: Path, dataset: dict[str, Any], expected: dict[str, Any
 def test_images_keep_their_shape_where_they_do_there(
     place: Path, own: dict[str, Any], crop: str
 ) -> None:
-    """Uncropped images are stretched to their bucket; the sizes of buckets are noted."""
+    """The sizes of buckets are noted as computed otherwise."""
     found = read(place, [DATASET | own])
     assert found.nested()["data"]["aspect_buckets"] == {"crop": crop}
     buckets = parse_config(found.nested(), "imported").data.aspect_buckets

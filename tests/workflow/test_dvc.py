@@ -114,7 +114,7 @@ def test_dvc_stages_are_the_jobs_of_the_graph(project, tmp_path):
 def test_dvc_length_of_captions_is_a_parameter_where_auto_plans_with_it(project, tmp_path):
     project.edit(CONFIG, "seed: 1", "seed: 1\nfamily: sd3\ncache: {max_sequence_length: 64}")
     project.edit(CONFIG, "launch: zero2_offload", "launch: auto")
-    stages = generate(project.folder, tmp_path / "dvc.yaml", env=project.environment)
+    stages = generate(project, tmp_path / "dvc.yaml")
     assert [
         name
         for name, stage in stages.items()

@@ -46,9 +46,9 @@ IMAGES_DTYPE = "fp32"
 """Dtype of the autoencoders' computation, on every device."""
 PIXELS_AT_A_TIME = 1024 * 1024
 MOST_IMAGES_AT_A_TIME = 32
-BATCHES_IN_WINDOW = 256
-"""Batches of images that are encoded before their latents are written, in the order of the keys. A
-window holds every size; at its end, a batch of each size is filled with copies."""
+IMAGES_IN_WINDOW = 1024
+"""Images that are encoded before their latents are written, in the order of the keys. A window has
+images of every size; at its end, a batch of each size is filled with copies."""
 PROMPTS_AT_A_TIME = 16
 PROMPTS_WITH_IMAGES_AT_A_TIME = 1
 """A vision tower has many tokens per image: copies that fill a batch would be expensive."""
@@ -222,7 +222,8 @@ class Encoding:
         return progress(self._text(keys), len(keys), "encoding captions", "caption")
 
     def _latents(self, keys: Sequence[str]) -> Iterator[Tensors]:
-        window = BATCHES_IN_WINDOW * self._batch_size((self.pixels, self.pixels))
+        size = self._batch_size((self.pixels, self.pixels))
+        window = -(-IMAGES_IN_WINDOW // size) * size
         for held in _batches(keys, window):
             encoded = self._encoded_images(sorted(held, key=self._view_size))
             found: dict[str, torch.Tensor] = {}

@@ -68,8 +68,8 @@ class BucketConfig(Section):
     max_upscale: float | None = Field(
         None,
         gt=0,
-        description="An image that would be enlarged by more gets a smaller bucket; 1 enlarges "
-        "none.",
+        description="An image that would be enlarged by more gets a smaller bucket, down to one "
+        "of the alignment.",
     )
     merge_below: Whole = Field(
         0,

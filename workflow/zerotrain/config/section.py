@@ -67,7 +67,7 @@ def is_none(value: Any) -> bool:
     return value is None
 
 
-Side = Annotated[Whole, Field(ge=8)]
+Side = Annotated[Whole, Field(ge=8, multiple_of=8)]
 """Width or height of an image in pixels."""
 
 

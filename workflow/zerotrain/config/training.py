@@ -176,7 +176,11 @@ class TrainConfig(ObjectiveConfig):
     """What a training step is. A phase may change any of these from its first step on."""
 
     resolution: Annotated[Whole, Role.IMAGES] = Field(
-        1024, ge=8, multiple_of=8, description="Side of the square that images are cut to."
+        1024,
+        ge=8,
+        multiple_of=8,
+        description="Side of the square that images are cut to; with data.aspect_buckets that of "
+        "the largest square.",
     )
     long_captions: Annotated[Literal["truncate", "chunk"], Role.IMAGES, Role.ADDED_LATER] = Field(
         "truncate",

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isqrt, log
+from math import log
 from typing import TYPE_CHECKING
 
 from zerotrain.data.crop import centre_crop, crop_and_resize
@@ -46,6 +46,12 @@ class View:
         """Return top and left in pixels of the scaled original, as SDXL's conditions have them."""
         left, top, width, height = self.box
         return round(top * self.size[1] / height), round(left * self.size[0] / width)
+
+    @property
+    def stretch(self) -> float:
+        """Return the ratio of the factors of width and height, at least 1."""
+        across, down = self.size[0] / self.box[2], self.size[1] / self.box[3]
+        return max(across, down) / min(across, down)
 
     @property
     def scale(self) -> float:
@@ -99,16 +105,22 @@ def choose_views(samples: Sequence[Sample], side: int, buckets: BucketConfig | N
     ]
 
 
+@lru_cache(maxsize=2**16)
 def choose_bucket(original: Size, side: int, buckets: BucketConfig) -> Size:
     """Choose the bucket with the nearest aspect ratio for an image of (width, height).
 
-    With `max_upscale`, the largest square is smaller for an image of few pixels.
+    With `max_upscale`, the largest square is smaller where the image would be enlarged by more; the
+    smallest one is of the alignment.
     """
-    if buckets.max_upscale is not None:
-        reached = int(isqrt(original[0] * original[1]) * buckets.max_upscale)
-        if reached < side:
-            side = max(buckets.alignment, reached // buckets.alignment * buckets.alignment)
-    return _nearest(original, bucket_sizes(side, buckets))
+    while True:
+        size = _nearest(original, bucket_sizes(side, buckets))
+        width, height = _part(original, size, buckets.crop)
+        scale = max(size[0] / width, size[1] / height)
+        if buckets.max_upscale is None or scale <= buckets.max_upscale:
+            return size
+        if side <= buckets.alignment:
+            return size
+        side -= buckets.alignment
 
 
 @lru_cache(maxsize=1024)
@@ -152,7 +164,7 @@ def merge_small(counts: Counter[Size], least: int) -> dict[Size, Size]:
         if counts[smallest] >= least:
             break
         others = [size for size in counts if size != smallest]
-        nearest = _nearest(smallest, others)
+        nearest = min(others, key=lambda size: (_distance(smallest, size), _growth(smallest, size)))
         counts[nearest] += counts.pop(smallest)
         target = {size: nearest if to == smallest else to for size, to in target.items()}
     return target
@@ -160,25 +172,37 @@ def merge_small(counts: Counter[Size], least: int) -> dict[Size, Size]:
 
 def _nearest(original: Size, sizes: Iterable[Size]) -> Size:
     """Return the size of the nearest aspect ratio; of several, the largest."""
-    aspect = log(original[0] / original[1])
-    return min(
-        sizes,
-        key=lambda size: (abs(log(size[0] / size[1]) - aspect), -_pixels(size), size),
-    )
+    return min(sizes, key=lambda size: (_distance(original, size), -_pixels(size), size))
+
+
+def _distance(one: Size, other: Size) -> float:
+    """Return how far two aspect ratios are apart."""
+    return abs(log(one[0] / one[1]) - log(other[0] / other[1]))
+
+
+def _growth(one: Size, other: Size) -> tuple[float, Size]:
+    """Return how far two areas are apart, and the other size, which decides between equals."""
+    return abs(log(_pixels(other) / _pixels(one))), other
 
 
 def _box(original: Size, size: Size, image_sha256: str, crop: str) -> tuple[int, int, int, int]:
     """Return the box of the shape of `size` in an image of (width, height)."""
-    if crop == "none":
-        return 0, 0, *original
     if size[0] == size[1] and crop == "center":
         left, top, side = centre_crop(original)
         return left, top, side, side
-    (width, height), (wide, high) = original, size
-    own = min(width, max(1, round(height * wide / high)))
-    tall = min(height, max(1, round(width * high / wide)))
+    width, height = original
+    own, tall = _part(original, size, crop)
     left, top = (width - own) // 2, (height - tall) // 2
     if crop == "random":
         draw = generator(int(image_sha256[:16], 16), CROP, 0, 0)
         left, top = (int(draw.integers(free + 1)) for free in (width - own, height - tall))
     return left, top, own, tall
+
+
+def _part(original: Size, size: Size, crop: str) -> Size:
+    """Return width and height of the largest box of the shape of `size`; of all if not cropped."""
+    if crop == "none":
+        return original
+    (width, height), (wide, high) = original, size
+    own = min(width, max(1, round(height * wide / high)))
+    return own, min(height, max(1, round(width * high / wide)))

@@ -44,6 +44,9 @@ class ImageSummary:
     dropped: float
     """Share of the area of all images outside the crops, 0 to 1."""
     most_cropped: tuple[Sample, View]
+    stretched: int
+    """Number of images whose width and height are scaled by other factors."""
+    most_stretched: tuple[Sample, View]
     copies: int
     """Number of images with the same bytes as an earlier one."""
     first_copy: tuple[Sample, Sample] | None
@@ -75,6 +78,8 @@ def summarise_images(
         smallest=max(seen, key=lambda one: one[1].scale),
         dropped=1 - sum(view.box[2] * view.box[3] for view in views) / total,
         most_cropped=max(seen, key=_dropped_share),
+        stretched=sum(view.stretch > 1 + SAME_SHAPE for view in views),
+        most_stretched=max(seen, key=lambda one: one[1].stretch),
         copies=len(pairs),
         first_copy=pairs[0] if pairs else None,
         conditioning=sum(len(sample.conditioning) for sample in samples),
@@ -111,6 +116,15 @@ def summary_rows(summary: ImageSummary) -> list[tuple[str, str]]:
                 "enlarged images",
                 f"{summary.enlarged} of {summary.images} are smaller than {least} and are "
                 f"enlarged, up to {view.scale:.1f} times ({sample.file}, {width}x{height})",
+            )
+        )
+    if summary.stretched:
+        sample, view = summary.most_stretched
+        rows.append(
+            (
+                "stretched images",
+                f"{summary.stretched} of {summary.images}, up to {view.stretch:.2f} times "
+                f"({sample.file}), by crop: none",
             )
         )
     worst = _dropped_share(summary.most_cropped)

@@ -49,7 +49,8 @@ class SampleOrder:
     def place(self, position: int) -> tuple[int, int]:
         """Return the epoch of a position's sample, and its place in an epoch.
 
-        The epoch is that of its bucket: no two positions have the same epoch and place.
+        The epoch is that of its bucket. With one batch size, no two positions have the same epoch
+        and place; a change of it between phases may repeat or skip a few samples.
         """
         if len(self._buckets) == 1:
             bucket, within = 0, position

@@ -115,9 +115,10 @@ class SampleOptions:
         _check_least(("--guidance", self.guidance, 0))
         for side in self.size or ():
             if side <= 0 or side % 8:
+                sides = [str(max(8, one // 8 * 8)) for one in self.size or ()]
                 raise PipelineError(
                     f"--resolution: {side} is not a multiple of 8",
-                    hint=f"give {max(8, side // 8 * 8)}",
+                    hint=f"give --resolution {'x'.join(dict.fromkeys(sides))}",
                 )
 
     @property

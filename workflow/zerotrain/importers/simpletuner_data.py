@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.errors import PipelineError
-from zerotrain.importers.imported_config import ImportedConfig
+from zerotrain.importers.imported_config import ImportedConfig, Outcome
 from zerotrain.importers.key_values import read_keys
 from zerotrain.importers.keys import OWN_CACHE, SIMPLETUNER_DATASET
 
@@ -21,7 +21,10 @@ FRAMING = (
     "the square at the centre of each image is trained on, so images that are no squares are "
     "framed otherwise"
 )
-BUCKETED = "images keep about their shape; the sizes of the buckets are computed in another way"
+BUCKETED = (
+    "images keep about their shape, and what does not fit it is cut; the sizes of the buckets are "
+    "computed in another way"
+)
 DROPPED = "smaller images are left out there; here they are enlarged, so take them out yourself"
 
 
@@ -88,14 +91,18 @@ def put_framing(found: Mapping[str, Any], result: ImportedConfig) -> None:
     named = {name: f"{NAME}.{name}" for name in ("crop", *crops)}
     cut, centred = found.get("crop", True), found.get("crop_style") == "center"
     if not cut or found.get("crop_aspect", "square") != "square":
-        how = "none" if not cut else "center" if centred else "random"
+        how = "center" if centred or not cut else "random"
         decides = "crop_aspect" if cut else "crop"
         result.put(
             "changed", named[decides], found[decides], "data.aspect_buckets.crop", how, BUCKETED
         )
         for name in crops:
+            same = not cut or found[name] in (True, "center", "random")
             if name != decides:
-                result.note("kept", named[name], found[name], "", "data.aspect_buckets.crop")
+                outcome: Outcome = "kept" if same else "changed"
+                reason = "" if same else "a part that is drawn once"
+                key = "data.aspect_buckets.crop"
+                result.note(outcome, named[name], found[name], reason, key)
         return
     for name in crops:
         if found[name] in (True, "center", "square"):

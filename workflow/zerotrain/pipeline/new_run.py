@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 
 from zerotrain.artifact import create
 from zerotrain.config import data
-from zerotrain.config.data import DataConfig
+from zerotrain.config.data import BucketConfig, DataConfig
 from zerotrain.config.families import FAMILIES, PRESETS
 from zerotrain.config.models import CacheConfig, Phase
 from zerotrain.config.objective import ObjectiveConfig
@@ -140,7 +140,8 @@ def _chosen(
         own = 32 if small else _native_resolution(options.base)
         train = {"resolution": options.resolution or own, **train}
         # A small model's batch is larger than a bucket of few images.
-        source = source if small else {**source, "aspect_buckets": True}
+        if not small and train["resolution"] % BucketConfig.model_fields["alignment"].default == 0:
+            source = {**source, "aspect_buckets": True}
     else:
         train = {"max_length": 64 if small else 512, **train}
     chosen: dict[str, dict[str, Any]] = {

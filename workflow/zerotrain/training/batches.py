@@ -86,7 +86,7 @@ class Batches:
         return entry.file if isinstance(entry, Entry) else f"row {number} of the cache"
 
     def describe_small_buckets(self) -> str | None:
-        """Describe the sizes of which a batch
+        """Describe the sizes of which a batch holds images more than once; None without any.
 
         A dataset of one size is as small as the user made it.
         """
@@ -99,7 +99,7 @@ class Batches:
         return (
             f"{len(small)} of {len(counts)} sizes of images have fewer than a batch of {batch}, "
             f"{width}x{height} has {counts[height, width]}: such a batch holds images more than "
-            "once, each with other noise; data.aspect_buckets.merge_below avoids it"
+            f"once, each with other noise; data.aspect_buckets.merge_below: {batch} avoids it"
         )
 
     def _list_buckets(self, epoch_size: int) -> list[NDArray[np.int64]]:

@@ -132,7 +132,7 @@ def _kind(found: dict[str, Any], value: dict[str, Any]) -> str:
 
 
 def _list(items: dict[str, Any]) -> str:
-    if items.get("type") == "array":
+    if "prefixItems" in items:
         return "list of pairs of whole numbers"
     return "list of mappings" if "$ref" in items else "list of text"
 

@@ -12,9 +12,9 @@ UNLIMITED = 2**31
 def compile_model(model: torch.nn.Module, phase: ResolvedPhase) -> None:
     """Compile the model's forward and backward passes with torch.compile, if the phase says so.
 
-    In place: parameters keep their names. Images have one shape, for which the code is compiled;
-    rows of text have many, all covered by one compilation. So no step's numbers depend on the
-    shapes of earlier steps, and a resume gives the same bits.
+    In place: parameters keep their names. Code is compiled for each shape of images: one, or one
+    of each bucket. Rows of text have many shapes, all covered by one compilation. So no step's
+    numbers depend on the shapes of earlier steps, and a resume gives the same bits.
 
     Under full_determinism inductor times no kernels if the choice changes the numbers: every
     process and machine generates the same code, so its cache may be any folder, or empty.
