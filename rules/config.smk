@@ -48,7 +48,7 @@ if RUNS.are_several:
     gc.set_threshold(100_000)
 
 RESULTS, DATA, SHARED = RUNS.results, RUNS.data, RUNS.shared
-INPUTS = JobInputs(RUNS)
+INPUTS = JobInputs(RUNS, updates=workflow.is_main_process)
 PARAMETERS = JobParameters(RUNS, records=workflow.is_main_process)
 RESOURCES = JobResources(RUNS, workflow)
 

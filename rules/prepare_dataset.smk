@@ -7,7 +7,7 @@ OUTPUTS: results/data/<data.name>/manifest.json
 rule prepare_dataset:
     """Checking images and captions, and listing them with their hashes."""
     input:
-        images=INPUTS.images,
+        files=INPUTS.dataset_files,
     output:
         manifest=f"{DATA}/manifest.json",
     log:

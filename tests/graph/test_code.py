@@ -20,10 +20,10 @@ from zerotrain.pipeline.graph.code import (
     KEPT,
     READ_SOURCES,
     Code,
-    inputs_of,
     is_code_changed,
     job_code,
 )
+from zerotrain.pipeline.job_files import inputs_of
 
 LATER = 1_200_000_000
 
@@ -120,11 +120,13 @@ def test_each_job_has_the_code_of_what_its_run_names(run: RunConfig) -> None:
 def test_the_sources_of_a_job_are_among_its_inputs(run: RunConfig) -> None:
     """As DVC takes them: the modules that encode are files, though a class of them counts alone."""
     of_cache = job_code("cache_latents", run)
-    job = SimpleNamespace(input=["a.json"], params={"code": of_cache})
+    rule = SimpleNamespace(name="cache_latents")
+    job = SimpleNamespace(rule=rule, input=["a.json"], params={"code": of_cache})
     files = inputs_of(job)
     assert files[0] == "a.json"
     assert "workflow/zerotrain/models/families/sdxl.py" in files[1:]
-    assert inputs_of(SimpleNamespace(input=["a.json"], params={"code": KEPT})) == ["a.json"]
+    job.params = {"code": KEPT}
+    assert inputs_of(job) == ["a.json"]
 
 
 def recorded(**record: Any) -> Any:

@@ -119,7 +119,7 @@ def test_the_base_of_a_dataset_has_one_path(run) -> None:
 
 def test_a_phase_takes_what_comes_before_it(run) -> None:
     """Its cache by size, its preset, its base where it has buckets, and the state before it."""
-    inputs = JobInputs(Runs({"a.yaml": run()}))
+    inputs = JobInputs(Runs({"a.yaml": run()}), updates=False)
     plain, big = Wildcards(phase="plain"), Wildcards(phase="big")
     assert inputs.phase_cache(big) == "results/data/shared/cache/64/manifest.json"
     assert inputs.launch_cache(big) == []
@@ -138,7 +138,7 @@ def test_a_phase_takes_what_comes_before_it(run) -> None:
 
 def test_targets_name_the_files_of_every_run(run) -> None:
     """Datasets and caches once, phases each, or but for the last."""
-    inputs = JobInputs(Runs({"a.yaml": run(), "b.yaml": run(run="two")}))
+    inputs = JobInputs(Runs({"a.yaml": run(), "b.yaml": run(run="two")}), updates=False)
     assert inputs.datasets() == inputs.datasets(of_presets=True)
     assert inputs.datasets() == ["results/data/shared/manifest.json"]
     assert inputs.caches() == [
@@ -153,7 +153,7 @@ def test_targets_name_the_files_of_every_run(run) -> None:
 def test_an_external_checkpoint_is_its_files(run, capsys) -> None:
     """In their order; a name that Snakemake takes for a pattern is refused, and so is no file."""
     resumed = run(base="sdxl", resume_from_checkpoint={"folder": "old", "names": "names.txt"})
-    inputs = JobInputs(Runs({"a.yaml": resumed}))
+    inputs = JobInputs(Runs({"a.yaml": resumed}), updates=False)
     jobs = Wildcards(phase="plain")
     assert inputs.phase_start(jobs) == ["results/one/imported/state/manifest.json"]
     assert inputs.names_file(jobs) == "names.txt"

@@ -13,7 +13,10 @@ from zerotrain.pipeline.terminal.reasons import describe_reason
 
 def reason_of(recorded: Code, now: Code, before: list[str], inputs: list[str]) -> str:
     """Describe a job whose code and inputs were `recorded` and `before`, and are others now."""
-    job: Any = SimpleNamespace(output=["out"], input=inputs, params={"code": now}, wildcards={})
+    job: Any = SimpleNamespace(
+        rule=SimpleNamespace(name="evaluate"), output=["out"], input=inputs, params={"code": now},
+        wildcards={},
+    )  # fmt: skip
     found = SimpleNamespace(
         forced=False, updated_input=[], updated_input_run=set(), input_changed=True,
         code_changed=False, software_stack_changed=False, missing_output=set(),

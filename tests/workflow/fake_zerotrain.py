@@ -71,6 +71,15 @@ def code_of_training():
     return known.read_text()
 
 
+def record_files(data, output):
+    """Write the listing of the dataset's files, as the stage does."""
+    sys.path.append("workflow")
+    from zerotrain.config.data import DataConfig
+    from zerotrain.data.files import DatasetFiles
+
+    DatasetFiles(DataConfig(**data), output.parent).record({})
+
+
 def listed(path, content):
     """A file of the folder, written, and how its manifest lists it."""
     path.write_text(json.dumps(content))
@@ -97,6 +106,7 @@ def main():
     read += [Path(folder) / "metrics.json" for folder in folders]
     if stage == "prepare_dataset":
         read += sorted(Path("photos").glob("*"))
+        record_files(sections(Path(options["config"]).read_text(), None)["data"], written["output"])
     if os.environ.get("HANG") == stage:
         time.sleep(120)
     if "progress" in options:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 
 import pytest
 from tests.conftest import ROOT
@@ -320,6 +323,30 @@ def test_graph_touched_files_rerun_nothing(built_on_folder):
         for path in (built_on_folder.folder / folder).rglob("*"):
             path.touch()
     assert built_on_folder.planned("train") == NOTHING
+
+
+def test_graph_dataset_of_an_earlier_version(built):
+    """It had every file as an input. The same files make no work, whatever their times; an edited
+    one, an added one and a removed one are named."""
+    for record in (built.folder / ".snakemake/metadata").iterdir():
+        found = json.loads(record.read_text())
+        if found["rule"] == "prepare_dataset":
+            photos = sorted(path for path in (built.folder / "photos").iterdir())
+            names = [f"photos/{path.name}" for path in photos]
+            sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in photos]
+            found |= {"input": names, "input_checksums": dict(zip(names, sums, strict=True))}
+            record.write_text(json.dumps(found))
+    shutil.rmtree(built.folder / "results/data/tiny/.files")
+    assert built.planned("train") == NOTHING
+    for path in (built.folder / "photos").iterdir():
+        path.touch()
+    assert built.planned("train") == NOTHING
+    (built.folder / "photos/cat.txt").write_text("a cat that sleeps")
+    (built.folder / "photos/cow.png").write_bytes(b"pixels of a cow")
+    (built.folder / "photos/cow.txt").write_text("a cow")
+    said = built.must("snakemake", "-n", "train")
+    assert "changed: photos/cat.txt; new: photos/cow.png, photos/cow.txt" in said
+    assert built.planned("train") == EVERYTHING
 
 
 @pytest.mark.slow

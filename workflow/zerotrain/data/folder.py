@@ -11,7 +11,6 @@ from zerotrain.data import metadata
 from zerotrain.data.conditioning import ConditioningFolders
 from zerotrain.data.listing import (
     Listing,
-    check_usable_path,
     list_conditioning,
     list_images,
     root_of,
@@ -163,12 +162,8 @@ def folder_files(data: DataConfig) -> list[str]:
     own_files = data.caption_strategy == "textfile" and not table
     names = [*listing.images, *listing.captions.values()] if own_files else listing.images
     paths = {os.path.join(root, name) for name in names}
-    for path in (root, table):
-        if path:
-            check_usable_path(path, "data.images")
     for folder in data.conditioning_folders:
         place = Path(folder).expanduser()
-        check_usable_path(place, "data.conditioning_images")
         paths |= {os.path.join(place, name) for name in list_conditioning(data, folder).images}
     return sorted({*paths, str(table)} if table else paths)
 

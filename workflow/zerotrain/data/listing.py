@@ -23,6 +23,8 @@ EXTENSIONS = (
 )
 """Files with these extensions, in any case, count as images. Hidden files never do."""
 
+NOT_UTF8 = "its name is not UTF-8"
+
 
 @dataclass
 class Listing:
@@ -32,7 +34,7 @@ class Listing:
     captions: dict[str, str] = field(default_factory=dict)
     """Caption files by name without extension, which is the beginning of the image's name."""
     bad: list[Found] = field(default_factory=list)
-    """Files that cannot be examined: links that lead out, names that no rule can take."""
+    """Files that cannot be examined: links that lead out, names that no manifest can hold."""
     others: list[str] = field(default_factory=list)
 
 
@@ -65,8 +67,10 @@ def check_usable_path(path: Path, key: str) -> None:
     Raises:
         PipelineError: it contains a brace or is not UTF-8.
     """
-    if why := _unusable_name(str(path)):
-        raise _unusable(path, key, why)
+    if printable(str(path)) != str(path):
+        raise _unusable(path, key, NOT_UTF8)
+    if "{" in str(path) or "}" in str(path):
+        raise _unusable(path, key, "its name holds a brace, which Snakemake takes for a wildcard")
 
 
 def _list(root: Path, data: DataConfig, key: str) -> Listing:
@@ -99,8 +103,8 @@ def _scan(root: Path, data: DataConfig, listing: Listing) -> None:
                 name = folder + entry.name
                 if entry.name.startswith("."):
                     continue
-                if reason := _unusable_name(entry.name):
-                    listing.bad.append(Found(printable(name), reason=reason))
+                if printable(entry.name) != entry.name:
+                    listing.bad.append(Found(printable(name), reason=NOT_UTF8))
                     continue
                 if entry.is_symlink() and not data.follow_symlinks:
                     target = os.path.realpath(entry.path)
@@ -118,14 +122,6 @@ def _scan(root: Path, data: DataConfig, listing: Listing) -> None:
                     listing.images.append(name)
                 else:
                     listing.others.append(name)
-
-
-def _unusable_name(name: str) -> str | None:
-    if printable(name) != name:
-        return "its name is not UTF-8"
-    if "{" in name or "}" in name:
-        return "its name holds a brace, which Snakemake takes for a wildcard"
-    return None
 
 
 def _refused_link(target: str) -> str:

@@ -1,7 +1,8 @@
-"""The source of a configuration, and the files that it reads. The Snakefile imports this module."""
+"""The source of a configuration, and the files that it reads."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.data.source import DIGITS, Source
@@ -24,8 +25,7 @@ def open_source(data: DataConfig) -> Source:
 def source_files(data: DataConfig) -> list[str]:
     """List every file that the dataset depends on (images, captions, tables, text), sorted.
 
-    Snakemake takes them as inputs: editing or adding one reruns dependent jobs. Files are only
-    listed, not opened.
+    Editing or adding one reruns dependent jobs. Files are only listed, not opened.
 
     Raises:
         PipelineError: the folder or the metadata file is missing, or there is no image.
@@ -39,3 +39,17 @@ def source_files(data: DataConfig) -> list[str]:
     from zerotrain.data.folder import folder_files
 
     return folder_files(data)
+
+
+def source_roots(data: DataConfig) -> list[str]:
+    """List the folders and files below which everything is that a dataset of images depends on.
+
+    Raises:
+        PipelineError: the metadata file is missing.
+    """
+    from zerotrain.data.folder import find_table
+    from zerotrain.data.listing import root_of
+
+    folders = [root_of(data), *(Path(one).expanduser() for one in data.conditioning_folders)]
+    table = find_table(data)
+    return [str(path) for path in [*folders, *([table] if table else [])]]

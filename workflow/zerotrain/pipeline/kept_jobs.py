@@ -23,6 +23,7 @@ from zerotrain.config.run import RunConfig
 from zerotrain.config.stage_settings import ADDED_LATER
 from zerotrain.pipeline.graph.code import KEPT as KEPT_CODE
 from zerotrain.pipeline.graph.code import is_code, is_code_changed, is_listing
+from zerotrain.pipeline.job_files import dataset_files, find_dataset_changes
 from zerotrain.pipeline.terminal.changes import NOT_SET, Change, find_changes
 
 TRAINING, EXPORT, CACHE = "train_phase", "export_weights", "cache_latents"
@@ -128,6 +129,8 @@ class KeptJobs:
         for path in job.input:
             if not await path.exists() or not await path.is_newer(oldest):
                 continue
+            if self._has_same_dataset(job):
+                continue
             known = persistence.input_checksums(job, path)
             limit = dag.max_checksum_file_size
             recorded = next(iter(known)) if len(known) == 1 else None
@@ -145,11 +148,22 @@ class KeptJobs:
         persistence = self._workflow.persistence
         if not any(persistence.input_changed(job)):
             return False
+        if self._has_same_dataset(job):
+            return False
         now = {*persistence._input(job)}
         records = (persistence.input(path) for path in job.output)
         return any(
             {one for one in found if not is_listing(one)} != now for found in records if found
         )
+
+    def _has_same_dataset(self, job: Any) -> bool:
+        """Return whether a dataset has the files that an earlier version recorded as its inputs."""
+        persistence = self._workflow.persistence
+        files = dataset_files(job)
+        recorded = persistence.input(job.output[0]) if files else None
+        if files is None or not recorded or str(files.digest_file) in recorded:
+            return False
+        return not find_dataset_changes(job, persistence)
 
     def _compare_values(self, job: Any) -> Trigger:
         """Compare a job's values with the recorded ones. Later-added keys at their defaults count

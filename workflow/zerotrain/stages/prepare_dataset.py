@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,8 +22,9 @@ from zerotrain.data.dataset import (
     choose_split,
     dataset_content,
 )
+from zerotrain.data.files import DatasetFiles, walk
 from zerotrain.data.image_summary import format_summary, summarise_images
-from zerotrain.data.open import open_source
+from zerotrain.data.open import open_source, source_roots
 from zerotrain.data.source import BadImageError, Found, Source
 from zerotrain.data.text import read_conversations_of
 from zerotrain.errors import PipelineError
@@ -46,12 +48,16 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
             leaves nothing to train on, or gives two samples different numbers of conditioning
             images.
     """
+    files = None
     if data.is_text:
         checked: list[Sample | Conversation | Found] = [*read_conversations_of(data)]
         name = data.path or data.source
     else:
         source = open_source(data)
         name = source.name
+        if data.source == "folder":
+            present = walk(source_roots(data), follow_symlinks=data.follow_symlinks)
+            files = DatasetFiles(data, output, present)
         checked = [*_checked_images(source, data)]
     bad = [entry for entry in checked if isinstance(entry, Found)]
     images = [entry for entry in checked if isinstance(entry, Sample)]
@@ -73,6 +79,8 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
         )
     if data.holdout and not content["count"]["holdout"]:
         _warn(f"data.holdout: {data.holdout} of {len(samples)} {what} came to none")
+    if files is not None:
+        files.record(dict(_hashed(source, images)))
     numbers = data.model_dump(exclude={"name", "num_workers", "max_bad_samples"})
     artifact.publish_manifest(
         output, KIND, content, made_by={"stage": "prepare_dataset", "data": numbers}
@@ -136,6 +144,15 @@ def _check(source: Source, entry: Found, data: DataConfig) -> Sample | Found:
         split=choose_split(image_sha256, data.holdout),
         conditioning=conditioning,
     )
+
+
+def _hashed(source: Source, samples: Sequence[Sample]) -> Iterator[tuple[str, str]]:
+    """Yield path and sha256 of the images of samples."""
+    for sample in samples:
+        yield os.path.join(source.name, sample.file), sample.image_sha256
+        for position, image in enumerate(sample.conditioning):
+            folder = source.conditioning_source(position).name
+            yield os.path.join(folder, image.file), image.image_sha256
 
 
 def _check_conditioning(source: Source, file: str) -> ConditioningImage:

@@ -6,13 +6,16 @@ that is not downloaded yet.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 
+from zerotrain.artifact.layout import DataFolder
 from zerotrain.config.data import DataConfig
 from zerotrain.config.problems import collect_errors
 from zerotrain.config.run import RunConfig
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import prompt_files
+from zerotrain.data.files import DatasetFiles
 from zerotrain.data.folder import incomplete
 from zerotrain.data.text import hub_id
 from zerotrain.errors import PipelineError
@@ -22,7 +25,16 @@ from zerotrain.pipeline.checks.base import find_base_folder
 
 def check_data(run: RunConfig) -> list[PipelineError]:
     """List what is missing from a run's data and its prompts' conditioning images."""
-    return [*check_source(run.data), *collect_errors(lambda: _check_prompts(run))]
+    return [*_check_files(run), *collect_errors(lambda: _check_prompts(run))]
+
+
+def _check_files(run: RunConfig) -> list[PipelineError]:
+    """List what is missing from a run's data, except where it is as it was when it was prepared."""
+    if run.data.source == "folder":
+        with suppress(PipelineError):
+            if DatasetFiles(run.data, DataFolder(run.data_name).path).are_unchanged():
+                return []
+    return check_source(run.data)
 
 
 def _check_prompts(run: RunConfig) -> None:

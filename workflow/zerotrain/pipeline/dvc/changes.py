@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from zerotrain.artifact import write_whole
-from zerotrain.pipeline.graph.code import inputs_of
+from zerotrain.pipeline.job_files import inputs_of
 
 MISSING = object()
 JOURNAL = Path(".snakemake/agreement.json")

@@ -19,7 +19,7 @@ from zerotrain.config.stage_settings import ADDED_LATER, SETTINGS
 from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import local_folders
 from zerotrain.pipeline.dvc.jobs import in_order, stage_command, stage_name, workflow_of
-from zerotrain.pipeline.graph.code import inputs_of
+from zerotrain.pipeline.job_files import inputs_of
 
 PIPELINE = Path("dvc.yaml")
 LOCK = Path("dvc.lock")

@@ -144,12 +144,6 @@ def stored_reading() -> Iterator[None]:
             write_whole(READ_SOURCES, json.dumps({"reader": reader, **asdict(READ)}))
 
 
-def inputs_of(job: Any) -> list[str]:
-    """List the files whose changes rerun a job: its inputs and its sources."""
-    code = job.params.get("code")
-    return [*map(str, job.input), *(code.files if isinstance(code, Code) else ())]
-
-
 def is_code(recorded: str) -> bool:
     """Return whether a recorded parameter, as its `repr`, is a code parameter."""
     return RECORDED.match(recorded) is not None

@@ -8,7 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from zerotrain.artifact.layout import DataFolder
 from zerotrain.data.conditioning_file import prompt_files
+from zerotrain.data.files import DatasetFiles
 from zerotrain.data.open import source_files
 from zerotrain.errors import PipelineError
 from zerotrain.models.composed_base import local_folders
@@ -23,16 +25,26 @@ class JobInputs:
 
     Args:
         runs: The runs that are planned.
+        updates: Whether this process looks at the files of datasets: not in a job on a node.
     """
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: Runs, *, updates: bool) -> None:
         self._runs = runs
+        self._updates = updates
         self._base_of_data = cache(runs.base_of_data)  # called for each cache of each run
 
     @checked
-    def images(self, wildcards: Any) -> list[str]:
-        """List the files of the dataset; empty for the built-in example."""
-        return source_files(self._runs.of(wildcards).data)
+    def dataset_files(self, wildcards: Any) -> Files:
+        """Return the digest of a dataset's images and captions, brought up to date; the files of
+        text and of the built-in example."""
+        run = self._runs.of(wildcards)
+        if run.data.source != "folder":
+            return source_files(run.data)
+        files = DatasetFiles(run.data, DataFolder(run.data_name).path)
+        # A job on a node is planned from files that were looked at.
+        if self._updates:
+            files.update()
+        return str(files.digest_file)
 
     def dataset(self, wildcards: Any) -> str:
         """Return the manifest of the run's dataset."""

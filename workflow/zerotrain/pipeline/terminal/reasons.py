@@ -20,6 +20,7 @@ from zerotrain.pipeline.graph.code import (
     is_listing,
     recorded_code,
 )
+from zerotrain.pipeline.job_files import find_dataset_changes
 from zerotrain.pipeline.terminal.changes import describe_changes
 
 NEW = "not made yet"
@@ -127,6 +128,9 @@ def _changed_inputs(job: Any, dag: Any, *, only_content: bool) -> list[str]:
     updated = {str(path) for path in reason.updated_input if path not in made}
     if not updated and not reason.input_changed:
         return []
+    if (changes := find_dataset_changes(job, persistence)) is not None:
+        dataset = {"changed": changes.changed, "new": changes.new, "removed": changes.removed}
+        return [f"{kind}: {name_files(paths)}" for kind, paths in dataset.items() if paths]
     recorded = _recorded(persistence.input, job)
     now = set(map(str, job.input))
     before = now if recorded is None else set(recorded)

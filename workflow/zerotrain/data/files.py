@@ -1,0 +1,286 @@
+"""The files of a dataset of images, each hashed again only if its size, time or inode moved.
+
+Next to a dataset's manifest is a folder `.files`:
+
+digest.json   digest of all names and contents: the input of rule prepare_dataset, which is written
+              again only if the digest changes
+listing       size, time, inode and sha256 of each file, as prepare_dataset read it
+
+So planning an unchanged dataset costs a walk through its folders. A file that is new since
+prepare_dataset counts as it is, unread; one that moved is hashed. A dataset without a listing, from
+an earlier version or another clone, is hashed once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat as stat_bits
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerotrain.artifact import digest, file_sha256, is_published, replacing, write_whole
+from zerotrain.data.open import source_files, source_roots
+from zerotrain.machine.ordered_pool import in_order
+
+if TYPE_CHECKING:
+    from zerotrain.config.data import DataConfig
+
+FOLDER, DIGEST, LISTING = ".files", "digest.json", "listing"
+FORMAT = 1
+THREADS = 8
+"""Threads that hash files which moved."""
+AT_A_TIME = 256
+UNREAD = "-"
+"""In place of the sha256 of a file that prepare_dataset did not read, or not as it is now."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The files of a dataset that differ from those of its listing, sorted."""
+
+    changed: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Return whether there are any."""
+        return bool(self.changed or self.new or self.removed)
+
+
+class DatasetFiles:
+    """The present files of a dataset, and its listing of them.
+
+    Args:
+        data: The section `data` of the configuration.
+        folder: The folder of the dataset's manifest.
+        walked: The present files; default: those that the first plan of this process saw.
+    """
+
+    def __init__(
+        self, data: DataConfig, folder: Path, walked: Mapping[str, str] | None = None
+    ) -> None:
+        self._data = data
+        self._folder = folder
+        self._given = walked
+
+    @property
+    def digest_file(self) -> Path:
+        """Return the path of digest.json."""
+        return self._folder / FOLDER / DIGEST
+
+    @property
+    def paths(self) -> list[str]:
+        """List the files whose content decides the dataset, sorted, as data.open.source_files."""
+        return source_files(self._data)
+
+    def are_unchanged(self) -> bool:
+        """Return whether neither a file nor the section `data` moved since prepare_dataset."""
+        head, stats, _ = self._listing
+        return head.get("data") == self._values and stats == self._walked_bytes
+
+    def find_changes(self) -> Changes | None:
+        """Find the files that differ from the listing; None if there is no listing.
+
+        Raises:
+            PipelineError: the folder or the table of captions cannot be used.
+        """
+        if not self._listed:
+            return None
+        if self.are_unchanged():
+            return Changes()
+        before = {path: _token(stat, sha256) for path, (stat, sha256) in self._listed.items()}
+        now = self.tokens
+        return Changes(
+            sorted(path for path in now.keys() & before.keys() if now[path] != before[path]),
+            sorted(now.keys() - before.keys()),
+            sorted(before.keys() - now.keys()),
+        )
+
+    def update(self) -> None:
+        """Write digest.json if the dataset's files have changed.
+
+        Raises:
+            PipelineError: the folder or the table of captions cannot be used.
+            DiskError: the disk is full or read-only, or fails.
+        """
+        head, _, _ = self._listing
+        if self.are_unchanged():
+            found = head["digest"]
+        else:
+            found = digest(sorted(self.tokens.items()))
+            if found == head.get("digest") or (not head and is_published(self._folder)):
+                self._write_listing(self.tokens, found)
+        self._write_digest(found)
+
+    def record(self, known: Mapping[str, str]) -> None:
+        """Write the listing of what prepare_dataset read, and its digest.
+
+        Args:
+            known: sha256 of files by path; others are hashed.
+
+        Raises:
+            DiskError: the disk is full or read-only, or fails.
+        """
+        paths = source_files(self._data)
+
+        hashes = {**_hash_all([path for path in paths if path not in known]), **known}
+        stats = {path: self._walked.get(path, UNREAD) for path in paths}
+        # A file that was edited meanwhile is hashed by the next plan.
+        found = {
+            path: hashes[path] if stat == _stat(path) else stat for path, stat in stats.items()
+        }
+        whole = digest(sorted(found.items()))
+        # First the digest: with a former listing, the next plan compares again.
+        self._write_digest(whole)
+        self._write_listing(found, whole)
+
+    @cached_property
+    def tokens(self) -> dict[str, str]:
+        """Return what identifies each file: its sha256, or size, time and inode if it is unread."""
+        unlisted = not self._listed and is_published(self._folder)
+        found, moved = {}, []
+        for path in source_files(self._data):
+            stat = self._walked.get(path) or _stat(path)
+            before, sha256 = self._listed.get(path, ("", UNREAD))
+            if stat == before:
+                found[path] = _token(stat, sha256)
+            elif sha256 != UNREAD or unlisted:
+                moved.append(path)
+            else:
+                found[path] = stat
+        for path, sha256 in _hash_all(moved).items():
+            found[path] = self._walked.get(path, UNREAD) if sha256 == UNREAD else sha256
+        return found
+
+    @cached_property
+    def _walked(self) -> Mapping[str, str]:
+        if self._given is not None:
+            return self._given
+        return _walk_once(tuple(source_roots(self._data)), self._data.follow_symlinks)
+
+    @cached_property
+    def _walked_bytes(self) -> bytes:
+        return _join(self._walked)
+
+    @cached_property
+    def _values(self) -> str:
+        return digest(self._data.model_dump(mode="json", exclude={"name", "num_workers"}))
+
+    @cached_property
+    def _listing(self) -> tuple[dict[str, str], bytes, bytes]:
+        """Read the listing: its head, the walk as bytes, and the sha256 of files as bytes."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            content = (self._folder / FOLDER / LISTING).read_bytes()
+            line, _, rest = content.partition(b"\n")
+            head = json.loads(line)
+            if head["format"] == FORMAT:
+                return head, rest[: head["walked"]], rest[head["walked"] :]
+        return {}, b"", b""
+
+    @cached_property
+    def _listed(self) -> dict[str, tuple[str, str]]:
+        """Return stat and sha256 of each listed file of the dataset."""
+        _, walked, hashed = self._listing
+        stats, hashes = _split(walked), _split(hashed)
+        return {path: (stats.get(path, ""), sha256) for path, sha256 in hashes.items()}
+
+    def _write_listing(self, tokens: Mapping[str, str], whole: str) -> None:
+        walked = self._walked_bytes
+        hashed = _join({path: UNREAD if " " in one else one for path, one in tokens.items()})
+        head = {"format": FORMAT, "walked": len(walked), "digest": whole, "data": self._values}
+        with replacing(self._folder / FOLDER / LISTING) as new:
+            new.write_bytes(json.dumps(head).encode() + b"\n" + walked + hashed)
+
+    def _write_digest(self, found: str) -> None:
+        text = json.dumps({"files": found}) + "\n"
+        with suppress(OSError):
+            if self.digest_file.read_text() == text:
+                return
+        write_whole(self.digest_file, text)
+
+
+def walk(roots: Sequence[str], *, follow_symlinks: bool) -> dict[str, str]:
+    """Return size, time and inode of each file in folders, and of roots that are files, by path.
+
+    Hidden files are left out, as data.listing does.
+
+    Args:
+        roots: Folders and files; what is missing is left out.
+        follow_symlinks: Whether to follow links to folders.
+    """
+    found: dict[str, str] = {}
+    waiting, seen = [*roots], {*map(os.path.realpath, roots)}
+    while waiting:
+        folder = waiting.pop()
+        try:
+            entries = os.scandir(folder)
+        except OSError:
+            found[folder] = _stat(folder)
+            continue
+        with entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif follow_symlinks and entry.is_symlink() and entry.is_dir():
+                    if (real := os.path.realpath(entry.path)) not in seen:
+                        seen.add(real)
+                        waiting.append(entry.path)
+                else:
+                    try:
+                        stat = entry.stat()
+                    except OSError:
+                        stat = entry.stat(follow_symlinks=False)
+                    found[entry.path] = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
+    return found
+
+
+@cache
+def _walk_once(roots: tuple[str, ...], follow_symlinks: bool) -> dict[str, str]:
+    return walk(roots, follow_symlinks=follow_symlinks)
+
+
+def _token(stat: str, sha256: str) -> str:
+    return stat if sha256 == UNREAD else sha256
+
+
+def _stat(path: str) -> str:
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return UNREAD
+    return f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
+
+
+def _hash_all(paths: Sequence[str]) -> dict[str, str]:
+    """Hash files in threads, many small ones at a time."""
+    parts = (paths[first : first + AT_A_TIME] for first in range(0, len(paths), AT_A_TIME))
+    hashes = in_order(lambda part: [*map(_hash, part)], parts, THREADS)
+    return dict(zip(paths, chain.from_iterable(hashes), strict=True))
+
+
+def _hash(path: str) -> str:
+    """Hash a file; UNREAD if it is unreadable or, such as a pipe, could block."""
+    try:
+        regular = stat_bits.S_ISREG(os.stat(path).st_mode)
+        return file_sha256(Path(path)) if regular else UNREAD
+    except OSError:
+        return UNREAD
+
+
+def _join(values: Mapping[str, str]) -> bytes:
+    return "".join(f"{path}\0{values[path]}\0" for path in sorted(values)).encode(
+        errors="surrogateescape"
+    )
+
+
+def _split(joined: bytes) -> dict[str, str]:
+    parts = joined.decode(errors="surrogateescape").split("\0")
+    return dict(zip(parts[:-1:2], parts[1::2], strict=True))

@@ -1,0 +1,68 @@
+"""The files that jobs depend on: inputs, sources, and those behind the digest of a dataset.
+
+The input of rule prepare_dataset is a digest of the dataset's files (data.files), whose change does
+not name them. Earlier versions had every file as an input: their records are compared with the
+present files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from zerotrain.config.data import DataConfig
+from zerotrain.data.files import Changes, DatasetFiles
+from zerotrain.pipeline.graph.code import Code, is_listing
+
+RULE = "prepare_dataset"
+
+
+def inputs_of(job: Any) -> list[str]:
+    """List the files whose changes rerun a job: its inputs, a dataset's files, and its sources."""
+    code, dataset = job.params.get("code"), dataset_files(job)
+    inputs = [*map(str, job.input)] if dataset is None else dataset.paths
+    return [*inputs, *(code.files if isinstance(code, Code) else ())]
+
+
+def dataset_files(job: Any) -> DatasetFiles | None:
+    """Return the files of a job's dataset; None for another rule's job, text and the example."""
+    if job.rule.name != RULE or job.params.data["source"] != "folder":
+        return None
+    return DatasetFiles(_section(job.params.data), Path(job.output.manifest).parent)
+
+
+def find_dataset_changes(job: Any, persistence: Any) -> Changes | None:
+    """Find the files that changed since a dataset was prepared; None if it has no digest of files.
+
+    Args:
+        job: A job of rule prepare_dataset.
+        persistence: Snakemake's records.
+    """
+    files = dataset_files(job)
+    if files is None:
+        return None
+    record = persistence.metadata(job.output.manifest)
+    if record is None or not record.input or str(files.digest_file) in record.input:
+        return files.find_changes() or Changes()
+    before = {path: str(one).rpartition(":")[2] for path, one in record.input_checksums.items()}
+    now = files.tokens
+    recorded = {path for path in record.input if not is_listing(path)}
+    return Changes(
+        sorted(path for path in recorded & now.keys() if before.get(path) != now[path]),
+        sorted(now.keys() - recorded),
+        sorted(recorded - now.keys()),
+    )
+
+
+def _section(values: Mapping[str, Any]) -> DataConfig:
+    """Return the section of a job's parameter, which has the keys at their defaults, too."""
+    fields = DataConfig.model_fields
+    given = {
+        name: value
+        for name, value in values.items()
+        if value != to_jsonable_python(fields[name].get_default(call_default_factory=True))
+    }
+    return DataConfig.model_validate(given)
