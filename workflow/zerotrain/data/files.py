@@ -59,12 +59,10 @@ class DatasetFiles:
     Args:
         data: The section `data` of the configuration.
         folder: The folder of the dataset's manifest.
-        walked: The present files; default: those that the first plan of this process saw.
+        walked: What `walk` finds; default: what it found first in this process, as a plan does.
     """
 
-    def __init__(
-        self, data: DataConfig, folder: Path, walked: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, data: DataConfig, folder: Path, walked: bytes | None = None) -> None:
         self._data = data
         self._folder = folder
         self._given = walked
@@ -82,7 +80,7 @@ class DatasetFiles:
     def are_unchanged(self) -> bool:
         """Return whether neither a file nor the section `data` moved since prepare_dataset."""
         head, stats, _ = self._listing
-        return head.get("data") == self._values and stats == self._walked_bytes
+        return head.get("data") == self._values and stats == self._walked
 
     def find_changes(self) -> Changes | None:
         """Find the files that differ from the listing; None if there is no listing.
@@ -130,7 +128,7 @@ class DatasetFiles:
         paths = source_files(self._data)
 
         hashes = {**_hash_all([path for path in paths if path not in known]), **known}
-        stats = {path: self._walked.get(path, UNREAD) for path in paths}
+        stats = {path: self._stats.get(path, UNREAD) for path in paths}
         # A file that was edited meanwhile is hashed by the next plan.
         found = {
             path: hashes[path] if stat == _stat(path) else stat for path, stat in stats.items()
@@ -146,7 +144,7 @@ class DatasetFiles:
         unlisted = not self._listed and is_published(self._folder)
         found, moved = {}, []
         for path in source_files(self._data):
-            stat = self._walked.get(path) or _stat(path)
+            stat = self._stats.get(path) or _stat(path)
             before, sha256 = self._listed.get(path, ("", UNREAD))
             if stat == before:
                 found[path] = _token(stat, sha256)
@@ -155,18 +153,18 @@ class DatasetFiles:
             else:
                 found[path] = stat
         for path, sha256 in _hash_all(moved).items():
-            found[path] = self._walked.get(path, UNREAD) if sha256 == UNREAD else sha256
+            found[path] = self._stats.get(path, UNREAD) if sha256 == UNREAD else sha256
         return found
 
     @cached_property
-    def _walked(self) -> Mapping[str, str]:
+    def _walked(self) -> bytes:
         if self._given is not None:
             return self._given
         return _walk_once(tuple(source_roots(self._data)), self._data.follow_symlinks)
 
     @cached_property
-    def _walked_bytes(self) -> bytes:
-        return _join(self._walked)
+    def _stats(self) -> dict[str, str]:
+        return _split(self._walked)
 
     @cached_property
     def _values(self) -> str:
@@ -191,11 +189,14 @@ class DatasetFiles:
         return {path: (stats.get(path, ""), sha256) for path, sha256 in hashes.items()}
 
     def _write_listing(self, tokens: Mapping[str, str], whole: str) -> None:
-        walked = self._walked_bytes
-        hashed = _join({path: UNREAD if " " in one else one for path, one in tokens.items()})
-        head = {"format": FORMAT, "walked": len(walked), "digest": whole, "data": self._values}
+        hashed = "".join(
+            f"{path}\0{UNREAD if ' ' in token else token}\0" for path, token in tokens.items()
+        )
+        size = len(self._walked)
+        head = {"format": FORMAT, "walked": size, "digest": whole, "data": self._values}
         with replacing(self._folder / FOLDER / LISTING) as new:
-            new.write_bytes(json.dumps(head).encode() + b"\n" + walked + hashed)
+            start = json.dumps(head).encode() + b"\n"
+            new.write_bytes(start + self._walked + hashed.encode(errors="surrogateescape"))
 
     def _write_digest(self, found: str) -> None:
         text = json.dumps({"files": found}) + "\n"
@@ -205,23 +206,23 @@ class DatasetFiles:
         write_whole(self.digest_file, text)
 
 
-def walk(roots: Sequence[str], *, follow_symlinks: bool) -> dict[str, str]:
-    """Return size, time and inode of each file in folders, and of roots that are files, by path.
+def walk(roots: Sequence[str], *, follow_symlinks: bool) -> bytes:
+    """Return path, and size, time and inode, of each file in folders, and of roots that are files.
 
-    Hidden files are left out, as data.listing does.
+    They are sorted; a zero byte follows each text. Hidden files are left out, as data.listing does.
 
     Args:
         roots: Folders and files; what is missing is left out.
         follow_symlinks: Whether to follow links to folders.
     """
-    found: dict[str, str] = {}
+    found: list[str] = []
     waiting, seen = [*roots], {*map(os.path.realpath, roots)}
     while waiting:
         folder = waiting.pop()
         try:
             entries = os.scandir(folder)
         except OSError:
-            found[folder] = _stat(folder)
+            found.append(f"{folder}\0{_stat(folder)}\0")
             continue
         with entries:
             for entry in entries:
@@ -238,12 +239,13 @@ def walk(roots: Sequence[str], *, follow_symlinks: bool) -> dict[str, str]:
                         stat = entry.stat()
                     except OSError:
                         stat = entry.stat(follow_symlinks=False)
-                    found[entry.path] = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
-    return found
+                    moved = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ino}"
+                    found.append(f"{entry.path}\0{moved}\0")
+    return "".join(sorted(found)).encode(errors="surrogateescape")
 
 
 @cache
-def _walk_once(roots: tuple[str, ...], follow_symlinks: bool) -> dict[str, str]:
+def _walk_once(roots: tuple[str, ...], follow_symlinks: bool) -> bytes:
     return walk(roots, follow_symlinks=follow_symlinks)
 
 
@@ -273,12 +275,6 @@ def _hash(path: str) -> str:
         return file_sha256(Path(path)) if regular else UNREAD
     except OSError:
         return UNREAD
-
-
-def _join(values: Mapping[str, str]) -> bytes:
-    return "".join(f"{path}\0{values[path]}\0" for path in sorted(values)).encode(
-        errors="surrogateescape"
-    )
 
 
 def _split(joined: bytes) -> dict[str, str]:
