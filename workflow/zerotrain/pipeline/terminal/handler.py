@@ -160,13 +160,19 @@ class StageLines(logging.Handler):
         verb = "would run" if self._workflow.dryrun else "to run"
         stages = f"{total} stage{'' if total == 1 else 's'}"
         self._counts = f"{stages} {verb}: {each}" if total else NOTHING_TO_BE_DONE_MSG
-        if not self._jobs:
+        first = not self._jobs  # a dry run counts its jobs again at its end
+        if first:
             for job in dag.needrun_jobs():
                 if is_stage(job.rule):
                     self._jobs[job.jobid] = job
                     self._reasons[job.jobid] = describe_reason(job, dag)
         if not self._workflow.dryrun:
             return self._counts if self._shows(Quietness.PROGRESS) else None
+        if first and total and self._shows(Quietness.RULES):
+            # Its modules are not needed by jobs, and import this one.
+            from zerotrain.pipeline.why.report import first_lines_of
+
+            return "\n".join(first_lines_of(dag))
         # With this setting Snakemake ends a dry run here.
         return self._counts if self._quiet == {Quietness.RULES, Quietness.PROGRESS} else None
 
@@ -288,12 +294,13 @@ class StageLines(logging.Handler):
         return not hushed and what not in self._quiet
 
 
-def last_error(logs: list[str], sizes: Mapping[str, int]) -> list[str]:
+def last_error(logs: list[str], sizes: Mapping[str, int], *, at_end: bool = False) -> list[str]:
     """Return a failed stage's error message, from the last `ERROR` line of its logs.
 
     Args:
         logs: Log files; the first with such a line is used.
         sizes: Size of each file in bytes before the stage started: logs are appended to.
+        at_end: Whether only the end of a log counts, so that nothing succeeded after the error.
     """
     for log in logs:
         before = sizes.get(log, 0)
@@ -304,6 +311,8 @@ def last_error(logs: list[str], sizes: Mapping[str, int]) -> list[str]:
         except OSError:
             continue
         places = [place for place, line in enumerate(lines) if line.startswith("ERROR")]
+        if at_end and places and places[-1] < len(lines) - ERROR_LINES:
+            continue
         if places:
             return lines[places[-1] :][:ERROR_LINES]
     return []
