@@ -122,6 +122,7 @@ def test_a_dry_run_begins_with_the_causes(built):
 
 def test_why_of_a_finished_run_is_one_sentence(built):
     """And asking changes no file of the project."""
+    assert built.planned("train") == {}  # a copy has other inodes, which planning looks at once
     before = files_of(built)
     assert ask(built) == "nothing would run: everything is made from what is there now\n"
     assert files_of(built) == before
