@@ -29,7 +29,13 @@ from zerotrain.pipeline.terminal.reasons import (
     is_stage,
     job_name,
 )
-from zerotrain.pipeline.why.samples import SampleChanges, compare_samples, count, name_some
+from zerotrain.pipeline.why.samples import (
+    NAMES_SHOWN,
+    SampleChanges,
+    compare_samples,
+    count,
+    name_some,
+)
 from zerotrain.training.process.ending import read_exit_record
 
 PREPARE = "prepare_dataset"
@@ -263,10 +269,15 @@ def _failure(job: Any) -> list[tuple[str, str]]:
 
 
 def _join_code(causes: list[Cause], dag: Any) -> Cause:
-    """Join the jobs whose code changed, and name the sources that were edited since they ran."""
+    """Join the jobs whose code changed, and name the sources that were edited since they ran.
+
+    After an upgrade or a checkout most files are newer, and none is named.
+    """
     jobs = _jobs_of(causes)
     edited = sorted({file for job in jobs for file in _edited(job, dag)})
-    named = f"{name_some([*map(_module, edited)])}" if edited else "another version"
+    named = "another version of it made the results"
+    if 0 < len(edited) <= NAMES_SHOWN:
+        named = name_some([*map(_module, edited)])
     return Cause("code", f"code changed: {named}", jobs)
 
 

@@ -20,6 +20,7 @@ from zerotrain.pipeline.terminal.reasons import LAUNCH, job_name
 from zerotrain.pipeline.why import past
 from zerotrain.pipeline.why.causes import DAMAGED, PREPARE, Plan
 from zerotrain.pipeline.why.encodes import Encodes, count_encodes
+from zerotrain.pipeline.why.forecast import PhaseForecast, forecast_phase
 from zerotrain.pipeline.why.samples import Present, count
 from zerotrain.pipeline.why.training import foresee_training
 from zerotrain.state.position import read_position
@@ -43,6 +44,7 @@ class Outcome:
         bytes: Estimated bytes that it writes; None if unknown.
         changes: Whether a training that reads its result would find another one.
         encodes: What a cache's job encodes.
+        forecast: Whether the time is the planner's forecast.
         ends: Whether it fails, or is not reached because a job before it fails.
     """
 
@@ -53,6 +55,7 @@ class Outcome:
     changes: bool
     encodes: Encodes | None = None
     ends: bool = False
+    forecast: bool = False
 
     @property
     def name(self) -> str:
@@ -72,6 +75,7 @@ class Outcomes:
         self._plan = plan
         self._dag = dag
         self._found: dict[Any, Outcome] = {}
+        self._forecasts: dict[tuple[str, str], PhaseForecast | None] = {}
         makers = {TRAINING: self._training, CACHE: self._cache, PREPARE: self._dataset}
         for job in plan.jobs:
             if any(one.ends for one in self._before(job)):
@@ -109,7 +113,17 @@ class Outcomes:
 
     def _export_bytes(self, job: Any) -> int | None:
         """Return the bytes of weights and state, of this phase or of another of its run."""
-        return _of_any_phase(Path(job.output[0]).parents[1], past.exported_bytes)
+        known = _of_any_phase(Path(job.output[0]).parents[1], past.exported_bytes)
+        if known is not None:
+            return known
+        found = self._forecast(self._plan.config_of(job), job.wildcards["phase"])
+        return found.exports if found else None
+
+    def _forecast(self, run: RunConfig, phase: str) -> PhaseForecast | None:
+        """Return the planner's forecast of a phase, made once."""
+        if (run.run, phase) not in self._forecasts:
+            self._forecasts[run.run, phase] = forecast_phase(run, phase)
+        return self._forecasts[run.run, phase]
 
     def _dataset(self, job: Any) -> Outcome:
         changes = self._plan.samples.get(str(job.output[0]))
@@ -187,11 +201,23 @@ class Outcomes:
             what = describe_training(folder / "checkpoint").removeprefix(f"{TRAINING} ")
             steps = _lost_steps(what, span)
         size = _of_any_phase(folder, past.checkpoint_bytes)
+        rate = _of_any_phase(folder, past.seconds_per_step)
+        forecast = self._forecast(run, phase.name) if steps != 0 and size is None else None
         kept = phase.train.keep if found.restarts or not _has_steps(folder) else 1
-        written = 0 if steps == 0 else None if size is None else kept * size
-        seconds = _training_seconds(job, folder, steps)
+        if steps == 0:
+            written: int | None = 0
+        elif size is not None:
+            written = kept * size
+        else:
+            written = forecast.checkpoints if forecast else None
+        seconds = _training_seconds(job, folder, steps, rate)
+        foreseen = False
+        if seconds is None and steps and forecast and forecast.step:
+            seconds, foreseen = steps * forecast.step, True
         changes = steps != 0 or found.other_end
-        return Outcome(job, what, seconds, written, changes, ends=found.refused)
+        return Outcome(
+            *(job, what, seconds, written, changes), ends=found.refused, forecast=foreseen
+        )
 
     def _spans(self, run: RunConfig, job: Any) -> dict[str, tuple[int, int]]:
         """Return first and last step of a run's phases; empty if unknown data decide them."""
@@ -262,9 +288,10 @@ def _of_any_phase(folder: Path, measure: Callable[[Path], T | None]) -> T | None
     return next((one for one in found if one is not None), None)
 
 
-def _training_seconds(job: Any, folder: Path, steps: int | None) -> float | None:
+def _training_seconds(
+    job: Any, folder: Path, steps: int | None, rate: float | None
+) -> float | None:
     """Estimate a training: its start as the last time, and its steps as those logged."""
-    rate = _of_any_phase(folder, past.seconds_per_step)
     if steps == 0:
         return 0.0
     if steps is None or rate is None:

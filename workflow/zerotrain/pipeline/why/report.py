@@ -64,6 +64,7 @@ def document(plan: Plan, outcomes: Outcomes) -> str:
                 "rule": one.job.rule.name,
                 "what": one.what,
                 "seconds": one.seconds,
+                "forecast": one.forecast,
                 "bytes": one.bytes,
                 "encodes": asdict(one.encodes) if one.encodes else None,
             }
@@ -91,7 +92,8 @@ def _describe(outcome: Outcome) -> str:
     if outcome.seconds is None:
         parts.append("time unknown")
     elif outcome.seconds >= 0.5:
-        parts.append(f"about {format_duration(outcome.seconds + 0.5)}")
+        forecast = " by the planner's forecast" if outcome.forecast else ""
+        parts.append(f"about {format_duration(outcome.seconds + 0.5)}{forecast}")
     return outcome.name + (f": {', '.join(parts)}" if parts else "")
 
 
@@ -104,6 +106,8 @@ def _totals(outcomes: list[Outcome]) -> list[str]:
         time = "in an unknown time: no earlier stage tells it"
     else:
         time = f"in about {format_duration(sum(seconds) + 0.5)}, as earlier ones took"
+        if any(one.forecast for one in outcomes):
+            time = time.replace("as earlier ones took", "as earlier ones took or are forecast")
         time += f", and {count(unknown, 'stage')} of unknown time" if unknown else ""
     known = sum(one.bytes or 0 for one in outcomes)
     unsized = [one.name for one in outcomes if one.bytes is None]
