@@ -14,7 +14,7 @@ import signal
 import textwrap
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -66,13 +66,14 @@ ERROR_LINES = 6
 """Lines of a stage's log that are shown if the stage ran on another machine."""
 
 
-def replace_output(workflow: Any) -> None:
+def replace_output(workflow: Any, first_lines: Callable[[Any], list[str]]) -> None:
     """Replace Snakemake's lines on the terminal, unless `--verbose` or `--logger` selects others.
 
     Snakemake's handlers print each command; ours only with `-p`.
 
     Args:
         workflow: Snakemake's workflow object, while the Snakefile is read.
+        first_lines: Returns the lines above a dry run's stages, for its graph.
     """
     for handler in logger.handlers:  # commands: in .snakemake/log and with --verbose
         for one in handler.filters:
@@ -84,7 +85,7 @@ def replace_output(workflow: Any) -> None:
     for handler in list(logger.handlers):
         if handler.name == STREAM_HANDLER:
             logger.removeHandler(handler)
-            logger.addHandler(StageLines(workflow, handler.stream))
+            logger.addHandler(StageLines(workflow, handler.stream, first_lines))
 
 
 class StageLines(logging.Handler):
@@ -93,13 +94,20 @@ class StageLines(logging.Handler):
     Args:
         workflow: Snakemake's workflow object.
         stream: The stream that Snakemake would print to.
+        first_lines: Returns the lines above a dry run's stages, for its graph.
     """
 
-    def __init__(self, workflow: Any, stream: TextIO) -> None:
+    def __init__(
+        self,
+        workflow: Any,
+        stream: TextIO,
+        first_lines: Callable[[Any], list[str]] = lambda dag: [],
+    ) -> None:
         super().__init__()
         self.name = STREAM_HANDLER
         self._workflow = workflow
         self._stream = stream
+        self._first_lines = first_lines
         self._quiet = set(workflow.output_settings.quiet or ())
         self._shows_commands = bool(workflow.output_settings.printshellcmds)
         self._jobs: dict[int, Any] = {}
@@ -169,10 +177,7 @@ class StageLines(logging.Handler):
         if not self._workflow.dryrun:
             return self._counts if self._shows(Quietness.PROGRESS) else None
         if first and total and self._shows(Quietness.RULES):
-            # Its modules are not needed by jobs, and import this one.
-            from zerotrain.pipeline.why.report import first_lines_of
-
-            return "\n".join(first_lines_of(dag))
+            return "\n".join(self._first_lines(dag)) or None
         # With this setting Snakemake ends a dry run here.
         return self._counts if self._quiet == {Quietness.RULES, Quietness.PROGRESS} else None
 

@@ -40,7 +40,7 @@ from zerotrain.training.process.ending import read_exit_record
 
 PREPARE = "prepare_dataset"
 JOINED = ("code", "missing")
-"""Kinds of causes that are told in one sentence."""
+"""Kinds of causes that are given in one sentence."""
 FOLDERS = "folders"
 """The parameter of the report that lists its phases' folders."""
 DAMAGED = " (damaged)"
@@ -320,7 +320,7 @@ def _add_followers(plan: Plan, dag: Any) -> None:
         cause.followers = sorted(reached, key=places.__getitem__)
     known = {job for cause in plan.causes for job in cause.followers}
     if rest := [job for job in plan.jobs if job not in known]:
-        plan.causes.append(Cause("other", "the inputs changed", rest, rest))
+        plan.causes.append(Cause("other", "the inputs changed", rest, followers=rest))
 
 
 def _after(job: Any, dag: Any, planned: Iterable[Any]) -> Iterator[Any]:

@@ -71,7 +71,7 @@ def count_encodes(
         former: The samples of the published dataset, whose sizes are known.
         data: The section `data` of the configuration.
         changed: Keys of the configuration that changed since the cache was made.
-        again: The encoders that the base may have anew: `images`, `captions`.
+        again: The encoders that the base may have again: `images`, `captions`.
         damaged: Names of damaged shards, whose items are encoded again.
     """
     index = _read_index(cache)

@@ -160,7 +160,7 @@ class Outcomes:
         return Outcome(job, what, seconds, encodes.bytes if encodes else None, changes, encodes)
 
     def _encoders_again(self, job: Any) -> set[str]:
-        """Name the encoders of a cache's base that it may have anew: images, captions."""
+        """Name the encoders of a cache's base that it may have again: images, captions."""
         bases = [one for one in self._before(job, *_bases(self._dag, job)) if one.changes]
         changes = self._plan.samples.get(str(job.input["dataset"]))
         # A preset's autoencoder is fitted to the training images alone.

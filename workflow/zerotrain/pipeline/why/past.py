@@ -83,7 +83,7 @@ def folder_bytes(folder: Path, kind: str) -> int | None:
     if not is_published(folder):
         return None
     try:
-        return sum(one["bytes"] for one in read_manifest(folder, kind).files.values())
+        return sum(int(one["bytes"]) for one in read_manifest(folder, kind).files.values())
     except (PipelineError, OSError, LookupError, TypeError):
         return None
 

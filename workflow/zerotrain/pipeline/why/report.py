@@ -10,24 +10,13 @@ from typing import Any
 
 from zerotrain.artifact.layout import RESULTS
 from zerotrain.machine.disk import size
-from zerotrain.pipeline.why.causes import Plan, find_causes
+from zerotrain.pipeline.why.causes import Plan
 from zerotrain.pipeline.why.outcomes import Outcome, Outcomes
 from zerotrain.pipeline.why.samples import count, name_some
 from zerotrain.training.reporting.display import format_duration
 
-FIRST_LINES = 8
-"""Causes that a dry run shows."""
 SHOWN_BYTES = 100_000
-MARK = "why: "
 NOTHING = "nothing would run: everything is made from what is there now"
-
-
-def first_lines_of(dag: Any) -> list[str]:
-    """Return the causes of Snakemake's plan as the first lines of a dry run."""
-    texts = [cause.text for cause in find_causes(dag, quick=True).causes]
-    more = len(texts) - FIRST_LINES
-    rest = [f"and {count(more, 'more cause')}: `zerotrain why` names them"] if more > 0 else []
-    return [f"{MARK}{text}" for text in [*texts[:FIRST_LINES], *rest]]
 
 
 def text(plan: Plan, outcomes: Outcomes) -> str:
