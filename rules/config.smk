@@ -26,9 +26,10 @@ from zerotrain.pipeline.graph.parameters import JobParameters, option
 from zerotrain.pipeline.graph.resources import JobResources
 from zerotrain.pipeline.graph.runs import Runs, config_file
 from zerotrain.pipeline.terminal.handler import replace_output
+from zerotrain.pipeline.why.dry_run import first_lines
 
 if workflow.is_main_process:
-    replace_output(workflow)
+    replace_output(workflow, first_lines)
 
 CONFIG = config_file(workflow.configfiles)
 # The default file is read here before Snakemake reads it, whose message names neither file nor line.

@@ -86,6 +86,21 @@ def listed(path, content):
     return {path.name: {"sha256": sha256(path), "bytes": path.stat().st_size}}
 
 
+def samples():
+    """The images of the folder with their captions, as a dataset lists them."""
+    found = []
+    for image in sorted(Path("photos").glob("*.png")):
+        text = image.with_suffix(".txt")
+        caption = text.read_text().strip() if text.exists() else ""
+        of_caption = hashlib.sha256(caption.encode()).hexdigest()
+        found.append({
+            "file": image.name, "image_sha256": sha256(image), "caption": caption,
+            "caption_sha256": of_caption, "original_size": [8, 8], "size": [8, 8],
+            "crop": [0, 0, 8], "split": "train",
+        })  # fmt: skip
+    return found
+
+
 def main():
     options, others = split(sys.argv[1:])
     stage, *folders = others
@@ -126,6 +141,8 @@ def main():
         "code": [sha256(path) for path in code],
         "inputs": {str(path): sha256(path) for path in read if path.is_file()},
     }
+    if stage == "prepare_dataset":
+        content |= {"samples": samples(), "repeats": 1}
     editing, *edit = os.environ.get("EDIT", "").split("|")
     if editing == stage:
         path, old, new = Path(edit[0]), *edit[1:]
@@ -150,8 +167,9 @@ def main():
             (path.parent / "payload.bin").write_bytes(payload.digest())
             of_payload = sha256(path.parent / "payload.bin")
             files["payload.bin"] = {"sha256": of_payload, "bytes": payload.digest_size}
+        kind = "dataset" if stage == "prepare_dataset" else path.parent.name
         manifest = {
-            "format": 1, "kind": path.parent.name, "content": {"output": name, **content},
+            "format": 1, "kind": kind, "content": {"output": name, **content},
             "files": files, "parents": {}, "made_by": {},
         }  # fmt: skip
         path.write_text(json.dumps(manifest, indent=1))

@@ -26,7 +26,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Switch and resume": (resume.switch, resume.retrain, resume.restore, groups.progress_app),
     "Export and publish": (weights.export, weights.publish),
     "Inspect and verify": (
-        *(inspection.doctor, inspection.trace, groups.state_app, groups.verify_app),
+        *(inspection.why, inspection.doctor, inspection.trace, groups.state_app, groups.verify_app),
         *(inspection.cluster_app, groups.dvc_app),
     ),
     "Called by rules and set-up": (

@@ -33,6 +33,22 @@ def doctor(
     raise typer.Exit(1 if report.problems else 0)
 
 
+def why(
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="[TARGET]", help="A rule, a file of the results, or a phase."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The run's config, or a sweep's.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what would run, why, and what it costs in time and disk; change nothing."""
+    from zerotrain.pipeline.why.command import why
+
+    print(why(target, config, json=json), end="")
+
+
 def trace(
     weights: Annotated[
         Path | None,

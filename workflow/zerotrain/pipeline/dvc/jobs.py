@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,20 @@ LOOKING = False
 
 
 @contextlib.contextmanager
-def workflow_of(config: Path, *, forceall: bool = False) -> Iterator[Any]:
-    """Yield Snakemake's workflow object with the graph of `train`; run and lock nothing.
+def workflow_of(
+    config: Path,
+    *,
+    targets: Collection[str] = ("train",),
+    forceall: bool = False,
+    as_run: bool = False,
+) -> Iterator[Any]:
+    """Yield Snakemake's workflow object with the graph of the targets; run and lock nothing.
 
     Args:
         config: The run's configuration.
+        targets: Rules and files.
         forceall: Make every job one that has to run; otherwise Snakemake decides for each.
+        as_run: Plan interrupted jobs again, as `snakemake` does by profiles/default.
     """
     from snakemake.api import (
         ConfigSettings,
@@ -38,7 +46,8 @@ def workflow_of(config: Path, *, forceall: bool = False) -> Iterator[Any]:
 
     global LOOKING
     LOOKING = True
-    with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
+    output = OutputSettings(quiet={Quietness.ALL}, enable_file_logging=False)
+    with SnakemakeApi(output) as api:
         interface = api.workflow(
             resource_settings=ResourceSettings(cores=1),
             config_settings=ConfigSettings(configfiles=[config]),
@@ -46,12 +55,17 @@ def workflow_of(config: Path, *, forceall: bool = False) -> Iterator[Any]:
         )
         # As in profiles/default: files of any size are compared by content.
         interface.dag(
-            DAGSettings(targets={"train"}, forceall=forceall, max_checksum_file_size=10**12)
+            DAGSettings(
+                targets={*targets},
+                forceall=forceall,
+                force_incomplete=as_run,
+                max_checksum_file_size=10**12,
+            )
         )
         workflow: Any = interface._workflow
         workflow.execution_settings = ExecutionSettings()
         workflow._prepare_dag(
-            forceall=forceall, ignore_incomplete=True, lock_warn_only=True, nolock=True
+            forceall=forceall, ignore_incomplete=not as_run, lock_warn_only=True, nolock=True
         )
         workflow._build_dag()
         yield workflow

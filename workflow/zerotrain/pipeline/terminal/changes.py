@@ -51,14 +51,18 @@ def describe_changes(
     for change in find_changes(recorded, current):
         if change.old is NOT_SET and change.new is None:
             continue
-        line = f"{change.key} {_format(change.old)} -> {_format(change.new)}"
-        lines.setdefault(line, set()).add(change.phase)
+        lines.setdefault(format_change(change), set()).add(change.phase)
     named = [
         line if not any(phases) or phases in ({phase}, every) else f"{line} ({_phases(phases)})"
         for line, phases in lines.items()
     ]
     more = len(named) - SHOWN
     return named if more <= 0 else [*named[:SHOWN], f"{more} more changed"]
+
+
+def format_change(change: Change) -> str:
+    """Format a change as `key old -> new`, without its phase."""
+    return f"{change.key} {_format(change.old)} -> {_format(change.new)}"
 
 
 def find_changes(recorded: Iterable[str], current: Mapping[str, Any]) -> list[Change]:

@@ -14,7 +14,7 @@ import signal
 import textwrap
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -66,13 +66,14 @@ ERROR_LINES = 6
 """Lines of a stage's log that are shown if the stage ran on another machine."""
 
 
-def replace_output(workflow: Any) -> None:
+def replace_output(workflow: Any, first_lines: Callable[[Any], list[str]]) -> None:
     """Replace Snakemake's lines on the terminal, unless `--verbose` or `--logger` selects others.
 
     Snakemake's handlers print each command; ours only with `-p`.
 
     Args:
         workflow: Snakemake's workflow object, while the Snakefile is read.
+        first_lines: Returns the lines above a dry run's stages, for its graph.
     """
     for handler in logger.handlers:  # commands: in .snakemake/log and with --verbose
         for one in handler.filters:
@@ -84,7 +85,7 @@ def replace_output(workflow: Any) -> None:
     for handler in list(logger.handlers):
         if handler.name == STREAM_HANDLER:
             logger.removeHandler(handler)
-            logger.addHandler(StageLines(workflow, handler.stream))
+            logger.addHandler(StageLines(workflow, handler.stream, first_lines))
 
 
 class StageLines(logging.Handler):
@@ -93,13 +94,20 @@ class StageLines(logging.Handler):
     Args:
         workflow: Snakemake's workflow object.
         stream: The stream that Snakemake would print to.
+        first_lines: Returns the lines above a dry run's stages, for its graph.
     """
 
-    def __init__(self, workflow: Any, stream: TextIO) -> None:
+    def __init__(
+        self,
+        workflow: Any,
+        stream: TextIO,
+        first_lines: Callable[[Any], list[str]] = lambda dag: [],
+    ) -> None:
         super().__init__()
         self.name = STREAM_HANDLER
         self._workflow = workflow
         self._stream = stream
+        self._first_lines = first_lines
         self._quiet = set(workflow.output_settings.quiet or ())
         self._shows_commands = bool(workflow.output_settings.printshellcmds)
         self._jobs: dict[int, Any] = {}
@@ -160,13 +168,16 @@ class StageLines(logging.Handler):
         verb = "would run" if self._workflow.dryrun else "to run"
         stages = f"{total} stage{'' if total == 1 else 's'}"
         self._counts = f"{stages} {verb}: {each}" if total else NOTHING_TO_BE_DONE_MSG
-        if not self._jobs:
+        first = not self._jobs  # a dry run counts its jobs again at its end
+        if first:
             for job in dag.needrun_jobs():
                 if is_stage(job.rule):
                     self._jobs[job.jobid] = job
                     self._reasons[job.jobid] = describe_reason(job, dag)
         if not self._workflow.dryrun:
             return self._counts if self._shows(Quietness.PROGRESS) else None
+        if first and total and self._shows(Quietness.RULES):
+            return "\n".join(self._first_lines(dag)) or None
         # With this setting Snakemake ends a dry run here.
         return self._counts if self._quiet == {Quietness.RULES, Quietness.PROGRESS} else None
 
@@ -288,12 +299,13 @@ class StageLines(logging.Handler):
         return not hushed and what not in self._quiet
 
 
-def last_error(logs: list[str], sizes: Mapping[str, int]) -> list[str]:
+def last_error(logs: list[str], sizes: Mapping[str, int], *, at_end: bool = False) -> list[str]:
     """Return a failed stage's error message, from the last `ERROR` line of its logs.
 
     Args:
         logs: Log files; the first with such a line is used.
         sizes: Size of each file in bytes before the stage started: logs are appended to.
+        at_end: Whether only the end of a log counts, so that nothing succeeded after the error.
     """
     for log in logs:
         before = sizes.get(log, 0)
@@ -304,6 +316,8 @@ def last_error(logs: list[str], sizes: Mapping[str, int]) -> list[str]:
         except OSError:
             continue
         places = [place for place, line in enumerate(lines) if line.startswith("ERROR")]
+        if at_end and places and places[-1] < len(lines) - ERROR_LINES:
+            continue
         if places:
             return lines[places[-1] :][:ERROR_LINES]
     return []

@@ -21,7 +21,7 @@ from zerotrain.pipeline.graph.code import (
     recorded_code,
 )
 from zerotrain.pipeline.job_files import find_dataset_changes
-from zerotrain.pipeline.terminal.changes import describe_changes
+from zerotrain.pipeline.terminal.changes import Change, describe_changes, find_changes
 
 NEW = "not made yet"
 FILES_SHOWN = 3
@@ -84,11 +84,25 @@ def _subject(job: Any) -> str:
 
 
 def _changed_values(job: Any, dag: Any) -> list[str]:
+    found = _compared_values(job, dag)
+    if found is None:
+        return []
+    return describe_changes(*found, job.wildcards.get("phase")) or ["its parameters changed"]
+
+
+def find_value_changes(job: Any, dag: Any) -> list[Change]:
+    """Find the configuration's values that changed since a job last ran."""
+    found = _compared_values(job, dag)
+    return find_changes(*found) if found else []
+
+
+def _compared_values(job: Any, dag: Any) -> tuple[list[str], dict[str, Any]] | None:
+    """Return a job's recorded values and its present ones by name; None if they are equal."""
     # If an input is newer, Snakemake has not compared the values.
     persistence = dag.workflow.persistence
     changed = persistence.params_changed(job)
     if not changed or all(map(is_code, changed.only_old | changed.only_new)):
-        return []
+        return None
     values = list(persistence._params(job))
     current = {}
     for name, value in job.params.items():
@@ -96,10 +110,7 @@ def _changed_values(job: Any, dag: Any) -> list[str]:
             values.remove(repr(value))
             current[name] = value
     current.pop("code", None)
-    recorded = [one for one in _recorded(persistence.params, job) or [] if not is_code(one)]
-    return describe_changes(recorded, current, job.wildcards.get("phase")) or [
-        "its parameters changed"
-    ]
+    return [one for one in _recorded(persistence.params, job) or [] if not is_code(one)], current
 
 
 def _recorded(read: Callable[[str], Any], job: Any) -> Any:
@@ -122,15 +133,20 @@ def _changed_code(job: Any, dag: Any, *, only_digest: bool) -> list[str]:
 
 
 def _changed_inputs(job: Any, dag: Any, *, only_content: bool) -> list[str]:
-    """List changed files, and if no value explains them, new and removed ones."""
+    kinds = changed_files(job, dag, only_content=only_content)
+    return [f"{kind}: {name_files(paths)}" for kind, paths in kinds.items()]
+
+
+def changed_files(job: Any, dag: Any, *, only_content: bool) -> dict[str, set[str]]:
+    """List a job's changed files, and if no value explains them, new and removed ones, by kind."""
     reason, persistence = dag.reason(job), dag.workflow.persistence
     made = reason.updated_input_run
     updated = {str(path) for path in reason.updated_input if path not in made}
     if not updated and not reason.input_changed:
-        return []
+        return {}
     if (changes := find_dataset_changes(job, persistence)) is not None:
         dataset = {"changed": changes.changed, "new": changes.new, "removed": changes.removed}
-        return [f"{kind}: {name_files(paths)}" for kind, paths in dataset.items() if paths]
+        return {kind: {*paths} for kind, paths in dataset.items() if paths}
     recorded = _recorded(persistence.input, job)
     now = set(map(str, job.input))
     before = now if recorded is None else set(recorded)
@@ -138,7 +154,7 @@ def _changed_inputs(job: Any, dag: Any, *, only_content: bool) -> list[str]:
     kinds = {"changed": updated & before}
     if not only_content:
         kinds |= {"new": now - before, "removed": before - now}
-    return [f"{kind}: {name_files(paths)}" for kind, paths in kinds.items() if paths]
+    return {kind: paths for kind, paths in kinds.items() if paths}
 
 
 def _families(code: Code) -> set[str]:

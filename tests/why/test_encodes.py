@@ -1,0 +1,118 @@
+"""How many images and captions would be encoded: as many as the stage then encodes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tests.builders.caching import SIDE, FakeFamily, Run
+
+from zerotrain.data.dataset import read_dataset
+from zerotrain.pipeline.why.encodes import Encodes, count_encodes
+from zerotrain.pipeline.why.samples import compare_samples
+from zerotrain.stages import cache_latents as stage
+
+BUCKETS = {"alignment": 8, "min_aspect": 0.25, "max_aspect": 4.0}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Twenty images with three captions, in a cache."""
+    monkeypatch.setattr(stage, "load_family", lambda name: FakeFamily())
+    run = Run(tmp_path)
+    run.cache()
+    return run
+
+
+def foresee(run: Run, data: dict[str, object] | None = None, **given) -> Encodes:
+    """What `zerotrain why` says before the stage runs."""
+    config, dataset = run.config(data or {}), run.folder / "dataset"
+    changes = compare_samples(config.data, dataset)
+    assert changes is not None
+    former = read_dataset(dataset).samples
+    return count_encodes(run.folder / "cache", SIDE, changes.samples, former, config.data, **given)
+
+
+def encoded(text: str) -> tuple[int, ...]:
+    """What the stage says of its last run: images encoded and all, captions encoded and all."""
+    [*_, found] = re.findall(r"encoded (\d+) of (\d+) latents, (\d+) of (\d+) captions", text)
+    return tuple(map(int, found))
+
+
+def edit_caption(run: Run) -> None:
+    (run.images / "03.txt").write_text("a new caption")
+
+
+def edit_image(run: Run) -> None:
+    Image.new("RGB", (30, 40), "red").save(run.images / "03.png")
+
+
+def add_image(run: Run) -> None:
+    Image.new("RGB", (30, 40), "red").save(run.images / "new.png")
+    (run.images / "new.txt").write_text("house 1")
+
+
+def remove_image(run: Run) -> None:
+    for suffix in ("png", "txt"):
+        (run.images / f"03.{suffix}").unlink()
+
+
+def rename_image(run: Run) -> None:
+    for suffix in ("png", "txt"):
+        (run.images / f"03.{suffix}").rename(run.images / f"zz.{suffix}")
+
+
+def duplicate_image(run: Run) -> None:
+    for suffix in ("png", "txt"):
+        (run.images / f"zz.{suffix}").write_bytes((run.images / f"03.{suffix}").read_bytes())
+
+
+EDITS = {
+    edit_caption: (0, 20, 1, 4),
+    edit_image: (1, 20, 0, 3),
+    add_image: (1, 21, 0, 3),
+    remove_image: (0, 19, 0, 3),
+    rename_image: (0, 20, 0, 3),
+    duplicate_image: (0, 20, 0, 3),
+}
+"""Edits: images encoded and all, captions encoded and all; the stage's also has the empty one."""
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
+def test_the_count_is_what_is_encoded(run, capsys, edit):
+    """Edits of the source."""
+    edit(run)
+    found = foresee(run)
+    assert (found.images, found.of_images, found.captions, found.of_captions) == EDITS[edit]
+    run.cache()
+    images, of_images, captions, of_captions = encoded(capsys.readouterr().out)
+    assert (images, of_images, captions, of_captions - 1) == EDITS[edit]
+
+
+@pytest.mark.parametrize("data", [{"aspect_buckets": BUCKETS}, {"random_flip": True}])
+def test_the_count_follows_the_views_of_images(run, capsys, data):
+    """With buckets, the image of another shape; with flips, the mirrored ones to train on."""
+    Image.new("RGB", (60, 24), "red").save(run.images / "03.png")
+    run.cache()
+    found = foresee(run, data)
+    run.cache(data=data)
+    images, of_images, captions, _ = encoded(capsys.readouterr().out)
+    assert (found.images, found.of_images, found.captions) == (images, of_images, captions)
+    assert 0 < found.images < found.of_images
+
+
+def test_the_count_of_damaged_shards_and_other_encoders(run):
+    """Exactly a damaged shard's items; all items of a dtype, of captions for their length; nothing
+    is certain of a base that is built again."""
+    shards = sorted((run.folder / "cache").glob("latents-*"))
+    assert len(shards) > 1
+    each = [foresee(run, damaged={shard.name}).images for shard in shards]
+    assert min(each) > 0
+    assert sum(each) == 20
+    assert foresee(run, changed={"cache.dtype"}).images == 20
+    found = foresee(run, changed={"cache.max_sequence_length"})
+    assert (found.images, found.captions) == (0, 3)
+    again = str(foresee(run, again={"captions"}))
+    assert again == "encodes 0 of 20 images and up to 3 of 3 captions"

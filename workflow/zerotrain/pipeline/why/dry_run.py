@@ -1,0 +1,20 @@
+"""The first lines of `snakemake -n`: the causes, as `zerotrain why` names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MOST = 8
+"""Causes that are shown."""
+MARK = "why: "
+
+
+def first_lines(dag: Any) -> list[str]:
+    """Return the causes of Snakemake's plan, at most nine lines, found in a moment."""
+    # Only a dry run needs these modules, of all calls that read the Snakefile.
+    from zerotrain.pipeline.why.causes import find_causes
+
+    texts = [cause.text for cause in find_causes(dag, quick=True).causes]
+    more = len(texts) - MOST
+    rest = [f"{more:,} more; `zerotrain why` names them"] if more > 0 else []
+    return [f"{MARK}{text}" for text in [*texts[:MOST], *rest]]

@@ -1,0 +1,101 @@
+"""What earlier jobs took: seconds from benchmarks and logs, bytes from manifests."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from zerotrain.artifact import is_published, read_manifest
+from zerotrain.errors import PipelineError
+from zerotrain.training.checkpointing.progress_folder import saved_steps, step_folder
+from zerotrain.training.reporting.files import LOG
+
+ENCODED = re.compile(r"^encoded (\d+) of \d+ latents, .*?(\d+) of \d+ captions", re.M)
+"""What cache_latents prints at its end."""
+
+
+def past_seconds(job: Any) -> float | None:
+    """Return the seconds of the job's last run, else of another job of its rule in its run."""
+    if not job.benchmark:
+        return None
+    own = Path(str(job.benchmark))
+    others = sorted(own.parent.glob(f"{job.rule.name}.*.tsv"))
+    return next((found for path in [own, *others] if (found := _benchmark(path))), None)
+
+
+def _benchmark(path: Path) -> float | None:
+    try:
+        with path.open(newline="") as stream:
+            rows = [*csv.DictReader(stream, delimiter="\t")]
+        return float(rows[-1]["s"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def items_encoded(job: Any) -> int | None:
+    """Return how many images and captions the last run of cache_latents encoded."""
+    for path in job.log:
+        try:
+            found = ENCODED.findall(Path(path).read_text(errors="replace"))
+        except OSError:
+            continue
+        if found:
+            return sum(map(int, found[-1]))
+    return None
+
+
+def seconds_per_step(phase: Path) -> float | None:
+    """Return the mean seconds of a phase's steps after its first line in the log.
+
+    Args:
+        phase: Folder of the phase.
+    """
+    points = _logged(phase)
+    if len(points) < 2 or points[-1][0] <= points[0][0]:
+        return None
+    (first, before), (last, after) = points[0], points[-1]
+    return (after - before) / (last - first)
+
+
+def trained_seconds(phase: Path) -> float | None:
+    """Return the training time of a phase's last line in the log."""
+    points = _logged(phase)
+    return points[-1][1] if points else None
+
+
+def _logged(phase: Path) -> list[tuple[int, float]]:
+    """Return steps and seconds of a phase's lines; the log begins with those of earlier phases."""
+    for log in (phase / "progress" / LOG, phase / "checkpoint" / "records" / LOG):
+        try:
+            lines = [json.loads(line) for line in log.read_text().splitlines()]
+            own = [line for line in lines if line.get("phase") == phase.name and "seconds" in line]
+            return [(int(line["step"]), float(line["seconds"])) for line in own]
+        except (OSError, ValueError, LookupError, AttributeError, TypeError):
+            continue
+    return []
+
+
+def folder_bytes(folder: Path, kind: str) -> int | None:
+    """Return the bytes of the files that a published folder's manifest lists; None without it."""
+    if not is_published(folder):
+        return None
+    try:
+        return sum(int(one["bytes"]) for one in read_manifest(folder, kind).files.values())
+    except (PipelineError, OSError, LookupError, TypeError):
+        return None
+
+
+def checkpoint_bytes(phase: Path) -> int | None:
+    """Return the bytes of a phase's checkpoint, a published or else the newest rolling one."""
+    steps = saved_steps(phase / "progress")
+    folders = [phase / "checkpoint", *(step_folder(phase / "progress", one) for one in steps[-1:])]
+    return next((size for one in folders if (size := folder_bytes(one, "checkpoint"))), None)
+
+
+def exported_bytes(phase: Path) -> int | None:
+    """Return the bytes of a phase's weights and state; None unless it has both."""
+    weights, state = (folder_bytes(phase / kind, kind) for kind in ("weights", "state"))
+    return None if weights is None or state is None else weights + state

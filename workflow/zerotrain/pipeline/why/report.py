@@ -1,0 +1,112 @@
+"""The answer of `zerotrain why`, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from zerotrain.artifact.layout import RESULTS
+from zerotrain.machine.disk import size
+from zerotrain.pipeline.why.causes import Plan
+from zerotrain.pipeline.why.outcomes import Outcome, Outcomes
+from zerotrain.pipeline.why.samples import count, name_some
+from zerotrain.training.reporting.display import format_duration
+
+SHOWN_BYTES = 100_000
+NOTHING = "nothing would run: everything is made from what is there now"
+
+
+def text(plan: Plan, outcomes: Outcomes) -> str:
+    """Return the causes, each with the jobs that follow from it, and what they cost together."""
+    if not plan.jobs:
+        return NOTHING + "\n"
+    lines: list[str] = []
+    shown: set[Any] = set()
+    for cause in plan.causes:
+        lines.append(cause.text)
+        new = [job for job in cause.followers if job not in shown]
+        lines += [f"  {_describe(outcomes.of(job))}" for job in new]
+        if again := len(cause.followers) - len(new):
+            lines.append(f"  and {count(again, 'stage')} named above")
+        shown.update(new)
+    return "\n".join([*lines, *_totals([*outcomes])]) + "\n"
+
+
+def document(plan: Plan, outcomes: Outcomes) -> str:
+    """Return the same as one JSON object. Unknown seconds and bytes are null."""
+    every = [*outcomes]
+    found = {
+        "causes": [
+            {
+                "kind": cause.kind,
+                "text": cause.text,
+                "stages": [outcomes.of(job).name for job in cause.followers],
+            }
+            for cause in plan.causes
+        ],
+        "stages": [
+            {
+                "stage": one.name,
+                "rule": one.job.rule.name,
+                "what": one.what,
+                "seconds": one.seconds,
+                "forecast": one.forecast,
+                "bytes": one.bytes,
+                "encodes": asdict(one.encodes) if one.encodes else None,
+            }
+            for one in every
+        ],
+        "samples": {
+            str(Path(manifest).parent): {
+                kind: getattr(changes, kind)
+                for kind in ("images", "captions", "added", "removed", "renamed")
+            }
+            | {"unusable": [asdict(one) for one in changes.unusable]}
+            for manifest, changes in plan.samples.items()
+        },
+        "seconds": sum(one.seconds or 0 for one in every),
+        "bytes": sum(one.bytes or 0 for one in every),
+        "unknown_seconds": [one.name for one in every if one.seconds is None],
+        "unknown_bytes": [one.name for one in every if one.bytes is None],
+        "free_bytes": _free(),
+    }
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _describe(outcome: Outcome) -> str:
+    parts = [outcome.what] if outcome.what else []
+    if outcome.seconds is None:
+        parts.append("time unknown")
+    elif outcome.seconds >= 0.5:
+        forecast = " by the planner's forecast" if outcome.forecast else ""
+        parts.append(f"about {format_duration(outcome.seconds + 0.5)}{forecast}")
+    return outcome.name + (f": {', '.join(parts)}" if parts else "")
+
+
+def _totals(outcomes: list[Outcome]) -> list[str]:
+    """Say how many stages there are, how long they take and what they write."""
+    stages = f"{count(len(outcomes), 'stage')} would run"
+    seconds = [one.seconds for one in outcomes if one.seconds is not None]
+    unknown = len(outcomes) - len(seconds)
+    if not seconds:
+        time = "in an unknown time: no earlier stage tells it"
+    else:
+        time = f"in about {format_duration(sum(seconds) + 0.5)}, as earlier ones took"
+        if any(one.forecast for one in outcomes):
+            time = time.replace("as earlier ones took", "as earlier ones took or are forecast")
+        time += f", and {count(unknown, 'stage')} of unknown time" if unknown else ""
+    known = sum(one.bytes or 0 for one in outcomes)
+    unsized = [one.name for one in outcomes if one.bytes is None]
+    disk = f"about {size(known)}" if known >= SHOWN_BYTES else "less than 0.1 MB"
+    if unsized:
+        others = f"what {name_some(unsized)} write{'s' * (len(unsized) == 1)}, of unknown size"
+        disk = f"{disk} and {others}" if known >= SHOWN_BYTES else others
+    return [f"{stages} {time}", f"on disk: {disk}; {size(_free())} are free"]
+
+
+def _free() -> int:
+    """Return the free bytes of the disk with the results."""
+    return shutil.disk_usage(RESULTS if RESULTS.is_dir() else Path()).free

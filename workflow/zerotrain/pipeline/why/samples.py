@@ -1,0 +1,166 @@
+"""How the source of a dataset differs from the published dataset, sample by sample.
+
+An image is read only where the listing of the dataset's files (zerotrain.data.files) does not tell
+its sha256.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerotrain.data.dataset import Sample, caption_sha256, choose_split, read_dataset
+from zerotrain.data.files import DatasetFiles
+from zerotrain.data.open import open_source
+from zerotrain.data.source import Found
+from zerotrain.errors import PipelineError
+
+if TYPE_CHECKING:
+    from zerotrain.config.data import DataConfig
+
+NAMES_SHOWN = 5
+SHA256 = re.compile("[0-9a-f]{64}")
+QUICK_SAMPLES = 2000
+"""Samples that a quick look compares; a dry run must not wait for more."""
+
+
+@dataclass(frozen=True)
+class Present:
+    """A sample as the source has it now."""
+
+    file: str
+    image_sha256: str
+    caption_sha256: str
+
+
+@dataclass
+class SampleChanges:
+    """The differences between a source and the dataset that was made from it, as file names."""
+
+    samples: list[Present] = field(default_factory=list)
+    """All usable samples of the source, in the dataset's order."""
+    images: list[str] = field(default_factory=list)
+    """Samples with another image under the same name."""
+    captions: list[str] = field(default_factory=list)
+    """Samples with another caption."""
+    added: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    renamed: list[tuple[str, str]] = field(default_factory=list)
+    """Old and new name of the same image."""
+    unusable: list[Found] = field(default_factory=list)
+    """Samples that the source still has, but that cannot be used now."""
+    trains_same: bool = False
+    """Whether the training samples have the same images and captions in the same order."""
+    trains_same_images: bool = False
+    """Whether they have the same images in the same order."""
+
+    def sentences(self) -> list[str]:
+        """Describe each kind of change, as `2 captions changed: a.png, b.png`."""
+        renamed = [f"{old} -> {new}" for old, new in self.renamed]
+        unusable = [f"{one.file} ({one.reason})" for one in self.unusable]
+        kinds = {
+            "image {} changed": self.images,
+            "caption {} changed": self.captions,
+            "image {} added": self.added,
+            "image {} removed": self.removed,
+            "image {} renamed": renamed,
+            "image {} unusable": unusable,
+        }
+        return [_sentence(kind, names) for kind, names in kinds.items() if names]
+
+
+def compare_samples(
+    data: DataConfig, dataset: Path, *, quick: bool = False
+) -> SampleChanges | None:
+    """Compare a dataset of images with its source.
+
+    Args:
+        data: The section `data` of the configuration.
+        dataset: Folder of the published dataset.
+        quick: Give up on a dataset of many samples.
+
+    Returns:
+        None if they cannot be compared: the dataset is unreadable or of text, the source is
+        unusable, or a quick look would not be quick.
+    """
+    if data.source != "folder":
+        return None
+    try:
+        samples = read_dataset(dataset).samples
+        if quick and len(samples) > QUICK_SAMPLES:
+            return None
+        source = open_source(data)
+        found = source.found()
+        known = DatasetFiles(data, dataset).tokens
+    except (PipelineError, OSError, ValueError, LookupError, TypeError):
+        return None
+    before = {sample.file for sample in samples}
+    present, unusable = [], []
+    for entry in found:
+        one = entry
+        if one.reason is None:
+            path = os.path.join(source.name, one.file)
+            try:
+                sha256 = SHA256.fullmatch(known.get(path, "")) and known[path]
+                image = sha256 or source.sha256(one.file)
+                present.append(Present(one.file, image, caption_sha256(one.caption)))
+            except OSError as error:
+                one = Found(one.file, reason=str(error.strerror))
+        if one.reason is not None and one.file in before:
+            unusable.append(one)
+    return _differences(samples, present, unusable, data.holdout)
+
+
+def name_some(names: Sequence[str]) -> str:
+    """Name the first five, and count the others."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def count(number: int, what: str) -> str:
+    """Return `1 image` or `2 images`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _sentence(kind: str, names: list[str]) -> str:
+    what, _, verb = kind.partition(" {} ")
+    return f"{count(len(names), what)} {verb}: {name_some(names)}"
+
+
+def _differences(
+    samples: Sequence[Sample], present: list[Present], unusable: list[Found], holdout: float
+) -> SampleChanges:
+    before, now = ({one.file: one for one in every} for every in (samples, present))
+    gone = before.keys() - now.keys() - {one.file for one in unusable}
+    new = now.keys() - before.keys()
+    changes = SampleChanges(present, unusable=unusable)
+    by_image: dict[str, list[str]] = {}
+    for file in sorted(gone, reverse=True):
+        by_image.setdefault(before[file].image_sha256, []).append(file)
+    for file in sorted(new):
+        if former := by_image.get(now[file].image_sha256):
+            changes.renamed.append((former.pop(), file))
+        else:
+            changes.added.append(file)
+    pairs = [*changes.renamed, *((file, file) for file in sorted(before.keys() & now.keys()))]
+    for old, file in pairs:
+        if before[old].image_sha256 != now[file].image_sha256:
+            changes.images.append(file)
+        if before[old].caption_sha256 != now[file].caption_sha256:
+            changes.captions.append(file)
+    changes.removed = sorted(gone - {old for old, _ in changes.renamed})
+    split = partial(choose_split, holdout=holdout)
+    trained = _trained((s.image_sha256, s.caption_sha256, s.split) for s in samples)
+    trains = _trained((s.image_sha256, s.caption_sha256, split(s.image_sha256)) for s in present)
+    changes.trains_same = trained == trains
+    changes.trains_same_images = [one for one, _ in trained] == [one for one, _ in trains]
+    return changes
+
+
+def _trained(samples: Iterable[tuple[str, str, str]]) -> list[tuple[str, str]]:
+    return [(image, caption) for image, caption, split in samples if split == "train"]
