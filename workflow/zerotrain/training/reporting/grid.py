@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import wrap
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from PIL.Image import Resampling
+
+from zerotrain.data.fonts import line_height, wrap
 
 SMALLEST_CELL, LARGEST_CELL = 64, 256
 GAP, CONDITIONING_GAP = 4, 12
 LABEL_WIDTH = 200
-LETTERS_IN_LINE = 28
 FONT_SIZE = 13
 BACKGROUND, INK = "white", "black"
 
@@ -32,7 +32,6 @@ def draw_grid(
         conditioning: Square conditioning images of each prompt, on the left of the row with a wider
             gap after them.
     """
-    font = ImageFont.load_default(FONT_SIZE)
     width, height = cell_size(rows[0][0].size)
     columns = max(len(row) for row in rows)
     step, down = width + GAP, height + GAP
@@ -43,8 +42,7 @@ def draw_grid(
     draw = ImageDraw.Draw(grid)
     for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
         top = GAP + number * down
-        lines = _lines(prompt, most=max(1, height // (FONT_SIZE + 4)))
-        draw.text((2 * GAP, top + height // 2), lines, fill=INK, font=font, anchor="lm")
+        _label(draw, prompt, top, height)
         for left, images in ((LABEL_WIDTH + GAP, given[number]), (start, row)):
             for column, image in enumerate(images):
                 resample = Resampling.NEAREST if width > image.width else Resampling.LANCZOS
@@ -75,8 +73,11 @@ def cell_size(size: tuple[int, int]) -> tuple[int, int]:
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-def _lines(prompt: str, most: int) -> str:
-    lines = wrap(prompt, LETTERS_IN_LINE) or ["(empty prompt)"]
-    if len(lines) > most:
-        lines = [*lines[: most - 1], lines[most - 1][: LETTERS_IN_LINE - 1] + "…"]
-    return "\n".join(lines)
+def _label(draw: ImageDraw.ImageDraw, prompt: str, top: int, height: int) -> None:
+    """Write a prompt into the left column, centred in its row."""
+    step = line_height(FONT_SIZE)
+    shown = prompt.strip() or "(empty prompt)"
+    lines = wrap(shown, LABEL_WIDTH - 2 * GAP, FONT_SIZE, most=max(1, height // step))
+    first = top + (height - len(lines) * step) / 2
+    for place, line in enumerate(lines):
+        line.draw(draw, 2 * GAP, first + place * step, INK)
