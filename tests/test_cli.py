@@ -73,6 +73,7 @@ def test_a_device_out_of_memory_is_a_sentence(
     sorted(
         {
             *COMMANDS,
+            "data show",
             "progress accept",
             "dvc generate",
             "launch import",

@@ -16,7 +16,9 @@ from tests.builders.states import HISTORY, RAN_ON, make_position
 
 from zerotrain import artifact
 from zerotrain.config.read import parse_config
+from zerotrain.data.contact_sheet import GAP, cell_size
 from zerotrain.data.dataset import Sample, dataset_content
+from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.stages.report import ReportSettings, report, use_command
@@ -194,15 +196,15 @@ def test_the_page_shows_code_that_loads_the_adapter(settings, tmp_path, file, li
 
 
 def test_the_page_says_what_it_was_made_of(settings, tmp_path):
-    """Samples by their use, the day, and the commit that trained."""
+    """Figures of the dataset, a sheet of its images, the day, and the commit that trained."""
     only = phase(tmp_path / "plain", step=3)
-    sizes = {"a.png": (64, 32), "b.png": (16, 16)}
+    source = open_source(settings.data)
+    sizes = {"scan-0000": (64, 32), "scan-0001": (16, 16)}
     samples = [
-        Sample(name, name, "", "", size, size, (0, 0, min(size)), "train")
+        Sample(name, source.sha256(name), "a digit", "", size, size, (0, 0, min(size)), "train")
         for name, size in sizes.items()
     ]
     content = dataset_content(samples, repeats=1, bad=[])
-    content["count"] = {"train": 1437, "holdout": 360, "bad": 0}
     artifact.publish_manifest(tmp_path / "data", "dataset", content, made_by={})
     with artifact.publish(
         only / "evaluation",
@@ -216,11 +218,14 @@ def test_the_page_says_what_it_was_made_of(settings, tmp_path):
     made_by = {"commit": "0123456789abcdef-dirty"}
     with artifact.publish(only / "checkpoint", "checkpoint", made_by=made_by) as draft:
         (draft.folder / "state.json").write_text("{}")
-    text = show(settings, [only], tmp_path).text
-    assert "trained on 1,437 held out 360" in text
+    page = show(settings, [only], tmp_path)
+    text = page.text
+    assert "Data Samples trained on 2 Sizes width in pixels 16 to 64, median 40" in text
     assert "left out" not in text
     assert "enlarged images 1 of 2 are smaller than 32 px and are enlarged, up to 2.0 times" in text
-    assert "square crop drops 44% of all image area, most of a.png (50%)" in text
+    assert "square crop drops 44% of all image area, most of scan-0000 (50%)" in text
+    sheet = Image.open(BytesIO(base64.b64decode(page.references[-1].split(",")[1])))
+    assert sheet.size == (2 * cell_size()[0] + GAP, cell_size()[1] + GAP)
     assert "commit 0123456789 with local changes" in text
     assert f"report of {datetime.now(UTC):%Y-%m-%d}" in text
 

@@ -13,7 +13,11 @@ from zerotrain.config.command_options import takes_options
 from zerotrain.launch.planner.options import PlanOptions
 from zerotrain.pipeline.options import NewOptions
 
-data_app = typer.Typer(name="data", help="Datasets of your own.", no_args_is_help=True)
+data_app = typer.Typer(
+    name="data",
+    help="Datasets: look at one (show), track one with DVC (add).",
+    no_args_is_help=True,
+)
 
 
 @takes_options
@@ -97,3 +101,23 @@ def add(
     from zerotrain.pipeline.dvc.tracking import add
 
     print("\n".join(add(folder)))
+
+
+@data_app.command()
+def show(
+    config: Annotated[
+        Path, typer.Option("--config", metavar="FILE", help="The run's config.")
+    ] = Path("config/config.yaml"),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="For the contact sheet; default: results/data/NAME/show."
+        ),
+    ] = None,
+) -> None:
+    """Show sizes, crops, captions, duplicates and problems. Exit code 1: it would be refused."""
+    from zerotrain.config.read import read_config
+    from zerotrain.pipeline.show_data import show_data
+    from zerotrain.stages.prepare_dataset import checked_images
+
+    raise typer.Exit(show_data(read_config(config), checked_images, output))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isclose
+from math import inf, isclose
 from typing import TYPE_CHECKING
 
 from zerotrain.data.buckets import Size, View, choose_views
@@ -26,6 +26,16 @@ SAME_SHAPE = 0.02
 
 SHOWN = 5
 """Buckets that are listed."""
+ASPECTS = (
+    ("below 1:2", 1 / 2),
+    ("1:2 to 2:3", 2 / 3),
+    ("2:3 to 4:5", 4 / 5),
+    ("4:5 to 5:4", 5 / 4),
+    ("5:4 to 3:2", 3 / 2),
+    ("3:2 to 2:1", 2 / 1),
+    ("2:1 and above", inf),
+)
+"""Classes of width by height, each with its upper end, which belongs to the next class."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,45 @@ def summarise_images(
             if not isclose(_aspect(sample), _aspect(image), rel_tol=SAME_SHAPE)
         ],
     )
+
+
+@dataclass(frozen=True)
+class BucketUse:
+    """The images of one size, and what their crops lose."""
+
+    size: Size
+    images: int
+    enlarged: int
+    """Number of images that are scaled up."""
+    dropped: float
+    """Share of the area of its images outside their crops, 0 to 1."""
+
+
+def bucket_uses(samples: Sequence[Sample], views: Sequence[View]) -> list[BucketUse]:
+    """Return the use of each size, the most used first."""
+    found: dict[Size, list[tuple[Sample, View]]] = {}
+    for sample, view in zip(samples, views, strict=True):
+        found.setdefault(view.size, []).append((sample, view))
+    uses = [
+        BucketUse(
+            size=size,
+            images=len(members),
+            enlarged=sum(view.scale > 1 for _, view in members),
+            dropped=1
+            - sum(view.box[2] * view.box[3] for _, view in members)
+            / sum(sample.original_size[0] * sample.original_size[1] for sample, _ in members),
+        )
+        for size, members in found.items()
+    ]
+    return sorted(uses, key=lambda use: (-use.images, use.size))
+
+
+def count_aspects(samples: Sequence[Sample]) -> list[tuple[str, int]]:
+    """Count the images of each class of ASPECTS."""
+    counts = Counter(
+        next(name for name, end in ASPECTS if _aspect(sample) < end) for sample in samples
+    )
+    return [(name, counts[name]) for name, _ in ASPECTS]
 
 
 def _dropped_share(one: tuple[Sample, View]) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment
 
 if TYPE_CHECKING:
+    from zerotrain.data.figures import Section
     from zerotrain.evaluation.results import Answer
     from zerotrain.state.ran_on import RanOn
 
@@ -103,12 +104,18 @@ summary { cursor: pointer; font-weight: 600; }
 {{ image(phases[-1].loss, "Training loss over the steps of all phases") }}
 <h3>Learning rate</h3>
 {{ image(phases[-1].learning_rate, "Learning rate over the steps of all phases") }}
+{% if data %}
+<h2>Data</h2>
+{% if sheet %}
+{{ image(sheet, "Samples of the dataset with their captions") }}
+{% endif %}
+{% for section in data %}
+<h3>{{ section.title }}</h3>
+{{ table(section.rows) -}}
+{% endfor %}
+{% endif %}
 <h2>Figures</h2>
 {{ table(metrics, compared, numbers=True) -}}
-{% if data %}
-<h3>Data</h3>
-{{ table(data) -}}
-{% endif %}
 {% if exact %}
 <h3>Exactness</h3>
 {{ table(exact, ["phase", "steps that are exact"]) -}}
@@ -198,7 +205,8 @@ def render_page(
     run: str,
     summary: Sequence[tuple[str, str]],
     phases: Sequence[PhaseFacts],
-    data: Sequence[tuple[str, str]] = (),
+    data: Sequence[Section] = (),
+    sheet: bytes | None = None,
 ) -> str:
     """Return the whole page: samples of the last phase first, then curves, then metrics."""
     templates = Environment(autoescape=True, trim_blocks=True, keep_trailing_newline=True)
@@ -208,6 +216,7 @@ def render_page(
         summary=summary,
         phases=phases,
         data=data,
+        sheet=sheet,
         metrics=_compared(phases),
         compared=["", *(f"phase {phase.name}" for phase in phases)],
         exact=[(phase.name, phase.ran_on.exact) for phase in phases if phase.ran_on],

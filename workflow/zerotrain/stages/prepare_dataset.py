@@ -58,7 +58,7 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
         if data.source == "folder":
             present = walk(source_roots(data), follow_symlinks=data.follow_symlinks)
             files = DatasetFiles(data, output, present)
-        checked = [*_checked_images(source, data)]
+        checked = [*checked_images(source, data)]
     bad = [entry for entry in checked if isinstance(entry, Found)]
     images = [entry for entry in checked if isinstance(entry, Sample)]
     texts = [entry for entry in checked if isinstance(entry, Conversation)]
@@ -101,8 +101,8 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
             print(line)
 
 
-def _checked_images(source: Source, data: DataConfig) -> Iterator[Sample | Found]:
-    """Read and check every image of the source once."""
+def checked_images(source: Source, data: DataConfig) -> Iterator[Sample | Found]:
+    """Read and check every image of the source once, in the order of the dataset."""
     found = source.found()
     for note in source.notes:
         _warn(note)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
@@ -17,12 +18,15 @@ from zerotrain.artifact import Artifact
 from zerotrain.config.data import ALPACA
 from zerotrain.config.stage_settings import ReportSettings
 from zerotrain.config.trackers import ALL, TENSORBOARD
+from zerotrain.data.contact_sheet import draw_sheet, read_pictures
+from zerotrain.data.conversation import read_conversations
 from zerotrain.data.dataset import KIND as DATASET
-from zerotrain.data.dataset import read_dataset
-from zerotrain.data.image_summary import summarise_images, summary_rows
+from zerotrain.data.dataset import Sample, read_dataset
+from zerotrain.data.figures import Section, image_sections, text_sections
+from zerotrain.data.open import open_source
 from zerotrain.errors import PipelineError
 from zerotrain.evaluation.report_page import PhaseFacts, render_page
-from zerotrain.evaluation.results import ANSWERS, Answer, read_answers
+from zerotrain.evaluation.results import ANSWERS, Answer, read_answers, spread
 from zerotrain.export.formats.loading_code import loading_code
 from zerotrain.launch.explain import launch_facts
 from zerotrain.pipeline.lineage.facts import source_of
@@ -33,8 +37,8 @@ from zerotrain.training.reporting.grid import cut_rows
 KIND = "report"
 GRID = "grid.png"
 POSITION = "checkpoint.json"
-COUNTS = {"train": "trained on", "holdout": "held out", "bad": "left out as broken"}
-"""Labels of the counts of a dataset."""
+SHEET_SAMPLES = 24
+"""Samples on the page's contact sheet, which is a part of the page's size."""
 
 
 def report(settings: ReportSettings, folders: list[Path], output: Path) -> None:
@@ -59,7 +63,7 @@ def report(settings: ReportSettings, folders: list[Path], output: Path) -> None:
             settings.run,
             _summary(settings, folders[-1]),
             facts,
-            _data_rows(settings, evaluated),
+            *_data(settings, evaluated),
         )
         (draft.folder / "index.html").write_text(page, encoding="utf-8")
         draft.content = {"run": settings.run, "phases": [folder.name for folder in folders]}
@@ -212,18 +216,29 @@ def _summary(settings: ReportSettings, folder: Path) -> list[tuple[str, str]]:
     return rows
 
 
-def _data_rows(settings: ReportSettings, evaluation: Artifact) -> list[tuple[str, str]]:
-    """Return counts of samples and crops of images; nothing if the dataset is gone."""
+def _data(settings: ReportSettings, evaluation: Artifact) -> tuple[list[Section], bytes | None]:
+    """Return the figures of the dataset and a contact sheet; nothing if the dataset is gone."""
     parent = evaluation.parents.get("dataset")
     if parent is None or not artifact.is_published(folder := Path(parent["path"])):
-        return []
+        return [], None
     dataset = artifact.read(folder, DATASET, verify=False)
     if dataset.identity != parent["identity"]:
-        return []
-    count = dataset.content["count"]
-    rows = [(name, f"{count[key]:,}") for key, name in COUNTS.items() if count[key]]
-    if settings.is_text or not dataset.content["samples"]:
-        return rows
+        return [], None
+    bad = dataset.content["bad"]
+    if settings.is_text:
+        return text_sections(read_conversations(folder).samples, bad), None
+    samples = read_dataset(folder).samples
     resolution = max(phase.train.resolution for phase in settings.phases)
-    samples, buckets = read_dataset(folder).samples, settings.data.aspect_buckets
-    return rows + summary_rows(summarise_images(samples, resolution, buckets))
+    buckets = settings.data.aspect_buckets
+    sections = image_sections(samples, bad, resolution=resolution, buckets=buckets)
+    return sections, _sheet(settings, samples)
+
+
+def _sheet(settings: ReportSettings, samples: Sequence[Sample]) -> bytes | None:
+    """Return a PNG of some samples; None if their images are not what was trained on."""
+    try:
+        pictures = read_pictures(spread(samples, SHEET_SAMPLES), open_source(settings.data))
+    except PipelineError as error:
+        print(f"WARNING: the report has no contact sheet: {error.what}", file=sys.stderr)
+        return None
+    return _png(draw_sheet(pictures)) if pictures else None
