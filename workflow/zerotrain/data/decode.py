@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Iterator
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -28,6 +29,8 @@ FORMATS = {
 which is a program for a PostScript interpreter."""
 PREFIX_BYTES = 16
 """Number of bytes by which Pillow distinguishes formats."""
+PART_PIXELS = 2**20
+"""Number of pixels that are converted at a time where a conversion takes memory."""
 
 # Pillow warns above this number of pixels and refuses twice as many. Large scans are harmless, and
 # refused images are reported as bad samples, so the warning is redundant.
@@ -37,7 +40,8 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 def decode(data: bytes) -> Image.Image:
     """Decode an image to RGB: upright by its EXIF orientation, over white where transparent.
 
-    For an animation use the first frame. Scale 16-bit greys to 8 bits.
+    For an animation use the first frame. Scale 16-bit greys to 8 bits. Pixels take at most about
+    8 bytes each while they are converted.
 
     Raises:
         BadImageError: the bytes are not an image in one of FORMATS, are truncated, or would fill
@@ -48,7 +52,8 @@ def decode(data: bytes) -> Image.Image:
     try:
         with Image.open(io.BytesIO(data), formats=[*FORMATS]) as image:
             image.load()
-            return _to_rgb(ImageOps.exif_transpose(image))
+            ImageOps.exif_transpose(image, in_place=True)
+            return _to_rgb(image)
     except BadImageError:
         raise
     except UnidentifiedImageError as error:
@@ -77,17 +82,34 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         image = _eight_bits(image)
     if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, layer).convert("RGB")
+        return _over_white(image)
     return image.convert("RGB")
+
+
+def _parts(image: Image.Image) -> Iterator[tuple[Image.Image, tuple[int, int]]]:
+    """Cut an image into parts of whole rows, each with its place."""
+    rows = max(1, PART_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        yield image.crop((0, top, image.width, min(top + rows, image.height))), (0, top)
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    found = Image.new("RGB", image.size)
+    for part, place in _parts(image):
+        layer = part.convert("RGBA")
+        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        found.paste(Image.alpha_composite(white, layer).convert("RGB"), place)
+    return found
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     """Convert 16-bit grey to 8 bits; Pillow's conversion makes everything above 255 white."""
     import numpy as np
 
-    values = np.asarray(image).astype(np.int64)
-    if values.min() < 0 or values.max() > 65535:
-        raise BadImageError("32-bit pixels, whose range is not known")
-    return Image.fromarray(np.round(values / 257).astype(np.uint8))
+    found = Image.new("L", image.size)
+    for part, place in _parts(image):
+        values = np.asarray(part).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise BadImageError("32-bit pixels, whose range is not known")
+        found.paste(Image.fromarray(np.round(values / 257).astype(np.uint8)), place)
+    return found

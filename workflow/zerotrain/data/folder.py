@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.data import metadata
+from zerotrain.data.caption_file import BadCaptionError, read_caption_file
 from zerotrain.data.conditioning import ConditioningFolders
 from zerotrain.data.listing import (
     Listing,
@@ -15,13 +16,16 @@ from zerotrain.data.listing import (
     list_images,
     root_of,
 )
-from zerotrain.data.source import Found, Source
+from zerotrain.data.source import BadImageError, Found, Source
 from zerotrain.errors import PipelineError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from zerotrain.config.data import DataConfig
+
+MOST_BYTES = 2**32
+"""Size of the largest image file that is read: more than decoding's limit of pixels takes."""
 
 
 class FolderSource(Source):
@@ -68,8 +72,17 @@ class FolderSource(Source):
         return sorted([*found, *listing.bad], key=lambda entry: (entry.file, entry.reason or ""))
 
     def read(self, file: str) -> bytes:
-        """Read the bytes of an image file."""
-        return (self.root / file).read_bytes()
+        """Read the bytes of an image file.
+
+        Raises:
+            BadImageError: it has more than MOST_BYTES.
+            OSError: it is unreadable.
+        """
+        path = self.root / file
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise BadImageError(f"has {size:,} bytes; images are read up to {MOST_BYTES:,}")
+        return path.read_bytes()
 
     def decode(self, data: bytes) -> Image:
         """Decode an image to upright RGB."""
@@ -97,13 +110,11 @@ class FolderSource(Source):
 
     def _captioned(self, image: str, file: str) -> Found:
         try:
-            caption = self.read(file).decode("utf-8-sig").strip()
-        except UnicodeDecodeError as error:
-            at = f"byte 0x{error.object[error.start]:02x} at position {error.start}"
-            return Found(image, reason=f"caption {file} is not UTF-8 ({at})")
+            return Found(image, read_caption_file(self.root / file))
+        except BadCaptionError as error:
+            return Found(image, reason=f"caption {file} {error}")
         except OSError as error:
             return Found(image, reason=f"caption {file}: {error.strerror}")
-        return Found(image, caption, reason=None if caption else f"caption {file} is empty")
 
     def _from_table(self, listing: Listing, table: Path) -> list[Found]:
         columns = self.data.conditioning_columns or ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ class Listing:
     captions: dict[str, str] = field(default_factory=dict)
     """Caption files by name without extension, which is the beginning of the image's name."""
     bad: list[Found] = field(default_factory=list)
-    """Files that cannot be examined: links that lead out, names that no manifest can hold."""
+    """What cannot be read: links that lead out, names that no manifest can hold, what is no file."""
     others: list[str] = field(default_factory=list)
 
 
@@ -111,22 +112,39 @@ def _scan(root: Path, data: DataConfig, listing: Listing) -> None:
                     if os.path.isdir(target) or not target.startswith(real_root + os.sep):
                         listing.bad.append(Found(name, reason=_refused_link(target)))
                         continue
-                if entry.is_dir():
+                # DirEntry raises for a link to itself, os.path does not; only links cost a call.
+                linked = entry.is_symlink()
+                if os.path.isdir(entry.path) if linked else entry.is_dir():
                     real = os.path.realpath(entry.path)
                     if real not in seen:
                         seen.add(real)
                         waiting.append(name + "/")
+                elif not name.lower().endswith((extension, *EXTENSIONS)):
+                    listing.others.append(name)
+                elif not (os.path.isfile(entry.path) if linked else entry.is_file()):
+                    listing.bad.append(Found(name, reason=_no_file(entry.path)))
                 elif name.lower().endswith(extension):
                     listing.captions[name[: -len(extension)]] = name
-                elif name.lower().endswith(EXTENSIONS):
-                    listing.images.append(name)
                 else:
-                    listing.others.append(name)
+                    listing.images.append(name)
+
+
+def _no_file(path: str) -> str:
+    """Say why something with the name of an image or a caption is no regular file."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return f"a link to {printable(os.readlink(path))}, which does not exist"
+    except OSError as error:
+        return f"a link that cannot be followed ({error.strerror})"
+    kinds = {stat.S_ISFIFO: "a named pipe", stat.S_ISSOCK: "a socket"}
+    kind = next((name for is_one, name in kinds.items() if is_one(mode)), "a device")
+    return f"{kind}, not a file"
 
 
 def _refused_link(target: str) -> str:
     kind = "a link to a folder" if os.path.isdir(target) else "a link that leads out of the folder"
-    return f"{kind}, to {target} (data.follow_symlinks: true would take it)"
+    return f"{kind}, to {printable(target)} (data.follow_symlinks: true would take it)"
 
 
 def _unusable(path: Path, key: str, why: str) -> PipelineError:

@@ -153,6 +153,8 @@ def _wrong_caption(caption: Any, column: str) -> str | None:
         return f"{column} is {type(caption).__name__}, not text"
     if not caption.strip():
         return f"empty {column}"
+    if "\0" in caption:
+        return f"{column} holds a NUL, which no text has"
     return None if printable(caption) == caption else f"{column} is not valid Unicode"
 
 

@@ -58,7 +58,8 @@ class Source(ABC):
         """Read the bytes that identify an image.
 
         Raises:
-            OSError: the file is unreadable.
+            BadImageError: the file is too large for an image.
+            OSError: it is unreadable.
         """
 
     @abstractmethod

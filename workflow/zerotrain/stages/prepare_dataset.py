@@ -10,6 +10,7 @@ from pathlib import Path
 
 from zerotrain import artifact
 from zerotrain.config.data import DataConfig
+from zerotrain.config.scalar import one_line
 from zerotrain.data.conditioning import check_equal_numbers
 from zerotrain.data.conditioning_file import check_opaque
 from zerotrain.data.conversation import Conversation, conversations_content
@@ -98,14 +99,14 @@ def prepare_dataset(data: DataConfig, output: Path, resolution: int | None = Non
     print(summary + (f", with {captions} different captions" if images else ""))
     if images:
         for line in format_summary(summarise_images(images, resolution, data.aspect_buckets)):
-            print(line)
+            print(one_line(line))
 
 
 def checked_images(source: Source, data: DataConfig) -> Iterator[Sample | Found]:
     """Read and check every image of the source once, in the order of the dataset."""
     found = source.found()
     for note in source.notes:
-        _warn(note)
+        _warn(one_line(note))
     yield from progress(
         in_order(lambda entry: _check(source, entry, data), found, data.num_workers),
         len(found),
@@ -185,7 +186,7 @@ def _too_many(name: str, bad: Sequence[Found], total: int, limit: int) -> Pipeli
 
 
 def _list(bad: Sequence[Found]) -> str:
-    lines = [f"\n       {entry.file}: {entry.reason}" for entry in bad[:SHOWN]]
+    lines = [f"\n       {one_line(f'{entry.file}: {entry.reason}')}" for entry in bad[:SHOWN]]
     more = f"\n       and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
     return "".join(lines) + more
 
